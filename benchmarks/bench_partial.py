@@ -42,8 +42,7 @@ import pyarrow as pa
 import theine
 
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
-from pyspark_lookup.cache.partial.host_cache import SharedCache
-from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
+from pyspark_lookup.cache.partial.host_cache import Bounds, Freshness, SharedCache
 from pyspark_lookup.columnar.keys import Keys, Seed
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup

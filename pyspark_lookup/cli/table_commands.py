@@ -21,9 +21,9 @@ from pyspark_lookup.cli.output import (
     show_rows,
     typed_keys,
 )
+from pyspark_lookup.columnar.python_values import as_python
 from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.lookup.rows import as_python
 from pyspark_lookup.options.conf_file import redact
 
 

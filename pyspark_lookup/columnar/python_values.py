@@ -1,4 +1,7 @@
-"""Converts Python values to Arrow columns without changing any: Arrow alone would cut 1.5 to an integer, and a time to its day."""
+"""Python values as Arrow columns and tables, without a change in any: Arrow alone would cut 1.5 to an integer, and a time to its day.
+
+Rows and keys come in the forms in which Python users have them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import datetime
 import decimal
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.types import split_type
-from pyspark_lookup.errors import SchemaError, raise_ours
+from pyspark_lookup.columnar.types import cast_exactly, converts, spark_type, split_type
+from pyspark_lookup.errors import SchemaError, foreign_repr, foreign_text, raise_ours
 
 _MOST_DIGITS = 38
 _LARGEST = {pa.float16(): 65504.0, pa.float32(): 3.4028234663852886e38}
@@ -82,3 +86,171 @@ def _is_changed(value: Any, kind: pa.DataType) -> bool:
     if pa.types.is_floating(kind):
         return math.isfinite(value) and abs(value) > _LARGEST[kind]
     return not math.isfinite(value) or bool(value != math.floor(value))
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """Anything that exports an Arrow C stream: tables of pyarrow, pandas, polars, DuckDB and others (the Arrow PyCapsule interface)."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+RowsLike: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
+"""Anything that can be made into rows: an object that exports an Arrow C stream, a `pa.RecordBatch`, or a list of dictionaries."""
+KeysLike: TypeAlias = "ArrowStream | Sequence[Any]"
+"""Anything that can be made into keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
+KeyMaker: TypeAlias = Callable[[Sequence[str], pa.Schema], pa.Table]
+"""Makes a table of keys from the names of the key columns and the columns of the table."""
+
+_ROWS = "give rows as a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas or polars, a DuckDB relation, or a list of dictionaries"
+_KEYS = "give keys as a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
+
+
+def as_arrow_rows(
+    rows: Any, table_schema: Callable[[], pa.Schema | None], complete: bool = False
+) -> pa.Table | pa.RecordBatchReader:
+    """The rows as an Arrow table or stream.
+
+    `table_schema`: returns the table's columns; called only for rows without types. `complete`: all dictionaries must have the same
+    columns: a missing value is not a null. Raises TypeError for anything else, SchemaError for dictionaries whose values have no common
+    type.
+    """
+    if isinstance(rows, (pa.Table, pa.RecordBatchReader)):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if _is_of_pandas(rows, "DataFrame"):
+        try:
+            # An index with a name is a column, for instance after groupby or set_index; plain row numbers are not.
+            return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
+        except pa.ArrowException as problem:
+            raise_ours(SchemaError(f"the rows: {problem}"), problem)
+    if isinstance(rows, ArrowStream):
+        try:
+            return pa.RecordBatchReader.from_stream(rows)
+        except (pa.ArrowInvalid, ValueError) as problem:  # one column
+            raise_ours(TypeError(f"rows of type {type(rows).__name__} cannot be read: {_ROWS}"), problem)
+    if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
+        return _table_from_dictionaries(rows, table_schema(), complete)
+    raise TypeError(f"rows of type {type(rows).__name__} cannot be read: {_ROWS}")
+
+
+def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
+    """The keys as a table with the columns `names` (none: the table has no key columns). Columns are matched by name, values and
+    tuples by position.
+
+    Raises TypeError for anything else, SchemaError for a table without these columns.
+    """
+    if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
+        table = as_arrow_rows(keys, lambda: None)
+        return _check_key_columns(table.read_all() if isinstance(table, pa.RecordBatchReader) else table, names)
+    if isinstance(keys, (str, bytes, Mapping)):
+        raise TypeError(
+            f"keys of type {type(keys).__name__} cannot be read: {_KEYS}; for the rows of one key use get()"
+        )
+    if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
+        return _check_key_columns(_table_from_dictionaries(keys, None, True), names)
+    if isinstance(keys, Sequence) and len(names) > 1:
+        return _table_from_tuples(keys, names)
+    try:
+        # NaN is a valid key, but pandas would take it for null.
+        of_pandas = _is_of_pandas(keys, "Series")
+        column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
+    except OverflowError as problem:
+        raise_ours(SchemaError(f"keys: {problem}: no key column can hold such a number"), problem)
+    except (TypeError, ValueError, pa.ArrowException) as problem:
+        raise_ours(
+            TypeError(f"keys of type {type(keys).__name__} cannot be read ({foreign_text(str(problem))}): {_KEYS}"),
+            problem,
+        )
+    if pa.types.is_struct(column.type):
+        return _check_key_columns(pa.Table.from_struct_array(column), names)
+    return (
+        pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _table_from_tuples(column.to_pylist(), names)
+    )
+
+
+def as_python(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows as dictionaries. Raises SchemaError for a value that no Python type can hold, such as a day after the year 9999."""
+    try:
+        dictionaries: list[dict[str, Any]] = rows.to_pylist()
+        return dictionaries
+    except (OverflowError, ValueError) as problem:
+        raise_ours(SchemaError(_beyond_python(rows)), problem)
+
+
+def _beyond_python(rows: pa.Table | pa.RecordBatch) -> str:
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        try:
+            column.to_pylist()
+        except (OverflowError, ValueError) as problem:
+            instead = "read it with get_many(), which returns Arrow, or leave the column out with lookup.columns"
+            return (
+                f"column {name!r} of type {column.type} has a value that no Python type can hold ({problem}): {instead}"
+            )
+    return "the rows have a value that no Python type can hold: read them with get_many(), which returns Arrow"
+
+
+def _is_of_pandas(value: Any, name: str) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and type(value).__name__ == name
+
+
+def _check_key_columns(keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    column_names = {name.lower() for name in keys.column_names}
+    if not column_names >= {name.lower() for name in names}:
+        raise SchemaError(f"keys have the columns {', '.join(keys.column_names)}; lookup.keys are {', '.join(names)}")
+    return keys
+
+
+def _table_from_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
+    bad_key = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
+    if bad_key is not None:
+        raise TypeError(
+            f"key {foreign_text(foreign_repr(bad_key))}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}"
+        )
+    return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
+
+
+def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None, complete: bool) -> pa.Table:
+    bad_row = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if bad_row is not None:
+        raise TypeError(f"a list of rows has a value of type {type(bad_row).__name__}: {_ROWS}")
+    types = {} if table_schema is None else {field.name.lower(): field.type for field in table_schema}
+    columns: dict[str, pa.Array] = {}
+    # The names of all rows, because some rows may lack one.
+    for name in dict.fromkeys(name for row in rows for name in row):
+        if not isinstance(name, str):
+            raise TypeError(f"a dictionary has the key {foreign_text(foreign_repr(name))}: give column names as str")
+        if complete and not all(name in row for row in rows):
+            raise SchemaError(
+                f"some of the dictionaries have no {name!r}: give it to all (None for null), or write the others separately"
+            )
+        try:
+            columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))
+        except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
+            raise_ours(SchemaError(f"column {name!r} of the rows: {problem}"), problem)
+    if not columns and table_schema is not None:
+        return table_schema.empty_table()
+    return pa.table(columns)
+
+
+def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    """The values in the type `kind` (None: the type that Arrow infers). Raises an error if a value would change, except that floats may be
+    rounded to float32."""
+    if kind is None or pa.types.is_nested(kind):
+        return pa.array(values) if kind is None else exact_array(values, kind)
+    array = pa.array(values)
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    inferred_type = spark_type(array.type)
+    if pa.types.is_floating(kind) and pa.types.is_floating(inferred_type):
+        rounded_array = array.cast(kind)
+        if not pc.all(pc.equal(pc.is_finite(array), pc.is_finite(rounded_array)), min_count=0).as_py():
+            raise pa.ArrowInvalid(f"a value is out of the range of {kind}")
+        return rounded_array
+    of_times = pa.types.is_timestamp(kind) and (
+        inferred_type == kind or (pa.types.is_date(inferred_type) and kind.tz is None)
+    )
+    if not (converts(inferred_type, kind) or of_times):
+        raise SchemaError(f"{inferred_type} is not {kind}, its type in the table")
+    return cast_exactly(array, kind)

@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.cache.full.loader import Layout
-from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.cache.full.snapshot_scan import plan_columns
+from pyspark_lookup.cache.full.snapshot import Snapshot, plan_columns
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import castable_keys
-from pyspark_lookup.cache.partial.host_segment import Freshness
+from pyspark_lookup.cache.partial.host_cache import Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
-from pyspark_lookup.columnar.key_rows import (
+from pyspark_lookup.columnar.hash_index import (
     SEED,
     distinct_keys,
     key_numbers,
@@ -34,6 +33,7 @@ from pyspark_lookup.columnar.key_rows import (
 )
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, one_array, one_key
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
+from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, as_key_table, as_python
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.core.clock import HostClock
@@ -42,7 +42,6 @@ from pyspark_lookup.errors import LookupFunctionError, OptionError, PredicateErr
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.planner import ResolvedTable, requested_keys
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
-from pyspark_lookup.lookup.rows import KeyMaker, KeysLike, as_key_table, as_python
 from pyspark_lookup.lookup.runtime import Engine
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.ddl import parse_columns
+from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.write_ids import ValidWriteIdList
@@ -44,7 +45,6 @@ from pyspark_lookup.lookup.lookup import (
 )
 from pyspark_lookup.lookup.metadata_tables import ViewTask, describe_table, scan_changes, view_batches
 from pyspark_lookup.lookup.planner import ResolvedTable
-from pyspark_lookup.lookup.rows import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
 from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.groups import is_idle_in_gets, refuse_in_reads

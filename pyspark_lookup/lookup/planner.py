@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pyspark_lookup.cache.full.schedule import make_trigger
-from pyspark_lookup.cache.full.snapshot_scan import key_values
+from pyspark_lookup.cache.full.snapshot import key_values
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import And, Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where

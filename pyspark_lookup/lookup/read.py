@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from pyspark_lookup.cache.full.full_cache import FullCache, FullTables
 from pyspark_lookup.cache.full.loader import Layout
-from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
+from pyspark_lookup.cache.full.snapshot import Snapshot, snapshot_batches
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.cache.partial import PartialTables
 from pyspark_lookup.columnar.keys import check_key_types

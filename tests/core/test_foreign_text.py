@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pyspark_lookup.columnar.python_values import as_arrow_rows
 from pyspark_lookup.core.credentials import printable, without_credentials, without_url_credentials
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import (
@@ -26,7 +27,6 @@ from pyspark_lookup.errors import (
     redact_cause,
 )
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.lookup.rows import as_arrow_rows
 from pyspark_lookup.options.parsing import make
 from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
 from pyspark_lookup.sources.providers.made_provider import get_attribute

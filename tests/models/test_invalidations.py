@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.partial import invalidations
-from pyspark_lookup.cache.partial.host_segment import Freshness
+from pyspark_lookup.cache.partial.host_cache import Freshness
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import seeds
 from tests.support.partial_cache import ROWS, Source, Worker, unknown

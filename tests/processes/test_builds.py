@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.cache import segments
 from pyspark_lookup.cache.full import loader
-from pyspark_lookup.cache.segments import builder, chunks
 
 MIB = 1024 * 1024
 KEYS, FILES, ROWS = 97, 5, 3000
@@ -48,16 +48,16 @@ def test_parts_of_files_by_several_threads(
     monkeypatch.setattr(loader, "_threads", lambda: threads)
     monkeypatch.setattr(loader, "_FETCHED_AT_ONCE", 20_000)  # less than a file
     monkeypatch.setattr(loader, "_memory_bytes", lambda: 200_000)
-    monkeypatch.setattr(builder, "_DEAL_ABOVE_BYTES", 30_000)
-    monkeypatch.setattr(builder, "_MAPPED_ABOVE_BYTES", 1000)
-    spilled: list[chunks.ChunkStore] = []
-    write_chunks = chunks.ChunkStore._write
+    monkeypatch.setattr(segments, "_DEAL_ABOVE_BYTES", 30_000)
+    monkeypatch.setattr(segments, "_MAPPED_ABOVE_BYTES", 1000)
+    spilled: list[segments.ChunkStore] = []
+    write_chunks = segments.ChunkStore._write
 
-    def noting(store: chunks.ChunkStore, some: list[chunks.Chunk]) -> None:
+    def noting(store: segments.ChunkStore, some: list[segments.Chunk]) -> None:
         spilled.append(store)
         write_chunks(store, some)
 
-    monkeypatch.setattr(chunks.ChunkStore, "_write", noting)
+    monkeypatch.setattr(segments.ChunkStore, "_write", noting)
     table, cache = tmp_path / "table", tmp_path / "cache"
     table.mkdir()
     for file in range(FILES):

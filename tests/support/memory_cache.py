@@ -12,8 +12,6 @@ import pytest
 
 from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, default_cache
-from pyspark_lookup.cache.memory import default_cache as access_log
-from pyspark_lookup.cache.memory import entries as growing
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from tests.support.fakes import FakeClock
 
@@ -60,8 +58,8 @@ Row = dict[str, Any]
 def small() -> Iterator[None]:
     """Columns grow, the log is trimmed and entries are moved together after a handful of them, not after thousands."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growing, "_SMALLEST", 1)
-        patch.setattr(access_log, "_SLACK", 2)
+        patch.setattr(default_cache, "_SMALLEST", 1)
+        patch.setattr(default_cache, "_SLACK", 2)
         patch.setattr(default_cache, "_GARBAGE_ROWS", 4)
         yield
 

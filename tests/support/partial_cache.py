@@ -18,11 +18,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
-from pyspark_lookup.cache.partial.host_cache import SharedCache
-from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness, SharedRows
+from pyspark_lookup.cache.partial.host_cache import Bounds, Freshness, SharedCache, SharedRows
 from pyspark_lookup.cache.partial.invalidations import Invalidations
-from pyspark_lookup.cache.partial.read_through import Load, PartialCache
-from pyspark_lookup.cache.partial.single_flight import Flights
+from pyspark_lookup.cache.partial.read_through import Flights, Load, PartialCache
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.clock import HostClock

@@ -23,7 +23,6 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import (
     DECODED_AT_MOST,
     Layout,
@@ -32,7 +31,7 @@ from pyspark_lookup.cache.full.loader import (
     StoredLayer,
     bytes_per_file_byte,
 )
-from pyspark_lookup.cache.full.schedule import Schedule, make_trigger
+from pyspark_lookup.cache.full.schedule import Job, Jobs, Schedule, make_trigger
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
 from pyspark_lookup.core import progress

@@ -21,9 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
-from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
-from pyspark_lookup.cache.segments.chunks import HELD_AT_MOST
-from pyspark_lookup.cache.segments.segment import Segment, open_rows
+from pyspark_lookup.cache.segments import HELD_AT_MOST, ROW_BITS, Segment, SegmentBuilder, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, draw_seed, one_array
 from pyspark_lookup.columnar.types import conform_columns, is_source

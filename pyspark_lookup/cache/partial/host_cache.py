@@ -14,17 +14,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
 from pyspark_lookup.cache.partial.invalidations import Invalidations
-from pyspark_lookup.cache.segments.builder import SegmentBuilder
-from pyspark_lookup.cache.segments.segment import open_rows
-from pyspark_lookup.columnar.key_rows import key_numbers, merge_rows
+from pyspark_lookup.cache.segments import Segment, SegmentBuilder, open_rows
+from pyspark_lookup.columnar.hash_index import key_numbers, merge_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_bools, as_indices, one_array
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text, as_texts
@@ -32,6 +30,79 @@ from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk
+
+MS = 1000.0
+_AHEAD_MS = 60_000
+_LONG_AGO_MS = -(2**50)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """The bounds of a host's cache of one table. A key without rows counts as one row."""
+
+    rows: float
+    bytes: float
+    expire_after_access_s: float | None
+    expire_after_write_s: float | None
+    missing_keys: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Freshness:
+    """The version from which a lookup wants rows.
+
+    `schema`: the columns of the rows. `may_differ(version, keys)`: for each key whether its rows may be different in that version (None: of
+    all keys). `latest()`: whether no later version is known on this host.
+    """
+
+    version: str
+    schema: pa.Schema
+    may_differ: Callable[[str, Sequence[pa.Array]], Numbers | None]
+    latest: Callable[[], bool] = lambda: True
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedRows:
+    """The host's rows of some keys: `present` and `ages_s` (since the load) per key, `rows` with `KEY_INDEX`."""
+
+    present: Numbers
+    rows: pa.Table
+    ages_s: Numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSegment:
+    """One open segment. `latest_use_ms`: for each key, by its number, the ms of its latest use (0: none since the load)."""
+
+    name: str
+    segment: Segment
+    version: str
+    this_boot: bool
+    members: frozenset[str]
+    has_row: Numbers
+    loaded_s: Numbers  # -inf: unknown
+    latest_use_ms: Numbers
+
+    def is_older(self, rows: Numbers, limits_s: Numbers) -> Numbers:
+        """For each row whether it was loaded at its limit or earlier. Limits are on this boot's steady clock; NaN: no limit."""
+        if not self.this_boot:
+            return ~np.isnan(limits_s)
+        return np.asarray(self.loaded_s[rows] <= limits_s)
+
+    def touch(self, rows: Numbers, now_ms: int) -> None:
+        """Record that the keys of these rows are in use."""
+        self.latest_use_ms[self.segment.key_numbers(rows)] = now_ms
+
+    def used_ms(self, rows: Numbers, now_ms: int) -> Numbers:
+        """For each row when its key was last used, in ms. The file has no checksum: an impossible time is replaced by that of the load."""
+        if not self.this_boot:
+            return np.full(len(rows), _LONG_AGO_MS)
+        loaded_s = self.loaded_s[rows]
+        loaded_ms = (np.where(np.isfinite(loaded_s), loaded_s, _LONG_AGO_MS / MS) * MS).astype(np.int64)
+        use_ms = self.latest_use_ms[self.segment.key_numbers(rows)]
+        # The race: other processes write later times meanwhile, which count.
+        return np.where((use_ms > loaded_ms) & (use_ms <= now_ms + _AHEAD_MS), use_ms, loaded_ms)
+
 
 # In addition to the table's columns: whether the key has a row, and when it was loaded.
 _HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"

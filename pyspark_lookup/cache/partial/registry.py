@@ -1,27 +1,217 @@
-"""The partial caches of tables of files: one for each table, keys and columns, made on first use."""
+"""The partial caches of tables of files: one for each table, keys and columns, made on first use.
+
+Rows are carried over to another version of the table, but for the keys whose rows a change of its files may have changed. Two versions
+differ in the files that only one of them has. A key whose value is outside the bounds of all these files has the same rows in both. A file
+that a compaction wrote counts as the files that it replaced.
+"""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
+import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
-from pyspark_lookup.cache.partial.carry_over import Changes, FileBounds
-from pyspark_lookup.cache.partial.host_cache import SharedCache
-from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
+from pyspark_lookup.cache.partial.host_cache import Bounds, Freshness, SharedCache
 from pyspark_lookup.cache.partial.invalidations import Invalidations
-from pyspark_lookup.cache.partial.read_through import PartialCache
-from pyspark_lookup.cache.partial.single_flight import Flights
-from pyspark_lookup.columnar.keys import Seed, draw_seed
+from pyspark_lookup.cache.partial.read_through import Flights, PartialCache
+from pyspark_lookup.columnar.keys import Numbers, Seed, as_bools, draw_seed
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.core.decoding import as_name, as_text, as_texts
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
-from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.model import Rewrites, Table, TableVersion, name_of_rows
+
+FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
+"""For each file and each key column the bounds of its values (None: not known)."""
+
+_CHANGED_AT_MOST = 4096  # changed files; with more, nothing is carried over
+_TABLES_AT_MOST = 16
+_REWRITES, _TABLE = b"rewrites", b"table"
+
+
+class Changes:
+    """The recorded bounds of the files of a table's versions, in the columns `keys`. `space`: names the table and the keys."""
+
+    def __init__(self, context: HostContext, space: str, keys: pa.Schema) -> None:
+        self._latest = f"latest-{space}"
+        self._context = context
+        self._keys = keys
+        self._tables: dict[str, pa.Table] = {}
+        self._lock = threading.Lock()
+
+    def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
+        """Put the bounds of a version's files on record, so that the next version can be compared with it."""
+        if self._context.disk is None or self._record(version.digest) is not None:
+            return
+        keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
+        files = [*version.files, *keyed]
+        rows: dict[str, list[Any]] = {"file": [name_of_rows(file) for file in files]}
+        bounds = bounds_of(files)
+        for number, field in enumerate(self._keys):
+            column = [row[number] for row in bounds]
+            rows[f"{number}.low"] = [_value(stats, "low", field.type) for stats in column]
+            rows[f"{number}.high"] = [_value(stats, "high", field.type) for stats in column]
+            rows[f"{number}.none"] = [stats is not None and stats.all_null for stats in column]
+        rewrites = version.metadata.rewrites if version.metadata is not None else ()
+        rows["live"] = [True] * len(files)
+        table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._rewritten(rewrites)])
+        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_key(version)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        text = base64.b64encode(sink.getvalue()).decode()
+        try:
+            self._context.disk.replace_record("bounds", self._key(version.digest), text)
+            self._context.disk.replace_record("bounds", self._latest, version.digest)
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+        self._keep(version.digest, table)
+
+    def is_latest(self, digest: str) -> bool:
+        """Whether no version was put on record after this one. A version to which the table went back is not recorded again."""
+        return self._latest_known() in (None, digest)
+
+    def _latest_known(self) -> str | None:
+        return (
+            self._context.disk.get_record("bounds", self._latest, as_name) if self._context.disk is not None else None
+        )
+
+    def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
+        """For each key whether its rows may differ between two versions, given by their digests; None if nothing is known."""
+        before, after = self._record(old), self._record(new)
+        if before is None or after is None or before.schema != after.schema:
+            return None
+        if (before.schema.metadata or {}).get(_TABLE) != (after.schema.metadata or {}).get(_TABLE):
+            return None  # another table, or other columns with these names
+        changed = _read_changed(before, after)
+        if changed.num_rows > _CHANGED_AT_MOST:
+            return None
+        touched = np.zeros(len(keys[0]), np.bool_)
+        for number in range(changed.num_rows):
+            inside = np.ones(len(touched), np.bool_)
+            for column, key in enumerate(keys):
+                low, high, none = (changed.column(f"{column}.{name}")[number] for name in ("low", "high", "none"))
+                if none.as_py():  # no row of the file has a value here
+                    inside[:] = False
+                elif low.is_valid and high.is_valid:
+                    within = pc.and_(pc.greater_equal(key, low), pc.less_equal(key, high))
+                    if pa.types.is_floating(key.type):  # NaN is within no bounds
+                        within = pc.or_(within, pc.is_nan(key))
+                    inside &= as_bools(within)
+            touched |= inside
+        return touched
+
+    def _rewritten(self, rewrites: Rewrites) -> pa.Table:
+        """The bounds on record of the files that compactions have written and replaced."""
+        latest = self._latest_known() if rewrites else None
+        before = self._record(latest) if latest is not None else None
+        if before is None:
+            return self._schema().empty_table()
+        rows = _named(
+            before.replace_schema_metadata(), [name for rewrite in rewrites for names in rewrite for name in names]
+        )
+        return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
+
+    def _record(self, digest: str) -> pa.Table | None:
+        with self._lock:
+            table: pa.Table | None = self._tables.get(digest)
+        if table is None and self._context.disk is not None:
+            table = self._context.disk.get_record("bounds", self._key(digest), self._parse_bounds)
+            if table is not None:
+                self._keep(digest, table)
+        return table
+
+    def _parse_bounds(self, record: Any) -> pa.Table:
+        """The bounds in a record. Raises ValueError if they are damaged, or for other key columns."""
+        try:
+            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(record), validate=True))).read_all()
+            table.validate(full=True)
+        except (OSError, pa.ArrowException) as problem:
+            raise ValueError(str(problem)) from None
+        if table.schema != self._schema():
+            raise ValueError("the bounds are for other key columns")
+        _parse_rewrites(table)
+        return table
+
+    def _keep(self, digest: str, table: pa.Table) -> None:
+        with self._lock:
+            self._tables[digest] = table
+            while len(self._tables) > _TABLES_AT_MOST:
+                del self._tables[next(iter(self._tables))]
+
+    def _key(self, digest: str) -> str:
+        return key_of(digest, *self._keys.names)
+
+    def _schema(self) -> pa.Schema:
+        fields = [pa.field("file", pa.string()), pa.field("live", pa.bool_())]
+        for number, field in enumerate(self._keys):
+            fields += [pa.field(f"{number}.low", field.type), pa.field(f"{number}.high", field.type)]
+            fields += [pa.field(f"{number}.none", pa.bool_())]
+        return pa.schema(fields)
+
+
+def _table_key(version: TableVersion) -> str:
+    """A record key for the version's table and the names of its columns in the files."""
+    named = {id(file.columns): file.columns for file in version.files if file.columns is not None}
+    table = "" if version.metadata is None else version.metadata.table_id
+    return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
+
+
+def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
+    """The bounds of the files in which two versions differ. For a compaction, the replaced files that the earlier version lacks count, and its
+    own files do not."""
+    rewrites = _parse_rewrites(after)
+    alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
+    on_record = _names(after)
+    changed: set[str] = set()
+    for new_names, replaced in rewrites:
+        if new_names and old_names.issuperset(new_names):  # the earlier version already has this compaction
+            continue
+        # A compaction counts only if the bounds of all its files are on record.
+        if (old_names | on_record).issuperset(replaced) and on_record.issuperset(new_names):
+            changed |= set(replaced) - old_names
+            old_names = (old_names - set(replaced)) | set(new_names)
+    changed |= old_names ^ alive
+    rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
+    return _named(rows, sorted(changed))
+
+
+def _parse_rewrites(table: pa.Table) -> Rewrites:
+    rewrites = json.loads((table.schema.metadata or {}).get(_REWRITES, b"[]"))
+    return tuple((as_texts(new_names), as_texts(replaced_names)) for new_names, replaced_names in rewrites)
+
+
+def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(names, pa.string())))
+
+
+def _names(rows: pa.Table) -> set[str]:
+    return set(rows.column("file").to_pylist())
+
+
+def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
+    """A bound as a value of the key's type; None if there is none, or it does not fit the type."""
+    value = None if stats is None else getattr(stats, side)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+    return value
+
 
 _FLIGHT_WAIT_S = 60.0
 _CACHES_AT_MOST = 16  # of a table, for different columns; the host still has the rows of those that are dropped

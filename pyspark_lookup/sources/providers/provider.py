@@ -15,7 +15,7 @@ import pyarrow as pa
 import tenacity
 
 from pyspark_lookup.cache.memory import LookupCache
-from pyspark_lookup.columnar.key_rows import key_numbers, no_rows, renumber
+from pyspark_lookup.columnar.hash_index import key_numbers, no_rows, renumber
 from pyspark_lookup.columnar.keys import as_indices
 from pyspark_lookup.core import threads
 from pyspark_lookup.core.clock import HostClock

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.columnar.key_rows import match_rows, take_matches
+from pyspark_lookup.columnar.hash_index import match_rows, take_matches
 from pyspark_lookup.columnar.keys import Keys, one_array
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
 from pyspark_lookup.core.credentials import names_shown

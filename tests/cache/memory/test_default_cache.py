@@ -20,8 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, DefaultLookupCacheBuilder
-from pyspark_lookup.cache.memory import entries as growing
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, DefaultLookupCacheBuilder, default_cache
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.core.metrics import UNSET
 from pyspark_lookup.errors import OptionError, SchemaError
@@ -212,7 +211,7 @@ def test_the_dead_take_little_more_than_the_living(bounds: dict[str, int]) -> No
 
 def test_a_column_that_is_full_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a put that did not fit, what is held is as before, and less can still be put."""
-    monkeypatch.setattr(growing, "_INT32_AT_MOST", 10)
+    monkeypatch.setattr(default_cache, "_INT32_AT_MOST", 10)
     cache = cache_of()
 
     def put(key: int, elements: int) -> None:
@@ -353,7 +352,7 @@ TEXT = "text of some length"
 )
 def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text whose offsets need 64 bits comes back in the type that was put, from then on and after dead rows went."""
-    monkeypatch.setattr(growing, "_INT32_AT_MOST", 100)
+    monkeypatch.setattr(default_cache, "_INT32_AT_MOST", 100)
     with small():
         cache = cache_of(max_rows=30)
         for number in range(50):

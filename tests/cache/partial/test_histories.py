@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
-from pyspark_lookup.cache.partial.host_segment import Bounds
+from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE, Bounds
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.storage.disk import Disk
 from tests.support.fakes import FakeClock

@@ -18,7 +18,7 @@ import pytest
 
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.cache.partial import invalidations
-from pyspark_lookup.cache.partial.host_segment import Freshness
+from pyspark_lookup.cache.partial.host_cache import Freshness
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import UfsUnavailableError

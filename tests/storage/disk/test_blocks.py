@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyspark_lookup.cache.partial import single_flight
-from pyspark_lookup.cache.partial.single_flight import Flights
+from pyspark_lookup.cache.partial import read_through
+from pyspark_lookup.cache.partial.read_through import Flights
 from pyspark_lookup.columnar.keys import Numbers, Seed
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
@@ -164,7 +164,7 @@ def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
 
 def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another holds the lock for too long, one loads without saying so."""
-    monkeypatch.setattr(single_flight, "_LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(read_through, "_LOCK_WAIT_S", 0.0)
     lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
     assert lock is not None
     with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv
 
-from pyspark_lookup.cache.partial import carry_over
-from pyspark_lookup.cache.partial.carry_over import Changes
+from pyspark_lookup.cache.partial import registry
+from pyspark_lookup.cache.partial.registry import Changes
 from pyspark_lookup.columnar.predicate import Among, ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.core.metrics import CacheMetricGroup
@@ -99,9 +99,9 @@ def test_too_many_changes(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> N
     bounds = {f"{n}.1": [stats(n, n)] for n in range(6)}
     known = Known(cache_dir, bounds)
     one, other = known.remember("0.1", "1.1", "2.1", "3.1"), known.remember("0.1", "1.1", "4.1")
-    monkeypatch.setattr(carry_over, "_CHANGED_AT_MOST", 3)
+    monkeypatch.setattr(registry, "_CHANGED_AT_MOST", 3)
     assert known.differ(one, other, [0, 1, 2, 3, 4, 5]) == [False, False, True, True, True, False]
-    monkeypatch.setattr(carry_over, "_CHANGED_AT_MOST", 2)
+    monkeypatch.setattr(registry, "_CHANGED_AT_MOST", 2)
     assert known.differ(one, other, [0, 1]) is None
 
 

@@ -20,13 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_lookup.cache import segments
 from pyspark_lookup.cache.full import snapshot as snapshots
 from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_rows
-from pyspark_lookup.cache.segments import builder as builders
-from pyspark_lookup.cache.segments import chunks
-from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
-from pyspark_lookup.cache.segments.chunks import CODES
-from pyspark_lookup.cache.segments.segment import Segment, SegmentFile
+from pyspark_lookup.cache.segments import CODES, ROW_BITS, Segment, SegmentBuilder, SegmentFile
 from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.buffers import ColumnWriter
 from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
@@ -51,8 +48,8 @@ Cut = tuple[int, Sequence[int]]
 def limits(deal: int = PLENTY, partition: int = PLENTY) -> Iterator[None]:
     """Rows are dealt to partitions once there are `deal` bytes of them, of about `partition` bytes each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builders, "_DEAL_ABOVE_BYTES", deal)
-        patch.setattr(builders, "_PARTITION_BYTES", partition)
+        patch.setattr(segments, "_DEAL_ABOVE_BYTES", deal)
+        patch.setattr(segments, "_PARTITION_BYTES", partition)
         yield
 
 
@@ -89,7 +86,7 @@ class Workshop:
     def published(self, builder: SegmentBuilder, files: Sequence[SegmentFile], strict: bool = True) -> OpenSegment:
         """The segment that a builder makes of what it was given, opened; nothing else is left of it."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(builders, "order_rows", self.ordered)
+            patch.setattr(segments, "order_rows", self.ordered)
             try:
                 writer = builder.finish(self.disk.create_segment, [file.rows for file in files], strict)
             finally:
@@ -352,7 +349,7 @@ def test_more_text_than_32_bits_reach(
     monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool
 ) -> None:
     """Pieces of more text than 32-bit offsets reach are joined as large text; what is read is the text that was given."""
-    monkeypatch.setattr(chunks, "_INT32_AT_MOST", 100)
+    monkeypatch.setattr(segments, "_INT32_AT_MOST", 100)
     if wide:
         monkeypatch.setattr(columns, "_INT32_AT_MOST", 5000)
     joined = set()
@@ -362,7 +359,7 @@ def test_more_text_than_32_bits_reach(
             joined.add(array.type)
             super().add(array)
 
-    monkeypatch.setattr(builders, "ColumnWriter", Noting)
+    monkeypatch.setattr(segments, "ColumnWriter", Noting)
     texts = [None if n % 9 == 2 else f"text {n % 250}" for n in range(1000)]
     raw = pa.array([None if text is None else text.encode() for text in texts])
     files = [numbered(range(1000), text=pa.array(texts), raw=raw, few=["x"] * 1000)]
@@ -494,7 +491,7 @@ def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_index_is_made_in_a_file_that_a_fork_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that was forked maps it still; when the parent dies, it is a dead process's all the same."""
-    monkeypatch.setattr(builders, "_MAPPED_ABOVE_BYTES", 100)
+    monkeypatch.setattr(segments, "_MAPPED_ABOVE_BYTES", 100)
     workshop = Workshop(tmp_path / "cache")
     builder = workshop.builder(pa.schema([("k", pa.int64())]), ["k"])
     array = builder._zeros(100, np.dtype(np.int64))

@@ -1,1 +1,0 @@
-"""Rows on disk with an index of their keys, memory-mapped."""
