@@ -8,13 +8,12 @@ from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.sources.files.source import FilesSource
-from pyspark_lookup.sources.iceberg.options import IcebergOptions
-from pyspark_lookup.sources.iceberg.source import IcebergSource
+from pyspark_lookup.sources.iceberg.source import IcebergOptions, IcebergSource
 from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
 from pyspark_lookup.sources.managed.source import LogSource
 from pyspark_lookup.sources.opening import Opener
-from pyspark_lookup.sources.providers.options import ProviderOptions
 from pyspark_lookup.sources.providers.provided_tables import ProvidedTables
+from pyspark_lookup.sources.providers.provider import ProviderOptions
 from pyspark_lookup.versions.version_source import VersionSource
 
 SOURCES: list[type[VersionSource]] = [LogSource, DeltaSource, IcebergSource, FilesSource]

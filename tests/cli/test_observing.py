@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import pyspark_lookup
 from pyspark_lookup import LookupTable
 from pyspark_lookup.cli.advise import advice, replay
-from pyspark_lookup.cli.prometheus import HostCollector, series_names
+from pyspark_lookup.cli.host_commands import HostCollector, series_names
 from pyspark_lookup.cli.report import disk_hints, hints, quantile_ms, report, saved_bytes
 from pyspark_lookup.core import progress
 from pyspark_lookup.core.log_events import log_event

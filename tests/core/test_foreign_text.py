@@ -29,7 +29,7 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.parsing import make
 from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
-from pyspark_lookup.sources.providers.made_provider import get_attribute
+from pyspark_lookup.sources.providers.provider import get_attribute
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores.store import our_error
 

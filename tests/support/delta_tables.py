@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.sources.delta.vectors import _B85, _Z85
+from pyspark_lookup.sources.delta.source import _B85, _Z85
 from tests.support.lake_tables import MODES, roaring
 
 

@@ -1,23 +1,39 @@
-"""`DeltaSource`: the versions of Delta tables, as their log lists them."""
+"""`DeltaSource`: the versions of Delta tables, as their log lists them.
+
+With it: a table's columns, from the log's JSON, with their Arrow types and the names that they have in its files; and the deletion vectors
+of its data files, as 64-bit roaring bitmaps.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import dataclasses
 import datetime
 import decimal
 import functools
 import math
 import re
 import struct
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
 from pyspark_lookup.columnar.calendars import widened
+from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import EXACT, text_of_schema
-from pyspark_lookup.core.decoding import UNREADABLE, as_decimal, is_utf8
+from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
+from pyspark_lookup.columnar.types import (
+    EXACT,
+    MOST_NESTED,
+    lenient_schema,
+    text_of_schema,
+    type_of_column,
+    with_collations,
+)
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_decimal, as_text, is_utf8, show
 from pyspark_lookup.errors import (
     DamagedFileError,
     NotSupportedError,
@@ -29,14 +45,191 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.delta.actions import Add, DeltaState, Key, decode_path, is_absolute
 from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog
-from pyspark_lookup.sources.delta.schema import arrow_schema, stored_columns
-from pyspark_lookup.sources.delta.vectors import DeletionVector, vector_url
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
+from pyspark_lookup.storage.stores import (
+    IMMUTABLE,
+    PART_OF_FILE,
+    FileStatistics,
+    FileVersion,
+    Listing,
+    Range,
+    StoredColumn,
+)
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import read_again
 from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
+
+_PHYSICAL, _ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
+_TYPES = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "integer": pa.int32(),
+    "short": pa.int16(),
+    "byte": pa.int8(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.string(),
+}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+
+
+def arrow_schema(schema: Any) -> pa.Schema:
+    """The columns of a schema in the log. A column of an unknown type gets an `unreadable_type`. Raises TypeError or ValueError if it is malformed."""
+    columns = [
+        with_collations(
+            pa.field(as_text(field["name"]), type_of_column(_parse_type, field["type"], field["name"])), field
+        )
+        for field in schema["fields"]
+    ]
+    return lenient_schema(pa.schema(columns))
+
+
+def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
+    if depth > MOST_NESTED:
+        raise NotSupportedError(f"it has a type nested more than {MOST_NESTED} deep, which is not supported")
+    depth += 1
+    if isinstance(definition, str):
+        if definition in _TYPES:
+            return _TYPES[definition]
+        decimal = _DECIMAL.fullmatch(definition)
+        if decimal is not None and len(decimal[1]) <= 2 and 0 < int(decimal[1]) <= 38 and len(decimal[2]) <= 2:
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    elif isinstance(definition, dict):
+        kind = definition.get("type")
+        if kind == "struct":
+            fields = definition["fields"]
+            return pa.struct([pa.field(as_text(f["name"]), _parse_type(f["type"], depth)) for f in fields])
+        if kind == "array":
+            return pa.list_(pa.field("element", _parse_type(definition["elementType"], depth)))
+        if kind == "map":
+            return pa.map_(
+                _parse_type(definition["keyType"], depth),
+                pa.field("value", _parse_type(definition["valueType"], depth)),
+            )
+    raise NotSupportedError(f"type {show(definition)} is not supported")
+
+
+def stored_columns(schema: Any, mode: str) -> tuple[StoredColumn, ...]:
+    """The names of the columns in the files. `mode`: of the column mapping, `name`, `id` or `none`."""
+    return tuple(_to_stored_column(field, mode) for field in schema["fields"])
+
+
+def _to_stored_column(field: Any, mode: str) -> StoredColumn:
+    metadata = field.get("metadata") or {}
+    number = metadata.get(_ID)
+    if mode == "id" and not isinstance(number, int):
+        raise ValueError(f"column {show(field['name'])} has no {_ID}")
+    stored_name = as_text(field["name"] if mode == "none" else metadata[_PHYSICAL])
+    return StoredColumn(
+        as_text(field["name"]), stored_name, number if mode == "id" else None, _parts(field["type"], mode)
+    )
+
+
+def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
+    """The fields of a struct, or the parts of a list or map, by Arrow's names for these."""
+    kind = definition.get("type") if isinstance(definition, dict) else None
+    if kind == "struct":
+        return tuple(_to_stored_column(field, mode) for field in definition["fields"])
+    if kind == "array":
+        return (StoredColumn("element", "element", None, _parts(definition["elementType"], mode)),)
+    if kind == "map":
+        pairs = (("key", definition["keyType"]), ("value", definition["valueType"]))
+        return tuple(StoredColumn(name, name, None, _parts(part_definition, mode)) for name, part_definition in pairs)
+    return ()
+
+
+# Z85 (ZeroMQ 32) is base 85 with other digits than Python's.
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_B85_OF_Z85 = {ord(z85_digit): ord(b85_digit) for z85_digit, b85_digit in zip(_Z85, _B85, strict=True)}
+_UUID_DIGITS = 20
+
+
+def decode_z85(text: str) -> bytes:
+    """The bytes of a Z85 text. Raises ValueError for any other text.
+
+    The last five digits may begin with `#`, one for each byte that the last four bytes lack: writers in Rust pad them so.
+    """
+    if len(text) % 5 or not set(text) <= set(_Z85):
+        raise ValueError(f"not Z85: {text[:40]!r}")
+    last_digits = text[-5:].lstrip("#")
+    missing = len(text[-5:]) - len(last_digits)
+    if not 1 <= missing <= 3:
+        return base64.b85decode(text.translate(_B85_OF_Z85))
+    digits = text[:-5] + _Z85[0] * missing + last_digits
+    content = base64.b85decode(digits.translate(_B85_OF_Z85))
+    if any(content[-4 : missing - 4]):
+        raise ValueError(f"not Z85: {text[-5:]!r} at its end")
+    return content[:-4] + content[missing - 4 :]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeletionVector:
+    """A deletion vector of one data file. `storage` and `data`: the log's `storageType` (`i`, `u` or `p`) and `pathOrInlineDv`.
+
+    `path`: the data file's, below the table, or its URL if it is elsewhere. `url`: the file with the vector; None if the log itself has it.
+    """
+
+    path: str
+    storage: str
+    data: str
+    offset: int
+    size: int
+    cardinality: int
+    url: str | None
+
+    @property
+    def name(self) -> str:
+        """The protocol's unique id of the vector, and the data file's path."""
+        return f"{self.storage}{self.data}@{self.offset}#{self.path}"
+
+    @property
+    def place(self) -> tuple[FileVersion, Range] | None:
+        return None if self.url is None else (FileVersion(self.url, 0, PART_OF_FILE), (self.offset, self.size + 8))
+
+    keys = None
+    equality = None
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        try:
+            blob = decode_z85(self.data)[: self.size] if self.url is None else checked_blob(data, self.size)
+            rows = read_roaring(blob, self.cardinality)
+        except (*UNREADABLE, struct.error) as problem:
+            prefix = "the deletion vector of " if self.url is None else ""
+            place = "" if self.url is None else f" at {self.offset}"
+            redacted_path = redact("path", self.path if self.url is None else self.url)
+            raise DamagedFileError(f"{prefix}{redacted_path}{place} is damaged: {problem}") from None
+        return {self.path: rows}
+
+    def to_json(self) -> list[Any]:
+        return ["vector", self.path, self.storage, self.data, self.offset, self.size, self.cardinality, self.url]
+
+    @classmethod
+    def from_json(cls, record: Any) -> DeletionVector:
+        """The deletion vector in a `to_json` record without its first element, the kind. Raises TypeError or ValueError if it is malformed."""
+        path, storage, data, offset, size, cardinality, url = record
+        place = None if url is None else as_text(url)
+        counts = (as_count(offset), as_count(size), as_count(cardinality))
+        return cls(as_text(path), as_text(storage), as_text(data), *counts, place)
+
+
+def vector_url(table: str, storage: str, data: str) -> str | None:
+    """The URL of a vector's file; None if the vector is in the log. Raises ValueError for a storage type that the protocol does not have."""
+    if storage == "i":
+        return None
+    if storage == "p" and is_absolute(data):
+        return data
+    if storage != "u" or len(data) < _UUID_DIGITS:
+        raise ValueError(f"a deletion vector has the unknown or malformed storageType {storage!r}")
+    prefix, name = data[:-_UUID_DIGITS], uuid.UUID(bytes=decode_z85(data[-_UUID_DIGITS:]))
+    return "/".join([table, *([prefix] if prefix else []), f"deletion_vector_{name}.bin"])
+
 
 _OF_LOG = re.compile(r"\d{20}\.(?:json|checkpoint\..+)")
 _NAMES_LOOKED_AT = 1000

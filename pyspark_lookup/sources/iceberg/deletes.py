@@ -21,7 +21,7 @@ from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
-from pyspark_lookup.sources.iceberg.locations import Locations
+from pyspark_lookup.sources.iceberg.metadata import Locations
 from pyspark_lookup.storage.stores import (
     DELETE_FILE,
     IMMUTABLE,

@@ -1,20 +1,145 @@
-"""`Manifest` and `Entry`: the manifests of a snapshot, and the files that they list."""
+"""`Manifest` and `Entry`: the manifests of a snapshot, and the files that they list.
+
+Also what a file's partition says of its columns: values, bounds and buckets (the specification's "Partition Transforms").
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import decimal
 import math
+import re
 import struct
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from pyspark_lookup.columnar.calendars import widened
+from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT
 from pyspark_lookup.core.decoding import UNREADABLE
-from pyspark_lookup.sources.iceberg.partitions import python_value
+from pyspark_lookup.sources.iceberg.metadata import PartitionField
+
+EPOCH_DATE = datetime.date(1970, 1, 1)
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]")
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_TIMES = ("year", "month", "day", "hour")
+_IN_TEXT = frozenset({"boolean", "int", "long", "date", "timestamp", "timestamptz", "string", "uuid"})
+
+
+def python_value(value: Any, iceberg_type: str) -> Any:
+    """A value of a manifest (in days, in microseconds) as a Python value. Raises one of `decoding.UNREADABLE` if it is not valid."""
+    if iceberg_type == "date":
+        return value if isinstance(value, datetime.date) else EPOCH_DATE + datetime.timedelta(days=value)
+    if iceberg_type in ("timestamp", "timestamptz"):
+        at = value if isinstance(value, datetime.datetime) else EPOCH + value * _MICROSECOND
+        return at.replace(tzinfo=datetime.timezone.utc if iceberg_type == "timestamptz" else None)
+    if iceberg_type == "uuid":
+        return str(value if isinstance(value, uuid.UUID) else uuid.UUID(bytes=bytes(value)))
+    return value
+
+
+def is_told_in_text(iceberg_type: str) -> bool:
+    """Whether values of a type can be written as text and selected by it, which floats and bytes cannot."""
+    return iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal")
+
+
+def text_of_value(value: Any, iceberg_type: str) -> str:
+    """A partition value as text. Raises one of `decoding.UNREADABLE` for a value of another type."""
+    native_value = python_value(value, iceberg_type)
+    if isinstance(native_value, bool):
+        return str(native_value).lower()
+    if isinstance(native_value, bytes):
+        return native_value.hex()
+    return native_value.isoformat() if isinstance(native_value, datetime.date) else str(native_value)
+
+
+def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
+    """Field id of a column -> its place in a partition, for the columns with the identity transform."""
+    return {
+        field.source: place
+        for place, field in enumerate(fields)
+        if field.transform == "identity" and field.source is not None
+    }
+
+
+def partition_stats(
+    field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int
+) -> ColumnStats | None:
+    """The bounds that a partition value gives its source column, in a file with `rows` rows; None if it gives none."""
+    transform, width_match = field.transform, _WIDTH.fullmatch(field.transform)
+    if transform == "void" or not (transform in ("identity", *_TIMES) or width_match):
+        return None
+    if value is None:  # null, and no other value
+        return ColumnStats(None, None, rows, rows)
+    with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
+        if transform == "identity":
+            native_value = python_value(value, iceberg_type)
+            if isinstance(native_value, (float, bytes)):
+                return None
+            return ColumnStats(native_value, native_value, 0, rows)
+        if width_match and width_match[1] == "bucket":
+            is_hashed = iceberg_type != "uuid" and not pa.types.is_decimal(kind)
+            return ColumnStats(None, None, 0, rows, (int(width_match[2]), int(value))) if is_hashed else None
+        if width_match:
+            return _truncated_stats(value, int(width_match[2]), kind, rows)
+        # Files that were added to the table have values as in their footers.
+        low, high = widened(*_span(transform, value))
+        if iceberg_type == "date":
+            return ColumnStats(low.date(), high.date(), 0, rows)
+        zone = datetime.timezone.utc if iceberg_type == "timestamptz" else None
+        return ColumnStats(low.replace(tzinfo=zone), high.replace(tzinfo=zone), 0, rows)
+    return None
+
+
+def _span(transform: str, value: Any) -> tuple[datetime.datetime, datetime.datetime]:
+    """The first and the last instant of a year, month, day or hour, counted from 1970."""
+    number = (value - EPOCH_DATE).days if isinstance(value, datetime.date) else int(value)
+    # Some writers round times before 1970 towards 1970, so a value may be one too high.
+    first = _start(transform, number - 1 if number <= 0 else number)
+    return first, _start(transform, number + 1) - _MICROSECOND
+
+
+def _start(transform: str, number: int) -> datetime.datetime:
+    if transform == "year":
+        return EPOCH.replace(year=1970 + number)
+    if transform == "month":
+        return EPOCH.replace(year=1970 + number // 12, month=number % 12 + 1)
+    return EPOCH + (datetime.timedelta(days=number) if transform == "day" else datetime.timedelta(hours=number))
+
+
+def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnStats | None:
+    if isinstance(value, str):
+        if len(value) < width:
+            return ColumnStats(value, value, 0, rows)
+        last = ord(value[-1]) + 1
+        # The last character that is not half of a UTF-16 pair: it sorts after all texts that begin with the value.
+        return (
+            None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
+        )
+    if isinstance(value, decimal.Decimal):
+        more = decimal.Decimal(width - 1).scaleb(-kind.scale, EXACT)
+        return ColumnStats(value, EXACT.add(value, more), 0, rows)
+    return ColumnStats(value, value + width - 1, 0, rows) if isinstance(value, int) else None
+
+
+def narrow(first: ColumnStats | None, second: ColumnStats | None) -> ColumnStats | None:
+    """The tightest bounds that follow from two pairs of bounds of a column, both of which hold."""
+    if first is None or second is None:
+        return first if second is None else second
+    lows = [low for low in (first.low, second.low) if low is not None]
+    highs = [high for high in (first.high, second.high) if high is not None]
+    nulls = first.null_count if first.null_count is not None else second.null_count
+    if first.all_null or second.all_null:
+        nulls = first.rows
+    low, high = max(lows, default=None), min(highs, default=None)
+    return ColumnStats(low, high, nulls, first.rows, first.bucket or second.bucket)
+
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 """The values of a data_file's `content`."""

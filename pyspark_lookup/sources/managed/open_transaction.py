@@ -21,8 +21,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.managed.conflicts import Both, ByKey, NewKeys, RowsByKey
-from pyspark_lookup.sources.managed.data_files import Job
-from pyspark_lookup.sources.managed.definitions import conform
+from pyspark_lookup.sources.managed.data_files import Job, conform
 from pyspark_lookup.sources.managed.log import DataFile, NotificationLog, TableState, WriteMode
 from pyspark_lookup.sources.managed.source import managed_version
 from pyspark_lookup.sources.managed.writer import TableWriter

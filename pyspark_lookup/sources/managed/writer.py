@@ -35,8 +35,17 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.aborts import Aborts, append_unseen, nothing_written
 from pyspark_lookup.sources.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey, Where
-from pyspark_lookup.sources.managed.data_files import DataFiles, Job, WriteSizes, own_write, write_directory
-from pyspark_lookup.sources.managed.definitions import define, extend_definition, find_kept_columns, match_definition
+from pyspark_lookup.sources.managed.data_files import (
+    DataFiles,
+    Job,
+    WriteSizes,
+    define,
+    extend_definition,
+    find_kept_columns,
+    match_definition,
+    own_write,
+    write_directory,
+)
 from pyspark_lookup.sources.managed.log import (
     Allocate,
     Batch,

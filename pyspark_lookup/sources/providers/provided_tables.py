@@ -21,8 +21,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.sources.opening import Opening
-from pyspark_lookup.sources.providers.options import ProviderOptions
-from pyspark_lookup.sources.providers.provider import ProvidedTable
+from pyspark_lookup.sources.providers.provider import ProvidedTable, ProviderOptions
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import Count, FileVersion, Listing
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata

@@ -1,49 +1,435 @@
-"""`ProvidedTable`: this process's instance of the provider that `lookup.provider` names, and the calls of its functions."""
+"""`ProvidedTable`: this process's instance of the provider that `lookup.provider` names, and the calls of its functions.
+
+The provider is made with its factory; another instance is made if the first one hangs.
+
+`Bisection` finds out which keys of a failed lookup are at fault, by calls for fewer and fewer keys. `ReturnedRows` checks the rows that
+functions return, against the schema and the requested keys.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import tenacity
 
 from pyspark_lookup.cache.memory import LookupCache
-from pyspark_lookup.columnar.hash_index import key_numbers, no_rows, renumber
-from pyspark_lookup.columnar.keys import as_indices
+from pyspark_lookup.columnar.hash_index import key_numbers, match_rows, no_rows, renumber, take_matches
+from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, one_array
+from pyspark_lookup.columnar.predicate import referenced_columns
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens
 from pyspark_lookup.core import threads
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import (
     LookupFunctionError,
     LookupTimeoutError,
     OptionError,
     PysparkLookupError,
+    SchemaError,
     foreign_repr,
     raise_ours,
 )
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.conf_file import STORAGE
+from pyspark_lookup.options.enums import RetryPredicate
+from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
+from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, make, option, parse_factory
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.sources.providers.bisection import Bisection, Call, Outcome
 from pyspark_lookup.sources.providers.call_runner import CallFailedError, Calls, CallTimeoutError, iterate_in_thread
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
     FullCachingLookupProvider,
+    LookupContext,
     LookupFunction,
     LookupFunctionProvider,
+    LookupProvider,
     PartialCachingAsyncLookupProvider,
     PartialCachingLookupProvider,
 )
-from pyspark_lookup.sources.providers.made_provider import PROVIDER_OPTION, MadeProvider, get_attribute
-from pyspark_lookup.sources.providers.options import ProviderOptions
-from pyspark_lookup.sources.providers.returned_rows import ReturnedRows, show_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class ProviderOptions(KindOptions):
+    """The provider of the table's rows, and how it is called."""
+
+    system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.provider"})
+    suggestions: ClassVar[dict[str, str]] = {"lookupasync": "lookup.provider"}
+
+    # fmt: off
+    provider: str | None = option(
+        "lookup.provider", Kind("`module:factory`", parse_factory), None,
+        doc="A table of any other system, instead of files. The factory takes a `LookupContext` and returns a "
+            "`LookupProvider`.",
+    )
+    parameters: tuple[tuple[str, str], ...] = option(
+        "lookup.provider.*", Kind("any", str), (),
+        doc="Passed to the provider, e.g. `lookup.provider.table`; never credentials.",
+        secrets="let the provider read it from the environment or from a file of its own",
+    )
+    async_capacity: int = option(
+        "lookup.async.capacity", POSITIVE_COUNT, 100,
+        doc="Asynchronous providers: the maximum number of concurrent calls.",
+    )
+    async_timeout_s: float = option(
+        "lookup.async.timeout", POSITIVE_DURATION, 180.0, default_text="3 min",
+        doc="Providers: how long a call may take, retries included. Also applies to each batch of scan(), and to the "
+            "factory.",
+    )
+    retry_predicate: RetryPredicate | None = option(
+        "lookup.retry.predicate", choice(RetryPredicate), None,
+        doc="Providers: look up keys without rows again before they are cached as missing (FLIP-234). Needs "
+            "`lookup.retry.fixed-delay` and `lookup.retry.max-attempts`.",
+    )
+    retry_fixed_delay_s: float | None = option(
+        "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
+        doc="Providers: the pause before keys without rows are looked up again.",
+    )
+    retry_max_attempts: int | None = option(
+        "lookup.retry.max-attempts", POSITIVE_COUNT, None,
+        doc="Providers: how often keys without rows are looked up again, at most.",
+    )
+    # fmt: on
+
+    @property
+    def system(self) -> str | None:
+        return None if self.provider is None else "lookup.provider"
+
+    @property
+    def place(self) -> str:
+        return f"provider {self.provider}"
+
+    def check(self, options: LookupOptions) -> None:
+        if (self.retry_predicate, self.retry_fixed_delay_s, self.retry_max_attempts).count(None) not in (0, 3):
+            raise OptionError(
+                "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
+            )
+        if self.provider is None:
+            misplaced = [key for key in options.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
+            misplaced += [f"lookup.provider.{key}" for key, _ in self.parameters]
+            if misplaced:
+                raise OptionError(
+                    f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove it"
+                )
+            return
+        of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
+        of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}
+        of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
+        file_options = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage.parameters]
+        if file_options:
+            raise OptionError(
+                f"option {min(file_options)} is for tables of files and has no meaning with lookup.provider: remove it"
+            )
+
+
+PROVIDER_OPTION = "lookup.provider"
+
+
+def get_attribute(name: str, part: object, attribute: str) -> Any:
+    """An attribute of a provider or of its function. Raises LookupFunctionError if it is a property that raises."""
+    try:
+        return getattr(part, attribute)
+    except PysparkLookupError:
+        raise
+    except Exception as problem:
+        raise_ours(LookupFunctionError(f"provider {name} failed in its {attribute}: {foreign_repr(problem)}"), problem)
+
+
+class MadeProvider:
+    """The provider that the options name. The constructor calls its factory.
+
+    `schema`: its columns in Spark's types. `latest`: the newest instance, even if it hung and was replaced. Raises OptionError, and
+    LookupTimeoutError if the factory hangs.
+    """
+
+    def __init__(self, options: LookupOptions) -> None:
+        calls = options.kind(ProviderOptions)
+        assert calls.provider is not None
+        self.name = calls.provider
+        self._context = LookupContext(
+            options.files.keys or (), None, dict(calls.parameters), options.files.path.removeprefix("file:") or None
+        )
+        self._timeout_s = calls.async_timeout_s
+        self.latest = self._make()
+        self._provider: LookupProvider | None = self.latest
+        schema = get_attribute(self.name, self.latest, "schema")
+        if not isinstance(schema, pa.Schema):
+            raise OptionError(
+                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {foreign_repr(schema)}: give a pyarrow.Schema"
+            )
+        spark_columns = spark_schema(schema, f"provider {self.name}")
+        self.schema = pa.schema([(field.name, spark_type(field.type)) for field in spark_columns])
+        if options.files.keys:
+            self._narrow(options, options.files.keys)
+
+    def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
+        """Make the provider again, for the requested keys and columns as its schema spells them, if not all columns are read."""
+        context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
+        if options.read.columns is not None:
+            column_names = set(resolve_names(options.read.columns, self.schema, "lookup.columns"))
+            column_names |= (
+                referenced_columns(parse_where(options.read.where, self.schema)) if options.read.where else set()
+            )
+            names = tuple(name for name in self.schema.names if name in column_names and name not in context.keys)
+            context = dataclasses.replace(context, columns=names)
+        if context != self._context:
+            self._context = context
+            self._provider = self.latest = self._make()
+
+    def _make(self) -> LookupProvider:
+        def call_factory() -> list[LookupProvider]:
+            return [make(PROVIDER_OPTION, self.name, self._context, LookupProvider)]
+
+        try:
+            return next(iterate_in_thread(call_factory, f"lookupcache-make-{self.name}", self._timeout_s))
+        except CallTimeoutError:
+            raise LookupTimeoutError(
+                f"provider {self.name} was not made within lookup.async.timeout = {self._timeout_s:g} s"
+            ) from None
+        except CallFailedError as failed:
+            raise_ours(failed.problem, failed.problem.__cause__)
+
+    def current(self) -> LookupProvider:
+        """The provider; a new instance if a call of the last one timed out."""
+        provider = self._provider
+        if provider is None:
+            provider = self._provider = self.latest = self._make()
+        return provider
+
+    def replace(self) -> None:
+        """Replace a provider that hangs. If no new instance can be made now, the next use makes one."""
+        self._provider = None
+        with contextlib.suppress(OptionError, LookupTimeoutError):
+            self.current()
+
+
+_PATIENCE = 3
+_PROBES = 3
+_FEW = 8  # up to this many keys, each is probed
+_UNANSWERED_CALLS = 32
+_SPLIT_CALLS = 256
+
+Outcome: TypeAlias = "pa.Table | LookupFunctionError | None"
+"""The outcome of a call: its rows, with `KEY_INDEX` as the position among its keys; or the error. None: the call was not made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call for some keys, given by position. `problem`: the error of an earlier call with these keys, which was retried; this call is not."""
+
+    keys: Numbers
+    problem: LookupFunctionError | None = None
+
+
+MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
+"""Makes calls, and starts no more once this many in a row have failed."""
+
+
+class Bisection:
+    """Asks for `count` keys, `size` of them in a call, and halves the keys of a failed call, down to single keys.
+
+    A system that is down is spared. If no call of the first round succeeds, a few single keys are tried, or all if there are few; if these
+    fail, too, all keys have failed. All remaining keys fail when many calls in a row fail, or when one times out. The number of calls for
+    halves is limited: the keys that are left then fail together.
+
+    `rows`: the keys and rows of each successful call. `failures`: the errors of the other keys, by position. `problem`: the first error of
+    any call.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self.rows: list[tuple[Numbers, pa.Table]] = []
+        self.failures: dict[int, LookupFunctionError] = {}
+        self._pending = [Call(np.arange(start, min(start + size, count))) for start in range(0, count, size)]
+        self.problem: LookupFunctionError | None = None
+        self._split_calls = 0
+
+    def run(self, make_calls: MakeCalls) -> None:
+        """Make calls until each key has an answer or has failed."""
+        patience, unanswered = 1, 0
+        while self._pending:
+            calls, self._pending = self._halves(), []
+            outcomes = make_calls(calls, patience)
+            answered = self._settle(calls, outcomes)
+            unanswered = 0 if answered else unanswered + sum(outcome is not None for outcome in outcomes)
+            up = unanswered < _UNANSWERED_CALLS if self.rows else not self._pending or self._probe(make_calls)
+            if not up:
+                self._give_up()
+            patience = _PATIENCE
+        reasons = {repr(problem.__cause__) for problem in self.failures.values()}
+        # All keys have the same reason: the system has failed, not the keys.
+        if not self.rows and len(reasons) == 1 and self.problem is not None:
+            self.failures = dict.fromkeys(self.failures, self.problem)
+
+    def _halves(self) -> list[Call]:
+        """The calls of the next round."""
+        calls: list[Call] = []
+        for call in self._pending:
+            if call.problem is None:
+                calls.append(call)
+            elif self._split_calls >= _SPLIT_CALLS:
+                self._fail(call.keys, call.problem)
+            else:
+                halves = [Call(half, call.problem) for half in np.array_split(call.keys, 2) if len(half)]
+                self._split_calls += len(halves)
+                calls += halves
+        return calls
+
+    def _settle(self, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> bool:
+        """Record the outcomes of a round. True if one of its calls succeeded."""
+        answered = timed_out = False
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if outcome is None:
+                self._pending.append(call)
+            elif not isinstance(outcome, LookupFunctionError):
+                self.rows.append((call.keys, outcome))
+                answered = True
+            elif isinstance(outcome, LookupTimeoutError):  # calls for halves would time out, too
+                self._fail(call.keys, outcome)
+                timed_out = True
+            elif len(call.keys) == 1:
+                self._fail(call.keys, outcome)
+            else:
+                self._pending.append(Call(call.keys, outcome))
+                self._note(outcome)
+        if timed_out and not answered:
+            self._give_up()
+        return answered
+
+    def _probe(self, make_calls: MakeCalls) -> bool:
+        """Ask for a few keys, spread over all of them, and record the outcomes. True if one of these calls succeeded."""
+        pending = np.concatenate([call.keys for call in self._pending])
+        tried = {int(key) for call in self._pending if call.problem is not None for key in call.keys}
+        number = _PROBES if len(pending) > _FEW else len(pending)
+        probed_keys = pending[np.unique(np.linspace(0, len(pending) - 1, number).astype(np.int64))]
+        calls = [Call(probed_keys[place : place + 1], self.problem) for place in range(len(probed_keys))]
+        answered, decided = False, list[int]()
+        for call, outcome in zip(calls, make_calls(calls, number), strict=True):
+            (key,) = call.keys.tolist()
+            if outcome is None:
+                continue
+            if not isinstance(outcome, LookupFunctionError):
+                self.rows.append((call.keys, outcome))
+                answered = True
+            elif key in tried:
+                self._fail(call.keys, outcome)
+            else:
+                continue
+            decided.append(key)
+        remaining = [Call(call.keys[~np.isin(call.keys, decided)], call.problem) for call in self._pending]
+        self._pending = [call for call in remaining if len(call.keys)]
+        return answered
+
+    def _fail(self, keys: Numbers, problem: LookupFunctionError) -> None:
+        self._note(problem)
+        self.failures.update(dict.fromkeys(keys.tolist(), problem))
+
+    def _note(self, problem: LookupFunctionError) -> None:
+        if self.problem is None:
+            self.problem = problem
+
+    def _give_up(self) -> None:
+        for call in self._pending:
+            problem = call.problem or self.problem
+            assert problem is not None
+            self._fail(call.keys, problem)
+        self._pending = []
+
+
+class ReturnedRows:
+    """Checks rows of the provider `name`, whose columns are `schema`. Raises LookupFunctionError that names the provider and a key."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self._name = name
+        self._schema = schema
+
+    def with_columns(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
+        """The checked result of a function: a table with the key columns, `columns`, and no columns that the schema lacks."""
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        if not isinstance(rows, pa.Table):
+            raise LookupFunctionError(
+                f"provider {self._name} returned {type(rows).__name__} for {show_keys(keys)}: return a pyarrow.Table"
+            )
+        self._check_columns(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
+        return rows
+
+    def by_key(self, rows: pa.Table, keys: pa.Table, columns: pa.Schema) -> pa.Table:
+        """The rows of `with_columns`, each with one of the requested keys, with `columns` and `KEY_INDEX`."""
+        rows = self._cast(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
+        matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
+        if len(matches.rows) < rows.num_rows:
+            unrequested_row = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
+            key = rows.select(keys.column_names).slice(int(unrequested_row), 1)
+            raise LookupFunctionError(
+                f"provider {self._name} returned a row with {show_keys(key)}, which is not among {show_keys(keys)}"
+            )
+        return take_matches(rows, matches, columns)
+
+    def conform(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
+        """The rows with exactly these columns. They may have other columns of the schema, which are dropped."""
+        self._check_columns(rows, columns, operation)
+        return self._cast(rows, columns, operation)
+
+    def _fields(self, keys: pa.Table, columns: pa.Schema) -> pa.Schema:
+        fields = [self._schema.field(name) for name in keys.column_names]
+        return pa.schema([*fields, *(field for field in columns if field.name not in keys.column_names)])
+
+    def _check_columns(self, rows: pa.Table, columns: pa.Schema, operation: str) -> None:
+        missing = [name for name in columns.names if name not in rows.column_names]
+        unknown = [name for name in rows.column_names if name not in self._schema.names]
+        repeated = [name for name in rows.column_names if rows.column_names.count(name) > 1]
+        if missing or unknown or repeated:
+            says = "is missing" if missing else "is not in its schema" if unknown else "is there twice"
+            column_problem = f"column {(missing or unknown or repeated)[0]!r} {says}"
+            raise LookupFunctionError(
+                f"provider {self._name}, {operation}: {column_problem}; it returned {names_shown(rows.column_names)}, its schema has {names_shown(self._schema.names)}"
+            )
+        for field in columns:
+            column = rows.column(field.name)
+            column_text = f"provider {self._name}, {operation}: column {field.name!r}"
+            try:
+                fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
+            except SchemaError as problem:
+                raise_ours(LookupFunctionError(f"{column_text}: {problem}"), problem)
+            if not fits:
+                raise LookupFunctionError(f"{column_text} is {column.type}, its schema says {field.type}")
+
+    def _cast(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
+        arrays = []
+        for field in columns:
+            try:
+                column = rows.column(field.name).combine_chunks()
+                arrays.append(cast_column(column, field.type, field.name, f"provider {self._name}"))
+                arrays[-1].validate(full=True)  # Arrow accepts any bytes as text
+            except SchemaError as problem:
+                raise_ours(
+                    LookupFunctionError(f"provider {self._name}, {operation}: column {field.name!r}: {problem}"),
+                    problem,
+                )
+            except pa.ArrowInvalid as problem:
+                says = "holds text that is not UTF-8: decode it, or declare the column as binary"
+                says = says if "UTF8" in str(problem) else f"is not a valid {field.type}: {problem}"
+                raise_ours(
+                    LookupFunctionError(f"provider {self._name}, {operation}: column {field.name!r} {says}"), problem
+                )
+        return pa.Table.from_arrays(arrays, schema=columns)
+
+
+def show_keys(keys: pa.Table) -> str:
+    """Keys for a message: the first, and how many more there are."""
+    first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
+    return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
+
 
 _GRACE_S = 1.0
 _Function = LookupFunction | AsyncLookupFunction

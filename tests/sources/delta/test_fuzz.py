@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.errors import DamagedFileError, PysparkLookupError
-from pyspark_lookup.sources.delta.vectors import DeletionVector
+from pyspark_lookup.sources.delta.source import DeletionVector
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from tests.support.delta_evaluation import State, commits_of, decoded_z85, evaluated, shown, vector_values
 from tests.support.delta_judging import LAST, NAME, Reader, commit, copied, in_bounds, judge, world

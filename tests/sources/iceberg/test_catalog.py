@@ -19,7 +19,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from pyspark_lookup import LookupTable, NotSupportedError
-from pyspark_lookup.sources.iceberg.locations import Locations
+from pyspark_lookup.sources.iceberg.metadata import Locations
 from pyspark_lookup.sources.iceberg.source import IcebergSource
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs

@@ -12,7 +12,7 @@ import pytest
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
 from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
-from pyspark_lookup.sources.providers.bisection import Bisection, Call, Outcome
+from pyspark_lookup.sources.providers.provider import Bisection, Call, Outcome
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.lookup_functions import (
     CACHES,

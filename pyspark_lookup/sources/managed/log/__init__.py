@@ -15,8 +15,7 @@ from pyspark_lookup.sources.managed.log.events import (
     event_bytes,
 )
 from pyspark_lookup.sources.managed.log.log import NotificationLog
-from pyspark_lookup.sources.managed.log.state import EarlierStateError, TableState
-from pyspark_lookup.sources.managed.log.writes import Change, TableWrite
+from pyspark_lookup.sources.managed.log.state import Change, EarlierStateError, TableState, TableWrite
 
 __all__ = [
     "Abort",

@@ -30,9 +30,8 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.managed.log import state as properties
-from pyspark_lookup.sources.managed.log.checkpoints import Checkpoints, state_from_json, state_to_json
+from pyspark_lookup.sources.managed.log.checkpoints import Checkpoints, LogPages, state_from_json, state_to_json
 from pyspark_lookup.sources.managed.log.events import Event, EventFiles, event_bytes, parse_event
-from pyspark_lookup.sources.managed.log.pages import LogPages
 from pyspark_lookup.sources.managed.log.state import TableState
 from pyspark_lookup.storage.block_cache import make_path_key
 from pyspark_lookup.storage.context import HostContext
