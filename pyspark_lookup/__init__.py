@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.cache.lookup_cache import LookupCache as LookupCache
     from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache as DefaultLookupCache
     from pyspark_lookup.cache.memory.default_cache import DefaultLookupCacheBuilder as DefaultLookupCacheBuilder
-    from pyspark_lookup.columnar.hash_index import KEY_INDEX as KEY_INDEX
+    from pyspark_lookup.columnar.keys import KEY_INDEX as KEY_INDEX
     from pyspark_lookup.core.write_ids import RangeResponse as RangeResponse
     from pyspark_lookup.core.write_ids import ValidWriteIdList as ValidWriteIdList
     from pyspark_lookup.errors import CacheDirectoryError as CacheDirectoryError
@@ -80,7 +80,7 @@ _HOMES = {
     "core.write_ids": "RangeResponse ValidWriteIdList",
     "cache.lookup_cache": "CachedRows KeyLookupCache LookupCache",
     "cache.memory.default_cache": "DefaultLookupCache DefaultLookupCacheBuilder",
-    "columnar.hash_index": "KEY_INDEX",
+    "columnar.keys": "KEY_INDEX",
     "lookup.lookup_table": "LookupTable",
     "options.lookup_options": "LookupOptions",
     "options.reload_trigger": "CacheReloadTrigger DueTrigger LastReload PeriodicCacheReloadTrigger ScheduleMode TimedCacheReloadTrigger",

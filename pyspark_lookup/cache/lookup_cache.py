@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.columnar.hash_index import KEY_INDEX
-from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.keys import KEY_INDEX, Numbers
 from pyspark_lookup.columnar.python_values import table_of_rows
 from pyspark_lookup.core.metrics import UNSET, CacheMetricGroup
 

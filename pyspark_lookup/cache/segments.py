@@ -1,7 +1,7 @@
 """Segments of rows: rows on disk with an index of their keys, memory-mapped (`Segment`), and built in bounded memory (`SegmentBuilder`).
 
 Regions: the streams of column n as `c<n>…` (`buffers`), the dictionary of a column of codes as `d<n>…`, `ordinals` (each row's position
-when all files are read in order) and `index.…` (`hash_index`).
+when all files are read in order) and `index.…` (`columnar.keys`).
 
 A builder takes rows in any order, and writes them in the order of their keys' hashes. Rows are first divided into partitions by the upper
 bits of their key's hash, a chunk at a time. Then each partition is sorted and appended to the file. Chunks that do not fit in memory wait in
@@ -24,8 +24,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, check_column, read_column, without_hidden_values
-from pyspark_lookup.columnar.hash_index import IndexBuilder, KeyIndex, Matches, Order, check_index, order_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, Seed, as_array, as_indices, offsets_and_data
+from pyspark_lookup.columnar.keys import (
+    IndexBuilder,
+    KeyIndex,
+    Keys,
+    Matches,
+    Numbers,
+    OneKey,
+    Order,
+    Seed,
+    as_array,
+    as_indices,
+    check_index,
+    offsets_and_data,
+    order_rows,
+)
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_number, as_text, as_texts
 from pyspark_lookup.core.threads import run_in_order
@@ -256,7 +269,7 @@ class SegmentFile:
 
 
 class Segment:
-    """Rows in hash order (see `hash_index`), over memory that all processes of the host share.
+    """Rows in hash order (see `columnar.keys`), over memory that all processes of the host share.
 
     Raises one of `UNREADABLE` if the parts of the file do not fit together.
     """

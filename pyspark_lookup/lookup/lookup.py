@@ -22,16 +22,21 @@ from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import castable_keys
 from pyspark_lookup.cache.partial.host_cache import Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
-from pyspark_lookup.columnar.hash_index import (
+from pyspark_lookup.columnar.keys import (
     SEED,
+    Keys,
+    Numbers,
+    as_indices,
+    cast_keys,
     distinct_keys,
     key_numbers,
     match_rows,
     no_rows,
+    one_array,
+    one_key,
     take_matches,
     take_requested,
 )
-from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, one_array, one_key
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
 from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, as_key_table, as_python
 from pyspark_lookup.columnar.sql_predicate import parse_where

@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.hash_index import RowIndex
-from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
+from pyspark_lookup.columnar.keys import Keys, Numbers, RowIndex, one_array
 from pyspark_lookup.columnar.predicate import (
     Among,
     And,

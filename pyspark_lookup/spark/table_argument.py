@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import DataType, StringType, StructField, StructType, VarcharType
 
-from pyspark_lookup.columnar.hash_index import KEY_INDEX
+from pyspark_lookup.columnar.keys import KEY_INDEX
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
 from pyspark_lookup.lookup.catalog_tables import named_options, resolve_path

@@ -26,8 +26,7 @@ from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_
 from pyspark_lookup.cache.segments import CODES, ROW_BITS, Segment, SegmentBuilder, SegmentFile
 from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.buffers import ColumnWriter
-from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
+from pyspark_lookup.columnar.keys import Keys, Numbers, Order, Seed, SkewedError, order_rows
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter, space

@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
 from pyspark_lookup.cache.segments import HELD_AT_MOST, ROW_BITS, Segment, SegmentBuilder, open_rows
-from pyspark_lookup.columnar.hash_index import SkewedError
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, draw_seed, one_array
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, SkewedError, draw_seed, one_array
 from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.threads import run_in_order

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.cache.segments import ROW_BITS, Segment
-from pyspark_lookup.columnar.hash_index import SEED, distinct_keys
-from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, as_array, as_indices, hash_one
+from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, OneKey, as_array, as_indices, distinct_keys, hash_one
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, referenced_columns
 from pyspark_lookup.columnar.types import cast_column, check_readable, conform_columns
 from pyspark_lookup.core.forks import cached_property

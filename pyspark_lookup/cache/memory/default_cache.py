@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.cache.lookup_cache import CachedRows, LookupCache
 from pyspark_lookup.columnar.buffers import child_arrays, child_types, has_offsets, is_bytes, list_offsets, read_column
-from pyspark_lookup.columnar.hash_index import KEY_INDEX
 from pyspark_lookup.columnar.keys import (
+    KEY_INDEX,
     Keys,
     Numbers,
     as_bools,

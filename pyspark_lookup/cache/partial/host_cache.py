@@ -22,8 +22,17 @@ import pyarrow as pa
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.invalidations import Invalidations
 from pyspark_lookup.cache.segments import Segment, SegmentBuilder, open_rows
-from pyspark_lookup.columnar.hash_index import key_numbers, merge_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_bools, as_indices, one_array
+from pyspark_lookup.columnar.keys import (
+    Keys,
+    Numbers,
+    Seed,
+    as_array,
+    as_bools,
+    as_indices,
+    key_numbers,
+    merge_rows,
+    one_array,
+)
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text, as_texts
 from pyspark_lookup.errors import CacheFullError

@@ -17,8 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.hash_index import SEED, distinct_keys
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_bools, as_indices, cast_keys, one_array
+from pyspark_lookup.columnar.keys import (
+    SEED,
+    Keys,
+    Numbers,
+    Seed,
+    as_bools,
+    as_indices,
+    cast_keys,
+    distinct_keys,
+    one_array,
+)
 from pyspark_lookup.core.decoding import as_count, as_number, as_text
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.storage.context import HostContext

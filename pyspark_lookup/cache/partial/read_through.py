@@ -23,8 +23,17 @@ import pyarrow as pa
 from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import Freshness, SharedCache
 from pyspark_lookup.cache.partial.invalidations import NO_CALL, Call, Invalidations, castable_keys
-from pyspark_lookup.columnar.hash_index import distinct_keys, key_numbers, merge_rows, renumber, take_requested
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
+from pyspark_lookup.columnar.keys import (
+    Keys,
+    Numbers,
+    Seed,
+    as_indices,
+    distinct_keys,
+    key_numbers,
+    merge_rows,
+    renumber,
+    take_requested,
+)
 from pyspark_lookup.core.metrics import UNSET, CacheMetricGroup, MetricsOfCache
 from pyspark_lookup.errors import LookupFunctionError, SchemaError
 from pyspark_lookup.storage.context import HostContext

@@ -1,11 +1,10 @@
 """Managed tables: their log, their versions, and how rows become files and files become commits, without Spark."""
 
-from pyspark_lookup.sources.managed.aborts import Heartbeats
 from pyspark_lookup.sources.managed.compaction import Compactor
 from pyspark_lookup.sources.managed.data_files import DataFiles, Job, WriteSizes, batch_directory, match_definition
 from pyspark_lookup.sources.managed.open_transaction import OpenWrites
 from pyspark_lookup.sources.managed.vacuum import Vacuumed, vacuum, vacuum_if_due
-from pyspark_lookup.sources.managed.writer import TableWriter
+from pyspark_lookup.sources.managed.writer import Heartbeats, TableWriter
 
 __all__ = [
     "Compactor",

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.hash_index import RowIndex
-from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, one_array
+from pyspark_lookup.columnar.keys import Keys, Numbers, RowIndex, as_indices, one_array
 from pyspark_lookup.columnar.predicate import Predicate, referenced_columns
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.hash_index import SEED, distinct_keys, match_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
+from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, distinct_keys, match_rows, one_array
 from pyspark_lookup.columnar.predicate import (
     Among,
     And,

@@ -22,8 +22,17 @@ import pyarrow as pa
 import tenacity
 
 from pyspark_lookup.cache.memory import LookupCache
-from pyspark_lookup.columnar.hash_index import key_numbers, match_rows, no_rows, renumber, take_matches
-from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, one_array
+from pyspark_lookup.columnar.keys import (
+    Keys,
+    Numbers,
+    as_indices,
+    key_numbers,
+    match_rows,
+    no_rows,
+    one_array,
+    renumber,
+    take_matches,
+)
 from pyspark_lookup.columnar.predicate import referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens

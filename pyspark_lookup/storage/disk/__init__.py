@@ -18,9 +18,8 @@ to one user, for all worker processes of the host. If it, or a part of it, is re
 """
 
 from pyspark_lookup.storage.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
-from pyspark_lookup.storage.disk.counters import CounterFile, Counts
 from pyspark_lookup.storage.disk.directory import LAYOUT, Lock, is_cache_directory, key_of, memory_backed
-from pyspark_lookup.storage.disk.records import Held
+from pyspark_lookup.storage.disk.records import CounterFile, Counts, Held
 from pyspark_lookup.storage.disk.segments import OpenSegment, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile, on_disk
 

@@ -23,7 +23,6 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import as_texts
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import CacheFullError
-from pyspark_lookup.storage.disk.counters import Counters
 from pyspark_lookup.storage.disk.directory import (
     CONTENT_AT_MOST,
     HEADER_BYTES,
@@ -42,7 +41,7 @@ from pyspark_lookup.storage.disk.directory import (
     use_file,
     wrap,
 )
-from pyspark_lookup.storage.disk.records import SERIES, is_known_kind
+from pyspark_lookup.storage.disk.records import SERIES, Counters, is_known_kind
 from pyspark_lookup.storage.disk.segments import Segments
 from pyspark_lookup.storage.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
