@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import symtable
+from pathlib import Path
 
-from tests.mutations.edits import ANY, as_python
+from tests.mutations.edits import ANY, as_python, find_definition
 from tests.mutations.faults import FAULTS, Fault
 from tests.mutations.run import PACKAGE, ROOT, place_of
 
@@ -14,6 +16,22 @@ from tests.mutations.run import PACKAGE, ROOT, place_of
 def test_each_fault_has_its_place() -> None:
     """What a fault changes is in its function or class once."""
     assert [problem for fault in FAULTS if (problem := place_of(fault, ROOT)) is not None] == []
+
+
+def test_each_test_is_there() -> None:
+    """The tests that have to catch a fault are functions, not whole files, and have these names."""
+    tests = {test.partition("[")[0] for fault in FAULTS for test in fault.tests}
+    assert [test for test in sorted(tests) if not _is_there(*test.partition("::")[::2])] == []
+
+
+def _is_there(file: str, name: str) -> bool:
+    path = ROOT / file
+    return path.exists() and isinstance(find_definition(_tree(path), name), ast.FunctionDef)
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def test_faults_name_no_variables() -> None:

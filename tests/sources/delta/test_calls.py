@@ -115,6 +115,18 @@ def test_what_an_optimized_table_keeps(remote: Remote) -> None:
     assert (misses(), misses()) == (2, 0)  # 23 and 33 lie between them
 
 
+def test_what_an_updated_table_keeps(remote: Remote) -> None:
+    """UPDATE rewrites files as OPTIMIZE does, but changes rows: a partial cache keeps only keys that are outside those files."""
+    table = remote.open("partial")
+    asked = [3, 13, 100, 500]
+    assert table.get_many(asked).num_rows == 3
+    DeltaTable(str(remote.local)).update(predicate="id = 3", new_values={"name": "new"})
+    remote.send()
+    before = table.metrics()["missCount"]
+    assert [row["name"] for row in table.get_many(asked).to_pylist()] == ["new", "n1", "last"]
+    assert table.metrics()["missCount"] - before == 1
+
+
 def test_a_full_cache_goes_on_while_it_adopts_an_optimized_table(remote: Remote) -> None:
     """OPTIMIZE changes no rows, so queries need not wait for its file, here one that cannot be read yet; later removes name it."""
     table = remote.open()
