@@ -46,8 +46,8 @@ from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secret
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.table_scan import matching_rows
 from pyspark_lookup.sources.managed.change_feed import change_columns, changes_between, cost, plan_snapshot
-from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json
 from pyspark_lookup.sources.managed.log.events import seal
+from pyspark_lookup.sources.managed.log.log import parse_state, state_to_json
 from pyspark_lookup.sources.managed.source import managed_version, read_version
 from pyspark_lookup.sources.managed.writer import Heartbeats
 from pyspark_lookup.sources.registry import parse_options

@@ -24,10 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
+from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.cli.advise import advice, replay
 from pyspark_lookup.cli.host_commands import HostCollector, series_names
 from pyspark_lookup.cli.report import disk_hints, hints, quantile_ms, report, saved_bytes
-from pyspark_lookup.core import progress
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import (
     BOUNDS_MS,
@@ -267,7 +267,7 @@ def test_a_long_build_is_told(
     clock = FakeClock()
     for interactive in (False, None):
         caplog.clear()
-        with caplog.at_level(logging.INFO), progress.show("dim", clock.host().steady_s, interactive) as told:
+        with caplog.at_level(logging.INFO), full_cache.draw_progress("dim", clock.host().steady_s, interactive) as told:
             for second in range(1, 31):
                 clock.tick(1)
                 told(second * 100 // 30, 100)
@@ -276,8 +276,11 @@ def test_a_long_build_is_told(
         assert [record.getMessage() for record in caplog.records] == said
     caplog.clear()
     for after_s, interactive in itertools.product((1.0, 0.0), (False, True)):
-        monkeypatch.setattr(progress, "_BAR_AFTER_S", after_s)
-        with caplog.at_level(logging.INFO), progress.show("loading dim", clock.host().steady_s, interactive) as told:
+        monkeypatch.setattr(full_cache, "_BAR_AFTER_S", after_s)
+        with (
+            caplog.at_level(logging.INFO),
+            full_cache.draw_progress("loading dim", clock.host().steady_s, interactive) as told,
+        ):
             told(50_000, 200_000)
             told(100_000, 200_000)
         shown = capsys.readouterr().err

@@ -19,8 +19,8 @@ from pyspark_lookup.errors import WriteConflictError
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.sources.managed import Job, TableWriter, WriteSizes
 from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION
+from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import DataFile, WriteMode
-from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.registry import parse_options
 from tests.models.adapter import DrawnRows, Ground, Past
 from tests.models.answers import Content, Row, known_content

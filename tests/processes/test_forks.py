@@ -21,8 +21,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
 
+from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.cache.memory import DefaultLookupCache
-from pyspark_lookup.core import progress
 from pyspark_lookup.core.forks import ForkSafeLock, cached_property
 from pyspark_lookup.lookup.lookup_table import LookupTable, Transaction
 from pyspark_lookup.sources.providers.functions import (
@@ -122,7 +122,7 @@ def fork_under_all_locks(home: Path) -> None:
     ready, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        locks = [*every_lock(), progress._Bar.get_lock()]
+        locks = [*every_lock(), full_cache._Bar.get_lock()]
         held = [lock for lock in locks if lock.acquire(timeout=0.1)]  # an event loop's thread may have one
         assert len(held) > len(locks) - 5, (len(held), len(locks))
         ready.set()
@@ -139,7 +139,7 @@ def fork_under_all_locks(home: Path) -> None:
         with _explained_lock, _versions_lock:
             pass
         assert Schema(schema_id=1).highest_field_id == 0
-        with progress.show("a build", time.monotonic, interactive=True) as report:
+        with full_cache.draw_progress("a build", time.monotonic, interactive=True) as report:
             report(1, 2)
         for table in tables.values():
             table.close()

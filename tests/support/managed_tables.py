@@ -18,8 +18,8 @@ from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.managed import Job, TableWriter
+from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import DataFile, TableState
-from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores import open_store
 from tests.support.fakes import FakeClock, FaultyStore

@@ -19,9 +19,12 @@ import dataclasses
 import functools
 import logging
 import math
+import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from tqdm.auto import tqdm
 
 from pyspark_lookup.cache.full.loader import (
     DECODED_AT_MOST,
@@ -34,7 +37,7 @@ from pyspark_lookup.cache.full.loader import (
 from pyspark_lookup.cache.full.schedule import Job, Jobs, Schedule, make_trigger
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
-from pyspark_lookup.core import progress
+from pyspark_lookup.core.forks import resets_in_child
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.threads import check
 from pyspark_lookup.errors import (
@@ -56,6 +59,66 @@ from pyspark_lookup.storage.host_metrics import Reload, remember_reload
 from pyspark_lookup.versions.executions import read_with_restarts
 from pyspark_lookup.versions.model import Table, TableVersion, select_partitions
 from pyspark_lookup.versions.resolver import CurrentVersions, TableKinds
+
+_progress_log = logging.getLogger("pyspark_lookup.progress")
+_BAR_AFTER_S = 1.0
+_LINE_EVERY_S = 10.0
+
+
+class _Bar(tqdm):  # type: ignore[misc]
+    """A bar with a lock of its own, and without tqdm's thread: a child may not inherit either from a parent that draws one."""
+
+    monitor_interval = 0
+
+    @classmethod
+    def reset_in_child(cls) -> None:
+        cls.set_lock(threading.RLock())
+
+
+_Bar.reset_in_child()
+resets_in_child(_Bar)
+
+
+@contextlib.contextmanager
+def draw_progress(
+    label: str, now_s: Callable[[], float], interactive: bool | None = None
+) -> Iterator[Callable[[int, int], None]]:
+    """Show the reported (bytes done, bytes in total) while the block runs.
+
+    A build of less than a second shows nothing; log lines come every ten seconds, and one at the end of a build that had any. `interactive`
+    None: a bar if somebody watches the output.
+    """
+    if _is_interactive() if interactive is None else interactive:
+        with _Bar(desc=label, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
+
+            def draw(done_bytes: int, total_bytes: int) -> None:
+                bar.total = total_bytes
+                bar.update(done_bytes - bar.n)
+
+            yield draw
+        return
+    started = logged_s = now_s()
+    has_logged = False
+
+    def log(done_bytes: int, total_bytes: int) -> None:
+        nonlocal logged_s, has_logged
+        if now_s() - logged_s >= _LINE_EVERY_S or (has_logged and done_bytes >= total_bytes):
+            logged_s, has_logged = now_s(), True
+            _progress_log.info(
+                "%s: %d %% of %d bytes after %.0f s",
+                label,
+                100 * done_bytes // max(total_bytes, 1),
+                total_bytes,
+                logged_s - started,
+            )
+
+    yield log
+
+
+def _is_interactive() -> bool:
+    """Whether somebody watches the output: it goes to a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 
@@ -499,7 +562,7 @@ class FullCache:
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s, loading_since_s=None)
         try:
-            with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
+            with draw_progress(f"loading {self._url}", clock.steady_s, watched) as report:
 
                 def tell(done_bytes: int, total: int) -> None:
                     self._stored.show_progress()

@@ -20,8 +20,8 @@ from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.table_scan import Files, matching_rows
+from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import Change, Definition, NotificationLog, TableState, TableWrite, WriteMode
-from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.managed.source import managed_version, read_version, version_of_file
 from pyspark_lookup.storage.stores import DELETE_FILE, FileVersion
 from pyspark_lookup.versions.model import PATH, ROW, DeleteFile, Table, require_metadata

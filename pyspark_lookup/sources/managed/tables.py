@@ -13,11 +13,11 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.table_scan import TableScan
 from pyspark_lookup.sources.managed.compaction import Compactor
+from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.data_files import WriteSizes
 from pyspark_lookup.sources.managed.log import NotificationLog, TableState
 from pyspark_lookup.sources.managed.open_transaction import OpenWrites
 from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
-from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from pyspark_lookup.sources.managed.source import MANAGED, LogSource
 from pyspark_lookup.sources.managed.vacuum import Vacuumed, vacuum, vacuum_if_due
 from pyspark_lookup.sources.managed.writer import TableWriter

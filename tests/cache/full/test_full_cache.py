@@ -18,9 +18,8 @@ import pytest
 from pyarrow import orc
 
 from pyspark_lookup import LookupTable, errors
-from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.full import full_cache, loader
 from pyspark_lookup.columnar.keys import Keys
-from pyspark_lookup.core import progress
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -424,7 +423,7 @@ def test_a_long_load_beside_the_queries_tells_the_log(
 ) -> None:
     """A worker's load that takes its time says how far it is."""
     monkeypatch.setattr(loader, "_FETCHED_AT_ONCE", 7_000)  # file by file
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0)
+    monkeypatch.setattr(full_cache, "_LINE_EVERY_S", 0)
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
     table.get(0)
     caplog.set_level("INFO")

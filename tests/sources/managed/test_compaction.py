@@ -18,9 +18,9 @@ from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.sources.managed import data_files as files_module
+from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import TableState, WriteMode
-from pyspark_lookup.sources.managed.log.checkpoints import state_from_json, state_to_json
-from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
+from pyspark_lookup.sources.managed.log.log import state_from_json, state_to_json
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.managed_tables import (
     DAY_S,

@@ -12,8 +12,8 @@ import pytest
 from pyspark_lookup.errors import NonUniqueKeyError, PysparkLookupError, UfsNotFoundError, WriteConflictError
 from pyspark_lookup.sources.managed import Job, TableWriter
 from pyspark_lookup.sources.managed import data_files as files_module
+from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import WriteMode
-from pyspark_lookup.sources.managed.rows_by_key import KeyedRows
 from tests.support.managed_tables import OFF, SCHEMA, Site, beside, ids_of, of_ids, put, rows, site
 
 __all__ = ["site"]

@@ -24,8 +24,8 @@ from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.sources.managed import log
 from pyspark_lookup.sources.managed.log import Allocate, DataFile, Event, NotificationLog, TableState, WriteMode
 from pyspark_lookup.sources.managed.log import state as properties
-from pyspark_lookup.sources.managed.log.checkpoints import parse_state, state_to_json
 from pyspark_lookup.sources.managed.log.events import PAGE, event_bytes, parse_event, seal
+from pyspark_lookup.sources.managed.log.log import parse_state, state_to_json
 from pyspark_lookup.sources.managed.log.state import EarlierStateError
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.versions.model import VersionMetadata
