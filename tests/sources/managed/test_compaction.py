@@ -280,7 +280,7 @@ def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
     last = table.valid_write_ids
     assert [ids_of(table.scan(valid_write_ids=ids)) for ids in (after, last)] == [[2, 3], [3]]
     for id_ in range(1, 6):
-        with pytest.raises(errors.VersionGoneError, match="deletes rows of compacted files"):
+        with pytest.raises(errors.VersionGoneError, match="deletes rows of files that a compaction has written"):
             table.scan(valid_write_ids=type(now)(last.table, last.high_watermark, open=[id_]))
 
 
