@@ -346,7 +346,7 @@ class LookupTable:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in the order of `lookup.keys`, or of
-        dictionaries (see `rows.KeysLike`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
+        dictionaries (see `KeysLike`); or a function that makes such a table (see `KeyMaker`). The answer has one row per match,
         sorted by `key_index` (int64: the position of the key in `keys`); rows of one key come in file order. One metadata call in UFS mode.
         Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and the errors of `scan`.
         """

@@ -402,7 +402,7 @@ class KeyedRows:
             )
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of these files that have one of the keys: key columns, `deletes.PATH` and `deletes.ROW`.
+        """The live rows of these files that have one of the keys: key columns, `PATH` and `ROW`.
 
         Reads only the key columns, and only of row groups that may have such keys.
         """
@@ -490,7 +490,7 @@ class KeyedRows:
         return rows.take(pa.array(np.unique(matches.keys)))
 
     def read_delete_files(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
-        """The rows that delete files name: key columns (null if the table had other keys then), `deletes.PATH` and `deletes.ROW`."""
+        """The rows that delete files name: key columns (null if the table had other keys then), `PATH` and `ROW`."""
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
         versions = self._versions(files)
