@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.sources.providers.functions import PartialCachingLookupProvider as PartialCachingLookupProvider
     from pyspark_lookup.spark.join import explain_lookup as explain_lookup
     from pyspark_lookup.spark.join import lookup_join as lookup_join
+    from pyspark_lookup.spark.load import read_table as read_table
     from pyspark_lookup.spark.session import configure as configure
     from pyspark_lookup.spark.source import DefaultSource as DefaultSource
     from pyspark_lookup.spark.sql_functions import register_lookup as register_lookup
@@ -86,6 +87,7 @@ _HOMES = {
     "options.reload_trigger": "CacheReloadTrigger DueTrigger LastReload PeriodicCacheReloadTrigger ScheduleMode TimedCacheReloadTrigger",
     "sources.providers.functions": "AsyncKeyLookupFunction AsyncLookupFunction AsyncLookupFunctionProvider FullCachingLookupProvider KeyLookupFunction LookupContext LookupFunction LookupFunctionProvider LookupProvider PartialCachingAsyncLookupProvider PartialCachingLookupProvider",
     "spark.join": "explain_lookup lookup_join",
+    "spark.load": "read_table",
     "spark.session": "configure",
     "spark.source": "DefaultSource",
     "spark.sql_functions": "register_lookup",

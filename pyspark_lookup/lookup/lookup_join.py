@@ -7,7 +7,6 @@ taken once, at the end.
 
 from __future__ import annotations
 
-import base64
 import collections
 import contextlib
 import dataclasses
@@ -28,7 +27,7 @@ from pyspark_lookup import errors
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, one_array, widen_keys
-from pyspark_lookup.columnar.types import resolve_names, widens
+from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema, widens
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import (
     DamagedFileError,
@@ -165,22 +164,14 @@ class LookupSpec:
 
     def to_json(self) -> list[Any]:
         """The spec as JSON values, for tasks; equal specs give equal values."""
-        return [dict(self.options), _schema_text(self.keys), _schema_text(self.columns), self.names, self.as_of]
+        return [dict(self.options), text_of_schema(self.keys), text_of_schema(self.columns), self.names, self.as_of]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> LookupSpec:
         """The spec that `to_json` made."""
         options, keys, columns, names, as_of = fields
         validity = None if as_of is None else (as_of[0], as_of[1])
-        return cls(options, _parse_schema(keys), _parse_schema(columns), tuple(names), validity)
-
-
-def _schema_text(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
-
-
-def _parse_schema(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+        return cls(options, schema_of_text(keys), schema_of_text(columns), tuple(names), validity)
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:

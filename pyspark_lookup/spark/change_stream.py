@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, show
@@ -24,18 +23,20 @@ from pyspark_lookup.sources.managed.change_feed import ChangeTask, changes_betwe
 from pyspark_lookup.sources.managed.log import NotificationLog, TableState
 from pyspark_lookup.sources.managed.options import ChangeOptions
 from pyspark_lookup.sources.managed.source import read_version
-from pyspark_lookup.spark.planning import stream_options
-from pyspark_lookup.spark.reading import session_options
-from pyspark_lookup.spark.types import (
+from pyspark_lookup.spark.features import (
+    STREAM_LIMITS,
+    DataSourceStreamReader,
+    InputPartition,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxFiles,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
-    arrow_schema,
-    require,
 )
+from pyspark_lookup.spark.planning import stream_options
+from pyspark_lookup.spark.reading import session_options
+from pyspark_lookup.spark.types import arrow_schema
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
 from pyspark_lookup.versions.model import Table
 
@@ -55,7 +56,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
     for limit, name in zip(parsed.kind(ChangeOptions).limits, ("rows", "files", "bytes"), strict=True):
         if limit is not None:
             instead = "without it a micro-batch takes all commits"
-            require((4, 2), f"option lookup.stream.max-{name}-per-trigger", instead)
+            STREAM_LIMITS.require(f"option lookup.stream.max-{name}-per-trigger", instead)
     return ChangeReader(parsed, arrow_schema(schema), added_columns(schema))
 
 
@@ -88,7 +89,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """The log position at which the next micro-batch ends: within the limit, but after at least one commit.
 
-        Spark 4.1 passes no arguments. The first micro-batch of a restarted query then goes to the end of the log, even if nothing has
+        Spark passes no arguments if it knows no limits. The first micro-batch of a restarted query then goes to the end of the log, even if nothing has
         changed.
         """
         start = self._reached if start is None else start

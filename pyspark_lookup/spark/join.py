@@ -23,7 +23,6 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     VarcharType,
-    VariantType,
 )
 from pyspark.storagelevel import StorageLevel
 
@@ -34,6 +33,7 @@ from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN
 from pyspark_lookup.options.enums import CacheMode, OnError, View
+from pyspark_lookup.spark import features
 from pyspark_lookup.spark.lookup_pass import (
     VERSION_COLUMN,
     Chain,
@@ -55,14 +55,14 @@ from pyspark_lookup.spark.table_argument import (
     with_cache,
     with_default_cache,
 )
-from pyspark_lookup.spark.types import arrow_type
+from pyspark_lookup.spark.types import arrow_type, is_collated
 
 _log = logging.getLogger("pyspark_lookup.join")
 How = Literal[
     "left", "leftouter", "left_outer", "inner", "semi", "leftsemi", "left_semi", "anti", "leftanti", "left_anti"
 ]
 Strategy = Literal["auto", "cache", "broadcast"]
-_NO_KEYS = (ArrayType, MapType, StructType, VariantType)
+_NO_KEYS = (ArrayType, MapType, StructType, features.VariantType)
 _HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_semi", "leftsemi": "left_semi"} | {
     "anti": "left_anti",
     "leftanti": "left_anti",
@@ -415,7 +415,7 @@ def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str,
 
 def _check_key(df_column: str, df_type: DataType, table_column: str, table_type: DataType) -> None:
     """Raise SchemaError unless keys of the type `df_type` can be looked up among those of `table_type`."""
-    if isinstance(df_type, StringType) and df_type.collation not in (None, "UTF8_BINARY"):
+    if isinstance(df_type, StringType) and is_collated(df_type):
         raise SchemaError(
             f"key {df_column!r} is {df_type.simpleString()}, which compares by collation; the table compares bytes: "
             f"cast it, e.g. df.withColumn({df_column!r}, expr('CAST({df_column} AS STRING)'))"

@@ -14,32 +14,28 @@ import itertools
 import json
 import operator
 import re
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
-from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import (
-    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
-    LongType,
     StringType,
     StructField,
     StructType,
 )
-from pyspark.util import PythonEvalType
 
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN, LookupSpec, PassSpec, Place, Stage
 from pyspark_lookup.options.enums import OnError
+from pyspark_lookup.spark.load import numbered_rows
+from pyspark_lookup.spark.lookup_udf import LookupUdf
 from pyspark_lookup.spark.pipelines import in_flow_function
-from pyspark_lookup.spark.reading import Probe, Resolve
+from pyspark_lookup.spark.reading import Resolve
 from pyspark_lookup.spark.table_argument import DimensionTable, quote
 from pyspark_lookup.spark.types import arrow_type
 from pyspark_lookup.storage.disk import key_of
@@ -76,12 +72,13 @@ class Key:
         return ".".join(self.path)
 
     @property
-    def expression(self) -> Column:
-        # By a single name: the first of two names may also be the alias of a table.
-        column = functools.reduce(Column.getField, self.path[1:], sf.col(quote(self.path[0])))
+    def sql(self) -> str:
+        """The key in SQL."""
+        # Fields by subscript: the first of two names may also be the alias of a table.
+        column = quote(self.path[0]) + "".join(f"[{_literal(name)}]" for name in self.path[1:])
         if not self.planned:
             return _compared_by_bytes(self.column, column)
-        return column.cast(self.type) if self.cast else column
+        return f"CAST({column} AS {self.type.simpleString()})" if self.cast else column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +150,7 @@ class Chain:
         """The base with the columns of all lookups, in one pass."""
         relations = relate_versions(self.base, {lookup.version: lookup for lookup in self.lookups})
         versions = {version: (n, m) for n, (tables, _) in enumerate(relations) for m, version in enumerate(tables)}
-        arguments: dict[tuple[tuple[str, ...], str], Column] = {}
+        arguments: dict[tuple[tuple[str, ...], str], Key] = {}
         stages = []
         for number, lookup in enumerate(self.lookups):
             places = tuple(self._place(key, number, arguments) for key in lookup.keys)
@@ -162,13 +159,14 @@ class Chain:
         spec = PassSpec(tuple(stages), many=True)
         if spec.drops or not fields:
             fields.append(StructField(FOUND_COLUMN, BooleanType()))
-        probe = lookup_udf(self.name, spec, fields, len(relations))
+        udf = LookupUdf(self.name, spec, fields, [key.type for key in arguments.values()], len(relations))
         rows = self.base
         for _, relation in relations:
             # Spark takes the relation for huge. Without the hint it would broadcast the DataFrame.
             rows = rows.crossJoin(sf.broadcast(relation))
         joined = [_joined_column(tables) for tables, _ in relations]
-        rows = rows.select("*", sf.inline_outer(probe(*arguments.values(), *map(sf.col, joined))))
+        keys = map(sf.expr, udf.arguments([key.sql for key in arguments.values()]))
+        rows = rows.select("*", sf.inline_outer(udf.function(*keys, *map(sf.col, joined))))
         if spec.drops:
             rows = rows.filter(sf.col(FOUND_COLUMN))
         if in_flow_function(self.base.sparkSession):
@@ -176,9 +174,11 @@ class Chain:
             # each row.
             nulls = [sf.col(quote(field.name)).isNull() for lookup in self.lookups for field in lookup.fields]
             rows = rows.filter(functools.reduce(operator.or_, nulls, sf.lit(True)))
-        # Not `drop`: a Connect server analyses its input at once, and a pipeline's own datasets may not exist yet.
         hidden = joined + [field.name for field in fields if field.name == FOUND_COLUMN]
-        return rows.selectExpr(f"* EXCEPT ({', '.join(map(quote, hidden))})")
+        if in_flow_function(self.base.sparkSession):
+            # Not `drop`: a Connect server analyses its input at once, and a pipeline's own datasets may not exist yet.
+            return rows.selectExpr(f"* EXCEPT ({', '.join(map(quote, hidden))})")
+        return rows.drop(*hidden)
 
     @property
     def name(self) -> str:
@@ -189,7 +189,7 @@ class Chain:
             return f"lookup_{self.lookups[0].table.place}_{marks}"
         return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{marks}"
 
-    def _place(self, key: Key, number: int, arguments: dict[tuple[tuple[str, ...], str], Column]) -> Place:
+    def _place(self, key: Key, number: int, arguments: dict[tuple[tuple[str, ...], str], Key]) -> Place:
         """The place of a lookup's key: a column of an earlier lookup, or an argument of the UDF, which is added if necessary."""
         folded = tuple(name.lower() for name in key.path)
         for earlier, lookup in enumerate(self.lookups[:number]):
@@ -197,31 +197,23 @@ class Chain:
                 if (field.name.lower(),) == folded:
                     return earlier, column
         argument = folded, key.type.json()
-        arguments.setdefault(argument, key.expression)
+        arguments.setdefault(argument, key)
         return list(arguments).index(argument)
 
 
-def _compared_by_bytes(name: str, key: Column) -> Column:
-    """A key whose type only Spark's planner will know. Tasks do not see collations and CHAR, so the plan itself refuses such a key."""
-    kind = sf.typeof(key)  # a constant to the optimizer, like everything computed from it
-    message = sf.concat(
-        sf.lit(f"key '{name}' is "),
-        kind,
-        sf.lit(
-            ": its texts are equal by rules of that type, and the table compares bytes; cast it to STRING before the lookup"
-        ),
+def _compared_by_bytes(name: str, key: str) -> str:
+    """A key, in SQL, whose type only Spark's planner will know. Tasks do not see collations and CHAR, so the plan itself refuses such a key."""
+    kind = f"typeof({key})"  # a constant to the optimizer, like everything computed from it
+    reason = (
+        ": its texts are equal by rules of that type, and the table compares bytes; cast it to STRING before the lookup"
     )
-    return sf.when(kind.rlike("^char[(]|collate"), sf.raise_error(message)).otherwise(key)
+    message = f"concat({_literal(f'key {name!r} is ')}, {kind}, {_literal(reason)})"
+    return f"CASE WHEN {kind} RLIKE '^char[(]|collate' THEN raise_error({message}) ELSE {key} END"
 
 
-def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], versions: int) -> Any:
-    """The UDF that looks a row up: its arguments are keys, then columns with versions. It returns a list of structs of `fields`, or one struct."""
-    row = StructType(list(fields))
-    kind: Any = ArrayType(row) if spec.many else row
-    with warnings.catch_warnings():  # type hints cannot express a variable number of arguments
-        warnings.filterwarnings("ignore", "It is preferred to specify type hints", UserWarning)
-        probe = Probe(name, spec.to_text(), versions)
-        return arrow_udf(probe, kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+def _literal(text: str) -> str:
+    """A text in SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
@@ -289,9 +281,7 @@ def _resolve_versions(
     resolve = Resolve(name, {column: (lookup.options_text, lookup.build) for column, lookup in tables.items()}, joined)
     # The range makes it a relation of Spark's own, whose exchange Spark reuses in the same plan.
     columns = StructType([StructField(column, BinaryType()) for column in (*tables, joined)])
-    # Without a schema, Spark Connect asks the server for the columns of the input of `mapInArrow`.
-    single_row = spark.range(0, 1, 1, 1).to(StructType([StructField("id", LongType())]))
-    versions = single_row.mapInArrow(resolve, columns)
+    versions = numbered_rows(spark, 1).mapInArrow(resolve, columns)
     if observed:
         for column, lookup in tables.items():
             digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
@@ -318,8 +308,10 @@ def plan_text(df: DataFrame, mode: str = "extended") -> str:
     frame: Any = df
     if in_flow_function(df.sparkSession):
         return str(frame._plan.to_proto(frame.sparkSession.client))
-    if isinstance(df, ClassicFrame):
-        return str(frame.sparkSession._jvm.PythonSQLUtils.explainString(frame._jdf.queryExecution(), mode))
+    session: Any = frame.sparkSession
+    if isinstance(session, SparkSession):
+        jvm: Any = session._jvm
+        return str(jvm.PythonSQLUtils.explainString(frame._jdf.queryExecution(), mode))
     return str(frame._explain_string(extended=mode))
 
 
@@ -351,5 +343,5 @@ def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:
     renamed = [*zip(table.keys, key_aliases, strict=True), *zip(value_columns, lookup.names, strict=True)]
     selected = [sf.col(quote(column)).alias(alias) for column, alias in renamed]
     side = sf.broadcast(read.select(*selected).alias(lookup.name))
-    pairs = [key.expression == sf.col(alias) for key, alias in zip(lookup.keys, key_aliases, strict=True)]
+    pairs = [sf.expr(key.sql) == sf.col(alias) for key, alias in zip(lookup.keys, key_aliases, strict=True)]
     return df.join(side, functools.reduce(operator.and_, pairs), lookup.how).drop(*key_aliases)

@@ -49,8 +49,11 @@ def _classic_build(spark: Any) -> Build | None:
 def _session_build(session: Any) -> Build | None:
     """The micro-batch of the stream that owns this session (of the JVM)."""
     for query in list(session.sharedState().activeStreamingQueries().values()):
-        if query.sparkSessionForStream().equals(session):
-            batch = query.getLatestExecutionContext().batchId()
+        try:
+            owner, batch = query.sparkSessionForStream(), query.getLatestExecutionContext().batchId()
+        except Py4JError:  # a Spark that hides them
+            owner, batch = query.lastExecution().sparkSession(), query.currentBatchId()
+        if owner.equals(session):
             return Build(str(query.id()), f"{batch} of run {query.runId()}", time.time())
     return None
 

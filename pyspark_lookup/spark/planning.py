@@ -139,6 +139,11 @@ def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collect
     return load_options, load_options.keys() if explicit is None else explicit.split(",")
 
 
+def read_options(read: Mapping[str, str]) -> LookupOptions:
+    """The options of a read that names its own path or provider."""
+    return runtime().effective(parse_options(_split_explicit(read)[0]))
+
+
 def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> StructType:
     schema = struct_type(columns)
     if options is None:
@@ -293,15 +298,15 @@ class Planning:
         added = added_columns(schema) if stored else ()
         return cls(options, columns, resolved_table, declared, added, build)
 
-    def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
-        """The tasks of the read, each with its plan."""
+    def tasks(self, nonce: str = "") -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
+        """The tasks of the read, each with its plan. `nonce`: names the read, if several processes plan it."""
         if self.options.read.view is View.CHANGES:
             engine = runtime().engine(self.options)
             with engine.publish():
                 planned = plan_changes(engine, self.options)
             return [(self.options, ViewTask(View.CHANGES, changes=part, columns=self.columns)) for part in planned]
         if self.options.read.view is not View.DATA:
-            return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
+            return [(self.options, task) for task in view_tasks(self.options, nonce or runtime().nonce())]
         engine = runtime().engine(self.options)
         with engine.publish():
             resolved_table = self._resolved_table or planner.find(engine.reader, self.options)

@@ -10,15 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-)
-
+from pyspark_lookup.spark import features
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
 
 if TYPE_CHECKING:
@@ -28,9 +20,11 @@ if TYPE_CHECKING:
     from pyspark_lookup.lookup.planner import ResolvedTable
     from pyspark_lookup.spark.planning import Planning
 
+_WITHOUT_WRITERS = "write the table with LookupTable(path).write(…), in a stream by foreachBatch"
+
 
 @errors_without_traceback
-class DefaultSource(DataSource):
+class DefaultSource(features.DataSource):
     """A table of files, read through this host's cache, always in its current version.
 
     Options: see `pyspark_lookup.options.lookup_options`. Spark pickles instances to pass them between its planner processes. The table that
@@ -38,6 +32,9 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        features.DATA_SOURCES.require(
+            "format 'lookupcache'", "read the table with pyspark_lookup.read_table(spark, path, options)"
+        )
         self.options = dict(options)
         self._built_at_s = time.time()
         self._resolved_table: ResolvedTable | None = None
@@ -53,50 +50,52 @@ class DefaultSource(DataSource):
         schema, self._resolved_table = planning.plan_schema(self.options)
         return schema
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> features.DataSourceReader:
         from pyspark_lookup.spark import planning
 
         plan = planning.Planning.from_options(self.options, schema, self._resolved_table)
         # There is no pushFilters: until Spark 5.0 the filters of one scan reach others of the same relation (SPARK-58551).
         return LookupReader(plan, self._built_at_s)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> features.DataSourceWriter:
         """A write of a managed table; its first write creates it."""
+        features.ARROW_WRITERS.require("a write with format 'lookupcache'", _WITHOUT_WRITERS)
         from pyspark_lookup.spark import writer
 
         return writer.batch_writer(self.options, schema, overwrite)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> features.DataSourceStreamReader:
         """The changes of a managed table, commit by commit."""
         from pyspark_lookup.spark import change_stream
 
         return change_stream.stream_reader(self.options, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> features.DataSourceStreamWriter:
         """A stream into a managed table, each micro-batch committed once."""
+        features.ARROW_WRITERS.require("a stream with format 'lookupcache'", _WITHOUT_WRITERS)
         from pyspark_lookup.spark import writer
 
         return writer.stream_writer(self.options, schema, overwrite)
 
 
 @errors_without_traceback
-class LookupReader(DataSourceReader):
+class LookupReader(features.DataSourceReader):
     """Plans the tasks of a batch read and reads them. `partitions()` puts into each task all that it needs."""
 
     def __init__(self, plan: Planning, built_at_s: float) -> None:
         self._plan: Planning | None = plan
         self._built_at_s = built_at_s
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[features.InputPartition]:
         """The tasks, each with its whole plan, because nothing else reaches the reading process."""
         assert self._plan is not None
         common = self._plan.build, self._built_at_s, self._plan.columns
-        return [InputPartition((plan, task, *common)) for plan, task in self._plan.tasks()]
+        return [features.InputPartition((plan, task, *common)) for plan, task in self._plan.tasks()]
 
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: features.InputPartition | None) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
-        if partition is None or partition.value is None:  # Spark 4.1 and later make this of no tasks
+        if partition is None or partition.value is None:  # what Spark may make of no tasks
             return iter(())
         return reading.read(*partition.value)
 

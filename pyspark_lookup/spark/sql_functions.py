@@ -18,7 +18,9 @@ from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup.lookup_join import PassSpec, Stage
 from pyspark_lookup.options.enums import OnError, View
-from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, lookup_udf
+from pyspark_lookup.spark import features
+from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key
+from pyspark_lookup.spark.lookup_udf import LookupUdf, PlainProbe, check_plain_key, pandas_function
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_pipeline
 from pyspark_lookup.spark.table_argument import (
@@ -50,7 +52,8 @@ def register_lookup(
 
     `name(key…)`: a struct of the table's `columns` (default: all but the key), null if no row has the key; with `multi` an array of
     structs, empty if no row has it. `name_rows(key…)`: a table function that returns the rows of one constant key, key columns first.
-    `key`: the table's key column, or several in the order of the arguments. `table`, `options`: as for `lookup_join`.
+    `key`: the table's key column, or several in the order of the arguments. `table`, `options`: as for `lookup_join`. A Spark without
+    functions in SQL has no `name_rows`; `name(key…)` is a struct of nulls if no row has the key, and answers on each host by itself.
 
     Each execution answers from the newest version at its start. Raises OptionError and SchemaError for arguments that do not fit; a query
     raises NonUniqueKeyError for a key with several rows, unless `multi`.
@@ -72,6 +75,9 @@ def register_lookup(
     key_fields = tuple(StructField(column, dim_table.column_type(column)) for column in dim_table.keys)
     value_fields = tuple(field for field in dim_table.returned_fields if field.name not in dim_table.keys)
     whole = dataclasses.replace(dim_table, returned_fields=(*key_fields, *value_fields))
+    if not features.SQL_FUNCTIONS:
+        _register_plain(dim_table, name, multi)
+        return
     with _creating:
         registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
         _check_name(name, registered)
@@ -81,6 +87,18 @@ def register_lookup(
             _drop(spark, _TRIED + name.lower())
         _create(dim_table, whole, name, multi)
         registered.add(name.lower())
+
+
+def _register_plain(table: DimensionTable, name: str, multi: bool) -> None:
+    """Register one UDF as the whole function, for a Spark without functions in SQL. There is no `name_rows`."""
+    for key in table.keys:
+        check_plain_key(name, table.schema[key])
+    names = tuple(field.name for field in table.returned_fields)
+    keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
+    lookup = ChainedLookup(table, keys, names, "left", None, current_build(table.spark))
+    spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build),), multi)
+    probe = PlainProbe(name, spec, table.arrow(table.keys), lookup.options_text, lookup.build)
+    table.spark.udf.register(name, pandas_function(probe, lookup.fields, multi))
 
 
 def _create(dim_table: DimensionTable, whole: DimensionTable, name: str, multi: bool) -> None:
@@ -124,9 +142,11 @@ def _body(table: DimensionTable, base: str, many: bool, as_rows: bool = False) -
     keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
     lookup = ChainedLookup(table, keys, tuple(names), "left", None, current_build(table.spark))
     spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build),), many)
-    table.spark.udf.register(udf, lookup_udf(udf, spec, lookup.fields, 1))
+    lookup_udf = LookupUdf(udf, spec, lookup.fields, [key.type for key in keys], 1)
+    table.spark.udf.register(udf, lookup_udf.function)
     declared = ", ".join(f"{quote(key)} {_ddl(table.column_type(key))}" for key in table.keys)
-    call = f"{udf}({', '.join(map(quote, table.keys))}, (SELECT version FROM {base}_version))"
+    arguments = ", ".join(lookup_udf.arguments([key.sql for key in keys]))
+    call = lookup_udf.answer(f"{udf}({arguments}, (SELECT version FROM {base}_version))")
     if not as_rows:
         return f"({declared}) RETURN {call}"
     returned = ", ".join(f"{quote(field.name)} {_ddl(field.dataType)}" for field in lookup.fields)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,18 +21,16 @@ from pyspark_lookup.lookup.metadata_tables import describe_version
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
-from pyspark_lookup.options.groups import BUILT, EXPLICIT, refuse_in_reads
+from pyspark_lookup.options.groups import refuse_in_reads
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
 from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.sources.registry import names_catalog, names_system, parse_options
-from pyspark_lookup.spark import planning
-from pyspark_lookup.spark.micro_batch import current_build
+from pyspark_lookup.spark.load import load, load_columns, plans_here
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.types import arrow_schema, is_collated
 from pyspark_lookup.storage.disk import key_of
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
-_FORMAT = "lookupcache"
 # Options that select columns and rows of a read; a lookup selects them by its own arguments.
 _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
@@ -70,7 +67,7 @@ class DimensionTable:
     def read(self, columns: Sequence[str]) -> DataFrame:
         """These columns of the table as a DataFrame, through the host's cache."""
         column_list = ",".join(map(quote, columns))
-        return _load(self.spark, {**self.options, "lookup.columns": column_list})
+        return load(self.spark, {**self.options, "lookup.columns": column_list})
 
     def arrow(self, names: Sequence[str]) -> pa.Schema:
         return arrow_schema(StructType([self.schema[name] for name in names]))
@@ -94,31 +91,10 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
         return Row(**describe_version(engine, parsed))
 
 
-def plans_here(spark: SparkSession) -> bool:
-    """Whether this process plans tables itself: the driver does, and so does a flow's function, to which a Connect server reveals nothing.
-
-    The driver does it because Spark would start a Python process for each plan.
-    """
-    return in_flow_function(spark) or isinstance(spark, SparkSession)
-
-
-def _columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
-    """The columns of a table now."""
-    if plans_here(spark):
-        return planning.plan_schema({**options, EXPLICIT: ""})[0]
-    return _load(spark, options).schema
-
-
 def load_view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
     """A DataFrame of a view (`lookup.view`) of the table with these options."""
     view_options = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
-    return _load(spark, {**view_options, "lookup.view": view.value})
-
-
-def _load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    build = current_build(spark)
-    built = {} if build is None else {BUILT: json.dumps(dataclasses.astuple(build))}
-    return spark.read.format(_FORMAT).options(**options, **{EXPLICIT: ""}, **built).load()
+    return load(spark, {**view_options, "lookup.view": view.value})
 
 
 def look_up(
@@ -157,7 +133,7 @@ def look_up(
     columns_option = merged_options.get("lookup.columns")
     parsed = parse_options(merged_options)
     if schema is None:
-        schema = _columns(spark, _without_cache(merged_options))
+        schema = load_columns(spark, _without_cache(merged_options))
     key_names = tuple(_resolve(keys, schema, key_argument))
     merged_options["lookup.keys"] = ",".join(map(quote, _order(key_names, {**stored, **argument_options})))
     if columns is None:

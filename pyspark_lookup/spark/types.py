@@ -1,48 +1,28 @@
-"""The differences between the versions of Spark from 4.1 on, in one place.
-
-A worker's version is the server's; over Spark Connect the client may have another one.
-"""
+"""Spark's types and Arrow's: the schemas in which Spark takes and gives rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql.pandas import types
 from pyspark.sql.types import DataType, StructField, StructType
 
 from pyspark_lookup.columnar.types import collated_field
-from pyspark_lookup.errors import NotSupportedError, SchemaError
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.spark import features
 
-SPARK = tuple(int(number) for number in pyspark.__version__.split(".")[:2])
-
-if SPARK >= (4, 2):
-    from pyspark.sql.streaming.datasource import ReadAllAvailable as ReadAllAvailable
-    from pyspark.sql.streaming.datasource import ReadLimit as ReadLimit
-    from pyspark.sql.streaming.datasource import ReadMaxBytes as ReadMaxBytes
-    from pyspark.sql.streaming.datasource import ReadMaxFiles as ReadMaxFiles
-    from pyspark.sql.streaming.datasource import ReadMaxRows as ReadMaxRows
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as SupportsTriggerAvailableNow
-else:
-
-    def _absent(name: str) -> Any:
-        """A placeholder for a class that this Spark does not have, and never uses."""
-        return type(name, (), {})
-
-    ReadAllAvailable, ReadLimit = _absent("ReadAllAvailable"), _absent("ReadLimit")  # type: ignore[misc]
-    ReadMaxBytes, ReadMaxFiles, ReadMaxRows = map(_absent, ("ReadMaxBytes", "ReadMaxFiles", "ReadMaxRows"))  # type: ignore[misc]
-    SupportsTriggerAvailableNow = _absent("SupportsTriggerAvailableNow")  # type: ignore[misc]
+_UTC: Any = {"timezone": "UTC"} if features.TYPES_HAVE_TIME_ZONES else {}
 
 
 def arrow_type(kind: DataType) -> pa.DataType:
     """The Arrow type in which Spark takes and gives values of a type. Timestamps are in UTC."""
-    return types.to_arrow_type(kind, timezone="UTC") if SPARK >= (4, 2) else types.to_arrow_type(kind)
+    return types.to_arrow_type(kind, **_UTC)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema in which Spark takes and gives rows."""
-    return types.to_arrow_schema(schema, timezone="UTC") if SPARK >= (4, 2) else types.to_arrow_schema(schema)
+    return types.to_arrow_schema(schema, **_UTC)
 
 
 def struct_type(schema: pa.Schema) -> StructType:
@@ -64,10 +44,3 @@ def struct_type(schema: pa.Schema) -> StructType:
 def is_collated(kind: DataType) -> bool:
     """Whether a type, or one nested in it, is a STRING with a collation (two strings may then be equal with different bytes)."""
     return "__COLLATIONS" in StructType([StructField("c", kind)]).json()
-
-
-def require(since: tuple[int, int], feature: str, instead: str) -> None:
-    """Raise NotSupportedError if this Spark is older than `since`. `feature`: what does not work there; `instead`: what to do."""
-    if since > SPARK:
-        required = ".".join(map(str, since))
-        raise NotSupportedError(f"{feature} needs Spark {required}, and this is {pyspark.__version__}: {instead}")

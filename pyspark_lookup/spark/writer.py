@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_lookup.errors import OptionError
@@ -22,6 +21,7 @@ from pyspark_lookup.sources.managed import Job, batch_directory
 from pyspark_lookup.sources.managed.log import Batch, DataFile, WriteMode
 from pyspark_lookup.sources.managed.options import WriteOptions
 from pyspark_lookup.sources.registry import parse_options
+from pyspark_lookup.spark.features import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark_lookup.spark.planning import resolve_write_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import arrow_schema

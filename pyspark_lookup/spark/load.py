@@ -1,0 +1,169 @@
+"""A table as a DataFrame: by the data source, or, where Spark has none in Python, by tasks of `mapInArrow`.
+
+Then one task resolves the version for each execution and micro-batch, as for a lookup join, and every other task plans the read of that
+version for itself and reads its share of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from pyspark_lookup.lookup.catalog_tables import resolve_path
+from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.runtime import runtime
+from pyspark_lookup.lookup.version_token import VersionToken, table_of_token
+from pyspark_lookup.options.enums import OnError, View
+from pyspark_lookup.options.groups import BUILT, EXPLICIT
+from pyspark_lookup.options.lookup_options import merge_options
+from pyspark_lookup.options.parsing import option_text
+from pyspark_lookup.spark import features, planning
+from pyspark_lookup.spark.micro_batch import current_build
+from pyspark_lookup.spark.pipelines import in_flow_function
+from pyspark_lookup.spark.reading import Resolve, count_for_application, current_execution, read, session_options
+from pyspark_lookup.spark.types import arrow_schema
+from pyspark_lookup.spark.worker_errors import without_traceback
+from pyspark_lookup.versions.executions import Build
+
+TablePath = str | os.PathLike[str] | None
+_FORMAT = "lookupcache"
+_VERSION = "version"
+
+
+def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None = "") -> DataFrame:
+    """A table, or a view of it (`lookup.view`). `explicit`: the names of the options that the user gave for this read; None: all of them."""
+    build = current_build(spark)
+    load_options = dict(options)
+    if explicit is not None:
+        load_options[EXPLICIT] = explicit
+    if build is not None:
+        load_options[BUILT] = json.dumps(dataclasses.astuple(build))
+    if features.DATA_SOURCES:
+        return spark.read.format(_FORMAT).options(**load_options).load()
+    # Each execution resolves the version anyway.
+    load_options.pop("lookup.version-at", None)
+    schema, tasks = _describe(spark, load_options)
+    share = ReadShare(json.dumps(load_options, sort_keys=True), schema.json(), tasks, runtime().nonce())
+    return (
+        numbered_rows(spark, tasks).crossJoin(sf.broadcast(_version(spark, options, build))).mapInArrow(share, schema)
+    )
+
+
+def _version(spark: SparkSession, options: Mapping[str, str], build: Build | None) -> DataFrame:
+    """A relation of one row: the version that an execution reads; null for a view, which resolves its own."""
+    if View(options.get("lookup.view", View.DATA.value).lower()) is not View.DATA:
+        return spark.range(0, 1, 1, 1).select(sf.lit(None).cast(BinaryType()).alias(_VERSION))
+    strict = merge_options(options, {"lookup.on-error": OnError.FAIL.value})
+    resolve = Resolve("version_of_table", {"token": (json.dumps(strict, sort_keys=True), build)}, _VERSION)
+    columns = StructType([StructField("token", BinaryType()), StructField(_VERSION, BinaryType())])
+    return numbered_rows(spark, 1).mapInArrow(resolve, columns).select(_VERSION)
+
+
+def load_columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
+    """The columns of a table now."""
+    if plans_here(spark):
+        return planning.plan_schema({**options, EXPLICIT: ""})[0]
+    if features.DATA_SOURCES:
+        return load(spark, options).schema
+    return _describe(spark, {**options, EXPLICIT: ""})[0]
+
+
+def plans_here(spark: SparkSession) -> bool:
+    """Whether this process plans tables itself: the driver does, and so does a flow's function, to which a Connect server reveals nothing.
+
+    The driver does it because Spark would start a Python process for each plan.
+    """
+    return in_flow_function(spark) or isinstance(spark, SparkSession)
+
+
+def numbered_rows(spark: SparkSession, count: int) -> DataFrame:
+    """The numbers from 0, each in a task of its own, for a function of `mapInArrow` that makes its rows itself."""
+    # Without a schema, Spark Connect asks the server for the columns of the input of `mapInArrow`.
+    return spark.range(0, count, 1, count).to(StructType([StructField("id", LongType())]))
+
+
+def _describe(spark: SparkSession, options: Mapping[str, str]) -> tuple[StructType, int]:
+    """(the columns of a table now, the number of tasks that read it). Over Connect a task of the server finds out."""
+    if plans_here(spark):
+        return _plan(options)
+    columns = StructType([StructField("schema", StringType()), StructField("tasks", LongType())])
+    row = numbered_rows(spark, 1).mapInArrow(Describe(json.dumps(dict(options))), columns).collect()[0]
+    return StructType.fromJson(json.loads(row.schema)), row.tasks
+
+
+def _plan(options: Mapping[str, str]) -> tuple[StructType, int]:
+    schema, resolved_table = planning.plan_schema(options)
+    return schema, max(len(planning.Planning.from_options(options, schema, resolved_table).tasks()), 1)
+
+
+class Describe:
+    """For `mapInArrow`: the columns of a table, and the number of tasks that read it."""
+
+    def __init__(self, options: str) -> None:
+        self._options = options
+
+    @without_traceback
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        count_for_application()
+        schema, tasks = _plan(json.loads(self._options))
+        yield pa.RecordBatch.from_pydict({"schema": [schema.json()], "tasks": [tasks]})
+
+
+class ReadShare:
+    """For `mapInArrow`: the rows of a task. Its input is a row: the task's number, and the version to read.
+
+    `schema`: the columns to read; `tasks`: how many tasks share the read; `nonce`: its name.
+    """
+
+    def __init__(self, options: str, schema: str, tasks: int, nonce: str) -> None:
+        self._options = options
+        self._schema = schema
+        self._tasks = tasks
+        self._nonce = nonce
+
+    @without_traceback
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [
+            row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        ]
+        count_for_application()
+        options = json.loads(self._options)
+        columns = StructType.fromJson(json.loads(self._schema))
+        for number, token in numbers:
+            planned = planning.Planning.from_options(options, columns, _find_table(options, token))
+            for plan, task in planned.tasks(self._nonce)[number :: self._tasks]:
+                yield from read(plan, task, planned.build, time.time(), arrow_schema(columns))
+
+
+def _find_table(options: Mapping[str, str], token: bytes | None) -> ResolvedTable | None:
+    """The version of a token; None for a view, which has none."""
+    if token is None:
+        return None
+    parsed = planning.read_options(options).on_host(session_options())
+    engine = runtime().engine(parsed)
+    with engine.publish():
+        return table_of_token(engine.reader, parsed, VersionToken.from_bytes(token), current_execution())
+
+
+def read_table(spark: SparkSession, path: TablePath = None, options: Mapping[str, Any] | None = None) -> DataFrame:
+    """A table as a DataFrame, on every Spark: `spark.read.format("lookupcache").options(**options).load(path)` where Spark has that.
+
+    `path`: a file, directory, glob or table; None if the options name one (`lookup.provider`). `options`: as for `spark.read`. A Spark
+    without data sources in Python reads the version that is current when a query or micro-batch starts, and all of the columns, even if
+    the query selects fewer: name them in `lookup.columns`. Raises OptionError for options that do not fit, and the errors of reading.
+    """
+    texts = {key: option_text(value) for key, value in (options or {}).items()}
+    if path is not None:
+        texts["path"] = os.fspath(path)
+    return load(spark, resolve_path(texts), None)

@@ -1,0 +1,250 @@
+"""The UDF of a pass: how keys and versions reach Python, and how rows come back.
+
+It is an iterator Arrow UDF where Spark has those, else an iterator pandas UDF. A pandas UDF gets Series, in which a nullable BIGINT is a
+double, a null number is NaN, and times end in 2262. So the plan encodes keys as numbers without nulls and as bytes, and the answer is a
+Series that gives Spark its Arrow array unchanged (docs/decisions/pandas-udf.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.lookup.lookup_join import PassSpec, issue_token, options_from_json
+from pyspark_lookup.lookup.runtime import runtime
+from pyspark_lookup.spark import features
+from pyspark_lookup.spark.reading import Probe, current_execution, session_options
+from pyspark_lookup.spark.types import arrow_schema
+from pyspark_lookup.spark.worker_errors import without_traceback
+from pyspark_lookup.versions.executions import Build
+
+_INTEGERS = (BooleanType, ByteType, ShortType, IntegerType, LongType)
+_DAY_US = 86_400_000_000
+_EXACT_DOUBLES = 2**53
+
+
+class LookupUdf:
+    """The UDF that looks rows up. Its arguments are keys, then columns with versions; its answer is a list of structs of `fields` for each
+    row, or, if `spec` says so, one struct or null.
+
+    `function`: what Spark registers and calls. `keys`: the types of the keys.
+    """
+
+    def __init__(
+        self, name: str, spec: PassSpec, fields: Sequence[StructField], keys: Sequence[DataType], versions: int
+    ) -> None:
+        self._keys = tuple(keys)
+        self._single = not spec.many and not features.ARROW_UDFS
+        if features.ARROW_UDFS:
+            probe = Probe(name, spec.to_text(), versions)
+            self.function = _udf(features.arrow_udf, probe, fields, spec.many, "SQL_SCALAR_ARROW_ITER_UDF")
+        else:
+            types = arrow_schema(StructType([StructField(str(n), key) for n, key in enumerate(self._keys)]))
+            encoded = EncodedProbe(name, spec.to_text(), versions, text_of_schema(types), self._single)
+            self.function = pandas_function(encoded, fields, spec.many or self._single)
+
+    def arguments(self, keys: Sequence[str]) -> list[str]:
+        """The arguments of a call, in SQL, for keys in SQL; the versions come after them."""
+        if features.ARROW_UDFS:
+            return list(keys)
+        return [column for sql, kind in zip(keys, self._keys, strict=True) for column in encode(sql, kind)]
+
+    def answer(self, call: str) -> str:
+        """The answer, in SQL, of a call of the function."""
+        # A pandas UDF cannot return a null struct.
+        return f"get({call}, 0)" if self._single else call
+
+
+def pandas_function(probe: Probe, fields: Sequence[StructField], many: bool) -> Any:
+    """The pandas UDF that calls `probe`. It returns lists of structs of `fields`, or structs."""
+    return _udf(pandas_udf, probe, fields, many, "SQL_SCALAR_PANDAS_ITER_UDF")
+
+
+def _udf(make: Any, probe: Probe, fields: Sequence[StructField], many: bool, eval_type: str) -> Any:
+    row = StructType(list(fields))
+    with warnings.catch_warnings():  # type hints cannot express a variable number of arguments
+        warnings.filterwarnings("ignore", ".*it is preferred to specify type hints", UserWarning)
+        return make(probe, ArrayType(row) if many else row, getattr(features.PythonEvalType, eval_type))
+
+
+def encode(sql: str, kind: DataType) -> list[str]:
+    """The columns, in SQL, in which a pandas UDF gets a key unchanged: a number and whether it is null, or one column of bytes or decimals."""
+    if isinstance(kind, StringType):
+        return [f"CAST({sql} AS BINARY)"]  # text that is not UTF-8 has no Python string
+    number = _number(sql, kind)
+    return [sql] if number is None else [f"coalesce({number}, 0)", f"{sql} IS NULL"]
+
+
+def _number(sql: str, kind: DataType) -> str | None:
+    """A key as a number, in SQL; None for a type that is not passed as a number."""
+    if isinstance(kind, BooleanType):
+        return f"CAST({sql} AS INT)"
+    if isinstance(kind, (*_INTEGERS, FloatType, DoubleType)):
+        return sql
+    if isinstance(kind, DateType):
+        return f"unix_date({sql})"
+    if isinstance(kind, TimestampType):
+        return f"unix_micros({sql})"
+    if isinstance(kind, TimestampNTZType):
+        # By its parts, because a cast to a number goes through an instant in the session's time zone, where hours are missing.
+        seconds = f"hour({sql}) * 3600 + minute({sql}) * 60"
+        micros = f"CAST(extract(SECOND FROM {sql}) * 1000000 AS BIGINT)"
+        return f"unix_date(CAST({sql} AS DATE)) * {_DAY_US}L + ({seconds}) * 1000000L + {micros}"
+    return None
+
+
+def decode(columns: Sequence[Any], types: pa.Schema) -> list[pa.Array]:
+    """The keys of which `encode` made the Series `columns`, in these types."""
+    series = iter(columns)
+    return [_decode(series, kind) for kind in types.types]
+
+
+def _decode(series: Iterator[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        return pa.array(next(series), pa.binary()).view(kind)
+    if pa.types.is_binary(kind) or pa.types.is_decimal(kind):
+        return pa.array(next(series), kind)
+    numbers, nulls = next(series).to_numpy(), next(series).to_numpy()
+    if pa.types.is_boolean(kind):
+        return pa.array(numbers != 0, kind, mask=nulls)
+    return pa.array(numbers, mask=nulls).cast(pa.int32() if pa.types.is_date32(kind) else kind).cast(kind)
+
+
+class EncodedProbe(Probe):
+    """The iterator pandas UDF of a pass. `types`: the schema of the keys, as text; `single`: the answer is a list of one row or none."""
+
+    def __init__(self, name: str, spec: str, versions: int, types: str, single: bool) -> None:
+        super().__init__(name, spec, versions)
+        self._types = types
+        self._single = single
+
+    def __call__(self, batches: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
+        for answers in super().__call__(map(self._arrays, batches)):
+            yield arrow_series(_as_lists(answers) if self._single else answers)
+
+    def _arrays(self, columns: tuple[Any, ...]) -> tuple[pa.Array, ...]:
+        keys, versions = columns[: -self._versions], columns[-self._versions :]
+        tokens = [pa.array(column, pa.binary()) for column in versions]
+        return (*decode(keys, schema_of_text(self._types)), *tokens)
+
+
+def _as_lists(structs: pa.StructArray) -> pa.ListArray:
+    """Each struct as a list of its own; each null as an empty list."""
+    counts = pc.cumulative_sum(structs.is_valid().cast(pa.int32()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), counts])
+    kind = pa.list_(pa.field("element", structs.type))
+    return pa.ListArray.from_arrays(offsets, structs.drop_null(), type=kind)
+
+
+class PlainProbe(Probe):
+    """An iterator pandas UDF that users call with keys alone, for a Spark without functions in SQL.
+
+    Each task takes the version of its execution on its host. `keys`: the schema of the table's keys, as text; `options`: the table's, as
+    JSON. The answer of a lookup of single rows is a struct, of nulls where there is no row.
+    """
+
+    def __init__(self, name: str, spec: PassSpec, keys: pa.Schema, options: str, build: Build | None) -> None:
+        super().__init__(name, spec.to_text(), 1)
+        self._keys = text_of_schema(keys)
+        self._options = options
+        self._build = build
+
+    @without_traceback
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        options = runtime().effective(options_from_json(self._options).on_host(session_options()))
+        token = issue_token(options, current_execution(self._build))
+        for answers in super().__call__(self._arrays(columns, token) for columns in batches):
+            yield arrow_series(answers) if pa.types.is_list(answers.type) else _arrow_frame(answers)
+
+    def _arrays(self, columns: Any, token: bytes) -> tuple[pa.Array, ...]:
+        series = columns if isinstance(columns, tuple) else (columns,)
+        keys = schema_of_text(self._keys)
+        if len(series) != len(keys):
+            raise OptionError(
+                f"function {self.__name__}: give {len(keys)} keys, {', '.join(keys.names)}, not {len(series)}"
+            )
+        arrays = [_plain_key(self.__name__, field, column) for field, column in zip(keys, series, strict=True)]
+        return (*arrays, pa.repeat(pa.scalar(token, pa.binary()), len(series[0])))
+
+
+def check_plain_key(name: str, field: StructField) -> None:
+    """Raise NotSupportedError for a key that a pandas UDF would not get unchanged."""
+    if isinstance(field.dataType, (FloatType, DoubleType, TimestampType, TimestampNTZType)):
+        features.SQL_FUNCTIONS.require(
+            f"register_lookup, name = {name!r}: key {field.name!r} is {field.dataType.simpleString()}, and a function for such keys",
+            "use lookup_join",
+        )
+
+
+def _plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
+    """A key as a pandas UDF gets it, in the type of the table's key. Raises SchemaError if it does not fit."""
+    if pa.types.is_integer(field.type) and column.dtype.kind == "f" and column.abs().max() >= _EXACT_DOUBLES:
+        raise SchemaError(
+            f"function {function}: key {field.name!r} is null in some rows and beyond 2^53 in others, and this Spark passes such numbers as "
+            "doubles: use lookup_join, or filter the nulls out first"
+        )
+    try:
+        return pa.array(column, from_pandas=True).cast(field.type)
+    except (pa.ArrowException, TypeError, ValueError) as problem:
+        raise SchemaError(
+            f"function {function}: key {field.name!r} is {field.type}, and the argument does not fit: {problem}"
+        ) from None
+
+
+@functools.cache
+def _pandas() -> Any:
+    """pandas, which only tasks need."""
+    return importlib.import_module("pandas")
+
+
+def _pandas_array(values: pa.Array) -> Any:
+    return _pandas().arrays.ArrowExtensionArray(pa.chunked_array([values]))
+
+
+@functools.cache
+def _arrow_series_class() -> Any:
+    class ArrowSeries(_pandas().Series):  # type: ignore[misc]
+        """A Series over an Arrow array. Where PySpark would convert its values one by one, it stays as it is: the array has their types."""
+
+        def apply(self, *_: Any, **__: Any) -> Any:
+            return self
+
+        map = apply
+
+    return ArrowSeries
+
+
+def arrow_series(answers: pa.Array) -> Any:
+    """A Series that gives Spark this array without a copy."""
+    return _arrow_series_class()(_pandas_array(answers))
+
+
+def _arrow_frame(structs: pa.StructArray) -> Any:
+    columns = zip(structs.type, structs.flatten(), strict=True)
+    return _pandas().DataFrame({field.name: _pandas_array(column) for field, column in columns})
