@@ -110,6 +110,9 @@ def spark() -> Iterator[SparkSession]:
             .config("spark.sql.warehouse.dir", str(_HOST / "warehouse"))
             .config("spark.driver.memory", "2g")
             .config("spark.sql.session.timeZone", "UTC")
+            # The defaults from Spark 4.0 on.
+            .config("spark.sql.parquet.datetimeRebaseModeInRead", "CORRECTED")
+            .config("spark.sql.parquet.int96RebaseModeInRead", "CORRECTED")
             .getOrCreate()
         )
     session.sparkContext.setLogLevel("ERROR")

@@ -328,7 +328,13 @@ def test_importing_brings_in_nothing_heavy() -> None:
 
 
 ASKS = "import pyspark_lookup; print(hasattr(pyspark_lookup, 'DefaultSource'))"
-OURS = ("pyspark_lookup.spark", "pyspark_lookup.spark.source", "pyspark_lookup.spark.worker_errors")
+OURS = (
+    "pyspark_lookup.core",
+    "pyspark_lookup.spark",
+    "pyspark_lookup.spark.features",
+    "pyspark_lookup.spark.source",
+    "pyspark_lookup.spark.worker_errors",
+)
 
 
 @pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "sqlglot", "pyspark", *OURS])

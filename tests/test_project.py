@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from scripts.release_notes import package_version, release_notes
+from tests.support.sparks import FEATURES
 
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
@@ -25,7 +26,7 @@ def test_the_matrix_is_what_the_readme_names() -> None:
     """CI has a job for each Spark and each Python that are named, and for each pair that was tested."""
     matrix = WORKFLOWS["tests.yml"]["jobs"]["versions"]["strategy"]["matrix"]
     assert matrix["spark"] == re.findall(r"\| Spark (\d\.\d) ", README) == [one["spark"] for one in matrix["include"]]
-    assert f"for spark in {' '.join(matrix['spark'])};" in (ROOT / "scripts" / "test").read_text()
+    assert f"for spark in {' '.join(matrix['spark'])}; do" in (ROOT / "scripts" / "test").read_text()
     classifiers = SETUP["metadata"]["classifiers"]
     assert matrix["python"] == re.findall(r":: (3\.\d+)$", classifiers, re.MULTILINE)
     assert f">={matrix['python'][0]}" == SETUP["options"]["python_requires"]
@@ -39,6 +40,17 @@ def test_the_matrix_is_what_the_readme_names() -> None:
     }
     assert len(pairs) >= 6
     assert pairs <= set(itertools.product(matrix["spark"], matrix["python"])) - excluded
+
+
+def test_the_readme_names_what_not_every_spark_has() -> None:
+    """Its table has a row for each feature, and says yes for those Sparks that have it."""
+    rows = [line for line in README.splitlines() if re.search(r"\| (yes|no) \|$", line)]
+    columns = re.findall(r"\| Spark (\d\.\d) ", README)
+    for feature in FEATURES:
+        (row,) = (line for line in rows if feature.title in line)
+        answers = row.split("|")[2:-1]
+        has = [tuple(map(int, spark.split("."))) >= tuple(map(int, feature.since.split("."))) for spark in columns]
+        assert [answer.strip() == "yes" for answer in answers] == has, feature.title
 
 
 def test_workflows_may_do_little() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NotSupportedError, VersionGoneError
-from pyspark_lookup.spark import types
+from pyspark_lookup.spark import change_stream
 from pyspark_lookup.spark.change_stream import ChangeReader, stream_reader
+from tests.support.sparks import DATA_SOURCES, STREAM_LIMITS, needs
 
+pytestmark = needs(DATA_SOURCES)
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
@@ -43,7 +46,7 @@ def consumed(reader: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -
     return sorted(id_ for batch in batches for id_ in batch.column("id").to_pylist())
 
 
-@pytest.mark.skipif(types.SPARK < (4, 2), reason="needs Spark 4.2: limits of a micro-batch")
+@needs(STREAM_LIMITS)
 @pytest.mark.parametrize(
     ("limit", "most", "sizes"),
     [
@@ -77,13 +80,15 @@ def test_where_a_stream_begins(table: LookupTable) -> None:
 
 
 @pytest.mark.parametrize("limit", ["rows", "files", "bytes"])
-def test_limits_of_a_micro_batch_need_spark_42(table: LookupTable, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On 4.1 a stream with a limit fails when it begins, naming the option and both versions."""
+def test_limits_of_a_micro_batch_need_a_spark_that_has_them(
+    table: LookupTable, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere a stream with a limit fails when it begins, naming the option and both versions."""
     option = f"max_{limit}_per_trigger"
-    if types.SPARK >= (4, 2):
+    if STREAM_LIMITS:
         reader_of(table, **{option: "5"})
-    monkeypatch.setattr(types, "SPARK", (4, 1))
-    words = f"lookup.stream.max-{limit}-per-trigger needs Spark 4.2, and this is {pyspark.__version__}: without it"
+    monkeypatch.setattr(change_stream, "STREAM_LIMITS", dataclasses.replace(STREAM_LIMITS, present=False))
+    words = f"lookup.stream.max-{limit}-per-trigger needs limits of micro-batches .Spark 4.2.*{pyspark.__version__}.*: without it"
     with pytest.raises(NotSupportedError, match=words):
         reader_of(table, **{option: "5"})
     reader_of(table)

@@ -15,8 +15,9 @@ from tests.support.cluster import Cluster, environment
 from tests.support.fuzzing import seeds
 from tests.support.preloaded import python_variables
 from tests.support.spark_tables import made_files, put, said_by, saved
+from tests.support.sparks import DATA_SOURCES, needs
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
 
 _FENCE = """
 import sys

@@ -14,13 +14,14 @@ from tests.support.spark_lakes import (
     check_that_a_stream_follows,
     rows_of,
 )
+from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 
 
 class Dim:

@@ -19,11 +19,12 @@ from tests.support.spark_lakes import (
     check_that_a_stream_follows,
 )
 from tests.support.spark_tables import catalog_options, load
+from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 
 
 @pytest.fixture(params=["catalog", pytest.param("hint", marks=pytest.mark.nightly)])

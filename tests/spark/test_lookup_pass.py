@@ -30,6 +30,7 @@ from tests.support.spark_tables import (
     saved,
     stream_of,
 )
+from tests.support.sparks import DATA_SOURCES, UDFS, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +59,8 @@ def test_generated_chains(
     for _ in range(3):
         steps = drawn(rng)
         df = spark.read.parquet(files["facts"])
-        mine = by_lookups(df, files, steps)
+        with UDFS[rng.choice([*UDFS])]():
+            mine = by_lookups(df, files, steps)
         assert passes(mine, capsys) == 1
         assert_same(mine, by_joins(df, files, steps), f"{seed}: {steps}")
     stream = by_lookups(spark.readStream.schema(df.schema).parquet(files["facts"]), files, steps)
@@ -141,6 +143,7 @@ def test_semi_and_anti_joins(spark: SparkSession, files: dict[str, str]) -> None
         lookup_join(df, files["many"], "id", "semi", columns=["label"])
 
 
+@needs(DATA_SOURCES)
 def test_keys_that_the_table_names(spark: SparkSession, tmp_path: Path, files: dict[str, str], name: str) -> None:
     """Without `on` a lookup is by the keys of a catalog table, of a managed table's log, or of the options, in columns of the same names."""
     df = spark.read.parquet(files["facts"]).select("ID", "code")

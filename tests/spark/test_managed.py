@@ -17,7 +17,6 @@ from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, OptionError, lookup_join, register_lookup
 from pyspark_lookup.spark.source import DefaultSource
-from pyspark_lookup.spark.types import SPARK
 from tests.support.spark_tables import (
     MODES,
     NO_OPTIONS,
@@ -29,6 +28,7 @@ from tests.support.spark_tables import (
     put,
     stream_of,
 )
+from tests.support.sparks import DATA_SOURCES, STREAM_LIMITS, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tests.support.s3server import S3Server
 
-pytestmark = pytest.mark.spark
+pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 
 
 def write(rows: DataFrame, path: object, options: Mapping[str, str] = NO_OPTIONS, mode: str = "append") -> None:
@@ -341,7 +341,7 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
     assert f'"position": {four}' in str(progress.sources[0].endOffset).replace("'", '"')
 
 
-@pytest.mark.skipif(SPARK < (4, 2), reason="needs Spark 4.2: limits of a micro-batch")
+@needs(STREAM_LIMITS)
 def test_limits(desk: Desk) -> None:
     """A micro-batch takes whole commits within its limit, from a log position on (more limits: `test_change_reader`)."""
     for number in range(3):

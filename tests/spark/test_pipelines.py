@@ -13,8 +13,9 @@ import pyspark
 import pytest
 
 from tests.support.spark_tables import saved
+from tests.support.sparks import PIPELINES, needs
 
-pytestmark = [pytest.mark.spark, pytest.mark.nightly]
+pytestmark = [needs(PIPELINES), pytest.mark.spark, pytest.mark.nightly]
 
 _SPEC = """
 name: enrichment

@@ -42,8 +42,9 @@ from tests.support.spark_columns import (
     whole_numbers,
 )
 from tests.support.spark_tables import FULL, conf, load
+from tests.support.sparks import DATA_SOURCES, needs
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
 
 PREDICATES = 25 * MORE if BY_NIGHT else 15  # per table
 

@@ -25,13 +25,14 @@ from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.spark.session import RECOMMENDED
 from tests.support.fakes import FakeClock, make_host
 from tests.support.spark_tables import MODES, Calls, catalog_options, conf, load, put, saved
+from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tests.support.s3server import Request, S3Server
 
-pytestmark = pytest.mark.spark
+pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 
 
 def versions(df: DataFrame) -> set[int]:
@@ -310,12 +311,12 @@ def test_confs_of_a_session(spark: SparkSession, tmp_path: Path) -> None:
         assert (tmp_path / "own" / "v1").is_dir()
     with conf(spark, "spark.lookupcache.where", "id = 1"), pytest.raises(Exception, match="can be set for a session"):
         load(spark, path).collect()
-    before = {key: spark.conf.get(key) for key in RECOMMENDED}
+    before = {key: spark.conf.get(key, None) for key in RECOMMENDED}  # None: this Spark does not know it
     assert configure(spark) is spark
     assert {key: spark.conf.get(key) for key in RECOMMENDED} == dict(RECOMMENDED)
     assert load(spark, path).count() == 10
     for key, value in before.items():
-        spark.conf.set(key, value)
+        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
 
 
 def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from pyspark_lookup import register_lookup
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark import sql_functions
 from tests.support.spark_tables import Calls, put, saved
+from tests.support.sparks import SQL_FUNCTIONS, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, needs(SQL_FUNCTIONS)]
 
 
 @pytest.fixture

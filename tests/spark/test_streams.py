@@ -21,10 +21,10 @@ from py4j import finalizer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession as ClassicSession
 from pyspark.sql import functions as sf
-from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.spark import join, lookup_pass
+from pyspark_lookup.spark.features import find
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.versions.executions import Build
 from tests.support.fuzzing import BY_NIGHT, by_day
@@ -40,6 +40,7 @@ from tests.support.spark_tables import (
     running,
     stream_of,
 )
+from tests.support.sparks import DATA_SOURCES, REAL_TIME, needs
 from tests.support.toy_source import commit, people
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def test_a_kind_of_table_that_only_tests_know(spark: SparkSession, tmp_path: Pat
     assert load(spark, table, {"lookup.version": "1"}).where("region = 'eu'").count() == 101
 
 
+@needs(REAL_TIME)
 @pytest.mark.parametrize("strategy", ["broadcast", "cache"])
 def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy) -> None:
     """A broadcast passes rows on, of the version at the start of a batch; a pass is refused by the name of its operator."""
@@ -167,7 +169,8 @@ def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy)
         spark._jsparkSession, jvm.org.apache.spark.sql.Encoders.STRING()
     )
     memory.addData(jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of("4", "5")))
-    stream = ClassicFrame(memory.toDF(), spark).selectExpr("CAST(value AS long) AS id")
+    frame = find("pyspark.sql.classic.dataframe", "DataFrame")
+    stream = frame(memory.toDF(), spark).selectExpr("CAST(value AS long) AS id")
     with conf(spark, "spark.sql.streaming.realTimeMode.minBatchDuration", "100"):
         writer = lookup_join(stream, str(path), "id", strategy=strategy).writeStream.outputMode("update")
         writer = writer.foreach(append)
@@ -292,8 +295,11 @@ class Dim:
 
     def append(self, spark: SparkSession, number: int) -> None:
         """One more row."""
-        form = "lookupcache" if self._kind == "managed" else "parquet"
-        spark.range(number, number + 1).write.format(form).mode("append").save(self.path)
+        if self._kind == "managed" and not DATA_SOURCES:
+            LookupTable(self.path).write([{"id": number}])
+        else:
+            form = "lookupcache" if self._kind == "managed" else "parquet"
+            spark.range(number, number + 1).write.format(form).mode("append").save(self.path)
 
     def joined(self, spark: SparkSession) -> DataFrame:
         """A join of some keys that is made now."""
@@ -366,7 +372,7 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
         asked = session.range(1, 5)
         register_lookup(session, dim.function, dim.path, key="id", columns=["id"])
         ways = {strategy: lookup_join(asked, dim.path, "id", "inner", [], strategy=strategy) for strategy in STRATEGIES}
-        called = session.sql(f"SELECT id FROM range(1, 5) WHERE {dim.function}(id) IS NOT NULL")
+        called = session.sql(f"SELECT id FROM range(1, 5) WHERE {dim.function}(id).id IS NOT NULL")
         others = {"outer": lookup_join(spark.range(1, 5), dim.path, "id", "inner", [])} if outer else {}
         return {**ways, "function": called, **others}
 

@@ -6,6 +6,7 @@ pages of the documentation.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import runpy
@@ -42,7 +43,8 @@ def python_variables(home: Path) -> dict[str, str]:
 
 if __name__ == "__main__":
     for name in USED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # not every Spark has all of them
+            importlib.import_module(name)
     # After each task PySpark collects garbage: not in what is imported here.
     gc.collect()
     gc.freeze()

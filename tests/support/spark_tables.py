@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import LookupTable, lookup_join
+from pyspark_lookup import LookupTable, lookup_join, read_table
 from tests.support.fakes import wait_until_settled
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def put(path: Path, version: int, ids: range = range(10), group: int = 1000) -> 
 
 
 def load(spark: SparkSession, path: object, options: Mapping[str, Any] = NO_OPTIONS) -> DataFrame:
-    return spark.read.format("lookupcache").options(**options).load(str(path))
+    return read_table(spark, str(path), options)
 
 
 def catalog_options(path: object, options: Mapping[str, object] = NO_OPTIONS) -> str:

@@ -1,0 +1,127 @@
+"""`read_table`: a table as a DataFrame on every Spark; without data sources in Python by tasks that plan and read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as sf
+
+from pyspark_lookup import LookupTable, explain_lookup, lookup_join, read_table
+from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
+from pyspark_lookup.spark.source import DefaultSource
+from tests.support.spark_tables import Calls, batches_of, events, put, saved, stream_of
+from tests.support.sparks import DATA_SOURCES, without
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(params=["a source", "tasks"])
+def reading(request: pytest.FixtureRequest) -> Iterator[None]:
+    ways: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "a source": nullcontext,
+        "tasks": lambda: without(DATA_SOURCES),
+    }
+    with ways[request.param]():
+        yield
+
+
+def versions(path: Path, count: int) -> None:
+    """Files of a directory, each a task of its own with the smallest split size."""
+    for number in range(count):
+        fill = random.Random(number).randbytes(2**20)
+        saved(path / f"{number}.parquet", {"id": [number], "version": [number], "fill": [fill]})
+
+
+@pytest.mark.usefixtures("reading")
+def test_rows_columns_and_versions(spark: SparkSession, tmp_path: Path) -> None:
+    """Each query has the newest rows, read by as many tasks as there are splits; options and views are those of `spark.read`."""
+    versions(tmp_path / "dim", 3)
+    table = read_table(spark, tmp_path / "dim", {"lookup.scan.split-size": "1 MiB", "lookup.keys": ["id"]})
+    assert table.rdd.getNumPartitions() == 3
+    assert sorted(row.id for row in table.select("*").collect()) == [0, 1, 2]
+    versions(tmp_path / "dim", 5)
+    table = read_table(spark, tmp_path / "dim", {"lookup.scan.split-size": "1 MiB"})
+    assert table.select("id").where("id > 2").count() == 2
+    some = read_table(spark, tmp_path / "dim", {"lookup.columns": "version", "lookup.where": "id = 1"})
+    assert [tuple(row) for row in some.collect()] == [(1,)]
+    files = read_table(spark, tmp_path / "dim", {"lookup.view": "files"})
+    assert files.count() == 5
+    assert read_table(spark, tmp_path / "dim", {"lookup.view": "metrics"}).where("name = 'ufsListCount'").count() == 1
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_join_of_all_rows_and_a_lookup(spark: SparkSession, tmp_path: Path) -> None:
+    """A broadcast, a join with the table itself, and a lookup in one query agree, batch by batch of a stream, while the table changes."""
+    path = put(tmp_path / "dim.parquet", 1, range(200))
+    (tmp_path / "events").mkdir()
+    stream = stream_of(spark, tmp_path / "events")
+    joined = lookup_join(stream, str(path), "id", strategy="broadcast", prefix="b_")
+    assert "strategy: broadcast" in explain_lookup(joined)
+    joined = lookup_join(joined, str(path), "id", strategy="cache", prefix="c_")
+    joined = joined.join(sf.broadcast(read_table(spark, path).withColumnRenamed("version", "scanned")), "id")
+    for number in (1, 2, 3):
+        put(path, number, range(200))
+        events(tmp_path / "events", number)
+        (rows,) = batches_of(joined.select("b_version", "c_version", "scanned"), tmp_path / "checkpoint")
+        assert set(rows) == {(number, number, number)}
+        assert len(rows) == 200
+
+
+@pytest.mark.usefixtures("reading")
+def test_managed_tables(spark: SparkSession, tmp_path: Path) -> None:
+    """An earlier version, changes, and rows without a call to the store for what this host knows."""
+    table = LookupTable(tmp_path / "t", {"lookup.keys": "id"})
+    table.write(pa.table({"id": [1, 2], "v": ["a", "b"]}))
+
+    table.upsert([{"id": 2, "v": "c"}])
+    assert sorted(map(tuple, read_table(spark, tmp_path / "t").collect())) == [(1, "a"), (2, "c")]
+    assert sorted(map(tuple, read_table(spark, tmp_path / "t", {"lookup.version": "4"}).collect())) == [
+        (1, "a"),
+        (2, "b"),
+    ]
+    changes = read_table(spark, tmp_path / "t", {"lookup.view": "changes", "lookup.changes-from": "1"})
+    assert changes.count() >= 3
+
+
+@pytest.mark.usefixtures("reading")
+def test_mistakes(spark: SparkSession, tmp_path: Path) -> None:
+    """They are errors by name: when the table is planned, or in one line when a query runs."""
+    with pytest.raises((OptionError, PySparkException), match=r"lookup.cach"):
+        read_table(spark, tmp_path, {"lookup.cach": "FULL"}).collect()
+    with pytest.raises((UfsNotFoundError, PySparkException), match="does not exist"):
+        read_table(spark, tmp_path / "none").collect()
+    path = put(tmp_path / "dim.parquet", 1)
+    table = read_table(spark, path)
+    path.unlink()
+    with pytest.raises(PySparkException, match="does not exist"):
+        table.select("id").collect()
+
+
+def test_a_spark_without_sources_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format is refused by name when it is first used, with the way out."""
+    with (
+        without(DATA_SOURCES),
+        pytest.raises(NotSupportedError, match=r"data sources in Python.*pyspark_lookup\.read_table"),
+    ):
+        DefaultSource({"path": "x"})
+
+
+def test_calls_of_a_read_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """An unchanged table costs one call in each query, whatever its number of tasks."""
+    versions(tmp_path / "dim", 3)
+    with without(DATA_SOURCES):
+        table = read_table(spark, tmp_path / "dim", {"lookup.scan.split-size": "1 MiB"})
+        table.select("*").collect()
+        calls = Calls(tmp_path / "dim")
+        table.select("*").collect()
+    assert calls.calls() == (0, 1, 0)

@@ -1,0 +1,160 @@
+"""The UDFs of lookups on a Spark without Arrow UDFs, or without functions in SQL: keys and rows pass through pandas unchanged.
+
+`test_join_same_rows` and `test_lookup_pass` go through them with keys and rows of every type.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from pyspark_lookup import lookup_join, register_lookup
+from pyspark_lookup.errors import NotSupportedError
+from pyspark_lookup.spark.lookup_udf import arrow_series
+from tests.support.spark_tables import Calls, put, saved
+from tests.support.sparks import ARROW_UDFS, SQL_FUNCTIONS, without
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+EXTREMES = {
+    "l": (pa.int64(), [2**53 + 1, -(2**63), 2**63 - 1]),
+    "d": (pa.float64(), [float("nan"), -0.0, 5e-324]),
+    "t": (pa.timestamp("us", tz="UTC"), [-62_135_596_800_000_000, -1, 253_402_300_799_999_999]),
+    "n": (pa.timestamp("us"), [-62_135_596_800_000_000, -1, 253_402_300_799_999_999]),
+    "e": (pa.date32(), [-719_162, -1, 2_932_896]),
+    "b": (pa.bool_(), [False, True, False]),
+    "s": (pa.string(), ["", "ö", "\U0001f600"]),
+}
+
+
+@pytest.mark.parametrize("column", EXTREMES)
+def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path, column: str) -> None:
+    """They are found among nulls, in a session time zone whose clocks change."""
+    kind, keys = EXTREMES[column]
+    rows = pa.table({column: pa.array(keys, kind), "place": [0, 1, 2]})
+    path = saved(tmp_path / "dim.parquet", rows.slice(0, 2) if column == "b" else rows)
+    facts = saved(tmp_path / "facts.parquet", pa.table({column: pa.array([*keys, None], kind), "own": [0, 1, 2, 3]}))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        with without(ARROW_UDFS):
+            joined = lookup_join(spark.read.parquet(str(facts)), str(path), column, strategy="cache")
+        places = {row.own: row.place for row in joined.select("own", "place").collect()}
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert places == {0: 0, 1: 1, 2: 0 if column == "b" else 2, 3: None}
+
+
+def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
+    """It finds nothing, and ends nothing."""
+    path = saved(tmp_path / "dim.parquet", {"s": ["a"], "place": [0]})
+    facts = spark.sql("SELECT CAST(b AS STRING) AS s FROM VALUES (X'61'), (X'ff'), (X'c328') t(b)")
+    with without(ARROW_UDFS):
+        joined = lookup_join(facts, str(path), "s", strategy="cache")
+    assert sorted(str(row.place) for row in joined.select("place").collect()) == ["0", "None", "None"]
+
+
+def test_an_answer_stays_arrow() -> None:
+    """pyarrow takes the array itself, without a copy; what PySpark would convert value by value stays as it is."""
+    answers = pa.array([[{"a": 1}], None], pa.list_(pa.struct([("a", pa.int32())])))
+    series = arrow_series(answers)
+    assert isinstance(series, pd.Series)
+    assert len(series) == 2
+    converted = series.apply(lambda _: 1 / 0)
+    assert pa.Array.from_pandas(converted, type=answers.type).equals(answers)
+    wider = pa.list_(pa.struct([("a", pa.int64())]))
+    assert pa.Array.from_pandas(series, type=wider).type == wider
+
+
+def test_a_function_of_single_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Its answer is null where there is no row, and one row where there is one, as with Arrow UDFs."""
+    path = put(tmp_path / "dim.parquet", 7)
+    with without(ARROW_UDFS):
+        register_lookup(spark, name, str(path), "id")
+    if SQL_FUNCTIONS:
+        rows = spark.sql(f"SELECT k, {name}(k) AS r, {name}(k).version AS v FROM VALUES (1L), (99L), (NULL) t(k)")
+        assert {row.k: (row.r, row.v) for row in rows.collect()} == {1: ((7,), 7), 99: (None, None), None: (None, None)}
+
+
+# --- without functions in SQL ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain() -> Iterator[None]:
+    with without(SQL_FUNCTIONS, ARROW_UDFS):
+        yield
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """It answers each statement from one version, the newest, for one call; a key that is not there gives nulls, with `multi` an empty list."""
+    path = put(tmp_path / "dim.parquet", 1)
+    register_lookup(spark, name, str(path), "id")
+    register_lookup(spark, f"{name}_all", str(path), "id", multi=True)
+    facts = spark.createDataFrame([(1,), (2,), (99,), (None,)], "k bigint")
+    facts.coalesce(1).createOrReplaceTempView(f"{name}_facts")
+    for version in (1, 2):
+        put(path, version)
+        calls = Calls(path)
+        rows = spark.sql(f"SELECT k, {name}(k).version AS v FROM {name}_facts").collect()
+        assert {row.k: row.v for row in rows} == {1: version, 2: version, 99: None, None: None}
+        assert calls.calls()[0] == 1
+        lists = spark.sql(f"SELECT k, {name}_all(k) AS r FROM {name}_facts").collect()
+        assert {row.k: [item.version for item in row.r] for row in lists} == {
+            1: [version], 2: [version], 99: [], None: []
+        }  # fmt: skip
+
+
+PLAIN_KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "bigint": (pa.int64(), [2**53 - 1, 1]),
+    "string": (pa.string(), ["ö", ""]),
+    "binary": (pa.binary(), [b"\xff", b""]),
+    "boolean": (pa.bool_(), [True, False]),
+    "date": (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]),
+    "decimal": (pa.decimal128(38, 2), [None, None]),
+}
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("kind", PLAIN_KEYS)
+def test_keys_of_a_plain_function(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
+    arrow, keys = PLAIN_KEYS[kind]
+    if kind == "decimal":
+        keys = pa.array(["12345678901234567890123456789012345.67", "-0.01"]).cast(arrow).to_pylist()
+    path = saved(tmp_path / "dim.parquet", pa.table({"k": pa.array(keys, arrow), "place": [0, 1]}))
+    facts = saved(tmp_path / "facts.parquet", pa.table({"k": pa.array([*keys, None], arrow), "own": [0, 1, 2]}))
+    register_lookup(spark, name, str(path), "k")
+    spark.read.parquet(str(facts)).createOrReplaceTempView(f"{name}_facts")
+    rows = spark.sql(f"SELECT own, {name}(k).place AS place FROM {name}_facts").collect()
+    assert {row.own: row.place for row in rows} == {0: 0, 1: 1, 2: None}
+
+
+@pytest.mark.usefixtures("plain")
+def test_what_a_plain_function_refuses(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """What pandas would change is refused: by its type when it is registered, and a number that is no longer exact when it arrives."""
+    for kind in ("double", "timestamp"):
+        other = saved(
+            tmp_path / f"{kind}.parquet",
+            pa.table({"k": pa.array([1], kind.replace("timestamp", "timestamp[us]")), "v": [1]}),
+        )
+        with pytest.raises(NotSupportedError, match=rf"key 'k' is {kind}.*functions defined in SQL.*use lookup_join"):
+            register_lookup(spark, name, str(other), "k")
+    register_lookup(spark, name, str(put(tmp_path / "dim.parquet", 1)), "id")
+    many = spark.createDataFrame([(2**53 + 1,), (None,)], StructType([StructField("k", LongType())])).coalesce(1)
+    text = spark.createDataFrame([("x",)], StructType([StructField("k", StringType())]))
+    for number, (rows, call, words) in enumerate(
+        [(many, "k", "2.53 in others"), (text, "k", "does not fit"), (many, "k, k", "give 1 keys, id, not 2")]
+    ):
+        rows.createOrReplaceTempView(f"{name}_{number}")
+        with pytest.raises(PythonException, match=words):
+            spark.sql(f"SELECT {name}({call}).version FROM {name}_{number}").collect()
