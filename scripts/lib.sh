@@ -51,6 +51,15 @@ find_python() {
     return 1
 }
 
+# Prints the first of these versions of Python that is there, or the first of them.
+newest_of() {
+    local version
+    for version in "$@"; do
+        ! find_python "$version" >/dev/null || break
+    done
+    find_python "$version" >/dev/null && printf '%s\n' "$version" || printf '%s\n' "$1"
+}
+
 # Sets `python`: that of the virtual environment of this name in the checkout, which is made if it does not run; of the
 # Python version given.
 make_venv() {
@@ -72,6 +81,8 @@ make_venv() {
 
 use_venv() {
     local venv stamp name=.venv spark=${1:-} version=${2:-}
+    # Spark 3.5 does not know later Pythons.
+    [ "$spark" != 3.5 ] || version=${version:-$(newest_of 3.12 3.11 3.10)}
     [ -z "$spark$version" ] || name=".venvs/spark-${spark:-newest}${version:+-python-$version}"
     venv="$root/$name" stamp="$root/$name/installed-from"
     make_venv "$name" "$version"
