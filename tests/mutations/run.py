@@ -27,7 +27,7 @@ from tests.mutations.faults import FAULTS, Fault
 ROOT = Path(__file__).parents[2]
 PACKAGE = "pyspark_lookup"
 _LIMIT_S = 600  # of all tests of a fault
-_TEST_LIMIT_S = 60  # of one of them: a fault that makes a test hang is caught
+_TEST_LIMIT_S = 120  # of one of them, several times what it takes: a fault that makes a test hang is caught
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".venvs", "site", "*_cache", "tmp*")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 _PYTEST = [
@@ -148,6 +148,8 @@ def _passes(clean: Path, faults: Sequence[Fault]) -> bool:
 def _reported(fault: Fault, outcome: Outcome) -> bool:
     """Print how it went; whether the fault was caught."""
     how = f"caught in {outcome.took_s:.0f} s by {outcome.failed}" if outcome.failed else "MISSED"
+    if outcome.failed and f"Timeout (>{_TEST_LIMIT_S}" in outcome.said:
+        how += f", which did not end in {_TEST_LIMIT_S} s: by itself, or on a slow machine?"
     print(f"{fault.name}: {how}", flush=True)
     if outcome.failed is None:
         print("its tests could not be run:", outcome.said, sep="\n", flush=True)
