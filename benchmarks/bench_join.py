@@ -16,28 +16,36 @@ import shutil
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.functions import arrow_udf
 from pyspark.sql.types import StringType
 
 from benchmarks.common import alternate, make_table, report, session
 from pyspark_lookup import lookup_join
+from pyspark_lookup.spark import features
 
 BATCH_ROWS = 10_000
 COLUMNS = ["name", "segment", "score"]
 
 
-@arrow_udf(StringType())
-def trivial(key: pa.Array) -> pa.Array:
-    """What any Arrow UDF costs at least."""
-    return pa.nulls(len(key), pa.string())
+def no_names(keys: Iterator[Any]) -> Iterator[Any]:
+    for key in keys:
+        yield pa.nulls(len(key), pa.string()) if features.ARROW_UDFS else pd.Series([None] * len(key), dtype=object)
+
+
+def trivial() -> Any:
+    """What any UDF of the kind that lookups use costs at least."""
+    if features.ARROW_UDFS:
+        return features.arrow_udf(no_names, StringType(), features.PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+    return sf.pandas_udf(no_names, StringType(), features.PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF)
 
 
 def make_events(directory: Path, files: int, rows: int) -> Path:
@@ -90,7 +98,7 @@ def bench_stream(spark: SparkSession, home: Path, rows: int, rounds: int) -> Non
 
     contenders: dict[str, tuple[Callable[[DataFrame], DataFrame], int]] = {
         "no join": (lambda df: df, 12),
-        "a trivial Arrow UDF": (lambda df: df.withColumn("name", trivial("k")), 12),
+        "a trivial UDF": (lambda df: df.withColumn("name", trivial()("k")), 12),
         f"lookup_join, {rows // 100:,} rows": (joined(rows // 100), 12),
         f"lookup_join, {rows:,} rows": (joined(rows), 12),
         f"stream-static broadcast join, {rows:,} rows": (static, 3),
