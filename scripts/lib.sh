@@ -80,9 +80,11 @@ make_venv() {
 }
 
 use_venv() {
-    local venv stamp name=.venv spark=${1:-} version=${2:-}
+    local venv stamp name=.venv spark=${1:-} version=${2:-} more=()
     # Spark 3.5 does not know later Pythons.
     [ "$spark" != 3.5 ] || version=${version:-$(newest_of 3.12 3.11 3.10)}
+    # PySpark's own extras hold NumPy below 2 there, and newer pyarrows want 2.
+    [ "$spark" != 3.5 ] || more=('pyarrow<25')
     [ -z "$spark$version" ] || name=".venvs/spark-${spark:-newest}${version:+-python-$version}"
     venv="$root/$name" stamp="$root/$name/installed-from"
     make_venv "$name" "$version"
@@ -91,7 +93,7 @@ use_venv() {
         say "Installing the package, Spark and the tools into $name (once, some minutes)"
         rm -f "$stamp"
         (cd "$root" && "$python" -m pip install -qq --disable-pip-version-check \
-            -e '.[spark,cli,test,examples]' "pyspark${spark:+==$spark.*}" </dev/null) ||
+            -e '.[spark,cli,test,examples]' "pyspark${spark:+==$spark.*}" "${more[@]}" </dev/null) ||
             die "pip could not install the package, see above" "it needs PyPI, or a mirror of it in PIP_INDEX_URL" \
                 "and a Spark for this Python: README.md says which fit"
         installed_from >"$stamp"
