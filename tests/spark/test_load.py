@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(params=["a source", "tasks"])
+@pytest.fixture(params=[pytest.param("a source", marks=pytest.mark.nightly), "tasks"])
 def reading(request: pytest.FixtureRequest) -> Iterator[None]:
     ways: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "a source": nullcontext,
@@ -56,7 +56,15 @@ def test_rows_columns_and_versions(spark: SparkSession, tmp_path: Path) -> None:
     assert [tuple(row) for row in some.collect()] == [(1,)]
     files = read_table(spark, tmp_path / "dim", {"lookup.view": "files"})
     assert files.count() == 5
-    assert read_table(spark, tmp_path / "dim", {"lookup.view": "metrics"}).where("name = 'ufsListCount'").count() == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("reading")
+def test_metrics_of_each_host(spark: SparkSession, tmp_path: Path) -> None:
+    """Of the tasks that are asked, one answers for its host, in each query anew."""
+    metrics = read_table(spark, put(tmp_path / "dim.parquet", 1), {"lookup.view": "metrics"})
+    for _ in range(2):
+        assert metrics.where("name = 'ufsListCount'").count() == 1
 
 
 @pytest.mark.usefixtures("reading")

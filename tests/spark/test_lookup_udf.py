@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,26 +34,31 @@ EXTREMES = {
     "t": (pa.timestamp("us", tz="UTC"), [-62_135_596_800_000_000, -1, 253_402_300_799_999_999]),
     "n": (pa.timestamp("us"), [-62_135_596_800_000_000, -1, 253_402_300_799_999_999]),
     "e": (pa.date32(), [-719_162, -1, 2_932_896]),
-    "b": (pa.bool_(), [False, True, False]),
+    "m": (
+        pa.decimal128(38, 10),
+        [decimal.Decimal("9" * 28 + "." + "9" * 10), decimal.Decimal(0), decimal.Decimal("-1E-10")],
+    ),
+    "x": (pa.binary(), [b"", b"\xff", b"\0" * 3]),
     "s": (pa.string(), ["", "ö", "\U0001f600"]),
 }
 
 
-@pytest.mark.parametrize("column", EXTREMES)
-def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path, column: str) -> None:
-    """They are found among nulls, in a session time zone whose clocks change."""
-    kind, keys = EXTREMES[column]
-    rows = pa.table({column: pa.array(keys, kind), "place": [0, 1, 2]})
-    path = saved(tmp_path / "dim.parquet", rows.slice(0, 2) if column == "b" else rows)
-    facts = saved(tmp_path / "facts.parquet", pa.table({column: pa.array([*keys, None], kind), "own": [0, 1, 2, 3]}))
+def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path) -> None:
+    """They are found among nulls, in a session time zone whose clocks change; each column is looked up by itself."""
+    rows = {column: pa.array([*keys, None], kind) for column, (kind, keys) in EXTREMES.items()}
+    facts = spark.read.parquet(str(saved(tmp_path / "facts.parquet", pa.table({**rows, "own": [0, 1, 2, 3]}))))
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         with without(ARROW_UDFS):
-            joined = lookup_join(spark.read.parquet(str(facts)), str(path), column, strategy="cache")
-        places = {row.own: row.place for row in joined.select("own", "place").collect()}
+            for column, keys in rows.items():
+                table = pa.table({column: keys.slice(0, 3), "place": [0, 1, 2]})
+                path = saved(tmp_path / f"{column}.parquet", table)
+                facts = lookup_join(facts, str(path), column, prefix=f"{column}_", strategy="cache")
+        answers = facts.select("own", *(f"{column}_place" for column in rows)).collect()
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
-    assert places == {0: 0, 1: 1, 2: 0 if column == "b" else 2, 3: None}
+    for row in answers:
+        assert [*row][1:] == [row.own if row.own < 3 else None] * len(rows)
 
 
 def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
@@ -116,27 +122,27 @@ def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> Non
 
 
 PLAIN_KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
-    "bigint": (pa.int64(), [2**53 - 1, 1]),
-    "string": (pa.string(), ["ö", ""]),
-    "binary": (pa.binary(), [b"\xff", b""]),
-    "boolean": (pa.bool_(), [True, False]),
-    "date": (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]),
-    "decimal": (pa.decimal128(38, 2), [None, None]),
+    "number": (pa.int64(), [2**53 - 1, 1]),
+    "label": (pa.string(), ["ö", ""]),
+    "bytes": (pa.binary(), [b"\xff", b""]),
+    "flag": (pa.bool_(), [True, False]),
+    "day": (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]),
+    "amount": (pa.decimal128(38, 2), [decimal.Decimal("9" * 36 + ".99"), decimal.Decimal("-0.01")]),
 }
 
 
 @pytest.mark.usefixtures("plain")
-@pytest.mark.parametrize("kind", PLAIN_KEYS)
-def test_keys_of_a_plain_function(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
-    arrow, keys = PLAIN_KEYS[kind]
-    if kind == "decimal":
-        keys = pa.array(["12345678901234567890123456789012345.67", "-0.01"]).cast(arrow).to_pylist()
-    path = saved(tmp_path / "dim.parquet", pa.table({"k": pa.array(keys, arrow), "place": [0, 1]}))
-    facts = saved(tmp_path / "facts.parquet", pa.table({"k": pa.array([*keys, None], arrow), "own": [0, 1, 2]}))
-    register_lookup(spark, name, str(path), "k")
+def test_keys_of_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Keys of each type that pandas does not change are found, among nulls."""
+    rows = pa.table({kind: pa.array([*keys, None], arrow) for kind, (arrow, keys) in PLAIN_KEYS.items()})
+    facts = saved(tmp_path / "facts.parquet", rows.append_column("own", [[0, 1, 2]]))
+    for kind in PLAIN_KEYS:
+        path = saved(tmp_path / f"{kind}.parquet", rows.select([kind]).slice(0, 2).append_column("place", [[0, 1]]))
+        register_lookup(spark, f"{name}_{kind}", str(path), kind)
     spark.read.parquet(str(facts)).createOrReplaceTempView(f"{name}_facts")
-    rows = spark.sql(f"SELECT own, {name}(k).place AS place FROM {name}_facts").collect()
-    assert {row.own: row.place for row in rows} == {0: 0, 1: 1, 2: None}
+    calls = ", ".join(f"{name}_{kind}({kind}).place" for kind in PLAIN_KEYS)
+    for row in spark.sql(f"SELECT own, {calls} FROM {name}_facts").collect():
+        assert [*row][1:] == [row.own if row.own < 2 else None] * len(PLAIN_KEYS)
 
 
 @pytest.mark.usefixtures("plain")
