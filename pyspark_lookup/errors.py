@@ -1,6 +1,6 @@
 """The errors of pyspark_lookup: each is a `PysparkLookupError`, and also the builtin that a caller would guess.
 
-None of them shows a credential, even if one is in its text. A foreign error becomes the cause of one by `raise_ours`.
+No error shows a credential, even if it was given in its text. `raise_ours` makes a foreign error the cause of one of these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from pyspark_lookup.core.credentials import printable, without_credentials
 
-_LONGEST = 100_000  # characters of a foreign text that are examined: nobody reads more, and each takes time
+_LONGEST = 100_000  # characters of a foreign text that are examined: nobody reads more, and each character costs time
 
 
 def foreign_text(text: str) -> str:
@@ -34,7 +34,7 @@ class _RedactedError(Exception):
 
 
 def redact_cause(error: BaseException) -> BaseException:
-    """A foreign error for use as the cause of one of ours: itself, or a replacement if its traceback would show credentials."""
+    """The cause that an error of ours may have: the foreign `error` itself, or a replacement if its traceback would show credentials."""
     pending: list[BaseException | None] = [error]
     seen_ids: set[int] = set()
     while pending:
@@ -43,7 +43,7 @@ def redact_cause(error: BaseException) -> BaseException:
             continue
         seen_ids.add(id(link))
         text = _full_text(link)
-        # Tabs do no harm, and servers and the JVM write them: such a cause keeps its type and traceback.
+        # Tabs do no harm, and servers and the JVM write them: a cause with tabs keeps its type and traceback.
         if text is None or foreign_text(plain := text.replace("\t", " ")) != plain:
             return _RedactedError(foreign_text(f"{type(error).__name__}: {_error_text(error)}"))
         pending += [link.__cause__, link.__context__, *_members(link)]
@@ -61,7 +61,7 @@ def _members(error: BaseException) -> Iterator[BaseException]:
 
 
 def _full_text(error: BaseException) -> str | None:
-    """All parts of an error that a traceback or a log may show: its text, its notes and its repr; None if one fails."""
+    """All parts of an error that a traceback or a log may show: its text, its notes and its repr; None if one of them cannot be read."""
     try:
         return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
     except Exception:
@@ -76,7 +76,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def raise_ours(own_error: BaseException, foreign: BaseException | None) -> NoReturn:
-    """Raise an error of ours for a foreign one, which becomes its cause (None: no cause) and appears nowhere else."""
+    """Raise `own_error` with `foreign`, or its replacement by `redact_cause`, as the cause (None: no cause). It has no other reference to it."""
     try:
         if foreign is own_error:
             raise own_error
@@ -121,7 +121,7 @@ class TableFormatError(NotATableError):
 
 
 class TableEmptyError(NotATableError):
-    """The directory or glob has no data file, or no longer one."""
+    """The directory or glob has no data file, or no longer any."""
 
 
 class TableBusyError(NotATableError):
@@ -135,11 +135,11 @@ class NonUniqueKeyError(PysparkLookupError, ValueError):
 
 
 class OverlapError(PysparkLookupError, ValueError):
-    """Two rows of a key are valid at the same time, but an as-of lookup takes one."""
+    """Two rows of a key are valid at the same time, but an as-of lookup returns one row."""
 
 
 class WriteConflictError(PysparkLookupError, RuntimeError):
-    """Another commit makes this write impossible, or somebody has aborted it. Nothing of it is visible."""
+    """Another commit makes this write impossible, or somebody has aborted this write. Nothing that it wrote is visible."""
 
 
 class VersionGoneError(PysparkLookupError, LookupError):
@@ -179,7 +179,8 @@ class CacheDirectoryError(PysparkLookupError, PermissionError):
 class CacheFullError(PysparkLookupError, OSError):
     """The budget of the cache directory (`lookup.cache.max-bytes`) has no room for more.
 
-    `more`: the bytes that were requested. For a build: about how many bytes it `wanted` in total, for so many bytes of files.
+    `more`: the bytes that were requested. If a snapshot has no room, `wanted` is about how many bytes the whole snapshot needs, and
+    `of_bytes` is the size of the files whose rows it was to hold.
     """
 
     more: int = 0
@@ -188,7 +189,7 @@ class CacheFullError(PysparkLookupError, OSError):
 
 
 class UfsError(PysparkLookupError, OSError):
-    """The store failed in a way that another attempt will not fix."""
+    """The store failed: in every attempt, or in a way that another attempt will not fix."""
 
 
 class UfsNotFoundError(UfsError, FileNotFoundError):
@@ -212,16 +213,16 @@ class CatalogUnavailableError(UfsUnavailableError):
 
 
 class PutUnknownError(UfsUnavailableError):
-    """An attempt to put a file had no answer, and it could not be found out whether the file is there."""
+    """The store did not answer an attempt to write a file, nor the question whether the file is there now."""
 
 
 class CommitUnknownError(UfsError):
-    """It is unknown whether a managed table's log has a commit: its rows may be there."""
+    """It is unknown whether a commit got into a managed table's log: its rows may be visible."""
 
 
 class SourceChangedError(UfsError):
-    """A pinned read found another version of the file, or none."""
+    """A file was replaced or removed after its version had been resolved, before or while it was read."""
 
 
 CHANGED_KIND = (UfsNotFoundError, TableFormatError)
-"""The errors of a read if the path has become another kind of table: its files are gone, or belong to the other table."""
+"""The errors of a read if the path has become a table of another format: the files are gone, or belong to the new table."""

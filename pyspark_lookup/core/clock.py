@@ -1,7 +1,7 @@
 """`HostClock`: a host's clocks, passed as one argument; `Timer`: runs the periodic tasks of a process on one thread.
 
 `wall_s` is Unix time, for comparing with the times of files. `steady_s` counts from the host's start
-and is never stepped; its values compare between processes of the same `boot`, and only there.
+and is never stepped. Its values can be compared between processes of the same `boot`, and only between those.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def _boot_id() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class HostClock:
-    """The seconds of two clocks, the boot to which the steady one belongs, and a way to wait."""
+    """The functions that read a host's two clocks, in seconds, and a function that sleeps.
+
+    `boot`: the id of the host's present boot; empty if the system does not tell it.
+    """
 
     wall_s: Callable[[], float] = time.time
     steady_s: Callable[[], float] = _steady_s
@@ -43,7 +46,7 @@ class HostClock:
 
 
 Task = Callable[[], float | None]
-"""Runs what is due, without waiting for anything. Returns the seconds until its next run; None: never again."""
+"""A function that does the work that is due, without waiting for anything. It returns the seconds until its next run; None: never again."""
 
 _log = logging.getLogger("pyspark_lookup.timer")
 _AFTER_ERROR_S = 60.0
@@ -52,16 +55,16 @@ _LONG_S = 10.0
 
 
 class Timer:
-    """Runs tasks one after the other, each at the time that it asked for. The thread lives as long as there are tasks.
+    """Runs tasks one after the other on one thread, each at the time that it asked for. The thread ends when no task is left.
 
-    `start`: starts a thread with a name and a function. Not for use after a fork.
+    `start`: a function that starts a thread with the given name and work. A forked child must not use the timer of its parent.
     """
 
     def __init__(self, start: Callable[[str, Callable[[], None]], object]) -> None:
         self._start = start
         self._changed = threading.Condition()
-        self._times: dict[Task, float] = {}  # when it runs next, on Python's monotonic clock
-        self._queue: list[tuple[float, int, Task]] = []  # these times, and earlier ones of the same tasks
+        self._times: dict[Task, float] = {}  # when each runs next, on Python's monotonic clock
+        self._queue: list[tuple[float, int, Task]] = []  # these times, and times that `run_soon` has replaced
         self._numbers = itertools.count()
         self._running = self._ended = False
         self._thread: threading.Thread | None = None
@@ -89,17 +92,17 @@ class Timer:
 
     @property
     def can_be_awaited(self) -> bool:
-        """Whether the current thread may wait for a task to run: the timer has a thread, and it is another one."""
+        """Whether the current thread may wait for a task to run: the timer has a thread, which is not the current one."""
         return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
 
     def has_room(self) -> bool:
-        """Whether a task may start background work: only a few run at once, not counting those that take long."""
+        """Whether a task may start background work: of the work that began in the last 10 seconds, fewer than 8 pieces still run."""
         since_s = time.monotonic() - _LONG_S
         self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
         return len(self._running_work) < _AT_ONCE
 
     def add_work(self, work: concurrent.futures.Future[None]) -> None:
-        """Count background work that a task has started."""
+        """Count background work that a task has started, for `has_room`."""
         self._running_work.append((time.monotonic(), work))
 
     def end(self) -> None:
@@ -113,12 +116,12 @@ class Timer:
         heapq.heappush(self._queue, (at_s, next(self._numbers), task))
 
     def _next(self) -> Task | None:
-        """The task that is due, once one is; None if there are no more tasks."""
+        """The next task, as soon as it is due; None if no task is left or the timer has ended."""
         with self._changed:
             while self._times and not self._ended:
                 at_s, _, task = self._queue[0]
                 wait_s = at_s - time.monotonic()
-                if self._times.get(task) != at_s:  # it now runs sooner, or not at all
+                if self._times.get(task) != at_s:  # the task now has another time, or none
                     heapq.heappop(self._queue)
                 elif wait_s > 0:
                     self._changed.wait(wait_s)

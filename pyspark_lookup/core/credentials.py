@@ -11,7 +11,7 @@ _NAMES_COMPARED = 1000
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """A text that cannot control a terminal: unprintable characters are escaped, and line ends unless `lines` is true."""
+    """The text with its unprintable characters escaped, so that it cannot control a terminal. Line ends are kept if `lines` is true."""
     if text.isprintable():
         return text
     return "".join(
@@ -21,7 +21,7 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def names_shown(names: Sequence[str], unknown_name: str = "") -> str:
-    """Names for an error about an unknown one: the first few, and the one that was probably meant."""
+    """What an error about `unknown_name` says of the known `names`: the first 30, and the name that was probably meant."""
     more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
     spelled = {name.lower(): name for name in names[:_NAMES_COMPARED]}
     close_names = difflib.get_close_matches(unknown_name.lower(), spelled, 1, 0.7)
@@ -79,7 +79,7 @@ _ENCODED = re.compile(
     rf"(?i)({_NAME}{_SUFFIX}(?:%22|%27)?(?:%20|\+)*%3[ad](?:%20|\+)*(?:%22|%27)?)(?:(?!%2[267])[^\s&;\"'<>])+|"
     r"(%3a%2f%2f)(?:(?!%2f|%40)[^\s&\"'<>]){0,100}%3a(?:(?!%40)[^\s&\"'<>]){0,200}(?=%40)"
 )
-# A name and the value after it.
+# A name, and its value in the next field or element, such as `<key>password</key><value>x</value>`.
 _PAIR = re.compile(
     rf"""(?i)({_NAME}{_SUFFIX}\\*["']?(?:</\w{{1,30}}>(?:\s|\\+[nrt])*<|\s*,\s*|\s+)\\*["']?value\\*["']?(?:\s*[:=]\s*|>\s*))"""
     rf"""(?:{_QUOTED.format("q")}|[^\s<>"',}}\]]+)""",
@@ -117,12 +117,12 @@ def names_secret(name: str) -> bool:
 
 
 def names_bucket_with_credentials(path: str) -> bool:
-    """Whether a URL has a user or a key before the name of a bucket, where no store takes any."""
+    """Whether a URL has a user or a key before the name of its bucket, where no store reads credentials."""
     return _KEY_PAIR.match(path) is not None or _BUCKET_USER.match(path) is not None
 
 
 def without_url_credentials(text: str) -> str:
-    """A path, or the value of another option, without the credentials of URLs and connection strings in it."""
+    """A path, or the value of another option, with the credentials in its URLs and connection strings hidden."""
     return _CONNECTION.sub(rf"\1{_HIDDEN}", _without_parts(text)) if _MAY_HOLD.search(text) else text
 
 

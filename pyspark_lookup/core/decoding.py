@@ -52,7 +52,7 @@ def is_encodable(text: str) -> bool:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be UTF-8, as stores and Arrow need it: JSON may hold one half of a UTF-16 pair."""
+    """Whether a text can be encoded as UTF-8, as stores and Arrow need. A text from JSON may have one half of a UTF-16 pair, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -63,14 +63,14 @@ def is_utf8(text: str) -> bool:
 def as_count(value: Any) -> int:
     """A whole number from 0 to 2**63 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_AT_MOST:
-        raise TypeError(f"{show(value)} is not a count")
+        raise TypeError(f"{show(value)} is not a whole number from 0 to 2**63 - 1")
     return value
 
 
 def as_positive(value: Any) -> int:
     """A whole number from 1 to 2**63 - 1."""
     if not (count := as_count(value)):
-        raise TypeError("0 is too small")
+        raise TypeError("0 is not a whole number from 1 to 2**63 - 1")
     return count
 
 
@@ -88,7 +88,10 @@ def as_number(value: Any) -> float:
 
 
 def as_decimal(text: str) -> decimal.Decimal | None:
-    """The number in a text; None if there is none, or if no column can have its exponent, with which arithmetic could take minutes."""
+    """The number in a text; None if the text is no number, or is NaN, infinite or of an exponent that no column can have.
+
+    Arithmetic with larger exponents could take minutes.
+    """
     try:
         number = decimal.Decimal(text)
     except decimal.InvalidOperation:

@@ -1,8 +1,8 @@
-"""Keeps a forked child from inheriting locks that a thread held in its parent, or state that was half changed under one.
+"""Keeps a forked child from inheriting locks that a thread held in its parent, or state that was half changed under such a lock.
 
 Only the thread that forks goes on in the child. A lock that another thread held stays locked for ever, so locks are in objects that each
-process makes anew (`lookup.runtime`), or are made here. `functools.cached_property` has a lock per class before Python 3.12:
-`cached_property` has none. A module that another thread was importing is imported again.
+process makes anew (`lookup.runtime`), or are made here. Before Python 3.12 each `functools.cached_property` has a lock, which all objects
+share; `cached_property` here has none. A module that another thread was importing during the fork is imported again by the child.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def resets_in_child(owner: Inherited) -> None:
 
 
 class ForkSafeLock:
-    """A lock for objects that outlive a fork, such as names of a module: it is free in a child, whoever held it in the parent."""
+    """A lock for objects that outlive a fork, such as a module's globals: it is free in a child, whoever held it in the parent."""
 
     def __init__(self) -> None:
         self.reset_in_child()
@@ -56,7 +56,7 @@ class ForkSafeLock:
             self._lock.release()
 
 
-class cached_property(Generic[T]):  # noqa: N801 # as functools has it
+class cached_property(Generic[T]):  # noqa: N801 # the name that functools uses
     """A property that is computed once for each object, without a lock. The race: threads that ask at the same time may each compute it; all
     get the same value."""
 

@@ -2,8 +2,8 @@
 
     lookupcache reload table=s3://bucket/dim version=3f… seconds=1.2 rows=10000
 
-The same is on the record as `lookup_event` and `lookup_fields`, for handlers that write JSON. Spark's capture of worker logs
-(`spark.sql.pyspark.worker.logging.enabled`) keeps the line.
+For handlers that write JSON, the log record also has the event as `lookup_event` and its fields as `lookup_fields`. Spark's capture of
+worker logs (`spark.sql.pyspark.worker.logging.enabled`) keeps only the line.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ def has_room(size: int) -> bool:
 
 
 def check_room(size: int, purpose: str) -> None:
-    """Raise NotSupportedError if fewer than `size` bytes of memory are free. `purpose`: the data that needs them, in the plural."""
+    """Raise NotSupportedError if fewer than `size` bytes of memory are free.
+
+    `purpose`: the words with which the message begins, in the plural; they name the data that needs the memory.
+    """
     if not has_room(size):
         raise NotSupportedError(
             f"{purpose} need about {size} bytes of memory, but only {free_bytes()} are free: give this process more memory, or restore the file if it is damaged"
@@ -33,12 +36,12 @@ def check_room(size: int, purpose: str) -> None:
 
 
 def _read_free() -> Iterator[int]:
-    """The bytes that the host, the container and the process's own limit leave, for each that is known."""
+    """The free bytes of the host, those of the container, and those below the process's own limit, without the ones that are unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         yield _numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     with contextlib.suppress(OSError, ValueError, KeyError):
         statistics = _numbers(_GROUP / "memory.stat")
-        # The group's sum includes the page cache and mapped snapshots, which the kernel drops when memory runs short.
+        # `memory.current` includes the page cache and mapped snapshots, which the kernel drops when memory runs short.
         current_bytes = int((_GROUP / "memory.current").read_text())
         used_bytes = max(current_bytes - statistics["inactive_file"] - statistics["active_file"], 0)
         # Without a limit the file says `max`, and int() fails.
@@ -50,5 +53,5 @@ def _read_free() -> Iterator[int]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The numbers by name in a file with one of each on every line."""
+    """The numbers by name in a file of which every line begins with a name and its number."""
     return {line.split()[0]: int(line.split()[1]) for line in path.read_text().splitlines()}

@@ -2,10 +2,11 @@
 
 The FLIP's seven names are kept as Flink ships them; ours stand beside them. Rules:
 
-- A counter only grows; `UNSET` (-1) is a gauge nobody has set (Flink's convention).
-- A time is a histogram, kept as counters: `<name>Count`, `<name>Micros`, and `<name>UpTo<bound>` for each of `BOUNDS_MS`,
-  how many took no longer than that many milliseconds, and longer than the bound before. Those above the last are in none.
-- `ufs*Count` grow by one with each attempt to call the store, failed attempts included.
+- A counter only grows. A gauge that nobody has set is `UNSET` (-1), as in Flink.
+- The durations of each name in `TIMES` are a histogram, kept as counters: `<name>Count`, `<name>Micros`, and for each of `BOUNDS_MS`
+  `<name>UpTo<bound>`, the number of durations of at most that many milliseconds that are longer than the bound before. A duration
+  above the last bound is in no bucket.
+- Each `ufs*Count` grows by one with each attempt to call the store, failed attempts included.
 - `blockHitCount` + `blockMissCount` = blocks asked for. A damaged block is a miss too.
 """
 
@@ -23,8 +24,8 @@ BOUNDS_MS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 60_000)
 """Upper bounds of the buckets into which the durations of `TIMES` are counted."""
 
 TIMES: Mapping[str, str] = {
-    "lookupTime": "lookups: a call of get or get_many, or a batch of a join or SQL function",
-    "loadTime": "loads that succeeded: a batch of missing keys, or a snapshot",
+    "lookupTime": "lookups (calls of get and get_many, and batches of joins and SQL functions)",
+    "loadTime": "successful loads (of a batch of missing keys, or of a snapshot)",
 }
 
 
@@ -44,7 +45,7 @@ def _describe_times() -> dict[str, str]:
         descriptions |= {f"{name}Count": meaning, f"{name}Micros": f"total microseconds of {meaning}"}
         buckets = zip(bucket_names(name), BOUNDS_MS, strict=True)
         descriptions |= {
-            bucket: f"{meaning}; those that took at most {bound_ms:g} ms, and more than the bound before"
+            bucket: f"{meaning} that took at most {bound_ms:g} ms, and more than the bound before"
             for bucket, bound_ms in buckets
         }
     return descriptions
@@ -53,8 +54,8 @@ def _describe_times() -> dict[str, str]:
 COUNTERS: Mapping[str, str] = {
     "hitCount": "keys answered from a cache (FLIP-221)",
     "missCount": "keys that needed a load (FLIP-221)",
-    "loadCount": "loads that succeeded (FLIP-221): with lookup.cache=PARTIAL different keys, with FULL reloads of the table",
-    "numLoadFailures": "loads that failed (FLIP-221), in the unit of loadCount",
+    "loadCount": "successful loads (FLIP-221): with lookup.cache=FULL loads of the table, with PARTIAL distinct keys that were loaded",
+    "numLoadFailures": "failed loads (FLIP-221), counted like loadCount",
     "ufsHeadCount": "metadata calls for one path",
     "ufsListCount": "listing calls",
     "ufsGetCount": "data requests",
@@ -63,17 +64,17 @@ COUNTERS: Mapping[str, str] = {
     "ufsPutBytes": "bytes written",
     "ufsDeleteCount": "files removed",
     "ufsRetryCount": "calls to the store that were repeated",
-    "resolutionCount": "versions resolved at the store",
-    "resolutionReuseCount": "versions taken from an execution's record",
+    "resolutionCount": "times that the store was asked for a table's current version",
+    "resolutionReuseCount": "times that a table's version was known from the record of the same execution of a query",
     "versionServedCount": "times that a process began to answer from another version",
     "staleServedCount": "answers from a version that could not be renewed when it should have been",
     "resolvedBytes": "bytes of the files of the resolved versions: the cost of reading the table again for each query",
     "tokenCount": "version tokens issued to the tasks of joins and SQL functions",
     "metadataCacheCount": "versions answered by this host (lookup.metadata.source=CACHE)",
     "busyServedCount": "times that the last known version was used because a job was writing the files (lookup.on-busy=KEEP)",
-    "keptVersionCount": "unreadable states of a table in CACHE mode: the last version was kept",
-    "batchSkippedCount": "micro-batches that were not written: their query had committed them, or a later one",
-    "versionGoneCount": "versions that vanished before they were read",
+    "keptVersionCount": "times that the last version was kept because the table could not be read (lookup.metadata.source=CACHE)",
+    "batchSkippedCount": "micro-batches that were not written because their query had committed them before, or a later one",
+    "versionGoneCount": "versions whose files were gone before they were read",
     "getBlocksAndLocationsCount": "files for which the block cache was asked (Alluxio)",
     "fileLoadedCount": "files for which the block cache was asked and whose path it did not have",
     "fileResyncedCount": "files for which the block cache was asked and of which it had another version",
@@ -96,11 +97,11 @@ COUNTERS: Mapping[str, str] = {
     "sharedMergeCount": "merges of shared loads into one file",
     "sharedEvictedCount": "shared rows removed for space",
     "sharedRefusedCount": "loads that were not shared because the host's cache was full",
-    "cacheFailureCount": "failures of the cache directory; the store answered instead",
+    "cacheFailureCount": "failures of the cache directory, after which the store answered instead",
     "rowGroupsReadCount": "row groups or record batches decoded",
     "rowGroupsPrunedCount": "row groups skipped by statistics",
-    "filesPrunedCount": "files skipped by partition value",
-    "rowsReadCount": "rows returned",
+    "filesPrunedCount": "files, or parts of files, skipped by partition values or by statistics of files",
+    "rowsReadCount": "rows that scans returned",
     **_describe_times(),
 }
 
@@ -122,7 +123,7 @@ HOST_GAUGES: Mapping[str, str] = {
     "diskBudget": "maximum bytes of the cache directory (lookup.cache.max-bytes)",
     "diskFreeBytes": "free bytes on the disk of the cache directory",
 }
-"""Gauges that are computed when they are read, and not counted by processes."""
+"""Gauges that are computed when somebody reads them, and that no process sets."""
 
 _PLACES = {name: place for place, name in enumerate(COUNTERS)}
 _GAUGE_PLACES = {name: place for place, name in enumerate(GAUGES, len(COUNTERS))}
@@ -137,7 +138,7 @@ class CacheMetricGroup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # In the form in which they are written into the file after each batch.
+        # An array, because after each batch its bytes are written into the host's file of metrics.
         self._values = array.array("q", [0] * len(COUNTERS) + [UNSET] * len(GAUGES))
 
     def inc(self, name: str, amount: int = 1) -> None:
@@ -173,7 +174,7 @@ class CacheMetricGroup:
 
 
 class MetricsOfCache(CacheMetricGroup):
-    """The metric group for a user's own cache: the same numbers, except hits and misses, which lookups count in `live`."""
+    """The metric group for a user's own cache. It has the numbers of `live`, but ignores the cache's hits and misses: lookups count these."""
 
     def __init__(self, live: CacheMetricGroup) -> None:
         self._lock, self._values = live._lock, live._values
@@ -184,7 +185,7 @@ class MetricsOfCache(CacheMetricGroup):
 
 
 def add_metrics(snapshots: list[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of the snapshots of several processes, oldest first: counters add up, and of a gauge the latest set value counts."""
+    """The metrics of several processes together. `snapshots`: oldest first. Counters are added; a gauge has the last value that was set."""
     total = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, UNSET)}
     for snapshot in snapshots:
         for name in COUNTERS:

@@ -23,8 +23,10 @@ from typing import Generic, Protocol, TypeVar
 from pyspark_lookup.core.forks import resets_in_child
 
 _log = logging.getLogger("pyspark_lookup.threads")
-_END_S = 10.0  # far longer than between two calls of `check`, but short for somebody who waits for a process to end
-_FOREIGN_END_S = 2.0  # for calls into code of others
+_END_S = (
+    10.0  # far longer than the time between two calls of `check`, but short for somebody who waits for a process to end
+)
+_FOREIGN_END_S = 2.0  # for threads that run a user's code, which calls no `check`
 
 
 class ProcessEndsError(BaseException):
@@ -44,7 +46,7 @@ class _Thread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._work = work
         self.foreign = foreign
-        # Unlike join(), it can also be awaited for a thread that another thread has not started yet.
+        # `end_all` may see a thread that another thread is about to start; join() would fail for it, and this event does not.
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -53,7 +55,7 @@ class _Thread(threading.Thread):
         except ProcessEndsError:
             pass
         finally:
-            del self._work  # now, and not when the last reference to the thread goes
+            del self._work  # frees what the function holds, although somebody may still have this thread
             _threads.running.discard(self)
             self.over.set()
 
@@ -124,8 +126,8 @@ def sleep(seconds: float) -> None:
 
 @atexit.register
 def end_all() -> None:
-    """End all threads that were started here, and wait for them, up to a limit."""
-    if _threads.ended.is_set():  # threads that are late now were late before
+    """End all threads that were started here, and wait for them: up to 10 seconds, for a user's code up to 2."""
+    if _threads.ended.is_set():  # called again: threads that still run did not stop in time before
         return
     _threads.ended.set()
     for owner in list(_threads.endings.values()):
@@ -195,7 +197,10 @@ class _Workers(Generic[T, R]):
 
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller. 0: in the caller's thread."""
+    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller.
+
+    If `threads` is 0, or no thread can be started, the caller's thread runs `do`.
+    """
     workers = _Workers(do, threads)
     ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
     try:

@@ -31,8 +31,9 @@ class RangeResponse(enum.Enum):
 class ValidWriteIdList:
     """The writes of `table` that a reader may see: those up to `high_watermark` that are neither open nor aborted.
 
-    `open_ids`: of writes that have not ended, ascending; `aborted_ids`: of writes that will never be seen. Raises ValueError for an empty
-    name, a negative watermark, and ids that are below 1, above the watermark, or in both lists.
+    `open_ids`: the ids of writes that have not ended, ascending. `aborted_ids`: the ids of writes that no reader will ever see, ascending.
+    Raises ValueError for an empty name, a watermark below 0 or above 2**63 - 2, and ids that are below 1, above the watermark, or in both
+    lists.
     """
 
     __slots__ = ("_exceptions", "aborted_ids", "high_watermark", "open_ids", "table")
@@ -58,20 +59,19 @@ class ValidWriteIdList:
     def parse(cls, text: str) -> ValidWriteIdList:
         """The list that `str()` wrote, `table:highWatermark:minOpen:open,…:aborted,…`, as Hive writes it.
 
-        Raises ValueError for any other text. An empty text does not let everything through, and a text that was cut off is not a list
-        without aborted ids.
+        Raises ValueError for any other text, also for an empty one and for one that was cut off: neither may let more writes through.
         """
         parts = text.split(":") if isinstance(text, str) else []
         if len(parts) != 5:
             raise _parse_error(text, "five parts, separated by ':'")
         name, watermark, least, opened, aborted = parts
         if not _UNESCAPED.fullmatch(name):
-            raise _parse_error(text, "a table's name first")
+            raise _parse_error(text, "the name of a table in the first part")
         write_ids = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
         lowest = _number(text, least)
         # Hive takes this number from its caller: it is one of the open ids, not always the least.
         if lowest != NO_OPEN_WRITE_ID if not write_ids.open_ids else lowest not in write_ids.open_ids:
-            raise _parse_error(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
+            raise _parse_error(text, f"an open id in the third part, or {NO_OPEN_WRITE_ID} if no write is open")
         return write_ids
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class ValidWriteIdList:
 
     @property
     def min_open(self) -> int | None:
-        """The least open write id; None if there is none."""
+        """The least open write id; None if no write is open."""
         return self.open_ids[0] if self.open_ids else None
 
     # --- questions --------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class ValidWriteIdList:
     def is_range_valid(self, low: int, high: int) -> RangeResponse:
         """How many of the ids from `low` to `high` are valid. Raises ValueError for an empty range.
 
-        Ids above the watermark are not. (Hive says ALL if no exception lies below `high`, even above the watermark.)
+        Ids above the watermark are not valid. (Hive says ALL if no exception lies below `high`, even above the watermark.)
         """
         above = max(high - max(low - 1, self.high_watermark), 0)
         return self._response(low, high, high - low + 1 - above - _count(self._exceptions, low, high))
@@ -152,7 +152,7 @@ class ValidWriteIdList:
     # --- new values -------------------------------------------------------------------------------
 
     def open(self, id_: int) -> ValidWriteIdList:
-        """The list after `id_` is allocated; ids between the watermark and it are open, too.
+        """The list in which `id_` is open. Ids between the watermark and `id_` become open, too.
 
         Raises ValueError for an id that is committed or aborted.
         """
@@ -161,13 +161,13 @@ class ValidWriteIdList:
         return self._extend(id_, self.open_ids, self.aborted_ids, (id_,))
 
     def commit(self, id_: int) -> ValidWriteIdList:
-        """The list in which `id_` is valid. Ids between the watermark and it are open. Raises ValueError for an aborted id."""
+        """The list in which `id_` is valid. Ids between the watermark and `id_` become open. Raises ValueError for an aborted id."""
         if _contains(self.aborted_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} was aborted: it cannot be committed")
         return self._extend(id_, {*self.open_ids} - {id_}, self.aborted_ids)
 
     def abort(self, id_: int) -> ValidWriteIdList:
-        """The list in which `id_` is aborted. Ids between the watermark and it are open. Raises ValueError for a committed id."""
+        """The list in which `id_` is aborted. Ids between the watermark and `id_` become open. Raises ValueError for a committed id."""
         if id_ <= self.high_watermark and self.is_valid(id_):
             raise ValueError(f"write id {id_} of {self.table} was committed: it cannot be aborted")
         return self._extend(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._check_number(id_)})
@@ -197,7 +197,7 @@ def _count(ids: Sequence[int], low: int, high: int) -> int:
 def _numbers(text: str, part: str) -> list[int]:
     numbers = [_number(text, number) for number in part.split(",")] if part else []
     if len(set(numbers)) != len(numbers):
-        raise _parse_error(text, "no id twice")
+        raise _parse_error(text, "each id only once")
     return numbers
 
 
