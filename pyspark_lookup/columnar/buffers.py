@@ -1,8 +1,8 @@
 """Arrow columns as streams of bytes: written piece by piece, read back as one array over a mapped file.
 
 A column of any length is one array, because gathering rows from several chunks costs as much as the
-whole table. Text and binary get 64-bit offsets where 2 GiB of them need it; lists and maps have
-32-bit ones. Streams of a column named `c`, those that its type has:
+whole table. A column of text or binary gets 64-bit offsets if it has more than 2 GiB; lists and maps
+always have 32-bit offsets. The streams of a column named `c`, of which each type has some:
 
     c.valid    bits, only if a value is null        c.values   fixed-width values (booleans: bits)
     c.offsets  int32 or int64, rows + 1             c.bytes    text and binary
@@ -27,7 +27,7 @@ _INT32_AT_MOST = 2**31 - 1
 
 
 class ColumnSizes:
-    """The number of rows and the bytes of each stream of a column, known before the first is written."""
+    """The number of rows and the bytes of each stream of a column, which must be known before the first byte is written."""
 
     def __init__(self, name: str, kind: pa.DataType) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class ColumnSizes:
             sizes.add(child)
 
     def as_codes(self, codes: pa.DataType) -> ColumnSizes:
-        """The sizes of the same rows as codes of a dictionary."""
+        """The sizes of a column that has, instead of these rows' values, their codes in a dictionary. `codes`: the type of the codes."""
         sizes = ColumnSizes(self.name, codes)
         sizes.rows, sizes.nulls = self.rows, self.nulls
         return sizes
@@ -137,7 +137,7 @@ class ColumnWriter:
 
 
 def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, pa.Buffer]) -> pa.Array:
-    """The column `name` of `rows` rows over its streams. Text is large text if it was written so."""
+    """The column `name` with `rows` rows, a view of its streams. Text and binary with 64-bit offsets get Arrow's large types."""
     valid = streams.get(f"{name}.valid")
     if is_bytes(kind):
         offsets, data = streams[f"{name}.offsets"], streams[f"{name}.bytes"]
@@ -165,7 +165,7 @@ def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, p
 def check_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, memoryview]) -> None:
     """Raise ValueError or KeyError unless the streams have the sizes of a column `name` of that type with this many rows.
 
-    Checks no contents, except for the number of values that an offset gives.
+    Checks no contents, except the last offset, which tells how many values there must be.
     """
     bits = -(-rows // 8)
     if f"{name}.valid" in streams:
@@ -195,12 +195,12 @@ def _check_size(name: str, stream: str, streams: Mapping[str, memoryview], size:
 def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int:
     last = int(np.frombuffer(offsets, width)[-1])
     if last < 0:
-        raise ValueError("the number of values is negative")
+        raise ValueError(f"the last offset is negative: {last}")
     return last
 
 
 def without_hidden_values(array: pa.Array) -> pa.Array:
-    """The same values, without bytes or elements behind nulls, as `take` returns them, so that sizes do not depend on how the array was made.
+    """The array without bytes or elements in the slots of its nulls, so that its size does not depend on how it was made.
 
     Arrow lets the slot of a null have any length, and a fixed-size binary null has its full length.
     """
@@ -240,7 +240,7 @@ def child_types(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def child_arrays(array: pa.Array) -> list[pa.Array]:
-    """The rows of the children that belong to the rows of `array`."""
+    """The children of a nested array, without values that belong to none of its rows. [] for a flat array."""
     if pa.types.is_struct(array.type):
         return [array.field(number) for number in range(array.type.num_fields)]
     if has_offsets(array.type):
@@ -250,7 +250,7 @@ def child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def list_offsets(array: pa.Array) -> Numbers:
-    """Offsets of the rows of a list or map into its elements, as int64."""
+    """The offsets of a list's or map's rows in its elements, as int64: one more than there are rows."""
     buffer = array.buffers()[1]
     if buffer is None or not buffer.size:
         return np.zeros(1, np.int64)

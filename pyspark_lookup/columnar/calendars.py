@@ -29,17 +29,17 @@ Convert = Callable[[pa.Array], pa.Array]
 GREGORIAN_DAY = -141427  # 1582-10-15: from this day on both calendars agree
 LOCAL_MEAN_TIME_END = (
     -2208988800
-)  # 1900-01-01 in UTC, in seconds: from then on `java.util` has the same offsets as others
+)  # 1900-01-01 in UTC, in seconds: from then on `java.util` has the same offsets as other libraries
 _DAY = 86400
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _LAST_MOVED_YEAR = 1900  # the last year with an instant whose local time is in 1899, in some zone
 _FURTHEST = datetime.timedelta(days=12)
-_FIRST_ZONES = -5364662400  # 1800-01-01: no zone has changed its offset before
-_STEP = 10 * _DAY  # no zone changed its offset twice within this time, at that time
+_FIRST_ZONES = -5364662400  # 1800-01-01: before this day no zone changed its offset
+_STEP = 10 * _DAY  # before 1900 no zone changed its offset twice within 10 days
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _STANDARD_SINCE = 1609459200  # 2021-01-01, when Spark's tables of these differences were made: standard time is the least offset of that year
 _OFFSET = re.compile(r"GMT([+-])(\d{1,2})(?::?(\d{2}))?")
-_UTC = re.compile(r"Z|GMT|(?:UTC|UT)?(?:[+-].*)?")  # `java.util` has no offset without GMT in front
+_UTC = re.compile(r"Z|GMT|(?:UTC|UT)?(?:[+-].*)?")  # `java.util` ignores an offset that has no GMT in front
 _SAME_BEFORE_1970 = {
     "Africa/Abidjan": "Africa/Accra Africa/Bamako Africa/Banjul Africa/Conakry Africa/Dakar Africa/Freetown Africa/Lome Africa/Nouakchott "
     "Africa/Ouagadougou Atlantic/Reykjavik Atlantic/St_Helena",
@@ -79,7 +79,7 @@ _SAME_BEFORE_1970 = {
     "GMT+01:00": "CET MET",
     "GMT+02:00": "EET",
 }
-"""Zones for which Spark's tables use another zone's history, although some machines have one for them."""
+"""Zones (the values) for which Spark's tables have the history of another zone (the key). Some machines know other histories of them."""
 _ZONES = {name: zone for zone, names in _SAME_BEFORE_1970.items() for name in names.split()}
 
 
@@ -88,21 +88,22 @@ def gregorian_days(days: Numbers) -> Numbers:
 
     February 29 of a year that is not a Gregorian leap year becomes March 1.
     """
-    # days since -4800-03-01 in the Julian calendar
     shifted = days + 2472670  # days since -4800-03-01 of the Julian calendar
     year = (4 * shifted + 3) // 1461
     of_year = shifted - 1461 * year // 4
     month = (5 * of_year + 2) // 153
     of_month = of_year - (153 * month + 2) // 5
-    # In this year, which begins in March, a month after February has the year's number. -4800 is a multiple of 400, so leap years
-    # stay.
+    # `year` begins in March and counts from -4800. This is a multiple of 400, so `year` is a leap year exactly if the calendar's year is.
     gregorian = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + of_month - 2472632
     return np.where(days < GREGORIAN_DAY, gregorian, days)
 
 
 class ZoneHistory:
-    """A zone's offsets from UTC before 1900, in seconds: `standard` for `java.util`, which uses no other; else `offsets`, which begin at the
-    local times `starts`."""
+    """A time zone's offsets from UTC before 1900, in seconds.
+
+    `standard`: the only one that `java.util` uses. `offsets`: those that history had; each but the first begins at a local time in
+    `starts`.
+    """
 
     def __init__(self, standard: int, starts: Sequence[int], offsets: Sequence[int]) -> None:
         self._standard = standard
@@ -127,15 +128,15 @@ class ZoneHistory:
         return cls(standard, *_history(merged))
 
     def gregorian_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The instants with the local date and time that `java.util` shows for `seconds`, which are before 1900.
+        """The instants at which the zone, by its history, had the local dates and times that `java.util` shows for `seconds`.
 
-        `hybrid`: whether `java.util` uses the hybrid calendar.
+        `seconds`: instants before 1900. `hybrid`: whether `java.util` uses the hybrid calendar.
         """
         local = self.local_seconds(seconds, hybrid)
         return local - self._offsets[np.searchsorted(self._starts, local, side="right")]
 
     def local_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The local times that `java.util` shows for `seconds`, which are before 1900. `hybrid`: as in `gregorian_seconds`."""
+        """The local times that `java.util` shows for `seconds`. Both arguments are those of `gregorian_seconds`."""
         local = seconds + self._standard
         if hybrid:
             days = local // _DAY
@@ -167,7 +168,7 @@ def _utc_offset(zone: zoneinfo.ZoneInfo, second: int) -> int:
 
 
 def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
-    """(local times, the offsets that begin there) until 1900. A local time that occurred twice counts as the later one, as in Spark."""
+    """The `starts` and `offsets` of a `ZoneHistory`. A local time that occurred twice has the later offset, as in Spark."""
     starts: list[int] = []
     offsets = [_utc_offset(zone, _FIRST_ZONES)]
     for at in range(_FIRST_ZONES, LOCAL_MEAN_TIME_END, _STEP):
@@ -217,7 +218,10 @@ def build_array(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) 
 
 
 def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
-    """The bounds of converted values, from the converted lowest and highest; (None, None) if Python lacks such a time."""
+    """The bounds of a column's values after their conversion; (None, None) if Python has no such date or time.
+
+    `column`: the lowest and the highest value, both converted.
+    """
     with contextlib.suppress(OverflowError, ValueError):
         low, high = column.to_pylist()
         return widened(low, high) if pa.types.is_timestamp(column.type) else (low, high)
@@ -243,7 +247,7 @@ def _shift(end: Any, by: datetime.timedelta) -> Any:
 
 
 def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Convert | None]]) -> pa.RecordBatch:
-    """A batch with some columns converted; `converts` has one function (or None) for each flat part of a column."""
+    """A batch with some columns converted. `converts`: for these columns, the function (None: no conversion) of each of their flat parts."""
     if not converts or converts.keys().isdisjoint(batch.schema.names):
         return batch
     arrays, fields = [], []
@@ -255,7 +259,7 @@ def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Conve
 
 
 def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.Array:
-    """A column with each flat part converted, in the order of a file's flat columns; fields keep their metadata."""
+    """A column with each flat part converted. `converts`: in the order in which a file has these parts. Fields keep their metadata."""
     kind = column.type
     shape, _ = split_type(kind)
     if shape is None:

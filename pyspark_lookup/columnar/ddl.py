@@ -86,12 +86,12 @@ def _to_arrow_type(kind: exp.DataType) -> pa.DataType:
 
 
 def columns_ddl(schema: pa.Schema) -> str:
-    """The columns in Spark's SQL, which `parse_columns` reads."""
+    """A schema as a text that `parse_columns` reads, such as `id INT, name STRING`."""
     return ", ".join(f"{_quote(field.name)} {type_ddl(field.type)}" for field in schema)
 
 
 def type_ddl(kind: pa.DataType) -> str:
-    """A type that Spark has, in Spark's SQL."""
+    """The name of a type in Spark's SQL, such as `ARRAY<INT>`; for a type that Spark lacks, Arrow's name."""
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision}, {kind.scale})"
     if pa.types.is_list(kind):

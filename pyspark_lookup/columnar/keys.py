@@ -4,26 +4,27 @@ Two keys are equal as in Spark's `=` inside a join: -0.0 is 0.0, NaN is NaN, tex
 column equals nothing. `Keys` are views of Arrow buffers; only booleans, strings with a null and floats that are hashed are copied.
 
 The hash is our own, so that any process can read the files of any other: 64-bit words w of a value are folded by h = mix(h ^ w), where mix
-multiplies twice by secret odd numbers with a shift in between. The upper bits are the good ones. Without the seed nobody can construct keys
-that fall into one bucket.
+multiplies twice by secret odd numbers (the `Seed`) with a shift in between. Buckets are numbered by the upper bits, which depend on all
+bits of a key. Without the seed nobody can construct keys that fall into one bucket.
 
-The hash index says which rows hold a key, for a whole batch of keys at once; it may be memory-mapped.
-It lies beside rows in hash order: by the hash of their key, the rows of one key together and in
-their own order, rows without a key (a null in it) last. Arrays, all little-endian:
+The hash index says which rows have a key, for a whole batch of keys at once; it may be memory-mapped.
+Its rows are in hash order: sorted by the hash of their key. The rows of one key are together and keep
+their order; rows with a null in their key are last. The index has these arrays, all little-endian:
 
     starts   uint32[buckets + 1]   HASH: number of the first key of each bucket; bucket = hash >> shift
     hashes   uint64[keys]          HASH, unless the key is one column of fixed width: each key's hash
     slots    uint32[high - low + 1] DIRECT (one integer column, dense): 1 + number of the key, 0: absent
-    first    uint32[keys + 1]      not unique: the first row of each key, and the number of keyed rows
+    first    uint32[keys + 1]      only if a key has several rows: the first row of each key, and the
+                                   number of rows with a key
 
 (uint64 instead of uint32 where there are that many rows.) Keys are numbered in row order; if all are
 unique, key number and row number are the same, and `first` is left out. The key columns themselves
 are the rows' own. A candidate whose hash or bucket agrees is compared by value before it is a match.
 
-There are four buckets for three keys or more, and the number of keys in one is bounded: a build whose
-fullest bucket holds more than `BUCKET_AT_MOST` draws another seed (see `SkewedError`).
+The number of buckets is a power of two, and more than 4/3 of the number of rows with a key. A build
+whose fullest bucket has more than `BUCKET_AT_MOST` keys draws another seed (see `SkewedError`).
 
-Answers are tables of rows with a column `KEY_INDEX`, the number of the key to which each row belongs.
+The answer of a lookup is a table of rows; its column `KEY_INDEX` says to which key each row belongs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _WORDS_AT_MOST = (
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """Two secret odd multipliers."""
+    """The two secret odd multipliers of a hash."""
 
     first: int
     second: int
@@ -90,7 +91,7 @@ OneKey = int | bytes
 
 
 def one_key(key: object, kind: pa.DataType) -> OneKey | None:
-    """A Python value as a key of a column of that type; None if it is not such a key, or needs a conversion (see `cast_keys`)."""
+    """A Python value as a key of a column of type `kind`; None if it is no such key, is too long, or needs a conversion (see `cast_keys`)."""
     if type(key) is int and pa.types.is_integer(kind):
         low, high = _bounds(kind)
         return key if low <= key <= high else None
@@ -118,9 +119,9 @@ def hash_one(key: OneKey, seed: Seed) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class KeyColumn:
-    """One column: `array` as Arrow has it, valid in the rows that matter, and its numbers.
+    """One key column as Arrow's `array`, and as numbers in `values`, which are undefined where the array is null.
 
-    `values`: the fixed-width values, (rows, 2) words of a decimal, or None for text and binary.
+    `values`: one number for each row; for decimals two words for each row; None for text and binary.
     """
 
     array: pa.Array
@@ -132,7 +133,7 @@ class KeyColumn:
         return cls(array, _view_values(array))
 
     def fold_hashes(self, hashes: Numbers, seed: Seed) -> Numbers:
-        """`hashes` with this column folded in, in place."""
+        """Fold this column into `hashes` (one per row), in place, and return them."""
         if self.values is None:
             return _hash_bytes(self.array, hashes, seed)
         if self.values.ndim == 2:
@@ -141,7 +142,7 @@ class KeyColumn:
                 _mix(hashes, seed)
             return hashes
         if self.values.dtype.kind == "f":
-            with np.errstate(invalid="ignore"):  # warnings about signalling NaNs, which bits in a file may be
+            with np.errstate(invalid="ignore"):  # a file may have signalling NaNs, about which numpy warns
                 numbers = self.values.astype(np.float64) + 0.0  # -0.0 + 0.0 is 0.0
             numbers[np.isnan(numbers)] = np.nan  # NaN has many bit patterns
             hashes ^= numbers.view(np.uint64)
@@ -150,7 +151,7 @@ class KeyColumn:
         return _mix(hashes, seed)
 
     def holds(self, row: int, key: OneKey) -> bool:
-        """Whether a row has a key."""
+        """Whether a row has `key` as its value."""
         if self.values is None:
             buffer = self.array[row].as_buffer()
             return buffer is not None and buffer.to_pybytes() == key
@@ -214,7 +215,7 @@ def check_key_types(fields: Sequence[pa.Field]) -> None:
 
 
 def comparable(kind: pa.DataType, other_kind: pa.DataType) -> bool:
-    """Whether keys of the two types compare without a loss, so that keys of one can be looked up among the other."""
+    """Whether values of the two types compare without a loss, so that keys of one type can be looked up in a column of the other."""
     return not pa.types.is_nested(kind) and _family(kind) == _family(other_kind)
 
 
@@ -240,7 +241,7 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """The key columns of `table` in the types of `fields`; a value outside a type's range becomes null.
 
     Columns are matched by name (ignoring letter case) or, if none has such a name and the count agrees, by position. Raises SchemaError
-    naming the column and both types if their types do not compare without a loss.
+    if neither is possible, and if the types of two matched columns do not compare without a loss.
     """
     spelled = {name.lower(): number for number, name in enumerate(table.column_names)}
     key_names = [field.name.lower() for field in fields]
@@ -250,7 +251,8 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
         columns = list(table.columns)
     else:
         raise SchemaError(
-            f"keys have the columns {', '.join(table.column_names)}; lookup.keys are {', '.join(f.name for f in fields)}"
+            f"keys have the columns {', '.join(table.column_names)}, but lookup.keys names {', '.join(f.name for f in fields)}: give the keys "
+            "these columns"
         )
     return [_cast(one_array(column), field) for column, field in zip(columns, fields, strict=True)]
 
@@ -271,7 +273,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         return pa.nulls(len(array), kind)
     if _family(array.type) != _family(kind):
         raise SchemaError(
-            f"keys of column {field.name!r} are {array.type}, the table's are {kind}: cast them to {kind}"
+            f"keys for column {field.name!r} are of type {array.type}, but the table's column is of type {kind}: cast the keys to {kind}"
         )
     if pa.types.is_integer(kind) and pa.types.is_integer(array.type):
         (low, high), (own_low, own_high) = _bounds(kind), _bounds(array.type)
@@ -293,7 +295,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Exact numbers as `kind`, null if they have more digits. One by one, because Arrow's cast overflows silently."""
+    """Exact numbers as decimals of type `kind`; null for a number with more digits. Converts one by one: Arrow's cast overflows silently."""
     encoded = array.dictionary_encode()
     with decimal.localcontext(decimal.Context(prec=200)):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
@@ -397,7 +399,7 @@ def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
 
 
 def _hash_bytes(array: pa.Array, hashes: Numbers, seed: Seed) -> Numbers:
-    """`hashes` with the bytes of each row folded in: its length, then its words, the last one padded with zeros."""
+    """Fold the bytes of each row into `hashes`, in place, and return them: first the length, then the words, the last padded with zeros."""
     offsets, data = offsets_and_data(array)
     lengths = offsets[1:] - offsets[:-1]
     if array.null_count:
@@ -460,11 +462,11 @@ def _hash_ragged(starts: Numbers, lengths: Numbers, data: Numbers, hashes: Numbe
 BUCKET_AT_MOST = 32
 _PREFIX_BITS = 48
 _AT_ONCE = 2**20  # values that are set at once
-_DIRECT_SPREAD = 4  # slots per row, at most: as many bytes as the hash index takes
+_DIRECT_SPREAD = 4  # slots per row, at most; with more, slots would take more bytes than buckets do
 
 
 class SkewedError(Exception):
-    """A bucket holds too many keys under this seed."""
+    """With this seed, a bucket has too many keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -516,7 +518,7 @@ def _sorted_by_prefix(hashes: Numbers) -> Numbers:
 
 
 def _mixed_runs(prefixes: Numbers, same_key: Numbers, neighbours: Numbers) -> list[tuple[int, int]]:
-    """[start, stop) of runs of the same prefix that have more than one key."""
+    """The ranges (start, stop) of rows whose hashes have the same prefix, but that have more than one key."""
     mixed = neighbours[~same_key[neighbours]]
     starts = np.searchsorted(prefixes, prefixes[mixed], "left")
     stops = np.searchsorted(prefixes, prefixes[mixed], "right")
@@ -524,7 +526,7 @@ def _mixed_runs(prefixes: Numbers, same_key: Numbers, neighbours: Numbers) -> li
 
 
 def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int) -> None:
-    """Bring the rows of each key in a run together, in place."""
+    """Bring the rows of each key in a range together, in place, and note in `same_key` where a key goes on."""
     remaining = rows[start:stop].copy()
     at = start
     while len(remaining):
@@ -539,11 +541,11 @@ def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int
 
 
 class IndexBuilder:
-    """Combines the orders of consecutive ranges of the hash space into one index.
+    """Builds one index from the `Order`s of consecutive ranges of hashes.
 
     `keyed_rows`: the maximum number of rows with a key. `bounds`: the smallest and largest value of a key that is one whole number, date,
-    timestamp or boolean. `wide`: the key is not one column of fixed width, so hashes are kept. `zeros` allocates an array of a number of
-    values of a type.
+    timestamp or boolean; None for other keys. `wide`: the key is not one column of fixed width, so the index has hashes. `zeros(count,
+    type)`: allocates an array of zeros.
     """
 
     def __init__(
@@ -571,7 +573,7 @@ class IndexBuilder:
         self.fullest_bucket = 0  # the most keys in one bucket so far
 
     def add(self, order: Order, keys: Keys) -> None:
-        """Add the next rows: the `order` of `keys`, whose hashes are greater than all before."""
+        """Add the next rows: the `order` of `keys`, whose hashes are greater than those of all rows before."""
         count = len(order.first)
         if not count:
             return
@@ -645,7 +647,7 @@ def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> No
 
 
 class KeyIndex:
-    """An index over rows whose key columns are `stored`. `low`: the value of the first slot."""
+    """An index over rows whose key columns are `stored`. `low`: the value of the first slot, if the index has slots."""
 
     def __init__(self, arrays: Mapping[str, Numbers], stored: list[pa.Array], low: int) -> None:
         self._slots = arrays.get("slots")
@@ -669,7 +671,7 @@ class KeyIndex:
         return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """The rows that have any of `keys`. `hashes`: of the keys, under the seed of the build."""
+        """The rows that have any of `keys`. `hashes`: those of `keys`, with the seed with which the index was built."""
         numbers = self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
         hits = np.flatnonzero(numbers >= 0)
         key_numbers = numbers if len(hits) == len(numbers) else numbers[hits]
@@ -683,7 +685,7 @@ class KeyIndex:
         return Matches(np.repeat(hits, counts), rows)
 
     def find_rows(self, key: OneKey, hashed: int) -> range:
-        """The rows that have a key of a single column. `hashed`: its hash under the seed of the build."""
+        """The rows that have a key of a single column. `hashed`: the hash of `key`, with the seed with which the index was built."""
         number = self._find_number(key, hashed)
         if number is None:
             return range(0)
@@ -707,7 +709,7 @@ class KeyIndex:
         return None
 
     def _probe_slots(self, keys: Keys) -> Numbers:
-        """The number of each key; -1 if there is none."""
+        """For each of `keys`, its number in the index; -1 if no row has it."""
         assert self._slots is not None
         values = keys.columns[0].values
         assert values is not None
@@ -742,7 +744,7 @@ class KeyIndex:
         return numbers
 
     def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:
-        """For each candidate (a key number) whether it is the key of the corresponding row."""
+        """For each candidate (a key number of the index), whether it is the key in the corresponding row of `keys`."""
         if self._hashes is None:
             return self._stored.equal(self._first_rows(candidates), keys, rows)
         matching: Numbers = self._hashes[candidates] == hashes[rows]
@@ -756,9 +758,10 @@ class KeyIndex:
 
 
 KEY_INDEX = "key_index"
-"""The column of a table of rows that has the key of each row, as the key's position (int64) in the table of keys."""
+"""The name of the column that tells for each row of an answer the position (int64) of the row's key in the table of keys."""
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
-"""For hashes within one call. Somebody who knows it can construct keys that are slow to look up, but slows only their own call."""
+"""The seed of hashes that only one call uses. Somebody who knows it can construct keys that are slow to look up, but slows only their own
+call."""
 
 
 def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
@@ -773,12 +776,12 @@ def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
-    """The matches of keys and rows: (position of the key, row), by key; rows of one key in their order."""
+    """The rows that have any of `keys`, ordered by key; the rows of one key keep their order. `names`: the key columns of `rows`."""
     return RowIndex(rows, names).match(keys)
 
 
 class RowIndex:
-    """A hash index over rows by their key columns `names`."""
+    """A hash index over a table's rows. `names`: the rows' key columns."""
 
     def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
         stored = [one_array(rows.column(name)) for name in names]
@@ -808,9 +811,9 @@ def key_numbers(rows: pa.Table) -> Numbers:
 
 
 def take_requested(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
-    """The rows of `requested_keys`, in their order and with repeats; `KEY_INDEX` is the position among them.
+    """The rows of each of `requested_keys`, in the order of these keys, which may repeat. `KEY_INDEX` becomes the position in that list.
 
-    `rows` are those of keys 0, 1, …, ascending.
+    `requested_keys` are values of `KEY_INDEX` in `rows`, which are ordered by `KEY_INDEX`.
     """
     numbers = key_numbers(rows)
     starts = np.searchsorted(numbers, requested_keys, "left")
@@ -831,7 +834,7 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def merge_rows(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
-    """The rows of several tables, by key. All rows of one key must be in one table. `schema`: as for `no_rows`."""
+    """The rows of several tables, ordered by `KEY_INDEX`. All rows of one key must be in one table. `schema`: as for `no_rows`."""
     full = schema.append(pa.field(KEY_INDEX, pa.int64()))
     filled = [part for part in parts if part.num_rows]
     rows = pa.concat_tables([part.select(full.names).cast(full) for part in filled]) if filled else full.empty_table()

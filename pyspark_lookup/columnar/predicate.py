@@ -1,8 +1,8 @@
-"""Predicates over columns: evaluated exactly over Arrow columns, and over statistics to prune.
+"""Predicates over columns: evaluated exactly for rows, and roughly for statistics, to skip files and row groups.
 
 A predicate is a tree of `And` / `Or` over leaves, with every NOT pushed into its leaf. Values follow
 Spark SQL: three-valued logic, NaN equal to itself and above every number, -0.0 equal to 0.0, text
-and binary ordered by bytes. Leaves compare one column, typed as `pyspark_lookup.columnar.types.spark_type`.
+and binary ordered by bytes. A leaf compares one column, of a type that `columnar.types.spark_type` returns.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _rotate_left(numbers: Numbers, bits: int) -> Numbers:
 
 
 def bucket_number(value: Any, kind: pa.DataType, count: int) -> int | None:
-    """The bucket of one value among `count` buckets; None if it has none."""
+    """The bucket of one value among `count` buckets; None if `kind` has no bucket hashes, or no such value."""
     try:
         numbers = bucket_numbers(pa.array([value], kind), count)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -105,11 +105,10 @@ def bucket_number(value: Any, kind: pa.DataType, count: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnStats:
-    """Bounds of one column in a row group or file. `low`
-    `high` may lie outside the true range.
+    """Statistics of one column in a row group or file. The bounds `low` and `high` may be wider than the values.
 
-    `low` or `high` None: unknown. `null_count` None: unknown. NaN is not within the bounds. `bucket`: (number of buckets, the bucket in
-    which all values are that are not null), by `bucket_hash`.
+    None stands for an unknown bound or `null_count`. A NaN may be there whatever the bounds. `bucket`: (number of buckets, the bucket
+    of all values that are not null), by `bucket_numbers`.
     """
 
     low: Any
@@ -120,7 +119,7 @@ class ColumnStats:
 
     @classmethod
     def from_constant(cls, value: Any) -> ColumnStats:
-        """The bounds of rows that all have one value, which may be None."""
+        """The statistics of rows that all have the same value, which may be None."""
         return cls(value, value, int(value is None), 1)
 
     @property
@@ -129,7 +128,7 @@ class ColumnStats:
 
 
 def join_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
-    """The bounds of one column over several row groups; None if they are not known."""
+    """The statistics of one column over several row groups; None if a group has none."""
     known_parts = [part for part in parts if part is not None]
     if len(known_parts) < len(parts):
         return None
@@ -207,9 +206,9 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Among:
-    """`column` is one of many `values` (an Arrow array, distinct and without nulls); only to narrow a lookup.
+    """`column` is one of many `values` (an Arrow array, distinct and without nulls); used only to narrow the scan of a lookup.
 
-    True for every such row. In a column of floats it may be true for others as well, because zeros and NaNs have several forms.
+    In a column of floats, whose zeros and NaNs have several forms, it is true for all rows that are not null.
     """
 
     column: str
@@ -238,7 +237,7 @@ class Among:
         return filled_buckets is None or bucket in filled_buckets
 
     def within(self, bounds: ColumnStats) -> bool:
-        """Whether one of the values may be within the bounds and in the bucket."""
+        """Whether a column with these statistics may have one of the values."""
         if bounds.bucket is not None and not self._in_bucket(*bounds.bucket):
             return False
         if self.ordered is None or bounds.low is None or bounds.high is None:
@@ -264,7 +263,7 @@ def negate(node: Predicate) -> Predicate:
         case Constant(value, column):
             return Constant(None if value is None else not value, column)
         case Among():
-            raise TypeError("Among narrows a scan and cannot be evaluated on rows")
+            raise TypeError("Among cannot be negated: it may be true for rows without its values")
         case _:
             return dataclasses.replace(node, negated=not node.negated)
 
@@ -282,9 +281,7 @@ def referenced_columns(node: Predicate | None) -> frozenset[str]:
 
 
 def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
-    """True
-    false
-    null per row: a boolean array of length `rows`, without a loop over rows."""
+    """Whether the predicate is true, false or null for each row: a boolean array of length `rows`, made without a loop over rows."""
     match node:
         case And(parts):
             return functools.reduce(pc.and_kleene, (evaluate(part, columns, rows) for part in parts))
@@ -365,14 +362,14 @@ _BUCKETED: dict[type, pa.DataType] = {
     datetime.date: pa.date32(),
     datetime.datetime: pa.timestamp("us", tz="UTC"),
 }
-"""The type as which values in predicates are hashed. Not decimals: their hash depends on the scale of the column's type."""
+"""The Arrow type as which a literal of a Python type is hashed. Decimals have none: their hash depends on the scale of the column's type."""
 
 
 # --- statistics -----------------------------------------------------------------------------------
 
 
 def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bool:
-    """Whether any row can make the predicate true, according to the bounds of its columns; True if unsure."""
+    """Whether the statistics of its columns allow a row for which the predicate is true; True if unsure."""
     match node:
         case And(parts):
             return all(may_match(part, stats) for part in parts)
@@ -425,7 +422,7 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
     if low is None or high is None or op == "<>":
         return True
     if isinstance(value, float) and not isinstance(low, float):
-        return True  # an exact column compared with a double: Spark rounds, bounds do not
+        return True  # Spark compares the exact column's values as rounded doubles; the bounds are not rounded
     if (isinstance(value, float) and math.isnan(value)) or (
         isinstance(low, float) and (math.isnan(low) or math.isnan(high))
     ):

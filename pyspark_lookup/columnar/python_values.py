@@ -1,6 +1,6 @@
-"""Python values as Arrow columns and tables, without a change in any: Arrow alone would cut 1.5 to an integer, and a time to its day.
+"""Converts Python values to Arrow columns and tables without changing a value: Arrow alone would cut 1.5 to an integer, and a time to its day.
 
-Rows and keys come in the forms in which Python users have them.
+`as_arrow_rows` and `as_key_table` take rows and keys in all forms in which Python users have them.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def as_arrow_rows(
     """The rows as an Arrow table or stream.
 
     `table_schema`: returns the table's columns; called only for rows without types. `complete`: all dictionaries must have the same
-    columns: a missing value is not a null. Raises TypeError for anything else, SchemaError for dictionaries whose values have no common
-    type.
+    columns: a missing value is not a null. Raises TypeError for a value of any other type, SchemaError for dictionaries whose values have
+    no common type.
     """
     if isinstance(rows, (pa.Table, pa.RecordBatchReader)):
         return rows
@@ -124,11 +124,11 @@ def as_arrow_rows(
             # An index with a name is a column, for instance after groupby or set_index; plain row numbers are not.
             return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
         except pa.ArrowException as problem:
-            raise_ours(SchemaError(f"the rows: {problem}"), problem)
+            raise_ours(SchemaError(f"the DataFrame of pandas cannot be converted to Arrow: {problem}"), problem)
     if isinstance(rows, ArrowStream):
         try:
             return pa.RecordBatchReader.from_stream(rows)
-        except (pa.ArrowInvalid, ValueError) as problem:  # one column
+        except (pa.ArrowInvalid, ValueError) as problem:  # the object exports one column, and no rows
             raise_ours(TypeError(f"rows of type {type(rows).__name__} cannot be read: {_ROWS}"), problem)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         return _table_from_dictionaries(rows, table_schema(), complete)
@@ -139,7 +139,7 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     """The keys as a table with the columns `names` (none: the table has no key columns). Columns are matched by name, values and
     tuples by position.
 
-    Raises TypeError for anything else, SchemaError for a table without these columns.
+    Raises TypeError for keys in any form that `KeysLike` does not name, SchemaError for a table without these columns.
     """
     if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
         table = as_arrow_rows(keys, lambda: None)
@@ -198,7 +198,9 @@ def _is_of_pandas(value: Any, name: str) -> bool:
 def _check_key_columns(keys: pa.Table, names: Sequence[str]) -> pa.Table:
     column_names = {name.lower() for name in keys.column_names}
     if not column_names >= {name.lower() for name in names}:
-        raise SchemaError(f"keys have the columns {', '.join(keys.column_names)}; lookup.keys are {', '.join(names)}")
+        raise SchemaError(
+            f"keys have the columns {', '.join(keys.column_names)}, but lookup.keys names {', '.join(names)}: give the keys these columns"
+        )
     return keys
 
 
@@ -206,7 +208,8 @@ def _table_from_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
     bad_key = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
     if bad_key is not None:
         raise TypeError(
-            f"key {foreign_text(foreign_repr(bad_key))}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}"
+            f"key {foreign_text(foreign_repr(bad_key))} is not a tuple of {len(names)} values, one for each column of lookup.keys "
+            f"({', '.join(names)}): {_KEYS}"
         )
     return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
 
@@ -223,7 +226,7 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
             raise TypeError(f"a dictionary has the key {foreign_text(foreign_repr(name))}: give column names as str")
         if complete and not all(name in row for row in rows):
             raise SchemaError(
-                f"some of the dictionaries have no {name!r}: give it to all (None for null), or write the others separately"
+                f"some of the dictionaries have no {name!r}: give all of them a value (None for null), or write those without {name!r} separately"
             )
         try:
             columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))
@@ -235,8 +238,10 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
 
 
 def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """The values in the type `kind` (None: the type that Arrow infers). Raises an error if a value would change, except that floats may be
-    rounded to float32."""
+    """The values as a column of type `kind` (None: the type that Arrow infers).
+
+    Raises SchemaError, ValueError, TypeError or ArrowException if a value would change, except that floats may be rounded to float32.
+    """
     if kind is None or pa.types.is_nested(kind):
         return pa.array(values) if kind is None else exact_array(values, kind)
     array = pa.array(values)
@@ -252,5 +257,5 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
         inferred_type == kind or (pa.types.is_date(inferred_type) and kind.tz is None)
     )
     if not (converts(inferred_type, kind) or of_times):
-        raise SchemaError(f"{inferred_type} is not {kind}, its type in the table")
+        raise SchemaError(f"the values are {inferred_type}, but the table's column is {kind}")
     return cast_exactly(array, kind)

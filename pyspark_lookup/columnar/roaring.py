@@ -11,8 +11,8 @@ from pyroaring import BitMap64
 from pyspark_lookup.columnar.keys import Numbers
 
 _MAGIC = 1681511377
-_EMPTY_PART_BYTES = 12  # its number, a cookie, and a count of 0
-_ROWS_AT_MOST = 2**28  # deleted rows of one file, for which there is room in memory
+_EMPTY_PART_BYTES = 12  # the part's number, a cookie, and a count of 0
+_ROWS_AT_MOST = 2**28  # deleted rows of one file; more would need too much memory
 
 
 def checked_blob(data: bytes | memoryview, size: int) -> bytes:

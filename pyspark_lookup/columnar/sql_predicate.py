@@ -3,7 +3,7 @@
 The text is parsed by sqlglot in its Spark dialect. Parts that cannot be evaluated exactly like in Spark (functions, column against column,
 patterns, session-dependent casts) are refused by an error that quotes them.
 
-Binding puts a literal into the type of the column with which it is compared, by Spark's coercion.
+The `bind_…` functions convert a literal to the type of the column with which it is compared, by the rules of Spark's type coercion.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from pyspark_lookup.errors import PredicateError, SchemaError
 
 
 def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
-    """`field op value` with the literal in the column's own domain, by Spark's coercion.
+    """The comparison `field op value`, with the literal converted to the column's type as Spark converts it.
 
-    Raises PredicateError naming the column and both types if Spark would compare through a cast that depends on the session, or not at all.
+    Raises PredicateError naming the column if Spark would refuse the comparison, round a value for it, or cast in a way that depends on the
+    session.
     """
     refuse_collated(field)
     if value is None:
@@ -66,13 +67,13 @@ def refuse_collated(field: pa.Field) -> None:
     """Raise PredicateError for a column with a collation: Spark does not compare its texts by their bytes."""
     if collated_field(field) is not None:
         raise PredicateError(
-            f"column {field.name!r} has a collation, by which Spark compares texts, but lookup.where compares bytes: filter it "
-            "with Spark's WHERE, or declare it as STRING in lookup.schema"
+            f"option lookup.where: column {field.name!r} has a collation, by which Spark compares texts, but lookup.where compares bytes: "
+            "filter the column with Spark's WHERE, or declare it as STRING in lookup.schema"
         )
 
 
 def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
-    """`field <=> value`; a value outside the column's domain equals no row, null rows included."""
+    """The comparison `field <=> value`. A value that the column's type does not have equals no row, not even one with a null."""
     if value is None:
         return IsNull(field.name)
     comparison = bind_compare(field, "=", value)
@@ -80,7 +81,7 @@ def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
 
 
 def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
-    """`field IN values`, where values outside the column's domain match nothing."""
+    """The predicate `field IN values`. Values that the column's type does not have match no row."""
     literals = [value for value in values if value is not None]
     if any(isinstance(value, float) for value in literals):  # one DOUBLE makes the whole list doubles
         literals = [
@@ -98,7 +99,7 @@ _SPARK_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}  #
 
 
 def _exact_scale(kind: pa.DataType) -> int | None:
-    """Fractional digits of an exact numeric type; None for others."""
+    """The number of fractional digits of an integer or decimal type; None for other types."""
     if pa.types.is_integer(kind):
         return 0
     return int(kind.scale) if pa.types.is_decimal(kind) else None
@@ -110,7 +111,7 @@ def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) ->
         _check_digits(field, scale, [value])
         scaled = value.scaleb(scale)
         floor = scaled.to_integral_value(decimal.ROUND_FLOOR)
-        if scaled != floor:  # between two values of the column: no row equals it
+        if scaled != floor:  # the number lies between two values of the column's type, so no row equals it
             if op in ("=", "<>"):
                 return Constant(op == "<>", field.name)
             op = "<=" if op in ("<", "<=") else ">"
@@ -130,7 +131,7 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
     kind = field.type
     whole, fraction = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind], scale
     if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
-        return  # beyond the column's range, rounded or not
+        return  # the number is beyond the column's range, whether Spark rounds it or not
     for value in values:
         digits = count_digits(value)
         whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
@@ -150,7 +151,7 @@ def count_digits(value: decimal.Decimal) -> tuple[int, int]:
 
 
 def _coerce(field: pa.Field, value: Any) -> Any:
-    """`value` as a Python value of the column's type. Raises PredicateError if Spark would mean another value."""
+    """`value` as a Python value of the column's type. Raises PredicateError if Spark would compare with another value, or not at all."""
     kind = field.type
     if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
         return float(value)
@@ -191,7 +192,7 @@ def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
     )
 
 
-# Only spellings that Spark and all Python versions read alike. Spark takes more, and Python takes others.
+# Only spellings that Spark and all Python versions read alike: Spark reads some that Python does not, and Python some that Spark does not.
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIMESTAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)? ?(Z|UTC|[+-]\d\d:\d\d)?)?", re.ASCII
@@ -225,7 +226,7 @@ def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
 
 
 NUMBERED = "\ue000"
-"""The prefix of a numbered literal, which tells it from literals that the parser makes itself."""
+"""The first character of the text that `take_strings` puts in a literal's place. Literals that the parser makes itself do not have it."""
 _TOKEN = re.compile(
     r"""(?P<skipped>--[^\n]*|/\*.*?\*/|`(?:[^`]|``)*`|\b[xX](?:'[^']*'|"[^"]*"))"""
     r"""|(?P<raw>\b[rR](?:'[^']*'|"[^"]*"))|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")""",
@@ -238,7 +239,7 @@ _CONTROLS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a",
 def take_strings(sql: str) -> tuple[str, list[str]]:
     """(the statement with each string literal replaced by `NUMBERED` and its number, the literals' texts as Spark 4 reads them).
 
-    A quote is doubled or escaped; adjacent literals are joined.
+    As in Spark, a quote in a literal may be doubled or escaped, and adjacent literals are one text.
     """
     strings: list[str] = []
     parts: list[str] = []

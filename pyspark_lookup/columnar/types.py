@@ -1,4 +1,4 @@
-"""Arrow schemas in the types that Spark has: types normalised, schemas of files merged, batches cast.
+"""Converts Arrow types, schemas and columns to those that Spark has, and merges the schemas of files.
 
 Spark accepts exactly one Arrow type per SQL type (`to_arrow_schema`). `spark_type` returns it for any type in a file; `merge_schemas`
 unites files (missing columns are null, types may widen without loss); `cast_column` converts a column to its type or fails without losing
@@ -29,9 +29,9 @@ _UNSIGNED = {
     pa.uint64(): pa.decimal128(20, 0),
 }
 EXACT = decimal.Context(prec=76)
-"""A context in which decimals of 38 digits, and results of two of them, are not rounded. Python's own context rounds to 28 digits."""
+"""A context in which decimals of 38 digits, and the sum or product of two, are not rounded. Python's own context rounds to 28 digits."""
 MOST_NESTED = 100
-"""The deepest nesting of a column's type. Arrow's own limit is about 120, and recursive functions have one, too."""
+"""The deepest nesting of a column's type. Arrow's own limit is about 120, and Python limits the depth of recursion, too."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOTHING = pa.string()
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
@@ -49,14 +49,14 @@ _COLLATED = b"spark.field"  # the key of a column's metadata that has its field 
 
 
 def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
-    """The column; one with a collation gets Spark's field as its metadata, by which a comparison can refuse it.
+    """The column; one with a collation gets Spark's field as its metadata.
 
-    For this package compares texts by their bytes.
+    So functions that compare texts by their bytes can refuse the column. `in_spark`: Spark's field, as JSON.
     """
     try:
         text = json.dumps(dict(in_spark))
     except RecursionError:
-        return field  # such a type is refused elsewhere
+        return field  # `spark_type` refuses a type that is nested so deeply
     # Here every column may have nulls, whatever the file says.
     nullable = re.sub(r'"(nullable|containsNull|valueContainsNull)": false', r'"\1": true', text)
     return field.with_metadata({_COLLATED: nullable}) if "__COLLATIONS" in text else field
@@ -128,7 +128,7 @@ def unreadable_type(reason: str) -> pa.DataType:
 
 
 def without_counterpart(field: pa.Field, kind: str | None, url: str) -> pa.Field:
-    """A column of the file at `url`; marked as unreadable if `kind` names the type that it has there and Spark lacks (None: Spark has it)."""
+    """A column of the file at `url`, with an `unreadable_type` if Spark lacks its type in the file. `kind`: the name of that type, or None."""
     if kind is None:
         return field
     return field.with_type(unreadable_type(f"column {field.name!r}: type {kind} has no counterpart in Spark ({url})"))
@@ -188,10 +188,10 @@ def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
 
 
 def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
-    """A `schema` with every type as Spark takes it, all columns nullable, without metadata.
+    """A schema with every type as Spark takes it, all columns nullable, without metadata except collations.
 
-    A type of nulls only stays null: other files determine it. Raises SchemaError naming `origin` and the column for a type that Spark lacks
-    or a name that occurs twice.
+    A column of nulls only keeps the null type: another file may tell its type. Raises SchemaError naming `origin` and the column for a type
+    that Spark lacks or a name that occurs twice.
     """
     return _schema(schema, functools.partial(_refuse, origin))
 
@@ -201,7 +201,10 @@ def _refuse(origin: str, problem: str) -> pa.DataType:
 
 
 def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
-    """The columns of a table, or of the file at `url`, like `spark_schema`, except that a column that cannot be read is of an `unreadable_type`."""
+    """A schema like that of `spark_schema`, except that a column that cannot be read has an `unreadable_type` instead of raising an error.
+
+    `url`: the file that the reason names; empty for none.
+    """
     return _schema(schema, lambda problem: unreadable_type(f"{problem} ({url})" if url else problem))
 
 
@@ -309,7 +312,7 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
-    """The metadata of a field that is kept: its collations."""
+    """The only metadata of a field that merged schemas keep: its collations; None if it has none."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else {_COLLATED: text}
 
@@ -389,7 +392,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
 
 
 def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schema, origin: str) -> pa.RecordBatch:
-    """Columns by name as those of `schema`, cast like `cast_column`; a missing column is null in all `rows`."""
+    """A batch with the columns of `schema`: those in `columns` (by name) cast by `cast_column`, the others null in all `rows` rows."""
     arrays = [
         cast_column(columns[field.name], field.type, field.name, origin)
         if field.name in columns
@@ -404,7 +407,7 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        # From here on the values decide, and not the number of digits that other values of the type need.
+        # Arrow refuses a cast from int64 to a decimal too narrow for some int64; from decimal(20, 0) it refuses only values that do not fit.
         column = column.cast(pa.decimal128(20, 0))
     converted = pc.cast(column, kind)
     source_type = spark_type(column.type)
@@ -425,7 +428,7 @@ def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
             number = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=EXACT)
             if number == exact:
                 return number
-    except decimal.InvalidOperation:  # an exponent that no number has
+    except decimal.InvalidOperation:  # the exponent is beyond Python's limits
         pass
     raise ValueError(f"{text[:80]!r} is not a valid {kind}")
 
@@ -489,7 +492,7 @@ def flatten_offsets(column: pa.Array) -> pa.Array:
 
 
 def text_of_schema(schema: pa.Schema) -> str:
-    """A schema as a text, for JSON."""
+    """A schema, without its metadata, as a text for JSON."""
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 

@@ -326,7 +326,10 @@ def test_families_do_not_mix(one: str, other: str) -> None:
             assert cast(nulls, kind) == [None, None]
             continue
         shown = given_kind.value_type if pa.types.is_dictionary(given_kind) else given_kind
-        with pytest.raises(SchemaError, match=re.escape(f"keys of column 'key' are {shown}, the table's are {kind}")):
+        with pytest.raises(
+            SchemaError,
+            match=re.escape(f"keys for column 'key' are of type {shown}, but the table's column is of type {kind}"),
+        ):
             cast_keys(pa.table({"Key": nulls}), [pa.field("key", kind)])
 
 
