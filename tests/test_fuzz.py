@@ -63,6 +63,7 @@ from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import FakeClock, Host, make_host
 from tests.support.full_cache import publish
 from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
+from tests.support.sparks import DATA_SOURCES
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
 
@@ -507,10 +508,13 @@ SMALL: list[tuple[Callable[[st.DataObject, Path], None], int, type[Exception], s
     (options_of_any_layer, 160, OptionError, "option"),
     (predicates, 100, PredicateError, r"lookup\.where"),
     (conf_files, 24, OptionError, "^((?!SESAME)(.|\n))*$"),
-    (stream_offsets, 24, PysparkLookupError, ""),
-    (table_options_of_a_catalog, 80, OptionError, ""),
     (version_tokens, 40, PysparkLookupError, ""),
 ]
+if DATA_SOURCES:
+    SMALL += [
+        (stream_offsets, 24, PysparkLookupError, ""),
+        (table_options_of_a_catalog, 80, OptionError, ""),
+    ]
 """What is damaged and read, how often by day, and what may come of it beside an answer: an error that says so."""
 
 

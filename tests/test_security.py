@@ -43,6 +43,7 @@ from tests.support.disks import Opened, data_of, key, opened, published
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import memory_at_most
 from tests.support.parquet_files import put
+from tests.support.sparks import DATA_SOURCES, needs
 from tests.support.web_server import WebServer, web
 
 __all__ = ["opened", "web"]
@@ -445,6 +446,7 @@ def test_what_a_provider_tells_is_told_without_secrets(cache_dir: Path, when: di
     assert SECRET not in shown
 
 
+@needs(DATA_SOURCES)
 @pytest.mark.timeout(600)
 @pytest.mark.spark
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from pyspark_lookup.lookup.catalog_tables import resolve_path
 from pyspark_lookup.lookup.planner import ResolvedTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken, table_of_token
-from pyspark_lookup.options.enums import OnError, View
+from pyspark_lookup.options.enums import OnError, VersionAt, View
 from pyspark_lookup.options.groups import BUILT, EXPLICIT
 from pyspark_lookup.options.lookup_options import merge_options
 from pyspark_lookup.options.parsing import option_text
@@ -49,8 +49,10 @@ def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None =
         load_options[BUILT] = json.dumps(dataclasses.astuple(build))
     if features.DATA_SOURCES:
         return spark.read.format(_FORMAT).options(**load_options).load()
-    # Each execution resolves the version anyway.
-    load_options.pop("lookup.version-at", None)
+    if _is_view(options):
+        load_options.pop("lookup.version-at", None)
+    else:  # tasks read the version that is resolved for the execution, and resolve none
+        load_options["lookup.version-at"] = VersionAt.PLAN.value
     schema, tasks = _describe(spark, load_options)
     share = ReadShare(json.dumps(load_options, sort_keys=True), schema.json(), tasks, runtime().nonce())
     return (
@@ -58,9 +60,13 @@ def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None =
     )
 
 
+def _is_view(options: Mapping[str, str]) -> bool:
+    return options.get("lookup.view", View.DATA.value).strip().lower() != View.DATA.value
+
+
 def _version(spark: SparkSession, options: Mapping[str, str], build: Build | None) -> DataFrame:
     """A relation of one row: the version that an execution reads; null for a view, which resolves its own."""
-    if View(options.get("lookup.view", View.DATA.value).lower()) is not View.DATA:
+    if _is_view(options):
         return spark.range(0, 1, 1, 1).select(sf.lit(None).cast(BinaryType()).alias(_VERSION))
     strict = merge_options(options, {"lookup.on-error": OnError.FAIL.value})
     resolve = Resolve("version_of_table", {"token": (json.dumps(strict, sort_keys=True), build)}, _VERSION)

@@ -20,6 +20,7 @@ from pyspark_lookup.errors import LookupFunctionError, OptionError
 from pyspark_lookup.sources.providers.functions import LookupContext
 from tests.support.lookup_functions import TEXTS, counted, ids
 from tests.support.postgres import PostgresServer
+from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -367,6 +368,7 @@ def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
     assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
 
 
+@needs(DATA_SOURCES)
 @pytest.mark.spark
 def test_through_spark(spark: SparkSession, database: Database) -> None:
     """A read, or a SELECT from a catalog's table, that says which keys it wants has their rows; a later query loads none again."""
