@@ -181,6 +181,21 @@ def test_packages_are_known_by_few() -> None:
     assert wrong == []
 
 
+def test_features_alone_knows_versions_of_spark() -> None:
+    """Other modules ask what this Spark can do: none looks at its version, or for a part of PySpark that may be missing."""
+    versions = {
+        name for name, tree in TREES.items() for node in ast.walk(tree) if ast.unparse(node) == "pyspark.__version__"
+    }
+    optional = {
+        name
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module in {"pyspark.sql.datasource", "pyspark.sql.streaming.datasource", "pyspark.sql.classic"}
+    }
+    assert versions == optional == {"spark.features"}
+
+
 def test_only_disk_publishes() -> None:
     """Files are renamed and linked into place in `storage.disk` alone."""
     wrong = []

@@ -54,7 +54,7 @@ class DefaultSource(features.DataSource):
         from pyspark_lookup.spark import planning
 
         plan = planning.Planning.from_options(self.options, schema, self._resolved_table)
-        # There is no pushFilters: until Spark 5.0 the filters of one scan reach others of the same relation (SPARK-58551).
+        # There is no pushFilters: the filters of one scan would reach others of the same relation (SPARK-58551).
         return LookupReader(plan, self._built_at_s)
 
     def writer(self, schema: StructType, overwrite: bool) -> features.DataSourceWriter:

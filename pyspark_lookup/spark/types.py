@@ -27,7 +27,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 def struct_type(schema: pa.Schema) -> StructType:
     """Spark's schema of Arrow columns, with their collations. A timestamp without a zone becomes TIMESTAMP_NTZ."""
-    struct = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # Spark 4.1 has another default
+    struct = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # the default differs between Sparks
     for field, column in zip(struct, schema, strict=True):
         collated = collated_field(column)
         if collated is not None:
