@@ -1,1 +1,1 @@
-"""Kinds of tables, each in a package of its own: how it is recognised, its versions, and what it refuses."""
+"""One package for each kind of table: how a path is recognised as such a table, which versions it has, and what cannot be read."""

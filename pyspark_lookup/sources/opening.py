@@ -18,11 +18,11 @@ from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """How a table in another system is opened. `key`: names it among the references of a process. `complete`: returns the options completed by
-    the system, or raises OptionError if they contradict it.
+    """How a table in another system is opened. `key`: identifies the table among those that a process has open. `complete`: returns the
+    options, completed by the system; raises OptionError if they contradict what the system says.
 
-    `source` makes its source of versions, `scan` its scan. `cache`, `trigger`: replace the partial cache and the reload strategy that the
-    options describe, if they are given.
+    `store`, `source` and `scan` make the table's store, its source of versions and its scan. `cache`, `trigger`: if given, they replace the
+    partial cache and the reload strategy that the options describe.
     """
 
     key: str
@@ -35,7 +35,7 @@ class Opening:
 
 
 class Opener(Protocol):
-    """Opens the references of one process that name such a system."""
+    """Opens the tables of another system whose options this process was given."""
 
     def __init__(self, clock: HostClock) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The kinds of tables. Each kind is a package of its own, and is added to the lists in this module."""
+"""The lists of all kinds of tables. Each kind is a package of its own; a new kind is added to the lists here."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pyspark_lookup.versions.version_source import VersionSource
 SOURCES: list[type[VersionSource]] = [LogSource, DeltaSource, IcebergSource, FilesSource]
 """The sources of all kinds, in the order in which they are asked for the kind of a path."""
 OPENERS: list[type[Opener]] = [ProvidedTables]
-"""Openers of references that name no files. They are asked before the sources."""
+"""Openers of tables whose options name another system instead of files. They are asked before the sources."""
 OPTIONS: list[type[KindOptions]] = [ProviderOptions, IcebergOptions, ChangeOptions, WriteOptions]
-"""The options of all kinds, in the order in which they are checked and shown."""
+"""The options that only one kind of table has, in the order in which they are checked and shown."""
 SYSTEM_KEYS = frozenset[str]().union(*(kind.system_keys for kind in OPTIONS))
 """Options that name a table of another system, in place of a path."""
 CATALOG_KEYS = frozenset[str]().union(*(kind.catalog_keys for kind in OPTIONS))
-"""Options with which the path is a name that a catalog knows."""
+"""Options that name a catalog. With one of them, the path is the name of a table in that catalog."""
 
 
 def parse_options(

@@ -1,1 +1,1 @@
-"""Delta Lake tables, read by their log (the protocol's PROTOCOL.md) without another library."""
+"""Delta Lake tables, read from their log (as the protocol's PROTOCOL.md says) without another library."""

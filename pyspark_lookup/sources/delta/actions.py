@@ -1,4 +1,4 @@
-"""The actions of a Delta log, and the state of a table that they add up to."""
+"""The actions of a Delta log, and the state of a table that follows from them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ READER_FEATURES = frozenset(
 )
 """The reader features that are supported. Not `catalogManaged`: such a table may have commits that its log does not show yet."""
 _OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
-"""Features of column types. They refuse a column with such a type, but not the table: delta-rs lists them even if no column needs them."""
+"""Features of column types that are not supported. A table may list them, and only its columns of such types are refused: delta-rs lists them even
+if no column has such a type."""
 Key = tuple[str, str]
-"""The name of a file in a remove action: (path, unique id of its deletion vector, or an empty text)."""
+"""What identifies a file in a remove action: (path, unique id of its deletion vector, or an empty text)."""
 Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
-"""For each of the latest commits that changed no data: the files that it added, and those that they replace."""
+"""For each of the latest commits that changed no data: (the files that it added, the files that these replace)."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
 _INT_AT_MOST = 2**31 - 1  # of the protocol's `Int`
 _VECTOR_BYTES, _ROW_BYTES = 2**20, 32  # more than a vector takes, and than each row in it
@@ -50,7 +51,8 @@ class Vector:
 
     @classmethod
     def from_descriptor(cls, descriptor: Any) -> Vector | None:
-        """The vector that the `deletionVector` of an action describes; None if it has none. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """The vector that the `deletionVector` of an action describes; None for an action without one. Raises one of `decoding.UNREADABLE` if it is
+        malformed."""
         if descriptor is None:
             return None
         offset, size, rows = (
@@ -59,7 +61,7 @@ class Vector:
             as_count(descriptor["cardinality"]),
         )
         place = 0 if offset is None else as_count(offset)
-        # More than this would be requested from the store.
+        # As many bytes would be requested from the store, so a damaged log must not ask for more than a vector can have.
         if max(place, size) > _INT_AT_MOST or size > _VECTOR_BYTES + rows * _ROW_BYTES:
             raise ValueError(f"an impossible deletion vector: {size} bytes at {place} for {rows} rows")
         return cls(as_text(descriptor["storageType"]), as_text(descriptor["pathOrInlineDv"]), place, size, rows)
@@ -82,7 +84,7 @@ class Add:
 
     @cached_property
     def parsed(self) -> Statistics | None:
-        """The statistics of the file's columns; None if the log has none that can be used."""
+        """The statistics of the file's columns; None if the log has none, or they cannot be read."""
         return Statistics.parse(self.statistics)
 
     @classmethod
@@ -133,7 +135,7 @@ def decode_path(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """A data file's statistics from the log, by the names that columns have in the file. A nested column has a mapping."""
+    """A data file's statistics from the log, by the names that columns have in the file. A struct has a mapping of its fields' values."""
 
     rows: int | None
     low: Mapping[str, Any]
@@ -143,7 +145,7 @@ class Statistics:
 
     @classmethod
     def parse(cls, text: str | None) -> Statistics | None:
-        """The statistics of an `Add`, from their JSON text; None if it cannot be read: scans work without statistics."""
+        """The statistics of an `Add`, from their JSON text; None if the text cannot be read, because scans work without statistics."""
         if text is None:
             return None
         try:
@@ -159,7 +161,7 @@ class Statistics:
 
 @dataclasses.dataclass(frozen=True)
 class DeltaState:
-    """A table at a version: its `metadata` and `protocol` actions, and its files by their key."""
+    """A table at a version: its `metaData` and `protocol` actions, and its data files by their keys."""
 
     version: int
     metadata: Mapping[str, Any]
@@ -203,12 +205,12 @@ class DeltaState:
     def _maps_columns(self) -> bool:
         if self.protocol["minReaderVersion"] == _LEGACY_VERSION:
             return True
-        # Only Delta on Spark's writers need this feature, in tables that were upgraded from version 2.
+        # In tables that were upgraded from reader version 2, Delta on Spark lists the feature only for writers.
         feature_lists = (self.protocol.get(f"{role}Features") or () for role in ("reader", "writer"))
         return any("columnMapping" in features for features in feature_lists)
 
     def check(self) -> None:
-        """Raise NotSupportedError for a table that needs a later reader, one of `decoding.UNREADABLE` if its metadata makes no sense."""
+        """Raise NotSupportedError for a table that needs a later reader, one of `decoding.UNREADABLE` if its metadata is malformed."""
         least = as_count(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
             raise NotSupportedError(f"it requires reader version {least}; up to {_FEATURES_VERSION} is supported")
@@ -227,7 +229,7 @@ class DeltaState:
 
 @dataclasses.dataclass
 class Replay:
-    """A state under construction: actions are applied in the order of their versions."""
+    """A state under construction, to which the actions of one version after the other are applied."""
 
     version: int = -1
     metadata: Mapping[str, Any] | None = None
@@ -240,7 +242,7 @@ class Replay:
         return cls(state.version, state.metadata, state.protocol, dict(state.files), state.rewrites)
 
     def apply(self, actions: Iterable[Mapping[str, Any]], checkpoint: bool = False) -> None:
-        """Apply the actions of one commit, or of a `checkpoint`, whose actions all claim to change no data.
+        """Apply the actions of one commit, or of a `checkpoint`. (All actions of a checkpoint are marked as changing no data.)
 
         Raises one of `decoding.UNREADABLE` if they are malformed.
         """
@@ -290,7 +292,7 @@ def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
-    """The actions in a JSON commit or checkpoint. Raises ValueError if one is malformed."""
+    """The actions in a JSON commit or checkpoint. Raises ValueError if an action is malformed."""
     actions = []
     for number, line in enumerate(text.split(b"\n"), 1):  # not splitlines: texts may contain other line ends
         if line.strip():

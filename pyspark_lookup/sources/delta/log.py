@@ -58,10 +58,10 @@ _COLUMNS = {
     "protocol": None,
     "sidecar": ("path", "sizeInBytes"),
 }
-"""The columns of a checkpoint that are read: of each these fields, or all."""
+"""The columns of a checkpoint that are read, each with those of its fields that are read (None: all)."""
 
 _ROW_BYTES = 1000  # of memory per file, approximately
-_CHECKED_BYTES = 64 * 1024 * 1024  # after this many, free memory is checked
+_CHECKED_BYTES = 64 * 1024 * 1024  # free memory is checked each time that this many bytes are needed
 
 Read = Callable[[Sequence[FileVersion]], list[bytes]]
 
@@ -91,14 +91,14 @@ def find_checkpoints(files: Sequence[FileVersion]) -> list[Checkpoint]:
     for (version, count), part_files in parts.items():
         if (len(part_files), min(part_files), max(part_files)) == (count, 1, count):
             checkpoints.append(Checkpoint(version, tuple(part_files[number] for number in sorted(part_files))))
-    # Of one version, a checkpoint in a single file comes first, because the parts of another may come from two writers.
+    # For the same version, a checkpoint in a single file comes first: the parts of one in several files may come from two writers.
     return sorted(
         checkpoints, key=lambda checkpoint: (-checkpoint.version, len(checkpoint.files), checkpoint.files[0].url)
     )
 
 
 def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, Any]]:
-    """The actions of a checkpoint, with those of its sidecars. Raises DamagedFileError."""
+    """The actions of a checkpoint, and of its sidecars. Raises DamagedFileError if a file of either is malformed."""
     directory = checkpoint.files[0].url.rsplit("/", 1)[0]
     sidecars: list[FileVersion] = []
     for file, data in zip(checkpoint.files, read(checkpoint.files), strict=True):
@@ -150,7 +150,10 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
 def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         return list(batch.to_pylist())
-    except (OverflowError, ValueError):  # Python lacks such a day or time; the other bounds can still be used
+    except (
+        OverflowError,
+        ValueError,
+    ):  # a bound is a day that Python's types cannot hold: read on without parsed statistics
         place = batch.schema.get_field_index("add")
         if place < 0:
             raise
@@ -240,7 +243,8 @@ class DeltaLog:
         return state
 
     def _list_newer(self, cached_log: _CachedLog) -> list[FileVersion] | None:
-        """The commits after the cached ones; None if the file of the last of these has changed or is gone: the log is another table's."""
+        """The commits after the cached ones. None if the file of the last cached commit has changed or is gone, so that the log may be another
+        table's."""
         version = cached_log.state.version
         if not self._ufs.lists_after:
             newer: list[FileVersion] = []
@@ -307,7 +311,7 @@ class DeltaLog:
         """(the state at a version, the file of its last commit), replayed from the newest complete checkpoint that is not after it.
 
         `version` None: the newest version.
-        Raises VersionGoneError for a version that is not there, UfsNotFoundError if there is no log.
+        Raises VersionGoneError for a version that the log does not have, UfsNotFoundError if there is no log.
         """
         hint = self._read_hint() if version is None else None
         if hint is not None:
@@ -378,8 +382,9 @@ class DeltaLog:
         return state, commits[newest]
 
     def _read_hint(self) -> int | None:
-        """The version of the newest checkpoint according to `_last_checkpoint`, which may be out of date; None if that file is missing or damaged."""
-        # Written in place by checkpoints, so it may be missing or torn.
+        """The version of the newest checkpoint according to the file `_last_checkpoint`, which may be out of date; None if it is missing or
+        damaged."""
+        # Writers of checkpoints overwrite the file in place, so a reader may find it missing or half-written.
         with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):
             file = self._ufs.get_meta(f"{self._directory}/_last_checkpoint")
             return as_count(json.loads(self._ufs.read_ranges(file, [(0, file.size)])[0])["version"])
@@ -388,7 +393,7 @@ class DeltaLog:
     # --- earlier versions -------------------------------------------------------------------------
 
     def read_state(self, version: int, state: DeltaState | None = None) -> DeltaState:
-        """The state at a version. `state`: the latest one, if the caller has it. Raises VersionGoneError."""
+        """The state at a version. `state`: the latest state, if the caller has it. Raises VersionGoneError if the log does not have the version."""
         state = self.latest() if state is None else state
         earlier_state = self.find_cached_state(state.table_id, version)
         if earlier_state is None:
@@ -430,9 +435,10 @@ class DeltaLog:
     def commit_times(
         self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]] | None = None
     ) -> list[tuple[int, int]]:
-        """(version, Unix ms) of `commits`, by default of all in the log, oldest first, with each commit's timestamp as Delta defines it.
+        """(version, Unix ms) of `commits`, by default of all commits in the log, oldest first. The time is a commit's timestamp as Delta defines it.
 
-        That is the time at which its file was written, or its `inCommitTimestamp` once the table has `delta.enableInCommitTimestamps`.
+        That is the time at which the commit's file was written, or its `inCommitTimestamp` once the table has
+        `delta.enableInCommitTimestamps`.
         """
         commits = self.commits() if commits is None else commits
         has_commit_times = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
@@ -465,7 +471,7 @@ class DeltaLog:
         return times
 
     def read_commit(self, file: FileVersion) -> list[dict[str, Any]]:
-        """The actions of a commit. Raises DamagedFileError."""
+        """The actions of a commit. Raises DamagedFileError if it is malformed."""
         redacted_path = redact("path", file.url)
         try:
             actions = parse_actions(self._read_blocks([file])[0], redacted_path)
@@ -480,7 +486,7 @@ class DeltaLog:
         return f"{self._directory}/{version:020}.json"
 
     def _read(self, files: Sequence[FileVersion]) -> list[bytes]:
-        """The contents of commits. They bypass the block cache, because the host's records hold the state and the commits after it."""
+        """The contents of commits. These reads bypass the block cache, because the host's records hold a state and the commits after it."""
         self._check_room(files)
         return [parts[0] for parts in self._ufs.read_many([(file, [(0, file.size)]) for file in files])]
 
@@ -524,7 +530,7 @@ class DeltaLog:
         return disk.get_record("log-tail", f"{self._key}-{base.version}", add_tail)
 
     def _keep(self, log: _CachedLog) -> None:
-        """Cache a state, in this process and on the host, unless a newer one of the same table is cached."""
+        """Cache a state, in this process and on the host, unless a newer state of the same table is cached."""
         with self._lock:
             previous_log = self._cached_log
             is_same_table = previous_log is not None and previous_log.state.table_id == log.state.table_id
@@ -552,7 +558,7 @@ class DeltaLog:
 
 
 def _find_commits(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
-    """Version -> file of the commits in a listing; files in directories below the log are left out."""
+    """The files of the commits in a listing, by version; files in directories below the log are left out."""
     commits = {}
     for file in files:
         directory, _, name = file.url.rpartition("/")

@@ -1,7 +1,7 @@
 """`DeltaSource`: the versions of Delta tables, as their log lists them.
 
-With it: a table's columns, from the log's JSON, with their Arrow types and the names that they have in its files; and the deletion vectors
-of its data files, as 64-bit roaring bitmaps.
+Also here: a table's columns, from the log's JSON, with their Arrow types and the names that they have in the table's files; and the deletion
+vectors of its data files, which are 64-bit roaring bitmaps.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
 
 
 def stored_columns(schema: Any, mode: str) -> tuple[StoredColumn, ...]:
-    """The names of the columns in the files. `mode`: of the column mapping, `name`, `id` or `none`."""
+    """The names or ids that the columns have in the files. `mode`: how the table maps columns: `name`, `id` or `none`."""
     return tuple(_to_stored_column(field, mode) for field in schema["fields"])
 
 
@@ -132,7 +132,7 @@ def _to_stored_column(field: Any, mode: str) -> StoredColumn:
 
 
 def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
-    """The fields of a struct, or the parts of a list or map, by Arrow's names for these."""
+    """The fields of a struct, or the parts of a list or map, which have Arrow's names (`element`, `key`, `value`)."""
     kind = definition.get("type") if isinstance(definition, dict) else None
     if kind == "struct":
         return tuple(_to_stored_column(field, mode) for field in definition["fields"])
@@ -173,7 +173,8 @@ def decode_z85(text: str) -> bytes:
 class DeletionVector:
     """A deletion vector of one data file. `storage` and `data`: the log's `storageType` (`i`, `u` or `p`) and `pathOrInlineDv`.
 
-    `path`: the data file's, below the table, or its URL if it is elsewhere. `url`: the file with the vector; None if the log itself has it.
+    `path`: the path of the data file below the table, or its URL if it lies elsewhere. `url`: the file with the vector; None if the log itself
+    has the vector.
     """
 
     path: str
@@ -244,7 +245,7 @@ _ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs
 
 
 class DeltaSource(VersionSource):
-    """The versions of Delta tables. A data file is never rewritten in place, so it needs no time to settle."""
+    """The versions of Delta tables. A data file is never rewritten in place, so it can be read at once (`lookup.settle` is not needed)."""
 
     kinds = ("DELTA",)
     markers = (LOG_DIRECTORY,)
@@ -401,7 +402,7 @@ class DeltaFiles:
                 else (add, self._file(add, statistics_by_text))
             )
         self._built_files = built_files
-        # A reader compares versions by digest, so two versions with the same rows are one.
+        # Readers compare versions by digest. The version number is left out, so that two versions with the same files count as one.
         digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
         metadata = VersionMetadata(
             state.table_id,
@@ -472,7 +473,7 @@ def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str
 
 
 def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
-    """A partition value as the log has it; an instant without a zone gets a Z, because it is in UTC."""
+    """A partition value as the log has it, but with a Z after an instant without a zone, because that is in UTC."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
     return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
 
@@ -511,7 +512,7 @@ def _to_statistics(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
             if low is None or high is None or low > high:
                 low = high = None
             elif pa.types.is_temporal(field.type):
-                low, high = widened(low, high)  # a table that was converted has bounds as in its footers
+                low, high = widened(low, high)  # files of a converted table may have dates in the calendar before 1582
             if nulls is not None or low is not None:
                 bounds[field.name] = ColumnStats(low, high, nulls, statistics.rows)
     return FileStatistics(statistics.rows, bounds)

@@ -1,6 +1,6 @@
 """`FilesSource`: the versions of plain files. A version is what one listing shows while no job writes.
 
-Spark's jobs leave more in such a table: directories of jobs that write or have died, and the log of a streaming sink.
+Spark's jobs leave more than data in a directory: files of jobs that are writing or have died, and the log of a streaming sink.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def refuse_tables(table_url: str, kind: str, listing: Listing, sources: Sequence
 
 
 def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
-    """The directories of jobs that write the table, or died doing so, relative to the listing's."""
+    """The directories, relative to the listing, of jobs that are writing the table, or died while they wrote it."""
     directories = _reach(listing, table_url if kind == Kind.GLOB else "")
     return sorted(directory for directory in directories if _is_job_directory(directory.rsplit("/", 1)[-1]))
 
@@ -59,16 +59,16 @@ def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
 def data_files(
     table_url: str, kind: str, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
 ) -> tuple[FileVersion, ...]:
-    """The data files in a listing, by URL, without empty ones and those whose name or directory begins with `_` or `.`. `dead`: directories of
-    dead jobs.
+    """The data files in a listing: those that have bytes, and neither a name nor a directory that begins with `_` or `.` (`_a=1` is allowed).
+    `dead`: the directories of jobs that have died.
 
-    Raises TableBusyError or TableEmptyError if the listing is not a version.
+    Raises TableBusyError if a job is writing the table, TableEmptyError if there is no data file.
     """
     pattern = table_url if kind == Kind.GLOB else ""
     busy = [directory for directory in job_directories(table_url, kind, listing) if directory not in dead]
     if busy:
         raise TableBusyError(
-            f"{listing.url} holds {busy[0]}: a job is writing it, or died less than lookup.busy-timeout ago. Wait for the job, or "
+            f"{listing.url} holds {busy[0]}: a job is writing this table, or died less than lookup.busy-timeout ago. Wait for the job, or "
             "remove the directory if you know that no job runs"
         )
     names = {file.url: file.url[len(listing.url) :].lstrip("/") for file in listing.files}
@@ -108,7 +108,7 @@ def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVers
     """The files that a streaming file sink's log (`_spark_metadata`) has committed.
 
     Log files are `<batch>` or `<batch>.compact`: a version line, then one JSON object per file. A compact file also lists all files of the
-    batches before it. Raises DamagedFileError for a malformed one.
+    batches before it. Raises DamagedFileError for a malformed log file.
     """
     prefix = f"{listing.url}/_spark_metadata/"
     logs: dict[int, tuple[bool, FileVersion]] = {}
@@ -143,7 +143,7 @@ _log = logging.getLogger("pyspark_lookup.metadata")
 
 
 class WritingJobs:
-    """The jobs that write a table, as this host sees them. Each message about a job is logged once in a process."""
+    """What this host knows of the jobs that write tables. Each message about a job is logged once in a process."""
 
     def __init__(self, ufs: Ufs, host: HostVersions, metrics: CacheMetricGroup, clock: HostClock) -> None:
         self._ufs = ufs
@@ -158,9 +158,9 @@ class WritingJobs:
         ] = {}  # for each directory by its URL, the time before which its job cannot count as dead
 
     def keep(self, table: Table, problem: Exception, gone_digest: str | None) -> TableVersion | None:
-        """The last version that this host knows, while a job writes: the job's files belong to no version yet.
+        """The last version that this host knows, to be read while a job writes, because the job's files belong to no version yet.
 
-        None if there is no job, or no such version. Its files may be gone; readers find that out.
+        None if no job writes, or the host knows no version. The version's files may be gone; readers find that out.
         """
         if not isinstance(problem, TableBusyError) or not table.busy.keep:
             return None
@@ -186,14 +186,14 @@ class WritingJobs:
         return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
 
     def missing_since_s(self, table: Table) -> float:
-        """When this host's first query found the table missing, on the steady clock: now, if this is the first one.
+        """When a query of this host first found the table missing, on the steady clock; now, if this is the first query that does.
 
-        So all queries share one wait for a job: a retried task and the next query only wait for the rest of it.
+        So all queries share one wait for a job: a retried task and the next query wait only for what is left of it.
         """
         return self._host.missing_since_s(table, self._last_seen_s(table) or 0.0)
 
     def _last_seen_s(self, table: Table) -> float | None:
-        """When this host last saw the table; None if it has not since it was booted."""
+        """When this host last saw the table, on the steady clock; None if that was before the host was booted, or never."""
         record = self._host.last(table)
         if record is None or record["boot"] != self._clock.boot:
             return None
@@ -209,7 +209,7 @@ class WritingJobs:
             try:
                 changed_s, now_s = self._ufs.last_change_s(url)
             except UfsError:
-                continue  # its job has just ended, or the directory cannot be read: it is not known to be dead
+                continue  # the job has just ended, or its directory cannot be read: the job is not known to be dead
             if changed_s is not None and not url.startswith("file://"):
                 # An object store's directories have no time. If a commit copies files out of one, that shows in the files.
                 changed_s = max([changed_s, *(file.modified_at_s or 0.0 for file in listing.files)])
@@ -273,7 +273,7 @@ class FilesSource(VersionSource):
         return detect_format([file.url for file in files])
 
     def current(self, question: Question) -> Answer:
-        """The current version. One store call, or more while the table settles or a job writes it."""
+        """The current version. One store call, or more while files are younger than `lookup.settle` asks or a job writes."""
         table, started_s, status = question.table, question.started_s, question.status
         began_s = self._clock.steady_s()
         while True:
@@ -296,8 +296,8 @@ class FilesSource(VersionSource):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """The current version, and a version with only its files that are not newer than `newest`. If files have only been added since the
-        earlier version, the second is that version."""
+        """The current version, and one with only those of its files that are not newer than `newest`. The second is the version that the token
+        names if files have only been added since then."""
         try:
             version = ask()
         except TableBusyError as problem:  # a job may have only added files to the version that the token names
@@ -316,7 +316,8 @@ class FilesSource(VersionSource):
     # --- the store --------------------------------------------------------------------------------
 
     def _list(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
-        """The version that the store lists, once it has settled. Raises NotATableError if the listing is not a version."""
+        """The version that the store lists, once its files are as old as `lookup.settle` asks. Raises NotATableError if the listing shows no
+        version."""
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
@@ -338,7 +339,7 @@ class FilesSource(VersionSource):
         return self._jobs.was_here_lately(table) and self._has_parent(table) and not self._is_another_kind(table)
 
     def _has_parent(self, table: Table) -> bool:
-        """Whether the directory that contains the table's exists; always true on object stores, where nobody can tell."""
+        """Whether the parent of the table's directory exists; always true on object stores, where nobody can tell."""
         parent = posixpath.dirname(table.root.rstrip("/"))
         return not table.root.startswith("file://") or self._ufs.has_directory(parent)
 
@@ -361,10 +362,10 @@ class FilesSource(VersionSource):
         return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
 
     def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
-        """The version once no more files disappear between two listings.
+        """The table's version, once no file of one listing is missing in the next.
 
         A job that overwrites a directory removes its files one by one before anything shows that it runs. A listing in between is half a
-        table, and no read fails if all blocks of that half are cached here.
+        table, and no read would fail if all blocks of that half are cached on this host.
         """
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
@@ -373,7 +374,7 @@ class FilesSource(VersionSource):
                 return newer_version
             version = newer_version
         raise TableBusyError(
-            f"{table.url} keeps losing files: in each of {_SETTLE_POLLS} listings, files of the one before were missing: try again later"
+            f"{table.url} keeps losing files: in each of {_SETTLE_POLLS} listings, files of the previous listing were missing: try again later"
         )
 
     def _get_status(self, table: Table) -> FileVersion | Listing:
@@ -397,7 +398,7 @@ class FilesSource(VersionSource):
             source.refuse_files(urls)
 
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
-        """The version in the store's answer. `past_jobs`: even while jobs write. Raises NotATableError if it is not a version."""
+        """The version in the store's answer. `past_jobs`: even while jobs write. Raises NotATableError if the answer shows no version."""
         if isinstance(status, FileVersion):
             self._refuse_files([status])
             return TableVersion(table.id, (status,))
@@ -417,7 +418,7 @@ class FilesSource(VersionSource):
                 raise
             # A job that overwrites has removed all files and not put any yet, so the kind of table is unknown.
             busy = TableBusyError(
-                f"{status.url} holds no data file, only {ignored_directories[0]} of a job that is overwriting it or has died: wait for the job, "
+                f"{status.url} holds no data file, only {ignored_directories[0]} of a job that is overwriting the table or has died: wait for the job, "
                 "or write the table again"
             )
             busy.listing = status

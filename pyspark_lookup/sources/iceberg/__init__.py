@@ -1,1 +1,1 @@
-"""Iceberg tables. PyIceberg asks catalogs and decodes manifests; everything else is read here."""
+"""Iceberg tables. PyIceberg asks catalogs and decodes manifests; this package reads everything else."""

@@ -1,6 +1,6 @@
-"""`Pointer`: where a table's current metadata lies, by a directory's version hint, a metadata file, or a catalog.
+"""`Pointer`: where a table's current metadata lies. A version hint, a catalog, or the user who gives the path of a metadata file says so.
 
-`Catalog` asks an Iceberg catalog, through PyIceberg; `CatalogStore`: the stores of its tables.
+`Catalog` asks an Iceberg catalog, through PyIceberg. `CatalogStore` gives access to the stores in which the catalog's tables lie.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _HINT_BYTES = 1000
 class Pointer:
     """Where a table's metadata lies. `source_file`: the file that says so, a hint or the metadata file itself (None: a catalog said so).
 
-    `modified_at_s`: when that file was written. `size`: the metadata's, if known. `table_id`: the table's, if the catalog has told it.
-
-    A table that was created anew may have a hint with the same content, and so with the same ETag.
+    `modified_at_s`: when that file was written; it is compared, too, because a table that was created anew may have a hint with the same
+    content, and so with the same ETag. `size`: the size of the metadata file, if known. `table_id`: the table's id, if the catalog has told it.
     """
 
     location: str
@@ -55,7 +54,7 @@ class Pointer:
 
     @property
     def settled(self) -> bool:
-        """Whether `source_file` is so old that a later change gives it another identity."""
+        """Whether `source_file` is so old that each later change would show in its identity; True if a catalog gave the pointer."""
         return self.source_file is None or self.source_file.cacheable
 
     def matches_hint(self, hint: FileVersion) -> bool:
@@ -77,7 +76,7 @@ class Pointer:
 def read_pointer(ufs: Ufs, table: str, last_pointer: Pointer | None) -> Pointer:
     """Where the version hint of the table at a URL points now. One call if the hint is still that of `last_pointer`.
 
-    Raises UfsNotFoundError without a hint, DamagedFileError for one that names no file.
+    Raises UfsNotFoundError if there is no hint, DamagedFileError for a hint that names no existing file.
     """
     directory = f"{table}/{METADATA_DIRECTORY}"
     hint = ufs.get_meta(f"{directory}/{HINT}")
@@ -120,7 +119,7 @@ _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 
 
 class Catalog:
-    """A catalog by its name in PyIceberg's configuration, or by the `properties` that replace it. Belongs to one process.
+    """A catalog with this name in PyIceberg's configuration, or with these `properties` instead. Belongs to one process.
 
     PyIceberg is imported when the catalog is first asked. `call_s`: the timeout of each call.
     """
@@ -183,14 +182,14 @@ def _import(name: str) -> Any:
         )
 
 
-# --- the stores of its tables ---------------------------------------------------------------------
+# --- the stores of a catalog's tables -------------------------------------------------------------
 
 
 class CatalogStore:
-    """The stores of a catalog's tables. A table itself has the URL `catalog://<catalog>/<name>`, about which the catalog is asked and not a
+    """The stores of a catalog's tables. A table itself has the URL `catalog://<catalog>/<name>`; questions about it go to the catalog, not to a
     store.
 
-    `open_store`: opens the store of a URL. `properties`: the catalog's, which distinguish it from others of its name.
+    `open_store`: opens the store of a URL. `properties`: the properties of the catalog, which tell it from other catalogs with its name.
     """
 
     pins = False

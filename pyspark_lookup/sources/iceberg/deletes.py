@@ -83,7 +83,7 @@ class PositionDeletes:
         return positions
 
     def _rows(self, source: pa.BufferReader) -> pa.Table:
-        """A table of paths and positions, found by their field ids, or by their names in a file without ids."""
+        """The file's rows: paths and positions. These columns are found by their field ids, or, in a file without ids, by their names."""
         if self.format is FileFormatName.ORC:
             file: Any = pa.orc.ORCFile(source)
             schema = file.schema
@@ -148,9 +148,9 @@ class PuffinVector:
 
 @dataclasses.dataclass(frozen=True)
 class EqualityDeletes:
-    """An equality delete file: a data row is deleted if it has the values of one of its rows in the `columns`.
+    """An equality delete file: a row of a data file is deleted if it has the same values in the `columns` as one of the delete file's rows.
 
-    `schema`: these columns, by unique names. `current_columns`: those that the table still has; their bounds show which data files the
+    `schema`: these columns, by unique names. `current_columns`: those of them that the table still has; their bounds show which data files the
     deletes may affect.
     """
 
@@ -167,7 +167,7 @@ class EqualityDeletes:
     def name(self) -> str:
         return self.url
 
-    @cached_property  # used for each file that it may affect
+    @cached_property  # used once for each data file that the deletes may affect
     def keys(self) -> FileVersion:
         return FileVersion(self.url, self.size, DELETE_FILE, columns=self.current_columns, format=self.format)
 

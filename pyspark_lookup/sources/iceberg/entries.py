@@ -1,6 +1,6 @@
 """`Manifest` and `Entry`: the manifests of a snapshot, and the files that they list.
 
-Also what a file's partition says of its columns: values, bounds and buckets (the specification's "Partition Transforms").
+Also here: what a file's partition says about its columns: values, bounds and buckets (the specification's "Partition Transforms").
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _IN_TEXT = frozenset({"boolean", "int", "long", "date", "timestamp", "timestampt
 
 
 def python_value(value: Any, iceberg_type: str) -> Any:
-    """A value of a manifest (in days, in microseconds) as a Python value. Raises one of `decoding.UNREADABLE` if it is not valid."""
+    """A value of a manifest as a Python value; dates are in days there, times in microseconds. Raises one of `decoding.UNREADABLE` if it is not
+    valid."""
     if iceberg_type == "date":
         return value if isinstance(value, datetime.date) else EPOCH_DATE + datetime.timedelta(days=value)
     if iceberg_type in ("timestamp", "timestamptz"):
@@ -45,7 +46,7 @@ def python_value(value: Any, iceberg_type: str) -> Any:
 
 
 def is_told_in_text(iceberg_type: str) -> bool:
-    """Whether values of a type can be written as text and selected by it, which floats and bytes cannot."""
+    """Whether values of a type can be written as text and selected by that text. Floats and bytes cannot."""
     return iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal")
 
 
@@ -60,7 +61,7 @@ def text_of_value(value: Any, iceberg_type: str) -> str:
 
 
 def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
-    """Field id of a column -> its place in a partition, for the columns with the identity transform."""
+    """For the field id of each column with the identity transform, the position of the column's value in a partition."""
     return {
         field.source: place
         for place, field in enumerate(fields)
@@ -71,7 +72,7 @@ def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
 def partition_stats(
     field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int
 ) -> ColumnStats | None:
-    """The bounds that a partition value gives its source column, in a file with `rows` rows; None if it gives none."""
+    """The bounds of the column `field.source` that follow from a partition value, in a file with `rows` rows; None if none follow."""
     transform, width_match = field.transform, _WIDTH.fullmatch(field.transform)
     if transform == "void" or not (transform in ("identity", *_TIMES) or width_match):
         return None
@@ -88,7 +89,7 @@ def partition_stats(
             return ColumnStats(None, None, 0, rows, (int(width_match[2]), int(value))) if is_hashed else None
         if width_match:
             return _truncated_stats(value, int(width_match[2]), kind, rows)
-        # Files that were added to the table have values as in their footers.
+        # A file that was written by another program and then added to the table may have dates in the calendar before 1582.
         low, high = widened(*_span(transform, value))
         if iceberg_type == "date":
             return ColumnStats(low.date(), high.date(), 0, rows)
@@ -129,7 +130,7 @@ def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> Co
 
 
 def narrow(first: ColumnStats | None, second: ColumnStats | None) -> ColumnStats | None:
-    """The tightest bounds that follow from two pairs of bounds of a column, both of which hold."""
+    """The tightest bounds of a column that follow from two pairs of bounds, both of which are true."""
     if first is None or second is None:
         return first if second is None else second
     lows = [low for low in (first.low, second.low) if low is not None]
@@ -149,7 +150,7 @@ _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest, as the manifest list names it. `length` and `spec_id` are None if a snapshot of format 1 has no such list."""
+    """A manifest, as the manifest list describes it. `length` and `spec_id` are None if a snapshot of format 1 has no manifest list."""
 
     location: str
     length: int | None
@@ -159,9 +160,10 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A live file: `location` as written, `partition` by the field ids `partition_ids`, `sequence` the data sequence number.
+    """A live file. `location`: as the writer spelled it. `partition`: the values of the fields with the ids `partition_ids`. `sequence`: the data
+    sequence number.
 
-    `referenced`, `offset` and `length` are those of a deletion vector.
+    `referenced`, `offset` and `length` belong to a deletion vector: its data file, and its bytes in the Puffin file.
     """
 
     location: str
@@ -184,7 +186,7 @@ class Entry:
 
 
 def parse_bound(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
-    """A bound as a Python value (the specification's "Binary single-value serialization"); None if it has no value to compare by."""
+    """A bound as a Python value (the specification's "Binary single-value serialization"); None if nothing can be compared with it."""
     if data is None:
         return None
     with contextlib.suppress(*UNREADABLE, struct.error):

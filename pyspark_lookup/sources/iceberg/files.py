@@ -1,6 +1,6 @@
 """`IcebergFiles`: the files of a snapshot, with their deletes, statistics and partitions, as a `TableVersion` has them.
 
-With it: a table's columns, their Arrow types, and the field ids and names that they have in its files.
+Also here: a table's columns, with their Arrow types, and the field ids and names that they have in the table's files.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _FIXED = re.compile(r"fixed\[\s*\d+\s*\]")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a primitive type that is not inside a list or map. `path`: the names of the structs that it is in, and its own."""
+    """A column of a primitive type that is not inside a list or map. `path`: the names of the structs that it is in, then its own name."""
 
     field_id: int
     path: tuple[str, ...]
@@ -77,7 +77,7 @@ class Column:
 
 
 def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
-    """The columns of a schema, in the types that Spark reads them as. A column of an unknown type gets an `unreadable_type`."""
+    """The columns of a schema, with the types that Spark gives them. A column of an unknown type gets an `unreadable_type`."""
     names = [as_text(field["name"]) for field in schema["fields"]]
     types = [type_of_column(_parse_type, field["type"], field["name"]) for field in schema["fields"]]
     return lenient_schema(pa.schema(list(zip(names, types, strict=True))))
@@ -157,7 +157,7 @@ def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Itera
 
 
 def find_field(schemas: Sequence[Mapping[str, Any]], field_id: int) -> tuple[Mapping[str, Any], ...]:
-    """The structs that lead to a field, and the field, in the first schema that has one with that id; empty if none has."""
+    """The structs around a field, the outermost first, and then the field, in the first schema that has the field id; empty if none has it."""
     return next((field_path for schema in schemas if (field_path := _find(schema["fields"], field_id))), ())
 
 
@@ -181,7 +181,8 @@ Group = tuple[int, tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class _SequencedDeletes:
-    """Deletes and the highest data sequence number that they apply to. `paths`: the bounds of the data files that they name."""
+    """Deletes, and the highest data sequence number of files that they apply to. `paths`: the lowest and the highest location of a data file that
+    they name, if known."""
 
     sequence: int
     deletes: Deletes
@@ -272,13 +273,15 @@ class IcebergFiles:
         return entry.partition
 
     def _partition(self, entry: Entry) -> tuple[tuple[str, str | None], ...]:
-        """(column, value as text) of the columns that have one value in all rows of the file; the file itself may lack them."""
+        """(column, value as text) of the columns that have one value in all rows of the file. The file itself may lack these columns."""
         partition = {}
         values = self.partition_values(entry)
         for field_id, place in identity_fields(self._spec(entry.spec_id)).items():
             column, value = self._flat.get(field_id), values[place]
             if column is not None and len(column.path) == 1:
-                with contextlib.suppress(*UNREADABLE):  # Python lacks such a day; the file itself has the value, too
+                with contextlib.suppress(
+                    *UNREADABLE
+                ):  # a day that Python's types cannot hold; the file itself has the value, too
                     partition[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
         return tuple(sorted(partition.items()))
 
@@ -292,7 +295,7 @@ class IcebergFiles:
         return {self._flat[id_].path[0]: stats for id_, stats in by_id.items() if stats is not None}
 
     def _column_stats(self, entry: Entry, column: Column) -> ColumnStats | None:
-        """A column's bounds in a file, as the manifest has them; None if it has none."""
+        """A column's bounds in a file, as the manifest states them; None if it states none."""
         id_, kind = column.field_id, column.iceberg_type
         nulls, values = entry.nulls.get(id_), entry.values.get(id_)
         if nulls is not None and (entry.rows < 0 or values not in (None, entry.rows)):
@@ -303,7 +306,7 @@ class IcebergFiles:
         if low is None or high is None or low > high:
             low = high = None
         elif pa.types.is_temporal(column.type):
-            low, high = widened(low, high)  # files that were added to the table have bounds as in their footers
+            low, high = widened(low, high)  # a file of another program may have dates in the calendar before 1582
         if low is None and nulls is None:
             return None
         return ColumnStats(low, high, nulls, max(entry.rows, 1))

@@ -35,7 +35,7 @@ from pyspark_lookup.errors import DamagedFileError, NotSupportedError, raise_our
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
 
-_NEWEST = 3  # its manifests have all columns of earlier formats, and more
+_NEWEST = 3  # the format whose manifests have all columns of the earlier formats, and more
 _FIELDS = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[_NEWEST].fields)}
 _ADDED, _DELETED = 1, 2
 _PARTITION_ID = 102
@@ -88,7 +88,7 @@ class _AvroFile(AvroFile[Any]):
             raise ValueError(f"a block has a negative number of records, {count}")
         data = self._decompress(data, _BYTES_AT_MOST - self._read_bytes)
         if count > len(data):  # a record takes at least a byte; of empty ones there could be any number
-            raise ValueError(f"a block of {count} records in {len(data)} bytes")
+            raise ValueError(f"a block claims to have {count} records in {len(data)} bytes")
         self._records += count
         check_room(
             self._records * _RECORD_BYTES, f"{redact('path', self.input_file.location)}: {self._records} records"
@@ -178,7 +178,7 @@ class _Bytes(InputFile):
 
 
 def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
-    """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError for an encrypted one."""
+    """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError if a manifest is encrypted."""
     try:
         with _AvroFile(
             _Bytes(location, data),
@@ -197,13 +197,13 @@ def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
 
 def _manifest(row: dict[str, Any]) -> Manifest:
     if row["key_metadata"]:
-        raise NotSupportedError(f"{redact('path', row['manifest_path'])} is encrypted")
+        raise NotSupportedError(f"{redact('path', row['manifest_path'])} is encrypted, which is not supported")
     spec_id, sequence = int(row["partition_spec_id"]), int(row["sequence_number"] or 0)
     return Manifest(str(row["manifest_path"]), int(row["manifest_length"]), spec_id, sequence)
 
 
 def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
-    """The live files of a manifest. Raises DamagedFileError that names it, NotSupportedError for an encrypted one."""
+    """The live files of a manifest. Raises DamagedFileError that names the manifest, NotSupportedError if a file is encrypted."""
     try:
         return list(_entries(manifest, data))
     except NotSupportedError:
@@ -230,7 +230,7 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
             if sequence is None:
                 # A file that was added with the manifest has the manifest's number; before there were numbers, all have 0.
                 if int(status) != _ADDED and manifest.sequence:
-                    raise ValueError(f"an existing file without a sequence number: {file.file_path}")
+                    raise ValueError(f"the existing file {file.file_path} has no sequence number")
                 sequence = manifest.sequence
             yield _entry(file._data, spec_id, ids, int(sequence))
 
@@ -241,7 +241,7 @@ def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequenc
 
     location = str(get("file_path"))
     if get("key_metadata"):
-        raise NotSupportedError(f"{redact('path', location)} is encrypted")
+        raise NotSupportedError(f"{redact('path', location)} is encrypted, which is not supported")
     return Entry(
         location,
         int(get("content") or 0),

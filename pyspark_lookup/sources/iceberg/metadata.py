@@ -27,7 +27,7 @@ _S3 = ("s3a", "s3n")
 
 
 def plain_location(location: str) -> str:
-    """A location in its canonical spelling: `s3://` instead of `s3a://`, and only the path on a disk or in HDFS."""
+    """A location in its canonical spelling: `s3://` instead of `s3a://`; for a local disk or HDFS only the path."""
     match = _SCHEME.match(location)
     scheme, path = (match[1].lower(), location[match.end() :]) if match else ("", location)
     if scheme in _PATHS:
@@ -48,9 +48,9 @@ def _parse_scheme(url: str) -> str:
 
 
 class Locations:
-    """Maps locations in a table's metadata to URLs. The metadata's `location` lies at the URL `root`.
+    """Maps locations in a table's metadata to URLs. The table's `location`, as the metadata states it, lies at the URL `root`.
 
-    The two differ if the table was written under another name or relative to the writer's directory, or was copied.
+    Location and URL differ if the table was written under another name, or relative to the writer's directory, or was copied.
     """
 
     def __init__(self, location: str, root: str) -> None:
@@ -63,8 +63,8 @@ class Locations:
             and root_parts[-common - 1] == location_parts[-common - 1]
         ):
             common += 1
-        # The directories above the common end of both: where the writer's files lay, and where they are now, if they were copied
-        # together.
+        # The directories above the common end of location and root: where the writer's files lay, and, if they were copied together,
+        # where they are now.
         self._location_above = "/".join(location_parts[: len(location_parts) - common])
         self._root_above = root.rsplit("/", common)[0]
         self._moved = common > 0 and (self._location_above, self._plain_location) != (
@@ -185,7 +185,7 @@ class IcebergMetadata:
                 f"it has format version {self.format}; supported are {', '.join(map(str, _FORMATS))}"
             )
         if document.get("encryption-keys"):
-            raise NotSupportedError("it is encrypted")
+            raise NotSupportedError("it is encrypted, which is not supported")
         self.location = as_text(document["location"]).rstrip("/")
         self.table_id = as_text(document.get("table-uuid") or self.location)
         schemas = document.get("schemas") or [document["schema"]]
@@ -216,7 +216,7 @@ class IcebergMetadata:
 
     @cached_property
     def name_mapping(self) -> list[Any] | None:
-        """The names by which files without field ids have the columns; None if the table has no such mapping."""
+        """The names that the columns have in files without field ids; None if the table has no such mapping."""
         text = self.properties.get(_NAME_MAPPING)
         mapping = None if text is None else json.loads(text)
         if mapping is not None and not isinstance(mapping, list):
@@ -227,7 +227,8 @@ class IcebergMetadata:
         """The snapshot and schema that a reference means. `redacted_path` names the table in errors.
 
         Without a pin, or for a branch: the latest snapshot with the current schema. For a tag, a time or a snapshot id: that snapshot with
-        its own schema. Raises VersionGoneError, and OptionError for a branch or tag that does not exist.
+        its own schema. Raises VersionGoneError for a time or snapshot that the table does not have (any more), OptionError for a branch or
+        tag that does not exist.
         """
         if pin is None:
             return self._select(None if self._current is None else self._snapshot(self._current, redacted_path), None)
@@ -287,9 +288,10 @@ class IcebergMetadata:
         # In the order in which they became current, also by a rollback; clocks may have been set back.
         snapshot_ids = [snapshot_id for time_ms, snapshot_id in self._log if time_ms <= at_ms]
         if not snapshot_ids:
-            since = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else "never"
+            first = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else None
+            reason = "its metadata lists no snapshots" if first is None else f"its first snapshot is of {first}"
             raise VersionGoneError(
-                f"{redacted_path} has no snapshot as old as {at.isoformat()} (lookup.timestamp): its first is of {since}"
+                f"{redacted_path} has no snapshot as old as {at.isoformat()} (lookup.timestamp): {reason}"
             )
         return self._snapshot(snapshot_ids[-1], redacted_path)
 

@@ -19,8 +19,8 @@ _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
 
 
 class _PointerError(BaseException):
-    """Carries the location of the metadata, and the metadata if it was sent, out of `load_table` before that reads it. Nothing in between
-    catches it."""
+    """Carries the location of the metadata, and the metadata itself if the catalog sent it, out of PyIceberg's `load_table` before that reads the
+    metadata file. A BaseException, so that nothing in between catches it."""
 
     def __init__(self, location: str, metadata: dict[str, Any] | None = None) -> None:
         self.location = location
@@ -47,7 +47,8 @@ _CATALOG_PROPERTIES = {
 
 
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """The catalog of that name. Raises OptionError if it is not configured or PyIceberg lacks a part, CatalogUnavailableError."""
+    """The catalog of that name. Raises OptionError if it is not configured or PyIceberg was installed without a part that it needs, and
+    CatalogUnavailableError if it cannot be asked."""
     try:
         catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
     except (ValueError, NotInstalledError, ImportError) as problem:

@@ -105,7 +105,9 @@ class IcebergOptions(KindOptions):
                 raise OptionError(f"option {key} is a property of an Iceberg catalog: set lookup.catalog, or remove it")
             return
         if options.system is not None:
-            raise OptionError(f"options lookup.catalog and {options.system} both say where the table is: give one")
+            raise OptionError(
+                f"options lookup.catalog and {options.system} both say where the table is: give only one of them"
+            )
         if "." not in options.files.path.strip("."):
             raise OptionError(
                 f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} give the table's name, namespace.table"
@@ -124,7 +126,7 @@ _HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 @dataclasses.dataclass(frozen=True)
 class _PointerRecord:
-    """The record of a table's reference: the pointer that was last read, and the digest of the version to which it led."""
+    """What this host has on record for a table: the pointer that was last read, and the digest of the version to which it led."""
 
     pointer: Pointer
     digest: str
@@ -139,7 +141,7 @@ class _PointerRecord:
 class IcebergSource(VersionSource):
     """The versions of Iceberg tables, to which a catalog, a version hint or a metadata file points. A file is never rewritten in place.
 
-    PyIceberg is imported only when a catalog is asked or manifests are read, and not for a version that is on record.
+    PyIceberg is imported only when a catalog is asked or manifests are read, not for a version that this host has on record.
     """
 
     kinds = ("ICEBERG",)
@@ -226,7 +228,7 @@ class IcebergSource(VersionSource):
         ):
             cached_version = self._find_cached(table, pointer_record.digest)
             if cached_version is not None:
-                # A settled pointer, so that the next query can compare it.
+                # Record the settled pointer (see `Pointer.settled`), so that the next query can compare it.
                 if pointer.settled and not pointer_record.pointer.settled:
                     self._remember(table, _PointerRecord(pointer, pointer_record.digest))
                 return Answer(cached_version, question.started_s)
@@ -297,15 +299,15 @@ class IcebergSource(VersionSource):
         if cached_version is not None:
             return self._keep(table, cached_version)
         redacted_path = self._redact_path(table)
-        place = "" if selection.snapshot is None else f", snapshot {selection.snapshot.id}"
+        place = "" if selection.snapshot is None else f"snapshot {selection.snapshot.id} of "
         try:
             return self._keep(table, self._build(table, metadata, selection))
         except NotSupportedError as problem:
-            raise NotSupportedError(f"{redacted_path}{place} of an Iceberg table: {problem}") from None
+            raise NotSupportedError(f"{place}the Iceberg table {redacted_path}: {problem}") from None
         except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
-            raise_ours(DamagedFileError(f"{problem}: {redacted_path}{place} of an Iceberg table"), problem)
+            raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {problem}"), problem)
         except UNREADABLE as problem:
-            raise_ours(DamagedFileError(f"{redacted_path}{place} of an Iceberg table: {problem}"), problem)
+            raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {problem}"), problem)
 
     def _build(self, table: Table, metadata: IcebergMetadata, selection: Selection) -> TableVersion:
         locations = self._locations(table, metadata)
@@ -324,7 +326,7 @@ class IcebergSource(VersionSource):
     def _rewrites(
         self, table: Table, metadata: IcebergMetadata, snapshot: Snapshot | None, version: TableVersion
     ) -> Rewrites:
-        """The compactions in a version: those of the last version that this host knows, and those since."""
+        """The compactions that led to a version: those recorded for the last version that this host knows, and those since that version."""
         record = self._parts.host.last(table)
         earlier_version = None if record is None else self._find_cached(table, record["digest"])
         if (
@@ -351,7 +353,7 @@ class IcebergSource(VersionSource):
     # --- files ------------------------------------------------------------------------------------
 
     def _find_pointer(self, table: Table, last_pointer: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
-        """(where the table's metadata lies now, the metadata itself if a catalog has sent it). One call."""
+        """(where the table's metadata lies now, the metadata itself if a catalog has sent it). One call if nothing has changed."""
         if table.url.startswith(CATALOG_SCHEME):
             if self._catalog is None:
                 raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
@@ -415,13 +417,18 @@ class IcebergSource(VersionSource):
                     size = self._ufs.get_meta(url).size if pointer.size is None else pointer.size
                     data = self._ufs.read_ranges(FileVersion(url, size, IMMUTABLE), [(0, size)])[0]
                 except (UfsNotFoundError, SourceChangedError) as problem:
-                    raise_ours(DamagedFileError(f"{problem}: {self._redact_path(table)}, an Iceberg table"), problem)
+                    raise_ours(
+                        DamagedFileError(
+                            f"the metadata of the Iceberg table {self._redact_path(table)} cannot be read: {problem}"
+                        ),
+                        problem,
+                    )
                 metadata = parse_metadata(pointer.location, data, table.url)
             self._metadata = {**self._metadata, table.url: (pointer, metadata)}
         return metadata
 
     def _entries(self, snapshot: Snapshot, locations: Locations) -> list[Entry]:
-        """The live files of a snapshot. Reads its manifest list, and those of its manifests that this process has not read before."""
+        """The live files of a snapshot. Reads the snapshot's manifest list, and the manifests that this process has not read before."""
         reader = _import()
         if snapshot.manifest_list is None:
             manifests = [Manifest(location, None, None, 0) for location in snapshot.manifests]

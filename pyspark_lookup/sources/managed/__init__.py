@@ -1,4 +1,4 @@
-"""Managed tables: their log, their versions, and how rows become files and files become commits, without Spark."""
+"""Managed tables, without Spark: their log, their versions, how rows are written to files, and how files are committed."""
 
 from pyspark_lookup.sources.managed.compaction import Compactor
 from pyspark_lookup.sources.managed.data_files import DataFiles, Job, WriteSizes, batch_directory, match_definition

@@ -1,7 +1,8 @@
 """The changes of a managed table: which rows each commit of its log has added and removed.
 
-A change is a row with its kind: `insert`, `delete`, or the two images of an update, which is a row that an upsert replaces by one with the
-same key. A compaction changes no row. Planning reads only the log; tasks read the rows.
+A change is a row, and `insert` or `delete`. If an upsert replaces a row by another with the same key, these are two changes:
+`update_preimage` with the old row, and `update_postimage` with the new one. A compaction changes no row. Planning reads only the log; tasks
+read the rows.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP = "_change_type", "_log_position", "
 CHANGE_COLUMNS = pa.schema(
     [(CHANGE_TYPE, pa.string()), (LOG_POSITION, pa.int64()), (COMMIT_TIMESTAMP, pa.timestamp("us", "UTC"))]
 )
-"""The kind of change of a row, the commit that made it (as in `lookup.version`), and when the store got that commit (null: the log was trimmed)."""
+"""The columns that a change has beside those of the row: what happened to the row, the commit that did it (a log position, as in
+`lookup.version`), and when the store got that commit (null: the log was trimmed)."""
 
-_PRUNED_BY = 10_000  # keys; more would rule out hardly any unit
+_PRUNED_BY = 10_000  # with more removed keys than this, hardly any row group could be skipped
 _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
 
 
@@ -40,9 +42,10 @@ _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "upda
 class ChangeTask:
     """Rows that one commit has added or removed.
 
-    `files`: the files that have these rows. `marks`: the delete files of a write by key, which name the rows that it replaces.
-    `counterparts`: the files with the other image of its updates. `keys`: the table's key columns at the time of the commit. `schema`: its
-    present columns. `committed_at_s`: on the store's clock.
+    `added`: whether the rows were added or removed. `files`: the files that have these rows. `marks`: the delete files of the commit, which
+    name the rows that it deletes. `counterparts`: for updates, the files with the other rows: the new rows if `files` has the old ones, and
+    vice versa. `keys`: the table's key columns at the time of the commit. `schema`: the table's present columns. `committed_at_s`: the time of
+    the commit on the store's clock.
     """
 
     table: Table
@@ -57,7 +60,7 @@ class ChangeTask:
 
     @property
     def bytes(self) -> int:
-        """The most bytes of files that reading the task's rows may take."""
+        """The size in bytes of the files that have the task's rows."""
         return sum(file.size for file in self.files)
 
 
@@ -77,7 +80,7 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
 def plan_snapshot(table: Table, log: NotificationLog, state: TableState, position: int) -> list[ChangeTask]:
     """All rows of the version at a position, as inserts of the commits that wrote their files.
 
-    After a compaction the commit that added a row is no longer known: the row counts as the compaction's.
+    After a compaction the commit that added a row is no longer known: the row then counts as added by the compaction.
     Raises VersionGoneError if the version was vacuumed.
     """
     version = read_version(log, table, state, position)
@@ -92,7 +95,7 @@ def plan_snapshot(table: Table, log: NotificationLog, state: TableState, positio
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:
-    """The (rows, files, bytes) to read for a change. `state`: one that covers the change."""
+    """The (rows, files, bytes) to read for a change. `state`: a state that covers the change's position and the one before it."""
     write = state.writes[change.write_id] if change.write_id is not None else None
     if write is None or write.mode is WriteMode.COMPACT:
         return 0, 0, 0
@@ -111,7 +114,8 @@ def changes_between(
 ) -> Iterator[ChangeTask]:
     """The changes of the commits after position `after`, up to and including `until`, in order.
 
-    Raises VersionGoneError if files of one were vacuumed. With `appends_only`, raises NotSupportedError for a commit that removes rows.
+    Raises VersionGoneError if the files of such a commit were vacuumed. With `appends_only`, raises NotSupportedError for a commit that
+    removes rows.
     """
     schema = _schema(table, state)
     tasks: list[ChangeTask] = []
@@ -286,7 +290,7 @@ class _Changes:
                 )
 
     def read(self, file: FileVersion, keys: pa.Table | None) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        """(positions, rows) of a file; with `keys`, only of the units that may have some of these."""
+        """(positions, rows) of a file. With `keys`, row groups that have none of these keys are left out."""
         located_rows = self._rows.count_rows(self._definition, self._names, file, keys)
         return ((at, batch) for at, batch in located_rows if batch.num_rows)
 
@@ -304,7 +308,8 @@ class _Changes:
         return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
     def _find_removed(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
-        """The positions of the rows in these files that the marks name, by URL, and their keys. Rows deleted earlier are left out."""
+        """The positions of the rows in these files that the task's delete files name, by URL, and their keys. Rows deleted earlier are left
+        out."""
         marks = self._rows.read_delete_files(self._definition, self.task.marks)
         urls_by_path = {self.path(file): file.url for file in files}
         deleted_by_url = self._files(True).read_deleted(self.task.table, files)
@@ -327,7 +332,7 @@ class _Changes:
         return RowIndex(keys, self.task.keys) if keys.num_rows else None
 
     def _match(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
-        """Which rows have a key of the index, as one bool each; None if no row has."""
+        """For each row, whether the index has its key; None if that is so for no row."""
         if index is None or not batch.num_rows:
             return None
         has_key = np.zeros(batch.num_rows, np.bool_)

@@ -1,7 +1,7 @@
 """Compaction: writes the rows of several writes into a few files, sorted by key, in a commit that changes no row.
 
-A compaction says which writes it replaces. Writes that others commit meanwhile are kept; the rows that they delete are found in the
-compaction's files and deleted there, too. If another commit has replaced the same writes, the compaction starts again.
+A compaction's commit names the writes that it replaces. Writes that others commit meanwhile are kept; if they delete rows, the compaction
+deletes these rows in its own files, too. If another commit has replaced the same writes, the compaction starts again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _DELETED_SHARE = 0.2
 
 
 def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[TableWrite]:
-    """The writes that are worth compacting, by size; none if that would gain nothing.
+    """The writes that a compaction should replace; none if that would gain nothing.
 
     Takes writes from the smallest on, as long as each is small, or at most twice as large as all smaller ones together. So a row is rewritten
-    only a few times, however often the table is compacted. `is_requested`: a person asks for it, and not a commit.
+    only a few times, however often the table is compacted. `is_requested`: a caller asks for the compaction; otherwise a commit starts it. A
+    requested compaction takes all writes if more than a fifth of the rows is deleted.
     """
     with_rows = {write.id for write in state.find_visible()}
     sizes = {write.id: write.bytes for write in state.find_needed()}
@@ -81,9 +82,9 @@ class Compactor:
         self._url = redact("path", log.url)
 
     def compact(self) -> TableState:
-        """Compact the writes that are worth it in one commit. Returns the state after it, or the current one if nothing is worth it.
+        """Compact the writes that are worth it, in one commit. Returns the state after this commit, or the current state if no write is worth it.
 
-        Raises UfsNotFoundError if there is no table, WriteConflictError if others replace the same rows each time.
+        Raises UfsNotFoundError if there is no table, WriteConflictError if others replace the same rows during each of several attempts.
         """
         return self._compact(is_requested=True)
 

@@ -1,7 +1,7 @@
-"""The effect of a commit on rows that others have committed, and the checks that it needs.
+"""`Effect`: what a commit does to rows that others have committed, and what it must check before.
 
 The race: others commit while a write is under way. So a write looks into all new commits, and puts its own event at the position that
-follows them. If another event has taken that position, it looks again.
+follows them. If another event has taken that position, the write looks again.
 
 `KeyedRows` finds the rows that have given keys, and checks that keys are unique.
 """
@@ -38,7 +38,7 @@ from pyspark_lookup.versions.model import PATH, ROW, Table, place_fields
 
 
 class RowsByKey(Protocol):
-    """A table's rows by their keys: see `KeyedRows`."""
+    """Finds a table's rows by their keys: see `KeyedRows`."""
 
     def read_keys(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def check_different(self, keys: pa.Table) -> None: ...
@@ -73,7 +73,8 @@ class Effect(Protocol):
         """Whether the state has commits that matter to the write and that it has not looked into."""
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Look into the commits that make it due. Returns their rows that the write replaces, in the form that `RowsByKey.find` returns."""
+        """Look into the commits for which `is_due` is true. Returns those of their rows that the write replaces or deletes, in the form that
+        `RowsByKey.find` returns; None if there are none."""
 
 
 class Independent:
@@ -116,7 +117,8 @@ class _Looking:
 
 
 class ByKey(_Looking):
-    """An effect that replaces the rows with certain keys (`keys`, `add`). `own_directory`: the directory of the write's own files, which stay."""
+    """Replaces or deletes the rows with certain keys: those that the function `keys` returns, and those that `add` adds. `own_directory`: the
+    directory of the write's own files, whose rows stay."""
 
     def __init__(
         self,
@@ -131,11 +133,11 @@ class ByKey(_Looking):
 
     @property
     def keys(self) -> pa.Table | None:
-        """The keys; None before the first look."""
+        """The keys whose rows are replaced; None as long as they are not known."""
         return self._keys
 
     def add(self, keys: pa.Table, checked_files: Iterable[FileVersion]) -> None:
-        """Replace the rows with these keys, too. The write has replaced those in `checked_files` already."""
+        """Replace the rows with these keys, too. The write has already replaced their rows in `checked_files`."""
         urls = {file.url for file in checked_files}
         self._checked_urls = urls if self._keys is None else self._checked_urls & urls
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
@@ -162,11 +164,11 @@ class Where(_Looking):
 
 
 class Keeping:
-    """Replaces the rows with its keys, and keeps their values in the columns that its own rows lack.
+    """Replaces the rows that have the keys of the write's rows, and keeps the old values in the columns that the write's rows lack.
 
-    The race: others may change these values until the commit. So each new version is looked into, and if its values differ, all rows are
-    written again with them, and the files written before are deleted. `row_files`: the new rows, with nulls in the columns that they lack.
-    `names`: the columns that they have. `write_files` writes rows to files.
+    The race: others may change these values until the commit. So each new version is looked into. If its values differ, all rows are written
+    again with the new values, and the rows written before are deleted. `row_files`: the write's rows, with nulls in the columns that they
+    lack. `names`: the columns that they have. `write_files` writes rows to files.
     """
 
     replaces: tuple[int, ...] = ()
@@ -247,7 +249,7 @@ class NewKeys(_Looking):
         return self._keys is None or super().is_due(state)
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Raises NonUniqueKeyError for a key that two rows have."""
+        """Raises NonUniqueKeyError for a key that two rows of the table would have."""
         if self._keys is None:
             self._keys = self._rows.read_keys(definition, self._files)
             self._rows.check_different(self._keys)
@@ -320,7 +322,7 @@ class Rewriting:
         )
         if not is_unchanged:
             raise WriteConflictError(
-                f"table {state.table_id} was overwritten, compacted or given other keys during this compaction: compact it again"
+                f"table {state.table_id} was overwritten, compacted or given other key columns during this compaction: compact it again"
             )
         if state.deleted_where_at > self._since.position:
             raise WriteConflictError(
@@ -498,13 +500,13 @@ class KeyedRows:
         deleted_rows = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
         if deleted_rows.column(PATH).null_count or deleted_rows.column(ROW).null_count:
             urls = ", ".join(redact("path", version.url) for version in versions[:3])
-            raise DamagedFileError(f"{urls}: a deleted row lacks its path or its position")
+            raise DamagedFileError(f"the delete files {urls} have a row without a path or a position")
         return deleted_rows
 
     def count_rows(
         self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None
     ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        """(positions, columns `names`) of the live rows of a file; with `keys`, only of units that may have some of these."""
+        """(positions, columns `names`) of the live rows of a file. With `keys`, row groups that have none of these keys are left out."""
         predicate = None
         if keys is not None:
             predicate = _among(definition.keys, [one_array(keys.column(name)) for name in definition.keys])
@@ -526,9 +528,9 @@ class KeyedRows:
         return sum(batch.num_rows for batch in prepared.batches())
 
     def order(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The live rows of the files, in parts that are ordered by key.
+        """The live rows of the files, in parts: the keys of a part come before those of the next. Without key columns, in any order.
 
-        A part fits in memory, unless very many rows have one key; rows within a part are not sorted.
+        A part fits in memory, unless very many rows have the same key. The rows within a part are not sorted.
         """
         names = definition.schema.names
         if not definition.keys:
@@ -563,7 +565,7 @@ class KeyedRows:
     def _place(
         self, definition: Definition, files: Sequence[FileVersion], names: Sequence[str], predicate: Predicate
     ) -> Iterator[pa.Table]:
-        """The live rows of row groups where `predicate` may be true, with their path and position, in several batches."""
+        """The live rows of row groups where `predicate` may be true, with their path and position, in several tables."""
         schema = pa.schema([*(definition.schema.field(name) for name in names), *place_fields()])
         prepared = self._prepare(files, definition.schema, names, predicate)
         assert isinstance(prepared, Prepared)
@@ -596,7 +598,7 @@ class KeyedRows:
     def _unit_bounds(
         self, files: Sequence[FileVersion], data: pa.Schema, name: str, predicate: Predicate | None
     ) -> list[tuple[ColumnStats | None, int]]:
-        """(bounds of a column, bytes) of each unit of files in which `predicate` may be true."""
+        """(bounds of a column, bytes) of each row group of the files in which `predicate` may be true."""
         scan = self._files(False)
         assert isinstance(scan, Scan)  # managed tables are files
         projection = Projection(pa.schema([data.field(name)]), data, pa.schema([]), predicate)
@@ -620,7 +622,7 @@ def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVer
 
 
 def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]], part: int) -> list[Any]:
-    """Values that divide the units into ranges of about `part` bytes; ascending and distinct."""
+    """Values that divide the row groups `units` into ranges of about `part` bytes; ascending and distinct."""
     kind = field.type
     ordered = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
     if not any(test(kind) for test in ordered):
@@ -637,7 +639,7 @@ def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]], part
 
 
 def _overlaps(stats: ColumnStats | None, low: Any, high: Any) -> bool:
-    """Whether a unit may have rows from `low` on and below `high` (None: no end)."""
+    """Whether a row group may have rows from `low` on and below `high` (None: no bound)."""
     if stats is None or stats.low is None or stats.high is None:
         return True
     return (low is None or stats.high >= low) and (high is None or stats.low < high)

@@ -1,7 +1,7 @@
 """What a write of a managed table writes: the table's definition, rows that fit it, and the data files with these rows (`DataFiles`).
 
-`Job` is a write and what the log says of it. Files have the table's columns, are sorted by key, and have row groups small enough for a point
-read. `WriteSizes`: the sizes at which writes and compactions behave differently.
+`Job` describes a write to its tasks and to its commit. Files have the table's columns, are sorted by key, and have row groups that are small
+enough to read a single row. `WriteSizes` has the sizes at which writes and compactions behave differently.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     spark_columns = spark_schema(schema, origin)
     columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in spark_columns])
     if not columns.names:
-        raise SchemaError(f"{origin}: a table needs a column")
+        raise SchemaError(f"{origin}: the rows have no columns, but a table needs one at least")
     if len({key.lower() for key in keys}) < len(keys):
-        raise SchemaError(f"option lookup.keys = {','.join(keys)!r}: a column is named twice")
+        raise SchemaError(f"option lookup.keys = {','.join(keys)!r} names a column twice: name each column once")
     spelled_names = {name.lower(): name for name in columns.names}
     for key in keys:
         if key.lower() not in spelled_names:
@@ -53,8 +53,8 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
 def match_definition(definition: Definition, schema: pa.Schema, merge: bool, origin: str) -> Definition:
     """The table's definition once rows of `schema` are in it: the same, or with more columns at the end.
 
-    Rows may lack columns, which are then null, and may have narrower types. Raises SchemaError for a column of another type, and for one
-    that the table does not have, unless `merge` is set.
+    Rows may lack columns, which are then null, and may have narrower types. Raises SchemaError for a column of another type, and, unless
+    `merge` is set, for a column that the table does not have.
     """
     rows = spark_schema(schema, origin)
     table_fields = {field.name.lower(): field for field in definition.schema}
@@ -71,7 +71,7 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
         elif not widens(field.type, table_field.type):
             raise SchemaError(
                 f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and {type_ddl(field.type)} in the rows: cast "
-                "them. If ALTER TABLE … ALTER COLUMN … TYPE has changed it in the catalog, DROP TABLE there (its files stay) and CREATE "
+                "the rows. If ALTER TABLE … ALTER COLUMN … TYPE has changed it in the catalog, DROP TABLE there (its files stay) and CREATE "
                 "TABLE it anew"
             )
     if not new_fields:
@@ -85,7 +85,7 @@ def find_kept_columns(
 ) -> tuple[str, ...]:
     """The columns that rows of `schema` lack, if `lookup.write.missing-columns` says that existing rows keep their values in them.
 
-    Raises SchemaError for a missing key column, and for any other if the option is not set.
+    Raises SchemaError for a missing key column, and, if the option is not set, for any missing column.
     """
     row_names = {name.lower() for name in schema.names}
     lacking = tuple(name for name in definition.schema.names if name.lower() not in row_names)
@@ -94,7 +94,7 @@ def find_kept_columns(
         raise SchemaError(f"{origin}: the rows of an upsert have no key column {keys[0]!r}")
     if lacking and options.kind(WriteOptions).missing_columns is None:
         raise SchemaError(
-            f"{origin}: the rows of an upsert have no column {lacking[0]!r}: give it, or set lookup.write.missing-columns "
+            f"{origin}: the rows of an upsert have no column {lacking[0]!r}: add it, or set lookup.write.missing-columns "
             "to KEEP (an existing row keeps its value) or NULL (the existing value is lost)"
         )
     return lacking if options.kind(WriteOptions).missing_columns is MissingColumns.KEEP else ()
@@ -103,7 +103,9 @@ def find_kept_columns(
 def _check_names(columns: pa.Schema) -> None:
     for name in columns.names:
         if name.lower() in (PATH, ROW):
-            raise SchemaError(f"column {name!r}: delete files use that name; rename it")
+            raise SchemaError(
+                f"column {name!r} cannot be written, because delete files use that name: rename the column"
+            )
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
@@ -127,10 +129,14 @@ def extend_definition(
     row_names = {name.lower() for name in schema.names}
     lacking = [key for key in definition.keys if key.lower() not in row_names]
     if lacking:
-        raise SchemaError(f"{origin}: the rows have no key column {lacking[0]!r}: lookups could not find them; add it")
+        raise SchemaError(
+            f"{origin}: the rows have no key column {lacking[0]!r}, so lookups could not find them: add the column"
+        )
     if (options.kind(WriteOptions).unique_keys or by_key) and not definition.keys:
         operation = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
-        raise OptionError(f"{operation}: {origin} has no key columns (lookup.keys)")
+        raise OptionError(
+            f"{operation} needs key columns, and {origin} has none: name them with LookupTable.alter(keys=…)"
+        )
     try:
         return match_definition(definition, schema, options.kind(WriteOptions).merge_schema, origin)
     except SchemaError as problem:
@@ -149,13 +155,13 @@ _MIB = 1024 * 1024
 class WriteSizes:
     """Sizes in bytes, part of a `Runtime`. Tests make them smaller, so that small tables have many files, row groups and compactions.
 
-    `file_bytes`: of rows in memory that are sorted and written as one file; rows that come in order are sorted four times as many at once.
-    `row_group_bytes`: of a row group, with `row_group_rows` (at least, at most) rows. `merge_bytes`: of the files whose rows a compaction
+    `file_bytes`: the rows in memory that are sorted and written as one file (if rows come in order, four times as many are sorted at once).
+    `row_group_bytes`: a row group, which has at least and at most `row_group_rows` rows. `merge_bytes`: the files whose rows a compaction
     sorts together.
 
-    `compact_bytes`: a compaction takes every write that is smaller. `unasked_compact_bytes`: the same for a compaction that a commit
-    starts, which takes no write larger than `unasked_write_bytes`. `small_file_bytes`: files that are smaller on average are too many.
-    `log_page`: the events in a page of a new table's log.
+    `compact_bytes`: a compaction takes every smaller write. `unasked_compact_bytes`: the same for a compaction that a commit starts; such a
+    compaction takes no write larger than `unasked_write_bytes`. `small_file_bytes`: a write whose files are smaller on average is worth
+    compacting alone. `log_page`: the number of events in a page of a new table's log.
     """
 
     file_bytes: int = 128 * _MIB
@@ -209,13 +215,14 @@ def batch_directory(batch: tuple[str, int], nonce: str) -> str:
 
 
 def own_write(state: TableState, job: Job) -> TableWrite | None:
-    """The job's write, if the state has it. A write with its id may be another one, if the table was restored from a copy."""
+    """The job's write in the state; None if the state does not have it. A write with the same id may be another write, if the table was
+    restored from a copy, so their nonces are compared."""
     write = state.writes.get(job.write_id) if state.table_id == job.table_id else None
     return None if write is None or (job.nonce and write.nonce and job.nonce != write.nonce) else write
 
 
 def named_files(state: TableState, job: Job) -> set[str]:
-    """The files in a job's directory that writes in the log name, except for aborted writes."""
+    """The paths of the files in a job's directory that the log names. Aborted writes have none."""
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
     job_write = state.writes.get(job.write_id)
     if job_write is not None and job.directory == write_directory(job_write.id):

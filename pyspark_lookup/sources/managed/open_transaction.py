@@ -1,4 +1,5 @@
-"""Several writes of one table under one write id: their transaction sees them at once, others see all of them at its commit, or none ever."""
+"""`OpenWrites`: several writes of one table under one write id. Their transaction sees each of them at once; others see all of them after its
+commit, or none of them ever."""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ _INTERRUPTED = "one of its writes was interrupted"
 
 
 class OpenWrites:
-    """The writes of one transaction so far. Each is in the log as soon as it is made. `since`: the table when the transaction began (None:
-    there was none).
+    """The writes of one transaction so far. Each is in the log as soon as it is made. `since`: the table's state when the transaction began
+    (None: there was no table).
 
-    An overwrite replaces the writes before it, so it takes a write id of its own.
+    An overwrite in the transaction replaces the transaction's earlier writes, so it takes a write id of its own.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class OpenWrites:
         self._keyed: ByKey | None = None
         self._new: NewKeys | None = None
         self._count = 0
-        self._unknown_reason: str | None = None  # why it is unknown which of its files are in the log
+        self._unknown_reason: str | None = None  # why it is unknown which of the transaction's files are in the log
 
-    # --- what it sees -----------------------------------------------------------------------------
+    # --- what the transaction sees ----------------------------------------------------------------
 
     def valid_write_ids(self) -> ValidWriteIdList | None:
-        """The writes that the transaction sees: those committed when it began, and its own. None if there is no table yet."""
+        """The writes that the transaction sees: its own, and all that were committed when it began. None if there is no table yet."""
         if self._job is None or self._base is None:
             return self._base
         return self._base.commit(self._write_id)
@@ -72,7 +73,7 @@ class OpenWrites:
         valid_ids, state, current = self.valid_write_ids(), self._since, self._log.cached_state()
         if valid_ids is None or state is None or current is None or current.table_id != valid_ids.table:
             raise WriteConflictError(
-                f"{redact('path', self._log.url)} was dropped, or created anew, since the transaction began: begin another one"
+                f"{redact('path', self._log.url)} was dropped, or created anew, since the transaction began: begin another transaction"
             )
         own_write_id = None if self._job is None else self._write_id
         if own_write_id is not None:
@@ -105,7 +106,7 @@ class OpenWrites:
     def _attempt(self, act: Callable[[], None], anew: bool) -> None:
         """Run `act`, which writes. An error leaves the transaction as before; an interruption makes it fail.
 
-        `anew`: under a new write id, in place of what was written before.
+        `anew`: `act` writes under a new write id, and so replaces the transaction's earlier writes.
         """
         self._check_whole()
         before = self._job, self._keyed, self._new, self._base
@@ -156,7 +157,7 @@ class OpenWrites:
                 self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.cached_state()
             if self._base.table != self._job.table_id:
                 raise WriteConflictError(
-                    f"{redact('path', self._log.url)} was dropped and created anew since the transaction began: begin another one"
+                    f"{redact('path', self._log.url)} was dropped and created anew since the transaction began: begin another transaction"
                 )
             table = dataclasses.replace(self._table, own_write_id=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
@@ -211,7 +212,7 @@ class OpenWrites:
             raise_ours(
                 UfsUnavailableError(
                     f"the transaction on {redact('path', self._log.url)} has failed, and nothing of it will be committed: "
-                    f"{self._unknown_reason}; begin another one"
+                    f"{self._unknown_reason}; begin another transaction"
                 ),
                 cause,
             )

@@ -77,24 +77,24 @@ class ChangeOptions(KindOptions):
         if sum(limit is not None for limit in self.limits) > 1:
             raise OptionError(
                 "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
-                "lookup.stream.max-bytes-per-trigger all limit a micro-batch: give one"
+                "lookup.stream.max-bytes-per-trigger all limit a micro-batch: give only one of them"
             )
 
     def _check_range(self, options: LookupOptions) -> None:
         if self.first is None:
             if self.last is not None:
                 raise OptionError(
-                    f"option lookup.changes-to = {self.last} needs lookup.changes-from, where changes begin"
+                    f"option lookup.changes-to = {self.last} needs lookup.changes-from, the version of the first changes: add it"
                 )
             return
         if options.read.view is not View.CHANGES:
             raise OptionError(
                 f"option lookup.changes-from = {self.first} reads changes, and lookup.view = {options.read.view.value!r} shows "
-                "something else: leave one of them out"
+                "other rows: leave one of them out"
             )
         if options.pins:
             raise OptionError(
-                f"options {next(iter(options.pins))} and lookup.changes-from contradict each other: give one"
+                f"option {next(iter(options.pins))} reads one version and lookup.changes-from reads changes: leave one of them out"
             )
         if self.last is not None and self.last < self.first:
             raise OptionError(

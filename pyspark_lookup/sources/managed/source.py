@@ -35,7 +35,7 @@ _VERSIONS_KEPT = 8
 
 
 class LogSource(VersionSource):
-    """The versions of managed tables. One call reads what is new in a table's log."""
+    """Reads the versions of managed tables from their logs. Each question for the current version reads the events that are new in the log."""
 
     kinds = (MANAGED,)
     markers = (LOG_DIRECTORY,)
@@ -106,7 +106,7 @@ class LogSource(VersionSource):
         return Answer(read_version(log, table, state, position), question.started_s)
 
     def _find_position(self, log: NotificationLog, state: TableState, at: datetime.datetime) -> int:
-        """The position of the version that was current at a time. Without a listing if that is the latest version."""
+        """The position of the version that was current at a time. Lists the log only if that is not the latest version."""
         last_s = log.put_at_s(state.position)
         if last_s is not None and at.timestamp() >= last_s:
             return state.newest
@@ -190,7 +190,7 @@ def _list_commit_times(log: NotificationLog, state: TableState) -> list[tuple[in
 
     No time is later than the last one, so the latest version is the current one even if the store's clock was set back.
     """
-    # If a trimmed log has no change left, the last one came before all events that it has.
+    # If a trimmed log has no change left, the last change came before all events that are left.
     changes = [change for _, change in _changes(log, state)] or state.changes[-1:]
     put_at_s = log.put_times(log.pages.begin(state))
     earliest_s = min(put_at_s.values(), default=None)
@@ -243,7 +243,7 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
 def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
     """The version of a managed table at a position of its log (None: the one that the table pins, or the current one).
 
-    Raises VersionGoneError for a pinned version that the log does not have, EarlierStateError for a position before the state.
+    Raises VersionGoneError for a pinned version that the log does not have, EarlierStateError for a position before the state's `since`.
     """
     cached_version = state.memo.get((table, position))
     if cached_version is not None:

@@ -1,4 +1,4 @@
-"""`ManagedTables`: the managed tables of one store, existing or not: their logs and their writes."""
+"""`ManagedTables`: reads the logs of a store's managed tables, and makes the objects that write them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from pyspark_lookup.versions.resolver import TableKinds
 
 
 class ManagedTables:
-    """The managed tables that a table reference's options may name. `scan_of_files`: returns a reader of their files, for a snapshot or not."""
+    """The managed tables, existing or not, that options may name. `scan_of_files`: returns a scan of their files; its argument says whether
+    the rows are for a snapshot."""
 
     def __init__(
         self,
@@ -48,7 +49,8 @@ class ManagedTables:
     # --- the log ----------------------------------------------------------------------------------
 
     def table(self, options: LookupOptions) -> Table:
-        """The managed table at `options.files.path`, whether or not it exists. Raises OptionError, and NotSupportedError for another kind of table."""
+        """The managed table at `options.files.path`, whether or not it exists. Raises OptionError for options that contradict each other, and
+        NotSupportedError for another kind of table."""
         if self._source is None:
             raise NotSupportedError(
                 f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table"
@@ -76,7 +78,7 @@ class ManagedTables:
         return log.latest()
 
     def schema(self, options: LookupOptions) -> pa.Schema | None:
-        """The columns of the table at `options.files.path`; None if there is none."""
+        """The columns of the table at `options.files.path`; None if there is no table."""
         state = self.read_log(options)
         return None if state is None else state.definition.schema
 

@@ -1,8 +1,8 @@
 """Vacuum: removes files that are needed only by versions superseded longer ago than the retention time.
 
-The race: a reader may want such a version. So an event first names the writes that lose their files, and every version that needs one of
-them is known to be gone before its files are. All times are the store's: when it wrote events and files, and, for now, when it writes a new
-file.
+The race: a reader may want such a version. So an event first names the writes that lose their files, and only then are the files removed.
+Whoever reads the log knows that every version that needs one of these writes is gone. All times are on the store's clock: it says when events
+and files were written, and the present time is that of a file written for this purpose.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from pyspark_lookup.storage.ufs import Ufs
 _log = logging.getLogger("pyspark_lookup.writing")
 
 _SHARE = 0.1
-"""The share of `lookup.write.vacuum-after` between two vacuums that commits start."""
+"""Commits start at most one vacuum in this share of the period `lookup.write.vacuum-after`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vacuumed:
-    """What was removed, and the log position from which on every version can still be read (None: all can)."""
+    """What a vacuum has removed: the number of data files and their bytes. `oldest`: the log position from which on every version can still be
+    read (None: all versions can)."""
 
     files: int
     bytes: int
@@ -65,8 +66,9 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
 def vacuum(
     ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool, unasked: bool = False
 ) -> Vacuumed:
-    """Remove the files that no version of the last `older_than_s` needs. `unasked`: a commit asks for it; the log then gets an event even if nothing is removed.
+    """Remove the files that no version of the last `older_than_s` seconds needs.
 
+    `unasked`: a commit has started this vacuum. The log then gets an event even if nothing is removed, so that other commits know of it.
     Raises OptionError for less than `properties.KEPT_S` without `force`, UfsNotFoundError if there is no table, and a UfsError if the store
     fails: the next vacuum then removes the rest.
     """
@@ -120,12 +122,14 @@ def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
 
 def _put_at_s(file: FileVersion) -> float:
     if file.modified_at_s is None:
-        raise UfsError(f"{file.url}: the store does not say when it was written")
+        raise UfsError(
+            f"{file.url}: the store does not say when this file was written, so the table cannot be vacuumed"
+        )
     return file.modified_at_s
 
 
 def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | None:
-    """The position of the change that was current at `until_s`; None if there was none."""
+    """The position of the version that was current at `until_s`; None if the log no longer has it, or there was none."""
     position = log.find_position(state, until_s)
     if position is None:
         return None

@@ -1,9 +1,9 @@
-"""`TableWriter`: a write of a managed table from its write id to its commit or abort, for any front end.
+"""`TableWriter`: writes to a managed table, from the allocation of a write id to the commit or abort.
 
-`begin`, then files by anybody, anywhere, then `commit` or `abort`.
+The driver calls `begin`. Then tasks in any process write files, and the driver calls `commit` with these files, or `abort`.
 
-A commit is one event in the log's order. Until the log has it, nobody sees a row of the write; from then on everybody does, even if the
-writer never learns of it.
+A commit is one event in the log's order. Before that event nobody sees a row of the write; afterwards everybody does, even if the writer
+never learns that its commit succeeded.
 
 `Heartbeats` shows which writers are alive. `Aborts` ends writes without a commit, and removes the files that they leave behind. A write is
 also aborted if its writer has shown no heartbeat for `lookup.write.timeout`.
@@ -81,10 +81,10 @@ _BEATS = 8  # heartbeats per timeout
 
 
 class Heartbeats:
-    """The heartbeats of one table's writers. `timeout_s`: a writer that shows none for this long is dead.
+    """The heartbeats of one table's writers. `timeout_s`: a writer that shows no heartbeat for this long is dead.
 
-    A writer that takes long puts a file now and then. Each host counts these files, and measures on its own steady clock how long the count
-    has not changed. So no two clocks are compared.
+    A heartbeat is a file, which a writer puts now and then. Each host counts a write's files, and measures on its own steady clock how long
+    the count has not changed. So no two clocks are compared.
     """
 
     def __init__(self, ufs: Ufs, context: HostContext, url: str, timeout_s: float) -> None:
@@ -108,9 +108,9 @@ class Heartbeats:
         self._ufs.put_if_absent(self._path(write_id, f"{self._context.rng.getrandbits(64):016x}"), b"alive")
 
     def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
-        """The open writes that have shown this host no heartbeat for `timeout_s`.
+        """The ids of the open writes that have shown this host no heartbeat for `timeout_s`.
 
-        Asks the store with one LIST, a few times within the timeout at most.
+        The store is asked (one LIST) at most once per `interval_s`; in between, no write is found dead.
         """
         if self._context.disk is None or not open_ids:
             return []
@@ -220,7 +220,7 @@ class Aborts:
             self.tidy(job, state)
 
     def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
-        """Remove the files among a job's that no write in the log names."""
+        """Remove those of a job's files that no write in the log names."""
         if state.table_id != job.table_id:
             return  # another table may use a directory of that name
         named_paths = named_files(state, job)
@@ -245,7 +245,7 @@ class Aborts:
                 self.hearts.forget(job.write_id)
 
     def abort_dead(self, state: TableState) -> bool:
-        """Abort the writes whose writers are dead. True if there were any."""
+        """Abort the writes whose writers are dead. Returns whether there were any."""
         dead = self.hearts.dead(state.table_id, [write.id for write in state.open_writes()])
         for write_id in dead:
             nonce, directory = state.writes[write_id].nonce, write_directory(write_id)
@@ -276,7 +276,7 @@ def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUna
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
-    """Raise NotATableError for a place with other files, TableFormatError for one inside another table."""
+    """Raise NotATableError if a new table's directory has other files, TableFormatError if it lies inside another table."""
     url_text = redact("path", url)
     try:
         status = ufs.get_status(url)
@@ -289,13 +289,13 @@ def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
     if status is not None and (isinstance(status, FileVersion) or status.files or status.directories):
         raise NotATableError(
             f"{url_text} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
-            "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
+            "write to another path, or write plain files with df.write.parquet and read them with lookupcache"
         )
     # A drop, vacuum or copy of the enclosing table would hit this table's files.
     above = enclosing.find(url)
     if above is not None:
         directory, kind = above
-        raise TableFormatError(f"{url_text} lies inside {redact('path', directory)}, {kind}: write to another place")
+        raise TableFormatError(f"{url_text} lies inside {redact('path', directory)}, {kind}: write to another path")
 
 
 # --- writes ---------------------------------------------------------------------------------------
@@ -309,7 +309,8 @@ _OF_ROWS = (
 
 
 class TableWriter:
-    """Writes to the managed table at `log.url`, and creates it with the first write. `on_commit`: called with (table id, log position)."""
+    """Writes to the managed table at `log.url`, and creates it with the first write. `on_commit`: called with the table id and the log position of
+    each commit."""
 
     def __init__(
         self,
@@ -339,9 +340,10 @@ class TableWriter:
     # --- the driver's side ------------------------------------------------------------------------
 
     def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None, first: bool = False) -> Job:
-        """Begin a write of rows with these columns, and allocate its write id. `first`: other writes by key may follow under this id.
+        """Begin a write of rows with these columns, and allocate its write id. `first`: it is the first write of a transaction, so other writes,
+        also by key, may follow under this id.
 
-        `name`: of a directory for its files. The id is then allocated at the commit, and the write may begin again under this name. Raises
+        `name`: the directory for its files. The id is then allocated at the commit, and the write may begin again under this name. Raises
         SchemaError, OptionError or NotATableError if such a write is impossible.
         """
         state = self._log.latest() or self._create(schema)
@@ -369,7 +371,8 @@ class TableWriter:
         )
 
     def find_kept_columns(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
-        """The columns that the rows of an upsert lack and in which existing rows keep their values. Raises SchemaError if no option allows that."""
+        """The columns that the rows of an upsert lack and in which existing rows keep their values. Raises SchemaError if the options do not allow
+        rows without these columns."""
         return find_kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
 
     def create(self, schema: pa.Schema) -> None:
@@ -398,7 +401,7 @@ class TableWriter:
         return state
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
-        """The effect of a write of these files on the rows of others, by its mode and the options."""
+        """What a commit of these files does to the rows of other writes, by the job's mode and the options."""
         if job.kept_columns:
 
             def write_rows(definition: Definition, rows: pa.Table) -> list[DataFile]:
@@ -423,7 +426,7 @@ class TableWriter:
         return Independent()
 
     def deletion(self, keys: pa.Table) -> Effect:
-        """The effect that deletes the rows with these keys. `keys`: the key columns, in their types."""
+        """The effect that deletes the rows with these keys. `keys`: the key columns, in the table's types."""
         return ByKey(self._rows, self._table, lambda _: keys)
 
     def deletion_where(self, where: str) -> Effect:
@@ -433,9 +436,9 @@ class TableWriter:
     def commit(
         self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, effect: Effect | None = None
     ) -> TableState | None:
-        """Add the files' rows to the table, all at once. Returns the state with them; None if the batch was committed before.
+        """Add the files' rows to the table, all at once. Returns the state after that; None if the batch was committed before.
 
-        `effect`: replaces the effect of the job's mode. A write that would change nothing is not committed. Raises WriteConflictError,
+        `effect`: used instead of the effect of the job's mode. A write that would change nothing is not committed. Raises WriteConflictError,
         NonUniqueKeyError or SchemaError if the commit is impossible, another UfsError if the store fails (the write is then aborted, if
         possible), CommitUnknownError if the store does not say whether the write is committed.
         """
@@ -469,7 +472,7 @@ class TableWriter:
         return state
 
     def commit_position(self, job: Job, state: TableState) -> int:
-        """The log position of a job's commit; the current version's if the job has no commit."""
+        """The log position of a job's commit; that of the current version if the job has no commit."""
         write = own_write(state, job)
         return write.ended_at if write is not None and write.committed and write.ended_at is not None else state.newest
 
@@ -498,7 +501,7 @@ class TableWriter:
     def _commit(
         self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
     ) -> TableState:
-        """The state after the commit of the write; without the commit if it would change nothing."""
+        """Commit the write, unless it would change nothing. Returns the state after that."""
         state = self._log.cached_state()
         is_stale = state is None or state.table_id != job.table_id or write_id not in state.writes
         if is_stale or not isinstance(effect, Independent):
@@ -541,7 +544,9 @@ class TableWriter:
         def commit(state: TableState, nonce: str, at_s: float) -> Event | None:
             definition = self._check(state, job, write_id, effect)
             if batch is not None and state.is_committed(batch):
-                raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by another writer")
+                raise WriteConflictError(
+                    f"batch {batch.id} of query {batch.query} was committed by another writer: nothing is written twice"
+                )
             if effect.is_due(state):
                 return None  # there are commits that must be looked into first
             new_definition = definition if definition.schema != state.definition.schema else None
@@ -550,7 +555,8 @@ class TableWriter:
         return commit
 
     def _allocate(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
-        """The state, and the job with a write id; the job without one if the state already has its batch."""
+        """(the state, the job with a write id). The job has no write id if its batch is already committed, the state is None if the job had an id
+        before."""
         if job.write_id is not None:
             return None, job
         allocations: list[tuple[int, str]] = []
@@ -586,17 +592,20 @@ class TableWriter:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
 
     def cast_key_table(self, keys: pa.Table) -> pa.Table:
-        """The keys, cast to the types of the table's key columns. Raises SchemaError, OptionError, UfsNotFoundError."""
+        """The keys, cast to the types of the table's key columns. Raises SchemaError for values that do not fit, OptionError for a table without
+        key columns, UfsNotFoundError if there is no table."""
         state = self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url} is not a managed table")
         fields = [state.definition.schema.field(name) for name in state.definition.keys]
         if not fields:
-            raise OptionError(f"{self._url} has no key columns (lookup.keys): nothing can be deleted by key")
+            raise OptionError(
+                f"{self._url} has no key columns, so nothing can be deleted by key: name them with LookupTable.alter(keys=…)"
+            )
         return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
 
     def delete(self, keys: pa.Table) -> int:
-        """Delete the rows with these keys, in one commit. Returns the log position after it."""
+        """Delete the rows with these keys, in one commit. Returns its log position, or that of the current version if nothing changes."""
         key_table = self.cast_key_table(keys)
         state = self._log.cached_state()
         if key_table.num_rows:
@@ -608,7 +617,8 @@ class TableWriter:
         return state.newest
 
     def delete_where(self, where: str) -> int:
-        """Delete the rows for which a predicate is true, in one commit. Returns the log position after it. Raises PredicateError."""
+        """Delete the rows for which a predicate is true, in one commit. Returns its log position, or that of the current version if nothing
+        changes. Raises PredicateError."""
         state = self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url} is not a managed table")
@@ -619,7 +629,7 @@ class TableWriter:
         return self.commit_position(job, committed_state)
 
     def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
-        """Change the table's definition, in one commit. Returns its log position, or the table's if nothing changes.
+        """Change the table's definition, in one commit. Returns its log position, or that of the current version if nothing changes.
 
         `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the table has with
         other types, and for keys that it does not have or that are named twice, UfsNotFoundError if there is no table.
@@ -631,7 +641,9 @@ class TableWriter:
                 definition.keys if keys is None else tuple(resolve_names(keys, new_definition.schema, "lookup.keys"))
             )
             if len(set(key_names)) < len(key_names):
-                raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
+                raise SchemaError(
+                    f"option lookup.keys = {','.join(keys or ())!r} names a column twice: name each column once"
+                )
             check_key_types([new_definition.schema.field(name) for name in key_names])
             new_properties = {**definition.properties, **(properties or {})}
             parse_properties(new_properties)
@@ -678,7 +690,7 @@ class TableWriter:
         return dataclasses.replace(job, definition=definition)
 
     def put_files(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
-        """Put files in the log, and a delete file for `rows` of others. The job's commit makes them visible."""
+        """Add files to the job's write in the log, and a delete file that names `rows` of other files. The job's commit makes them visible."""
         deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
         if job.write_id is not None and (files or deletes):
             self._log.append(self._writes(job, job.write_id, Independent(), files, deletes))
@@ -686,7 +698,7 @@ class TableWriter:
     # --- a task's side ----------------------------------------------------------------------------
 
     def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
-        """Write the rows of one task, and return their files. Each attempt of a task writes its own files; only committed ones count."""
+        """Write the rows of one task, and return their files. Each attempt of a task writes its own files; only those that are committed count."""
         return self._files(job).write(self._beating(job, batches), prefix)
 
     def write_ordered(self, job: Job, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:

@@ -15,7 +15,7 @@ from pyspark_lookup.core import threads
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # within this time a thread notices that nobody takes its items
+_LOOK_S = 1.0  # within this time a thread notices that its consumer has stopped
 
 
 class CallTimeoutError(Exception):
@@ -31,7 +31,7 @@ class CallFailedError(Exception):
 
 
 def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
-    """The items of `make()`, one by one, made on a thread of its own, which waits until each is taken.
+    """The items of `make()`, one by one. A thread of its own makes them, at most two ahead of the caller.
 
     Raises CallFailedError, or CallTimeoutError for an item that takes longer than `timeout_s`; the thread is then abandoned.
     """
@@ -55,7 +55,7 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
             offer(None, problem)
 
     threads.start(name, run, foreign=True)
-    consumer = _Consumer(results, abandoned)  # put when the consumer stops
+    consumer = _Consumer(results, abandoned)
     try:
         while True:
             try:
@@ -74,7 +74,7 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
 
 
 class _Consumer:
-    """The consumer of the items, until it has enough or the process ends."""
+    """The consumer of a thread's items. `leave`: it wants no more; `end`: the process ends, so it must wait no longer."""
 
     def __init__(self, results: queue.Queue[Any], abandoned: threading.Event) -> None:
         self._results = results
@@ -83,7 +83,7 @@ class _Consumer:
 
     def leave(self) -> None:
         self._abandoned.set()
-        with contextlib.suppress(queue.Empty):  # wakes the other thread, which may be waiting for room
+        with contextlib.suppress(queue.Empty):  # wakes the thread that makes items, which may be waiting for room
             self._results.get_nowait()
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ class _Consumer:
 
 
 class Calls:
-    """Runs coroutines on one event loop in one thread, made when first needed."""
+    """Runs coroutines on one event loop in one thread, which starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Lookup functions and providers: how users put a system of their own behind our caches (FLIP-221).
+"""Lookup functions and providers: how users put a system of their own behind this package's caches (FLIP-221).
 
 A provider is what `lookup.provider=module:factory` makes: the factory takes a `LookupContext` and returns an instance of one of the classes
 below. A lookup function gets a batch of keys, all different and none null; it returns the rows that have these keys, in any order, each
@@ -43,13 +43,13 @@ class LookupFunction(abc.ABC):
 
 
 class KeyLookupFunction(LookupFunction):
-    """Looks up one key at a time, for sources without batches. `schema`: of its rows."""
+    """Looks up one key at a time, for sources without batches. `schema`: the columns of its rows, with the key columns."""
 
     schema: pa.Schema
 
     @abc.abstractmethod
     def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        """The rows that have this key, as dictionaries with the key's own columns; None or no rows if there are none."""
+        """The rows that have this key, as dictionaries that include the key columns. None, or an empty collection, if no row has the key."""
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         rows = [row for key in keys.to_pylist() for row in self.lookup_key(key) or ()]
@@ -77,7 +77,7 @@ class AsyncLookupFunction(abc.ABC):
 
 
 class AsyncKeyLookupFunction(AsyncLookupFunction):
-    """Looks up one key per call, up to `lookup.async.capacity` calls at once. `schema`: of its rows."""
+    """Looks up one key per call, up to `lookup.async.capacity` calls at once. `schema`: the columns of its rows, with the key columns."""
 
     batch_size = 1
     schema: pa.Schema
@@ -96,12 +96,13 @@ _Function = TypeVar("_Function", bound=LookupFunction | AsyncLookupFunction)
 
 @dataclasses.dataclass(frozen=True)
 class LookupContext:
-    """What a provider is made for.
+    """What a provider's factory is told about the table that it makes.
 
     `keys`: the key columns (`lookup.keys`). `columns`: the other columns that will be read (None: all, or not known yet); a provider may
-    leave out the rest. `options`: those named `lookup.provider.*`, without that prefix, and `path` if it was given.
+    leave out the rest. `options`: the values of the options `lookup.provider.*`, by their names without that prefix. `path`: the option
+    `path`, if it was given.
 
-    A factory may be called twice: first for the schema, and then with the columns, if not all are read.
+    A factory may be called twice: first for the schema, and then, if not all columns are read, with the columns.
     """
 
     keys: tuple[str, ...]
@@ -156,8 +157,8 @@ class PartialCachingAsyncLookupProvider(_CachingProvider[AsyncLookupFunction], A
 class FullCachingLookupProvider(LookupProvider):
     """Serves lookups and scans from a copy of the whole table (lookup.cache=FULL).
 
-    `scan` returns all rows as batches with `schema`'s columns. `reload_trigger` says when to copy the table again; None: as
-    `lookup.full-cache.reload-strategy` says, or, if there is a `version`, when that changes.
+    `scan` returns all rows as batches with `schema`'s columns. `reload_trigger` says when to copy the table again. None: as
+    `lookup.full-cache.reload-strategy` says, or, if `version` is given, when the version changes.
     """
 
     def __init__(

@@ -29,7 +29,8 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 
 def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
-    """The options, completed by the provider: a cache that it brings decides `lookup.cache`. Raises OptionError if both contradict each other."""
+    """The options, completed by the provider: if it brings a cache, that decides `lookup.cache`. Raises OptionError for options that contradict the
+    provider."""
     explicit_cache = options.cache.mode if "lookup.cache" in options.explicit else None
     brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if provided_table.scans else None
     if brings is not None and explicit_cache not in (None, brings):
@@ -39,13 +40,15 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     cache = brings or options.cache.mode
     if cache is CacheMode.FULL and not provided_table.scans:
         raise OptionError(
-            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function; return a FullCachingLookupProvider"
+            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function: make its factory return a FullCachingLookupProvider, or set another lookup.cache"
         )
     idle = [key for key in options.explicit if key == "lookup.async.capacity" and not provided_table.asynchronous]
     idle += [key for key in options.explicit if key.startswith("lookup.retry.") and provided_table.scans]
     if idle:
-        kind = "is read as a whole" if provided_table.scans else "is synchronous: its calls come one after the other"
-        raise OptionError(f"option {min(idle)} has no meaning: provider {provided_table.name} {kind}; remove it")
+        kind = "is read as a whole" if provided_table.scans else "is synchronous (it gets one call after the other)"
+        raise OptionError(
+            f"option {min(idle)} has no meaning, because provider {provided_table.name} {kind}: remove it"
+        )
     if not options.files.keys:
         raise OptionError(
             f"option lookup.keys is missing: name the key columns of provider {provided_table.name}, among {', '.join(provided_table.schema.names)}"
@@ -56,11 +59,11 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     if cache is CacheMode.FULL:
         _check_full(options, provided_table)
     elif source is MetadataSource.CACHE and options.version.sync_interval_s is None:
-        raise OptionError("option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval")
+        raise OptionError("option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval: set it, too")
     if cache is CacheMode.FULL and not provided_table.versioned:
         if "lookup.metadata.source" in options.explicit and source is MetadataSource.UFS:
             raise OptionError(
-                f"option lookup.metadata.source = 'UFS': provider {provided_table.name} has no version() to ask at every query; set lookup.metadata.source = 'CACHE'"
+                f"option lookup.metadata.source = 'UFS': provider {provided_table.name} has no version() to ask at every query: set lookup.metadata.source = 'CACHE'"
             )
         if provided_table.trigger is None and not options.full_cache.reloads:
             raise OptionError(
@@ -104,7 +107,7 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
         )
     if cache is None and not options.partial_cache.bounded:
         raise OptionError(
-            "option lookup.cache = 'PARTIAL': without a bound the cache would grow for ever; set lookup.partial-cache.max-rows"
+            "option lookup.cache = 'PARTIAL': without a bound the cache would grow for ever: set lookup.partial-cache.max-rows"
         )
 
 
@@ -261,7 +264,7 @@ class _Prepared:
 
 
 class ProvidedTables:
-    """Opens the tables that `lookup.provider` names. The first caller makes a table, others wait for it."""
+    """Opens the tables that `lookup.provider` names. The first caller for a table makes it; other callers wait for that."""
 
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock
@@ -284,7 +287,7 @@ class ProvidedTables:
         )
 
     def _table(self, key: str, options: LookupOptions) -> ProvidedTable:
-        """The table of a provider. It is made outside the lock, because a factory may hang, or open a table itself."""
+        """The table of a provider. It is made outside the lock, because the provider's factory may hang, or open a table itself."""
         with self._lock:
             existing = self.futures.get(key)
             future = existing or self.futures.setdefault(key, concurrent.futures.Future())

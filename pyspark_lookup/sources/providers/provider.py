@@ -1,6 +1,6 @@
 """`ProvidedTable`: this process's instance of the provider that `lookup.provider` names, and the calls of its functions.
 
-The provider is made with its factory; another instance is made if the first one hangs.
+The provider's factory makes it, and makes another instance if a call of the first one hangs.
 
 `Bisection` finds out which keys of a failed lookup are at fault, by calls for fewer and fewer keys. `ReturnedRows` checks the rows that
 functions return, against the schema and the requested keys.
@@ -128,7 +128,7 @@ class ProviderOptions(KindOptions):
             misplaced += [f"lookup.provider.{key}" for key, _ in self.parameters]
             if misplaced:
                 raise OptionError(
-                    f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove it"
+                    f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove {min(misplaced)}"
                 )
             return
         of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
@@ -155,10 +155,10 @@ def get_attribute(name: str, part: object, attribute: str) -> Any:
 
 
 class MadeProvider:
-    """The provider that the options name. The constructor calls its factory.
+    """The provider that the options name. The constructor calls the provider's factory.
 
-    `schema`: its columns in Spark's types. `latest`: the newest instance, even if it hung and was replaced. Raises OptionError, and
-    LookupTimeoutError if the factory hangs.
+    `schema`: the provider's columns in Spark's types. `latest`: the newest instance, even if it hangs and could not be replaced. Raises
+    OptionError if the factory cannot be imported or called, or returns no provider, and LookupTimeoutError if it hangs.
     """
 
     def __init__(self, options: LookupOptions) -> None:
@@ -174,7 +174,7 @@ class MadeProvider:
         schema = get_attribute(self.name, self.latest, "schema")
         if not isinstance(schema, pa.Schema):
             raise OptionError(
-                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {foreign_repr(schema)}: give a pyarrow.Schema"
+                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {foreign_repr(schema)}: it must be a pyarrow.Schema"
             )
         spark_columns = spark_schema(schema, f"provider {self.name}")
         self.schema = pa.schema([(field.name, spark_type(field.type)) for field in spark_columns])
@@ -203,7 +203,7 @@ class MadeProvider:
             return next(iterate_in_thread(call_factory, f"lookupcache-make-{self.name}", self._timeout_s))
         except CallTimeoutError:
             raise LookupTimeoutError(
-                f"provider {self.name} was not made within lookup.async.timeout = {self._timeout_s:g} s"
+                f"the factory of provider {self.name} has not returned within lookup.async.timeout = {self._timeout_s:g} s"
             ) from None
         except CallFailedError as failed:
             raise_ours(failed.problem, failed.problem.__cause__)
@@ -216,7 +216,7 @@ class MadeProvider:
         return provider
 
     def replace(self) -> None:
-        """Replace a provider that hangs. If no new instance can be made now, the next use makes one."""
+        """Replace a provider that hangs. If its factory fails now, the next use of the provider calls it again."""
         self._provider = None
         with contextlib.suppress(OptionError, LookupTimeoutError):
             self.current()
@@ -234,22 +234,23 @@ Outcome: TypeAlias = "pa.Table | LookupFunctionError | None"
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call for some keys, given by position. `problem`: the error of an earlier call with these keys, which was retried; this call is not."""
+    """A call for some keys, given by position. `problem`: the error of an earlier call with these keys. That call was repeated when it failed; this
+    one is not."""
 
     keys: Numbers
     problem: LookupFunctionError | None = None
 
 
 MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
-"""Makes calls, and starts no more once this many in a row have failed."""
+"""Makes the calls, but starts no more once as many in a row as the number says have failed."""
 
 
 class Bisection:
     """Asks for `count` keys, `size` of them in a call, and halves the keys of a failed call, down to single keys.
 
-    A system that is down is spared. If no call of the first round succeeds, a few single keys are tried, or all if there are few; if these
-    fail, too, all keys have failed. All remaining keys fail when many calls in a row fail, or when one times out. The number of calls for
-    halves is limited: the keys that are left then fail together.
+    A system that is down gets few calls. If no call of the first round succeeds, a few single keys are tried, or all if there are few keys;
+    if these fail, too, all keys have failed. All remaining keys fail when many calls in a row fail, or when one times out. The number of
+    calls for halves is limited: the keys that are left then fail together.
 
     `rows`: the keys and rows of each successful call. `failures`: the errors of the other keys, by position. `problem`: the first error of
     any call.
@@ -294,7 +295,7 @@ class Bisection:
         return calls
 
     def _settle(self, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> bool:
-        """Record the outcomes of a round. True if one of its calls succeeded."""
+        """Record the outcomes of a round. Returns whether one of its calls succeeded."""
         answered = timed_out = False
         for call, outcome in zip(calls, outcomes, strict=True):
             if outcome is None:
@@ -315,7 +316,7 @@ class Bisection:
         return answered
 
     def _probe(self, make_calls: MakeCalls) -> bool:
-        """Ask for a few keys, spread over all of them, and record the outcomes. True if one of these calls succeeded."""
+        """Ask for a few single keys, spread over all pending ones, and record the outcomes. Returns whether one of these calls succeeded."""
         pending = np.concatenate([call.keys for call in self._pending])
         tried = {int(key) for call in self._pending if call.problem is not None for key in call.keys}
         number = _PROBES if len(pending) > _FEW else len(pending)
@@ -355,14 +356,14 @@ class Bisection:
 
 
 class ReturnedRows:
-    """Checks rows of the provider `name`, whose columns are `schema`. Raises LookupFunctionError that names the provider and a key."""
+    """Checks rows of the provider `name`, whose columns are `schema`. Its methods raise LookupFunctionError, which names the provider and a key."""
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self._name = name
         self._schema = schema
 
     def with_columns(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """The checked result of a function: a table with the key columns, `columns`, and no columns that the schema lacks."""
+        """A function's result as a table, once it is checked that the table has the key columns and `columns`, and only columns of the schema."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if not isinstance(rows, pa.Table):
@@ -373,7 +374,8 @@ class ReturnedRows:
         return rows
 
     def by_key(self, rows: pa.Table, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """The rows of `with_columns`, each with one of the requested keys, with `columns` and `KEY_INDEX`."""
+        """The rows that `with_columns` returned, with `columns` and `KEY_INDEX`. Raises LookupFunctionError for a row with another key than the
+        requested ones."""
         rows = self._cast(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
         matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
         if len(matches.rows) < rows.num_rows:
@@ -385,7 +387,7 @@ class ReturnedRows:
         return take_matches(rows, matches, columns)
 
     def conform(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
-        """The rows with exactly these columns. They may have other columns of the schema, which are dropped."""
+        """The rows with exactly these columns. If the rows have more columns of the schema, these are dropped."""
         self._check_columns(rows, columns, operation)
         return self._cast(rows, columns, operation)
 
@@ -398,7 +400,7 @@ class ReturnedRows:
         unknown = [name for name in rows.column_names if name not in self._schema.names]
         repeated = [name for name in rows.column_names if rows.column_names.count(name) > 1]
         if missing or unknown or repeated:
-            says = "is missing" if missing else "is not in its schema" if unknown else "is there twice"
+            says = "is missing" if missing else "is not in its schema" if unknown else "appears twice"
             column_problem = f"column {(missing or unknown or repeated)[0]!r} {says}"
             raise LookupFunctionError(
                 f"provider {self._name}, {operation}: {column_problem}; it returned {names_shown(rows.column_names)}, its schema has {names_shown(self._schema.names)}"
@@ -435,7 +437,7 @@ class ReturnedRows:
 
 
 def show_keys(keys: pa.Table) -> str:
-    """Keys for a message: the first, and how many more there are."""
+    """Keys for a message: the first key, and how many more there are."""
     first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
     return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
 
@@ -458,7 +460,7 @@ class ProvidedTable:
         self._options = options
         self._clock = clock
         self._calls = Calls(f"lookupcache-provider-{self.name}")
-        # A loop of its own: every query asks for the version, and must not wait behind lookups.
+        # Versions have a loop of their own: every query asks for the version, and must not wait behind lookups.
         self._version_calls = Calls(f"lookupcache-version-{self.name}")
         self._lock = threading.RLock()
         self._open_function: object = None  # the function that is open
@@ -525,7 +527,7 @@ class ProvidedTable:
 
     def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes longer than
-        `lookup.async.timeout`: a reload must not hold its lock, for which the host's other processes wait, without end."""
+        `lookup.async.timeout`: without a limit, a reload could hold its lock for ever, and the host's other processes wait for that lock."""
         provider = self._provider.current()
         assert isinstance(provider, FullCachingLookupProvider)
         try:
@@ -577,7 +579,7 @@ class ProvidedTable:
     def _ask(
         self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup
     ) -> tuple[pa.Table, dict[int, LookupFunctionError], LookupFunctionError | None]:
-        """(the rows of the keys, which keys have no answer, the first error of any call)."""
+        """(the rows of the keys, the errors of the keys without an answer, by position, the first error of any call)."""
         with self._lock:  # a function is used by one thread; other callers wait for their turn
             function = self._function()
             self._open(function, keys, metrics)
@@ -607,7 +609,8 @@ class ProvidedTable:
         calls: Sequence[Call],
         patience: int,
     ) -> list[Outcome]:
-        """Make calls of the provider's function, see `MakeCalls`. Raises LookupFunctionError for an answer that would be wrong for any key."""
+        """Call the provider's function, see `MakeCalls`. Raises LookupFunctionError for an answer that would be wrong for any keys, e.g. one that
+        lacks a column."""
         pieces = [keys.take(as_indices(call.keys)) for call in calls]
         outcomes: dict[int, Outcome] = {}
 
@@ -701,7 +704,7 @@ class ProvidedTable:
         provider = self._provider.current()
         if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
             raise OptionError(
-                f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function: set lookup.cache = 'FULL'"
+                f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function, only a scan: set lookup.cache = 'FULL'"
             )
         function: _Function = get_attribute(self.name, provider, "function")
         size = get_attribute(self.name, function, "batch_size")
@@ -738,11 +741,11 @@ class ProvidedTable:
             raise
 
     def _fail(self, operation: str, problem: BaseException) -> LookupFunctionError:
-        return LookupFunctionError(f"provider {self.name} failed, {operation}: {foreign_repr(problem)}")
+        return LookupFunctionError(f"provider {self.name} failed ({operation}): {foreign_repr(problem)}")
 
     def _too_slow(self, operation: str) -> LookupTimeoutError:
         return LookupTimeoutError(
-            f"provider {self.name} did not answer within lookup.async.timeout = {self._call_options.async_timeout_s:g} s, {operation}"
+            f"provider {self.name} did not answer within lookup.async.timeout = {self._call_options.async_timeout_s:g} s ({operation})"
         )
 
 
@@ -761,7 +764,8 @@ async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
 async def _run_calls(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:
     """Make `count` calls, up to `at_once` at a time. `call` returns whether its call succeeded.
 
-    After `patience` failures in a row no more calls are made. If `call` raises an exception, the others are cancelled and it is raised.
+    After `patience` failures in a row no more calls are made. If `call` raises an exception, the other calls are cancelled and the exception is
+    raised.
     """
     waiting, in_a_row = iter(range(count)), 0
 
@@ -788,9 +792,9 @@ def _in_order(rows: pa.Table) -> pa.Table:
 def _lookup_error(
     count: int, rows: pa.Table, failures: Mapping[int, LookupFunctionError], problem: LookupFunctionError
 ) -> LookupFunctionError:
-    """The error of a lookup of `count` keys: `problem` if all have failed, else that of the first key that failed.
+    """The error of a lookup of `count` keys: `problem` if all keys have failed, else the error of the first key that failed.
 
-    It carries the rows of the keys that did not fail, and the failures of the others.
+    The error carries the rows of the keys that did not fail, and the errors of the others.
     """
     first = problem if len(failures) == count else failures[min(failures)]
     other_failures = 0 if len(failures) == count else sum(reason is not first for reason in failures.values())

@@ -87,7 +87,7 @@ class Definition:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A stream's micro-batch: it is committed once."""
+    """Identifies a micro-batch, so that it is committed only once: the stream's query, and the number of the micro-batch in it."""
 
     query: str
     id: int
@@ -136,7 +136,8 @@ class Write(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Commit(Event):
-    """From this position on the write's rows are part of the table. `definition`: the table's new one; None if it stays."""
+    """From this position on the write's rows are part of the table. `definition`: the table's new definition; None if the write does not
+    change it."""
 
     kind = "commit"
     write_id: int
@@ -193,7 +194,7 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
             as_number(document["at"]),
         )
         if head[0] != position:
-            raise ValueError(f"it is for position {head[0]}")
+            raise ValueError(f"it says that it is event {head[0]}")
         body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
         unknown = document.keys() - body.keys() - _HEAD
         if unknown:  # an older reader must not ignore what a field says
@@ -222,7 +223,7 @@ def parse(data: bytes, origin: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as problem:
         raise DamagedFileError(f"{origin} is not a file of a table's log: {problem}") from None
     if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
-        raise DamagedFileError(f"{origin} is damaged: its checksum differs")
+        raise DamagedFileError(f"{origin} is damaged: its content does not have the checksum at its end")
     if document["format"] > FORMAT:
         raise NotSupportedError(
             f"{origin} has format version {document['format']}, and this release reads {FORMAT} at most: use a newer pyspark_lookup"
@@ -265,7 +266,8 @@ def parse_files(records: Any) -> tuple[DataFile, ...]:
 
 
 def _parse_path(value: Any) -> str:
-    """A path below the table. Raises ValueError for a path that leads out of it: a reader might reach files that the table's writer could not."""
+    """A path below the table. Raises ValueError for a path that leads out of the table: it could name files that the reader may read but the
+    table's writer may not."""
     path = as_text(value)
     # Some stores decode a URL, and the decoded path may have other parts.
     for spelling in (path, unquote(path)):
@@ -284,7 +286,7 @@ def parse_table_id(value: Any) -> str:
 
 def _write_id(value: Any) -> int:
     if as_count(value) < 1:
-        raise ValueError("write ids begin at 1")
+        raise ValueError(f"{value} is not a write id: write ids begin at 1")
     return int(value)
 
 
@@ -344,7 +346,8 @@ class EventFiles:
         return int(stem)
 
     def read_following(self, position: int, table_id: str | None) -> list[tuple[FileVersion, Event]]:
-        """(file, event) of all events after a position. One LIST, and one read per event. `table_id`: the table's; None: the first event's.
+        """(file, event) of all events after a position. One LIST, and one read per event. `table_id`: the id of the table; None: the id in the
+        first of these events.
 
         Raises DamagedFileError if the log lacks an event of this table but has a later one.
         """
@@ -364,12 +367,12 @@ class EventFiles:
             if own_id is None or any(event.table_id == own_id for _, event in self.read(list(files.values()))):
                 raise DamagedFileError(
                     f"{redact('path', self.url)}: the log lacks event {position + len(events) + 1} but has event {min(files)}: "
-                    "restore the missing file, or drop the table"
+                    "restore the missing file, or drop the table, which loses its rows"
                 )
         return events
 
     def _find_missed(self, position: int) -> FileVersion | None:
-        """The file of an event that a listing lacked although it had a later one; None if there is none.
+        """The file of an event that was missing in a listing with a later event; None if the file does not exist.
 
         The race: a listing of a local directory in which somebody puts two files may show only the later one.
         """
@@ -387,7 +390,8 @@ class EventFiles:
         self._ufs.delete_many(self._directory, [f"{position:0{DIGITS}d}.json" for position in positions])
 
     def read(self, files: Sequence[FileVersion]) -> list[tuple[FileVersion, Event]]:
-        """(file, event) of event files. Raises DamagedFileError, NotSupportedError for an event of a later format."""
+        """(file, event) for each of these files. Raises DamagedFileError for a file that is no event, NotSupportedError for one of a later
+        format."""
         texts = self._ufs.read_many([(file.as_immutable(), [(0, file.size)]) for file in files])
         return [(file, self._event(file, text)) for file, (text,) in zip(files, texts, strict=True)]
 

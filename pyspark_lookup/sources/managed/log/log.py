@@ -1,12 +1,12 @@
 """`NotificationLog`: a managed table's log in the store, one file per event, and what this host has cached of it.
 
-`<table>/_lookup/log/<position>.json` are the events. Writers race for the first free position, and exclusive create lets one of them win,
-so all readers see one order. `<table>/_lookup/checkpoints/` holds the state after some of the events; the name of the newest comes first.
-Each state that was read is cached in this process and on this host. A reader finds new events by asking for the next position, and makes
-sure that the table is still the same by asking for the last event that it knows.
+Each file `<table>/_lookup/log/<position>.json` is one event. Writers race for the first free position, and exclusive create lets one of
+them win, so all readers see one order. `<table>/_lookup/checkpoints/` holds the state after some of the events, named so that a listing
+shows the newest first. Each state that was read is cached in this process and on this host. A reader finds new events by asking for the
+next position. Then it asks again for the last event that it knows, to make sure that the table is still the same.
 
-`LogPages`: earlier states, page by page, and the log's trimming. A state covers the last two pages. For each page before them there is a
-checkpoint at its end.
+`LogPages` reads earlier states and trims the log. The log is divided into pages of `PAGE` events. A state covers the last two pages, and
+each page before these has a checkpoint at its end.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Checkpoints:
         self._directory = f"{url}/{LOG_DIRECTORY}/checkpoints"
 
     def _path(self, position: int) -> str:
-        return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # the newest comes first
+        return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # so that a listing shows the newest first
 
     def newest_first(self) -> Iterator[TableState]:
         """The checkpoints' states, the newest first; a checkpoint that is damaged or gone is left out, with a warning in the log."""
@@ -94,13 +94,17 @@ class Checkpoints:
                 break
 
     def read(self, position: int) -> TableState:
-        """The state in the checkpoint at a position. Raises UfsNotFoundError or SourceChangedError if there is none, DamagedFileError."""
+        """The state in the checkpoint at a position.
+
+        Raises UfsNotFoundError if there is no checkpoint, SourceChangedError if it was removed or replaced meanwhile, DamagedFileError if it
+        is malformed.
+        """
         file = self._ufs.get_meta(self._path(position))
         (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
         return parse_state(data, redact("path", file.url))
 
     def page_ends(self, page: int) -> list[int]:
-        """The positions of the checkpoints that end a page, ascending. One LIST. `page`: the number of events in a page."""
+        """The positions, ascending, at which a page ends and for which there is a checkpoint. One LIST. `page`: the number of events in a page."""
         try:
             files = self._ufs.list_files(self._directory)
         except UfsNotFoundError:
@@ -110,9 +114,9 @@ class Checkpoints:
         return sorted(position for position in positions if position % page == 0)
 
     def put_if_due(self, state: TableState) -> bool:
-        """Write a checkpoint if the state is at a position that gets one. Returns whether that position ends a page.
+        """Write a checkpoint of the state if one is due at its position. Returns whether that position ends a page.
 
-        A failure to write is ignored: without the checkpoint, reading the log only takes longer.
+        An error of the store is ignored: without the checkpoint, reading the log only takes longer.
         """
         every = math.gcd(_EVERY, state.page)
         if state.position % every:
@@ -196,7 +200,7 @@ def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
 def _parse_write(row: Any) -> TableWrite:
     id_, mode, allocated_at, ended_at, committed, files, deletes, replaces, (least, rank), vacuumed, nonce = row
     if not isinstance(committed, bool) or not isinstance(vacuumed, bool) or not isinstance(mode, str):
-        raise ValueError(f"write {id_!r} has values of a wrong type")
+        raise ValueError(f"write {id_!r}: its mode is not a text, or a flag is not true or false")
     return TableWrite(
         as_count(id_),
         WriteMode(mode),
@@ -214,16 +218,18 @@ def _parse_write(row: Any) -> TableWrite:
 
 
 def _check(state: TableState, rows: int) -> None:
-    """Raise ValueError if the parts of a state that was read contradict each other."""
+    """Raise ValueError if the parts of a parsed state contradict each other. `rows`: the number of writes in the parsed text."""
     changes = [change.position for change in state.changes]
     definition_positions = [position for position, _ in state.definitions]
     for positions in (changes, definition_positions):
         begins = positions and (positions[0] == 1 if not state.since else 1 <= positions[0] <= state.since)
         if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
-            raise ValueError("positions begin after the table's first event, are out of order, or end after its last")
+            raise ValueError(
+                "the positions of its changes or definitions begin too late, are out of order, or are beyond the end of the log"
+            )
     is_inside = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
     if not is_inside:
-        raise ValueError("its positions are outside the log")
+        raise ValueError(f"position {state.oldest} or {state.since} is outside the log, which ends at {state.position}")
     ids = [write.id for write in state.writes.values()]
     later = [id_ for id_ in ids if id_ > state.watermark]
     is_complete = later == list(range(state.watermark + 1, state.watermark + 1 + len(later)))
@@ -238,17 +244,17 @@ def _check(state: TableState, rows: int) -> None:
         is_inside = 1 <= write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
         has_ranks = 1 <= write.least <= write.rank if write.replaces else write.least == write.rank == write.id
         if not write.id or not is_inside or not has_ranks or (write.committed and write.ended_at is None):
-            raise ValueError(f"write {write.id} contradicts itself")
+            raise ValueError(f"the positions or ranks of write {write.id} contradict each other")
     commits = {write.ended_at: write.id for write in state.writes.values() if write.committed}
     changed_ids = {c.position: c.write_id for c in state.changes if c.write_id is not None and c.position > state.since}
     if changed_ids != {
         position: id_ for position, id_ in commits.items() if position is not None and position > state.since
     }:
-        raise ValueError("its commits and its changes differ")
+        raise ValueError("its changes are not those of its committed writes")
 
 
 def parse_state(data: bytes, origin: str) -> TableState:
-    """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
+    """The state in the bytes of a checkpoint. Raises DamagedFileError if they are malformed, NotSupportedError if their format is later."""
     return state_from_json(parse(data, origin), origin)
 
 
@@ -256,7 +262,8 @@ _STATES_KEPT = 4  # states at the ends of pages
 
 
 class LogPages:
-    """The pages of a table's log; `redacted_path` names the table in errors. In all methods `state` is the log's latest."""
+    """The pages of a table's log: each has the same number of events. `redacted_path` names the table in errors. In all methods, `state` is
+    the log's latest state."""
 
     def __init__(self, events: EventFiles, checkpoints: Checkpoints, redacted_path: str) -> None:
         self._events = events
@@ -265,10 +272,10 @@ class LogPages:
         self._states: dict[tuple[str, int], TableState] = {}
         self._ends: dict[
             tuple[str, str], int
-        ] = {}  # for lists of write ids, the end of the page whose state covers them
+        ] = {}  # (table id, list of write ids) -> the end of the page whose state covers the list
 
     def find_state(self, state: TableState, position: int) -> TableState:
-        """The state that covers a position: `state`, or an earlier one, at the end of the position's page.
+        """The state that covers a position: `state` itself, or the state at the end of the position's page.
 
         Raises VersionGoneError if the log no longer has that position.
         """
@@ -320,8 +327,8 @@ class LogPages:
         return before.advance(events) if before.table_id == state.table_id else None
 
     def changes(self, state: TableState, after: int, until: int) -> Iterator[tuple[TableState, Change]]:
-        """(state, change) of the changes after position `after`, up to `until`, in order. The state covers the change's position and the one
-        before it.
+        """(state, change) for each change after position `after` and up to `until`, in order. The state covers the change's position and the
+        position before it.
 
         Raises the errors of `find_state`.
         """
@@ -335,7 +342,7 @@ class LogPages:
             after = part.position
 
     def files(self, state: TableState) -> Iterator[DataFile]:
-        """The files that versions from `state.oldest` on need, and those of open writes. A file may come more than once."""
+        """The files that versions from `state.oldest` on need, and the files of open writes. A file may come more than once."""
         ends = range(-(-state.oldest // state.page) * state.page, state.since + 1, state.page)
         for part in (*(self._page_end_state(state, end) for end in ends), state):
             for write in part.writes.values():
@@ -352,7 +359,7 @@ class LogPages:
         return min([state.since, *(end - state.page for end in ends)])
 
     def is_vacuumed(self, state: TableState, write: TableWrite) -> bool:
-        """Whether the files of a write, of any page, have been vacuumed."""
+        """Whether a vacuum has removed the files of a write. `write` may come from the state of any page."""
         if write.vacuumed:
             return True
         current_write = state.writes.get(write.id)
@@ -369,7 +376,8 @@ class LogPages:
         self._states, self._ends = {}, {}
 
     def find_state_by_write_ids(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
-        """The state that covers an earlier list of write ids: it is at the end of the first page by which all writes of the list were committed."""
+        """The state that covers an earlier list of write ids: the state at the end of the first page after which all writes of the list are
+        committed."""
         place = state.table_id, str(write_ids)
         if place not in self._ends:
             end_state = self._search_pages(state, write_ids)
@@ -554,7 +562,7 @@ class NotificationLog:
         return state
 
     def _from_checkpoint(self) -> tuple[TableState, list[tuple[FileVersion, Event]]] | None:
-        """(the newest checkpoint's state, the events from its position on); None if this table has no checkpoint."""
+        """(the state of the newest usable checkpoint, the events from its position on); None if this table has no usable checkpoint."""
         for state in self._checkpoints.newest_first():
             # A writer may put a checkpoint late, after its table was dropped and another one created. A copy of a table may have a
             # checkpoint that is ahead of its events.
@@ -565,8 +573,8 @@ class NotificationLog:
         return None
 
     def find_position(self, state: TableState, until_s: float) -> int | None:
-        """The last position up to which every event was put by `until_s`, on the store's clock; None if the first event that is left was put
-        later."""
+        """The last position up to which every event was put by `until_s`, on the store's clock; None if the first event that the log still has
+        was put later."""
         begin = self.pages.begin(state)
         late_positions = (position for position, at_s in self.put_times(begin).items() if at_s > until_s)
         position = min(min(late_positions, default=state.position + 1) - 1, state.position)
@@ -584,18 +592,23 @@ class NotificationLog:
         except UfsNotFoundError:
             return None
         if file.modified_at_s is None:
-            raise UfsError(f"{redact('path', file.url)}: the store does not say when it was written")
+            raise UfsError(
+                f"{redact('path', file.url)}: the store does not say when this file was written, so neither time travel nor vacuum work there"
+            )
         return file.modified_at_s
 
     def put_times(self, after: int, at_most: int | None = None) -> dict[int, float]:
-        """position -> when that event was put, on the store's clock, for the events after a position. One LIST."""
+        """For the position of each event after the position `after`, when the event was put, on the store's clock. One LIST.
+
+        Events for which the store has no time are left out.
+        """
         files = self._events.list_following(after, at_most)
         return {position: file.modified_at_s for position, file in files if file.modified_at_s is not None}
 
     # --- what this host knows ---------------------------------------------------------------------
 
     def _read_record(self) -> _CachedLog | None:
-        """The state that the host has on record; None if it has none that can be read."""
+        """The log as this host's cache directory has it; None if there is no record of it that can be read."""
         if self._context.disk is None:
             return None
         origin = "the host's record of the log"
@@ -619,7 +632,7 @@ class NotificationLog:
     def _keep(self, state: TableState, events: Sequence[Event] | None, last_file: FileVersion | None) -> None:
         """Cache a state, in this process and on the host, unless a newer state of the same table is cached.
 
-        `events`: those that led from the cached state to it; None: it was read from the store as a whole.
+        `events`: the events between the cached state and this one. None: this state was read from the store as a whole.
         """
         with self._lock:
             previous_log = self._cached_log
@@ -652,7 +665,8 @@ class NotificationLog:
             self._forget_files(self._context.disk, previous_log.state, state)
 
     def _forget_files(self, disk: Disk, before: TableState, state: TableState) -> None:
-        """Drop the cached blocks of replaced or vacuumed files, which no later state has. A reader of an old version fetches them again."""
+        """Drop the cached blocks of files that were replaced or vacuumed, so that no later state has them. A reader of an old version fetches
+        them again."""
         if (before.since, before.oldest) != (state.since, state.oldest):
             obsolete_paths = before.paths() - state.paths()
             disk.forget_files(make_path_key(self._ufs.scope, f"{self.url}/{path}") for path in obsolete_paths)

@@ -155,30 +155,30 @@ class Change:
 
 
 KEPT_S = 7 * 86400.0
-"""The shortest time that vacuum keeps, unless it is forced: longer than a query or a stream's micro-batch runs."""
+"""Vacuum removes a file only after nothing has needed it for this long, unless it is forced: longer than a query or a micro-batch runs."""
 LOG_RETENTION, VACUUM_AFTER = "lookup.log.retention", "lookup.write.vacuum-after"
 
 
 @dataclasses.dataclass(frozen=True)
 class TableProperties:
-    """A table's upkeep. `log_retention_s`: how much longer than its versions the log is kept. `vacuum_after_s`: commits vacuum files that no
-    version has needed for this long (None: only people run vacuum)."""
+    """How long a table keeps its log and its files. `log_retention_s`: how much longer than the versions their events are kept.
+    `vacuum_after_s`: commits remove the files that no version has needed for this long (None: commits never vacuum)."""
 
     log_retention_s: float = KEPT_S
     vacuum_after_s: float | None = None
 
 
 def parse_properties(properties: Mapping[str, str]) -> TableProperties:
-    """The upkeep that a table's properties ask for. Properties that do not begin with `lookup.` are the user's own.
+    """The `TableProperties` that a table's properties set. Properties that do not begin with `lookup.` are the user's own.
 
-    Raises OptionError for one that is unknown, or whose value is invalid.
+    Raises OptionError for an unknown property that begins with `lookup.`, or an invalid value.
     """
     durations_s: dict[str, float] = {}
     for key, text in properties.items():
         if not key.startswith("lookup."):
             continue
         if key not in (LOG_RETENTION, VACUUM_AFTER):
-            raise OptionError(f"table property {key} is unknown: there are {LOG_RETENTION} and {VACUUM_AFTER}")
+            raise OptionError(f"table property {key} is unknown: use {LOG_RETENTION} or {VACUUM_AFTER}")
         try:
             durations_s[key] = DURATION.parse(text)
         except ValueError as problem:
@@ -196,7 +196,7 @@ _REWRITES_AT_MOST = 8
 
 
 class VisibleWrites:
-    """The visible writes under a list of valid `write_ids`. `position`: that of the log's last event.
+    """The writes whose rows a reader with the list `write_ids` sees. `position`: the position of the log's last event.
 
     The rows of the highest valid overwrite and of the writes above it are visible. A compaction takes the place of the writes that it has
     compacted. A write by key deletes rows that were committed before it.
@@ -213,10 +213,10 @@ class VisibleWrites:
         self.deleting = self._find_deleting(replaced)
 
     def _find_usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
-        """(the valid writes, the ids of those that compactions among them replace).
+        """(the valid writes without unusable compactions, the ids of the writes that usable compactions replace).
 
-        A compaction takes the place of its writes as they were at its commit. It is left out if the list lets through only some of them, or
-        leaves out a write that was committed before the compaction and could have deleted or replaced their rows.
+        A compaction has the rows of its writes as they were at its commit. It is unusable if the list lets through only some of these writes,
+        or leaves out a write that was committed before the compaction and could have deleted or replaced their rows.
         """
         # This runs once per commit: with a long log, a call of `write_ids.is_valid` per write would be too slow.
         invalid = {*write_ids.open_ids, *write_ids.aborted_ids}
@@ -237,7 +237,7 @@ class VisibleWrites:
         compactions = [write for write in valid if write.replaces]
         replaced_ids, usable_ids = set[int](), set[int]()
         for write in sorted(compactions, key=self.end):
-            # A compaction that the state no longer has is part of a usable one.
+            # If the state no longer has a compaction that this one replaces, that compaction was usable.
             unusable_ids = {
                 id_ for id_ in write.replaces if id_ in self._writes and self._writes[id_].replaces
             } - usable_ids
@@ -259,10 +259,10 @@ class VisibleWrites:
         ]
 
     def _find_deleting(self, replaced_ids: set[int]) -> list[TableWrite]:
-        """The writes that may delete visible rows: those with deletes that were committed after the first visible write.
+        """The writes that may delete visible rows: they have delete files and were committed after the first visible write.
 
-        These include writes that an overwrite has replaced: they may have been committed after rows of a higher write id, which are still
-        visible.
+        Some of them may have a lower write id than the overwrite that the version begins with. They count if they were committed after
+        visible rows of a higher write id.
         """
         first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
         deleting_writes = (
@@ -276,14 +276,14 @@ class VisibleWrites:
         return list({write.id: write for write in (*self.visible, *self.deleting)}.values())
 
     def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """(names of its files, names of the files that they replaced) for each of the latest compactions, oldest first."""
+        """For each of the latest compactions, oldest first: (names of its data files, names of the files that these replaced)."""
         compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
         for write in compactions[-_REWRITES_AT_MOST:]:
             replaced_writes = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
             if len(replaced_writes) == len(write.replaces) and not any(
                 replaced_write.vacuumed for replaced_write in replaced_writes
             ):
-                # Its deletes may come from writes that are in no version any more, so they count as new.
+                # Its delete files may come from writes that are in no version any more, so they count as new and are left out here.
                 file_names = tuple(file.name for file in write.files)
                 yield file_names, tuple(name for replaced_write in replaced_writes for name in replaced_write.names)
 
@@ -302,9 +302,9 @@ class EarlierStateError(LookupError):
 class TableState:
     """A managed table after the event at `position`, whose nonce is `nonce`. Immutable.
 
-    It covers the positions from `since` on, and holds the writes that these need: those that are open, that have ended since, or that are
-    part of the version at `since`. Earlier states cover what is older: see `LogPages.find_state`. `since` is the start of the page before
-    that of `position`; a page has `page` events.
+    A state answers for the positions from `since` on, so it holds the writes that are open, that have ended after `since`, or that are part
+    of the version at `since`. Earlier positions need an earlier state: see `LogPages.find_state`. A page has `page` events, and `since` is
+    the start of the page before that of `position`.
     """
 
     def __init__(self, table_id: str, position: int, nonce: str, page: int) -> None:
@@ -380,9 +380,11 @@ class TableState:
 
     def _apply(self, event: Event) -> None:
         if event.position != self.position + 1:
-            raise DamagedFileError(f"event {event.position} of table {self.table_id} follows event {self.position}")
+            raise DamagedFileError(
+                f"event {event.position} of table {self.table_id} follows event {self.position}: the log is damaged"
+            )
         if event.table_id != self.table_id:
-            # A writer of a table that was dropped has put it, and died before it noticed.
+            # A writer of another table, which was dropped from this path, has put this event and died before it could remove it.
             self.position, self.nonce = event.position, event.nonce
             return
         match event:
@@ -413,7 +415,7 @@ class TableState:
                         raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
                     self.writes.store(dataclasses.replace(ended_write, files=(), deletes=(), vacuumed=True))
                 if event.oldest > event.position:
-                    raise self._contradiction(event, f"keeps only what is after event {event.oldest}")
+                    raise self._contradiction(event, f"keeps the versions from event {event.oldest} on, which is later")
                 self.oldest, self.vacuumed_at = max(self.oldest, event.oldest), event.position
             case _:
                 raise self._contradiction(event, "creates the table once more")
@@ -424,7 +426,7 @@ class TableState:
         if not replaces:
             return
         if any(id_ >= write_id or id_ not in self.writes or not self.writes[id_].committed for id_ in replaces):
-            raise self._contradiction(event, f"compacts writes into write {write_id} that were not committed before")
+            raise self._contradiction(event, f"says that write {write_id} compacts writes that are not committed")
         self.writes.store(self.writes[write_id].as_compaction(self.writes, replaces))
 
     def _commit(self, event: Commit, write: TableWrite) -> None:
@@ -515,7 +517,7 @@ class TableState:
             if write.committed and write.replaces and write.least < write_id < write.rank:
                 raise WriteConflictError(
                     f"write {write_id} of table {self.table_id}, an overwrite, began before write {write.rank}, which was "
-                    f"compacted together with older ones by write {write.id}: write again"
+                    f"compacted together with older writes by write {write.id}: write again"
                 )
 
     def is_committed(self, batch: Batch) -> bool:
@@ -526,14 +528,14 @@ class TableState:
 
     @property
     def newest(self) -> int:
-        """The position of the current version: of the last event that made one."""
+        """The position of the current version, which is that of the last event that made a version."""
         return self.changes[-1].position
 
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
         """The writes that are valid after the event at `position` (None: now).
 
-        The list names only aborted writes since the start of the position's page. Older ones have no rows, so it makes no difference.
-        Raises ValueError for a position beyond the log, EarlierStateError for one before `since`.
+        Of the aborted writes, the list names those that ended after the start of the position's page. Leaving out the older ones makes no
+        difference, because aborted writes have no rows. Raises ValueError for a position beyond the log, EarlierStateError for one before `since`.
         """
         at = self.position if position is None else position
         if not 1 <= at <= self.position:
@@ -572,7 +574,9 @@ class TableState:
         and VersionGoneError if it lets through a write that was aborted.
         """
         if write_ids.table != self.table_id:
-            raise ValueError(f"the list {str(write_ids)!r} is not of this table, whose id is {self.table_id}")
+            raise ValueError(
+                f"the list of write ids {str(write_ids)!r} is of another table: the id of this one is {self.table_id}"
+            )
         if write_ids.high_watermark > self.high_watermark:
             raise ValueError(
                 f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
@@ -618,9 +622,9 @@ class TableState:
             )
 
     def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
-        """Raise VersionGoneError if a list lets through deletes of rows in a compaction's files, but not that compaction.
+        """Raise VersionGoneError if a list lets through a write that deletes rows of a compaction's files, but not that compaction.
 
-        A transaction's own write is exempt: its deletes are of the rows that it sees.
+        A transaction's own write is exempt, because it deletes only rows that the transaction sees.
         """
         visible = self._visible(write_ids)
         usable_ids = {write.id for write in visible.valid}
@@ -645,7 +649,7 @@ class TableState:
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
                     "later version, and in future vacuum only versions that are no longer read"
                 )
-        # Write ids are not enough: two copies of a table have given the same ids to different writes.
+        # Write ids are not enough: two copies of a table may give the same id to different writes.
         labels = [
             ",".join(write.label for write in writes) for writes in (visible_writes.visible, visible_writes.deleting)
         ]
@@ -657,7 +661,7 @@ class TableState:
         )
 
     def find_needed(self, position: int | None = None) -> list[TableWrite]:
-        """The writes that make up the version at a position (None: now): those whose rows are visible, and those that delete some of them."""
+        """The writes that make up the version at a position (None: now): those with visible rows, and those that delete some of these rows."""
         return self.find_needed_writes(self.valid_write_ids(position))
 
     def find_needed_writes(self, write_ids: ValidWriteIdList) -> list[TableWrite]:
