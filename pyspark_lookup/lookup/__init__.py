@@ -1,1 +1,1 @@
-"""What one process does with a table reference: plans, reads, lookups, transactions, and `LookupTable`."""
+"""What one process does with a table that is named by a path and options: plans, reads, lookups, transactions, and `LookupTable`."""

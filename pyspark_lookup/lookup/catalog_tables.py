@@ -1,4 +1,4 @@
-"""A catalog table's own options, which are in the metadata of its columns, and the effects of ALTER TABLE.
+"""The options with which a catalog table was created, which the metadata of its columns holds, and the effects of ALTER TABLE.
 
 Nothing here needs Spark to be installed: a session and its types come as arguments.
 """
@@ -26,14 +26,14 @@ MARK_METADATA = "lookupcache.mark"
 
 
 def added_columns(schema: StructType) -> list[str]:
-    """The columns that ALTER TABLE … ADD COLUMN has added to a catalog table. Its files have them from the first INSERT on."""
+    """The columns that ALTER TABLE … ADD COLUMN has added to a catalog table. The table's files have them from the first INSERT on."""
     return [field.name for field in schema if not read_mark(field)[0]] if table_options(schema) else []
 
 
 def table_options(schema: StructType) -> dict[str, str]:
     """The options with which a catalog table was created, from its schema; {} if the schema has none.
 
-    Raises OptionError for damaged ones, SchemaError for a table whose columns have new names.
+    Raises OptionError for options that cannot be read, SchemaError for a table whose columns were renamed.
     """
     text = next(
         (
@@ -56,28 +56,28 @@ def table_options(schema: StructType) -> dict[str, str]:
         return {as_text(key): as_text(value) for key, value in json.loads(text).items()}
     except UNREADABLE as problem:
         raise OptionError(
-            f"this table's options, which its schema in the catalog carries, cannot be read ({type(problem).__name__}): create "
-            "the table anew"
+            f"this table's options, which are in its schema in the catalog, cannot be read ({type(problem).__name__}): DROP the table "
+            "(its files stay) and CREATE it anew"
         ) from None
 
 
 def read_mark(field: StructField) -> tuple[str, str]:
-    """(a table's mark, the column's name when the table was created)."""
+    """(the mark of the table for which the column was made, the name that the column had then). Two empty texts for a column without a mark."""
     mark, _, name = str((field.metadata or {}).get(MARK_METADATA, "")).partition(":")
     return mark, name
 
 
 def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
-    """(the options of the catalog table `name`, its columns if they are those with which it was created).
+    """(the options of the catalog table `name`, its columns; None instead of columns if ALTER TABLE has added some).
 
-    Raises OptionError if it is a view of part of a table, if it is not a lookupcache table, if its options are lost, or if ALTER TABLE has
-    changed its location.
+    Raises OptionError for a view of part of a table, for a table of another format or whose options are lost, and for a table whose location
+    ALTER TABLE has changed.
     """
     kind = spark.catalog.getTable(name).tableType
     if (kind == "TEMPORARY" or kind.endswith("VIEW")) and not _is_whole_table(spark.table(name)):
         raise OptionError(
-            f"{name} is a view, which has no rows by key: look its table up, with lookup.where and columns=[…] in place of the "
-            "view's query, or write its rows to a managed table, df.write.format('lookupcache').save(path), and look that up"
+            f"{name} is a view, in which rows cannot be looked up by key: look up its table, with lookup.where and columns=[…] in place of the "
+            "view's query, or write the view's rows to a managed table, df.write.format('lookupcache').save(path), and look up that table"
         )
     schema = spark.table(name).schema
     stored = table_options(schema)
@@ -86,7 +86,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
             f"table {name} is not of the format lookupcache: give the path of its files, or CREATE TABLE … USING lookupcache OPTIONS "
             f"(path '…') with that path; for a table in another catalog give its name, with {', '.join(sorted(CATALOG_KEYS))}"
         )
-    # A table that another catalog knows has no files where Spark has put it.
+    # A table of an Iceberg catalog has no files at the location that Spark's catalog gives it.
     place = _location(spark, name) if "path" in stored and not names_catalog(stored) else None
     warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
     if place is not None and not _is_same_place(
@@ -101,7 +101,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
 
 
 def _is_whole_table(view: Any) -> bool:
-    """Whether a view shows all of a table, without options of its own. Connect does not reveal the options with which a view reads."""
+    """Whether a view shows all of a table, without options of its own. False over Spark Connect, which does not show a view's options."""
     planned = getattr(view, "_jdf", None)
     if planned is None:
         return False
@@ -118,10 +118,10 @@ def _location(spark: SparkSession, name: str) -> str | None:
         tables = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
     except Exception as problem:
         if getattr(problem, "getCondition", str)() == "UNSUPPORTED_PIPELINE_SPARK_SQL_COMMAND":
-            return None  # a file of Declarative Pipelines may not ask
+            return None  # in a file of Declarative Pipelines Spark forbids this statement
         raise
     if not database and any(row["isTemporary"] for row in tables):
-        return None  # a view of that name is what is meant
+        return None  # the name means the temporary view
     lines = [line for row in tables for line in str(row["information"]).splitlines()]
     return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
 
@@ -144,7 +144,8 @@ def absolute_path(path: str) -> str:
 
 
 def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
-    """Options whose path means the same in any working directory. A path that Spark has made of an Iceberg table's name becomes a name again."""
+    """The options, with a path that means the same in any working directory. If Spark has made a path of an Iceberg table's name, the name is
+    restored."""
     resolved = dict(options)
     if "path" in resolved:
         is_table_name = names_catalog(resolved)

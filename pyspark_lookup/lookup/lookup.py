@@ -67,7 +67,8 @@ def get_many(
 ) -> pa.Table:
     """The rows whose columns `names` have any of the values in `keys`, all from one version.
 
-    `version`: the current one, if the caller has just resolved it. Raises SchemaError if the keys do not fit, and the errors of a read.
+    `version`: the current version, if the caller has just resolved it. Raises SchemaError if the keys do not fit the columns' types, and the
+    errors of `TableReader.read`.
     """
     resolution, snapshot = reader.snapshots.resolve(plan, execution, version)
     return get_many_from_version(reader, plan, keys, names, execution, resolution, snapshot)[0]
@@ -82,9 +83,9 @@ def get_many_from_version(
     resolution: Resolution,
     snapshot: Snapshot | None,
 ) -> tuple[pa.Table, Resolution]:
-    """The rows of a resolved version, from its snapshot if there is one; and the version that the rows are of.
+    """(the rows of a resolved version that have any of the `keys`, the version that they are of). Reads the snapshot, if one is given.
 
-    That is a newer version if a file was gone and `lookup.on-version-gone` allows it.
+    The version is a newer one than the resolved one if a file was gone and `lookup.on-version-gone` allows that.
     """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(
@@ -130,7 +131,7 @@ def _from_store(
         reader.metrics.inc("missCount", _count_known(request_keys))
     if plan.options.cache.mode is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
-    # Counts like the cache: each different key is loaded once, and its repeats are hits.
+    # The counters are to agree with those of the cache: each different key is loaded once, and its repeats are hits.
     different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
     reader.metrics.inc("missCount", different)
     reader.metrics.inc("hitCount", _count_known(request_keys) - different)
@@ -149,7 +150,7 @@ def _count_known(keys: Keys) -> int:
 
 
 def _key_fields(plan: ReadPlan, names: Sequence[str]) -> list[pa.Field]:
-    """The key columns, in the types in which they are read, whether or not the answer has them."""
+    """The key columns, in the types in which they are read. The answer may lack some of them."""
     everything = all_columns((plan.projection.data, plan.projection.partitions))
     return [everything.field(name) for name in names]
 
@@ -161,7 +162,7 @@ def read_rows(
     execution: Execution | None,
     version: TableVersion | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, like `TableReader.read`. If the plan names its keys, they are looked up by key.
+    """The rows of a task, like `TableReader.read`. If the plan asks for keys (see `requested_keys`), the rows are looked up by key.
 
     Raises the errors of `TableReader.read` and `get_many`.
     """
@@ -191,7 +192,8 @@ def _from_snapshot(
 
 @dataclasses.dataclass(frozen=True)
 class _PartialRequest:
-    """A request to the partial cache: keys in the types of its rows. `value_schema`: the columns that it stores in addition to the keys."""
+    """A request to the partial cache. `space`: the part of the cache for such rows. `arrays`: the keys, in the types `keys`. `value_schema`: the
+    columns that the cache stores beside the keys. `key_columns`: the columns that the answer takes from the request."""
 
     space: str
     keys: pa.Schema
@@ -205,7 +207,7 @@ class _PartialRequest:
 def _make_request(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, fields: Sequence[pa.Field], version: TableVersion
 ) -> _PartialRequest | None:
-    """The request to the partial cache; None if its rows lack a column, or the version's files have no reliable identity."""
+    """The request to the partial cache. None if the cache's rows lack a needed column, or a file's identity does not show each change."""
     if not all(file.cacheable for file in version.files):
         return None
     table, options = plan.table, plan.options
@@ -216,7 +218,7 @@ def _make_request(
     arrays = cast_keys(keys, list(key_schema))
     key_columns = _reusable_key_columns(key_schema, arrays)
     value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
-    # The cache stores rows whatever the predicate, so that they also answer queries with another one.
+    # The cache stores rows whether or not the predicate is true for them, so that they also answer queries with another predicate.
     columns = None if options.read.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.files.keys, columns, options.files.partition)
     selected_version = version.of_files(select_partitions(table, version, options))
@@ -275,9 +277,9 @@ def _partial_answer(plan: ReadPlan, request: _PartialRequest, rows: pa.Table, sc
 def get_cached_rows(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
 ) -> tuple[pa.Table, Numbers]:
-    """The cached rows of these keys, without a load; and for each key whether it has an answer.
+    """(the cached rows of these keys, for each key whether the cache has an answer for it). Nothing is loaded.
 
-    Only `lookup.cache=PARTIAL` has such rows.
+    There are none unless `lookup.cache=PARTIAL`.
     """
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     fields = _key_fields(plan, names)
@@ -299,7 +301,7 @@ def _get_uncached(
     schema: pa.Schema,
     version: TableVersion,
 ) -> pa.Table:
-    """The answer from the files, or from a provider, which gets each key once."""
+    """The answer from the files; or from a provider, which is asked for each distinct key once."""
     request_keys = Keys(arrays)
     names = [field.name for field in fields]
     if reader.versions.reads_all_rows:
@@ -339,7 +341,7 @@ def _get_uncached(
 
 
 def _reusable_key_columns(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
-    """The key columns whose values the answer can take from the request. Not floats: their zeros and NaNs have several forms."""
+    """The key columns whose values the answer can take from the request. Not floats: zeros and NaNs that are equal may differ in their bits."""
     pairs = zip(fields, arrays, strict=True)
     return {field.name: array for field, array in pairs if not pa.types.is_floating(array.type)}
 
@@ -352,7 +354,8 @@ def _answer(
     start: int,
     schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """The planned columns of the rows of the keys `numbers`, from the stored `value_columns` and the request's `key_columns`."""
+    """The planned columns of some rows, without the rows that the predicate excludes. `value_columns`: the rows' stored columns. `numbers`: for each
+    row, the position of its key in the request's `key_columns`. `start`: added to these positions in the answer."""
     projection = plan.projection
     names = plan.needed_columns
     indices = as_indices(numbers)
@@ -368,7 +371,7 @@ def _answer(
 
 
 def _key_predicate(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
-    """A predicate that every row with one of the keys fulfils, so that no more is read than needed."""
+    """A predicate that is true for every row with one of the keys. With it, a scan skips files and row groups that have none of them."""
     parts = tuple(Among(name, pc.unique(array).drop_null()) for name, array in zip(names, keys, strict=True))
     return parts[0] if len(parts) == 1 else And(parts)
 
@@ -420,7 +423,7 @@ def check_columns(columns: Sequence[str] | None) -> None:
 
 @contextlib.contextmanager
 def naming(argument: str) -> Iterator[None]:
-    """A context in which the errors of a predicate name the argument that it was passed as."""
+    """A context in which errors of a predicate name the argument `argument` instead of the option lookup.where."""
     try:
         yield
     except PredicateError as problem:
@@ -429,9 +432,9 @@ def naming(argument: str) -> Iterator[None]:
 
 @dataclasses.dataclass
 class KeyedRead:
-    """How rows of a resolved table are read by key. `names`: the key columns, among those of `plan`.
+    """How rows of a resolved table are read by key. `names`: the key columns, which are among the columns of `plan`.
 
-    `direct`: the last snapshot that passed `is_direct`: it has the answer's columns as they are, and one key column, of type `kind`.
+    `direct`: the last snapshot for which `is_direct` was true. `kind`: the type of its only key column.
     """
 
     names: tuple[str, ...]
@@ -445,7 +448,7 @@ class KeyedRead:
         return list(self.plan.projection.columns.names)
 
     def is_direct(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot has the answer's columns as they are."""
+        """Whether a snapshot's columns can be returned unchanged: they have the answer's types, there is one key column and no predicate."""
         if self.direct is not snapshot:
             projection, stored_schema = self.plan.projection, snapshot.schema
             fields = [stored_schema.field(name) for name in projection.columns.names if name in stored_schema.names]
@@ -477,9 +480,9 @@ def plan_keyed(resolved_table: ResolvedTable, options: LookupOptions, clock: Hos
 def get_rows(
     reader: TableReader, read: KeyedRead, key: Any, version: TableVersion, snapshot: Snapshot | None
 ) -> list[dict[str, Any]]:
-    """The rows of a version with one key: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names.
+    """The rows of a version with one key: a value, a tuple in the order of `lookup.keys`, or a dictionary by the names of the key columns.
 
-    `snapshot`: the version's, if the caller has it.
+    `snapshot`: the version's snapshot, if the caller has it.
     """
     resolution, covering_snapshot = _resolve(reader, read, version, snapshot)
     rows = None if covering_snapshot is None else _rows_direct(reader, read, key, covering_snapshot)
@@ -491,8 +494,8 @@ def get_rows(
 
 
 def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snapshot) -> list[dict[str, Any]] | None:
-    """The rows of one key straight from the snapshot, which is faster than through an Arrow table; None for keys and columns for which that is
-    not possible."""
+    """The rows of one key straight from the snapshot, which is faster than through an Arrow table. None if the key, or a column, does not allow
+    that."""
     if not read.is_direct(snapshot):
         return None
     lookup_key = one_key(key, read.kind)
@@ -510,7 +513,8 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
 def rows_of_keys(
     reader: TableReader, read: KeyedRead, keys: pa.Table, version: TableVersion, snapshot: Snapshot | None
 ) -> pa.Table:
-    """The rows of a version with these keys: key columns, the other columns, `key_index`. `snapshot`: the version's, if the caller has it."""
+    """The rows of a version with these keys: key columns, the other columns, `key_index`. `snapshot`: the version's snapshot, if the caller has
+    it."""
     return get_many_from_version(reader, read.plan, keys, read.names, None, *_resolve(reader, read, version, snapshot))[
         0
     ]
@@ -530,7 +534,7 @@ def forget_keys(
     """Drop the rows of these keys from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
     if options.cache.mode is CacheMode.FULL:
         raise OptionError(
-            "option lookup.cache = 'FULL': a snapshot has all keys of one version and cannot forget single keys: use reload()"
+            "option lookup.cache = 'FULL': a snapshot has all rows of one version, so single keys cannot be dropped: call reload() instead"
         )
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     names = resolve_names(key_names(options), everything, "lookup.keys")
@@ -545,7 +549,7 @@ def table_of_keys(resolved_table: ResolvedTable, options: LookupOptions, keys: K
 
 
 def key_names(options: LookupOptions) -> tuple[str, ...]:
-    """The key columns. Raises OptionError if none are named."""
+    """The key columns that `lookup.keys` names. Raises OptionError if it names none."""
     if not options.files.keys:
         raise OptionError("option lookup.keys is missing: it names the key columns, such as lookup.keys = id")
     return options.files.keys

@@ -1,8 +1,7 @@
-"""Looks up batches of keys for a lookup join or SQL function, in tasks; a pass carries out one lookup or a chain of them.
+"""Looks up batches of keys for a lookup join or SQL function, in tasks. `LookupPass` carries out one lookup, or several one after the other.
 
-What a process opens for a lookup stays open in this module for the next batch and the next task. A task gets its `PassSpec` as text, and
-the versions as columns beside the keys. Lookups are carried out in order. Between them only row numbers change; the looked-up columns are
-taken once, at the end.
+What a process opens for a lookup stays open in this module for the next batch and the next task. A task gets its `PassSpec` as text. The
+versions come as columns beside the keys. Between the lookups only row numbers change; the looked-up columns are copied once, at the end.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ from pyspark_lookup.versions.executions import Build, Execution, Resolution
 class Validity:
     """The columns that say when a row is valid, and what to do if two rows of a key are valid at once (type 2 of slowly changing dimensions).
 
-    A row is valid from its `start` on (null: always was) and before its `end` (null: still is). Without a column `end` it is valid until
-    the next row of its key.
+    A row is valid from its `start` on (null: since ever) and before its `end` (null: for ever). Without a column `end`, it is valid until
+    the next row of its key starts.
     """
 
     start: str
@@ -81,19 +80,19 @@ def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
         and pa.types.is_timestamp(kind)
         and kind.tz is not None
     ):
-        times_type = pa.timestamp(times_type.unit, kind.tz)  # instants come in the session's time zone
+        times_type = pa.timestamp(times_type.unit, kind.tz)  # Spark sends instants in the session's time zone
     if not widens(times_type, kind):
         raise SchemaError(
-            f"times of the argument as_of are {times.type}, the table's {field.name!r} is {kind}: cast the times to {kind} with df.withColumn"
+            f"argument as_of has the type {times.type}, but the table's column {field.name!r} has {kind}: cast the times to {kind} with df.withColumn"
         )
     return times.cast(kind)
 
 
 def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Validity) -> pa.Table:
-    """The rows of `matches` that were valid at their key's time: at most one for each key, by `KEY_INDEX`.
+    """The rows of `matches` that were valid at their key's time: at most one for each key, in the order of `KEY_INDEX`.
 
-    `times`: one for each of the `keys`, in the type of the validity's columns; at null no row is valid. Raises OverlapError for two rows
-    that are valid at once, unless `lookup.overlap` is NEWEST.
+    `times`: a time for each of the `keys`, in the type of the validity's columns. If it is null, no row is valid. Raises OverlapError for two
+    rows that are valid at once, unless `lookup.overlap` is NEWEST.
     """
     numbers = one_array(matches.column(KEY_INDEX))
     start = one_array(matches.column(validity.start))
@@ -109,7 +108,7 @@ def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Val
     if validity.end is not None and validity.overlap is Overlap.ERROR:
         raise _overlap(keys, times, int(np.argmax(counts > 1)), int(counts.max()), validity)
     valid_from = one_array(rows.column(validity.start))
-    # Nulls first; rows with equal times stay in their order.
+    # Nulls come first, because their rows were valid since ever. Rows with equal times stay in their order.
     parts = pa.table(
         {"key": rows.column(KEY_INDEX), "known": valid_from.is_valid().cast(pa.int8()), "start": valid_from}
     )
@@ -130,13 +129,13 @@ def _overlap(keys: pa.Table, times: pa.Array, row: int, most: int, validity: Val
 # --- one lookup -----------------------------------------------------------------------------------
 
 ERROR_COLUMN = "lookup_error"
-"""The column with the error of a row that `lookup.on-error=NULL` let pass without its columns; null in other rows."""
+"""The column with the error of a row whose lookup failed, if `lookup.on-error=NULL`; null in all other rows."""
 
 _log = logging.getLogger("pyspark_lookup.join")
-_FAILED = b"!"  # instead of a token: the version could not be resolved; the error follows
-_SEVERAL = b"+"  # before several tokens, each with its length
+_FAILED = b"!"  # begins a text in place of a token: the version could not be resolved, and the error follows
+_SEVERAL = b"+"  # begins a value of several tokens, each after its length
 _MESSAGE_BYTES = 1000
-_VERSIONS_AT_MOST = 2  # open versions: the current one and the one before
+_VERSIONS_AT_MOST = 2  # open versions: the current version and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
 
 
@@ -144,9 +143,9 @@ _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, Dama
 class LookupSpec:
     """One lookup of a query: the table's options, and the columns of its answer.
 
-    `keys`: the table's key columns, in the order of the arguments and in the arguments' types (in the table's types if those were unknown).
-    `columns`: the table's columns, as planned; the first of them are the answer, under `names`. `as_of`: the columns that say when a row is
-    valid (the second may be None); the last argument is then a time.
+    `keys`: the table's key columns, in the order of the arguments and in the arguments' types (in the table's types, if the arguments' types
+    are unknown). `columns`: the table's columns that are read. The first of them are the answer, in which they are called `names`. `as_of`: the
+    columns that say when a row is valid (the second may be None); the last argument is then a time.
     """
 
     options: Mapping[str, str]
@@ -156,7 +155,8 @@ class LookupSpec:
     as_of: tuple[str, str | None] | None = None
 
     def cast_arguments(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
-        """The arguments (keys, and after them times) in the types in which they are looked up. Raises SchemaError if they do not fit the table's."""
+        """The arguments (the keys, then the times) in the types in which they are looked up. Raises SchemaError if they do not fit the types of the
+        table."""
         keys = [widen_keys(field, column) for field, column in zip(self.keys, arguments, strict=False)]
         if self.as_of is not None:
             keys.append(cast_times(self.columns.field(self.as_of[0]), arguments[-1]))
@@ -175,9 +175,9 @@ class LookupSpec:
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
-    """The token of the version that `execution` reads, for all its tasks.
+    """The token of the version that all tasks of `execution` read.
 
-    Raises the errors of a resolution. With `lookup.on-error=NULL` the tasks get the error instead of a token, and handle it.
+    Raises the errors of `resolve_and_secure`. With `lookup.on-error=NULL` the tasks get the error instead of a token, and handle it.
     """
     engine = runtime().engine(options)
     try:
@@ -195,7 +195,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
 
 
 def join_tokens(tokens: Sequence[bytes]) -> bytes:
-    """Tokens of `issue_token` joined into one value for each row: one column per token would cost as much as a looked-up column."""
+    """Several tokens as one value, so that rows need one column for all of them: each more column would cost as much as a looked-up column."""
     if len(tokens) == 1:
         return tokens[0]
     return _SEVERAL + b"".join(len(token).to_bytes(2, "big") + token for token in tokens)
@@ -221,19 +221,21 @@ class _OpenVersion:
     resolution: Resolution
     snapshot: Snapshot | None
     execution: Execution | None
-    is_token_version: bool = True  # False: a newer version replaces the token's, for this execution only
+    is_token_version: bool = (
+        True  # False: a newer version replaces the one that the token names, for this execution only
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class LookupRows:
-    """The rows of a lookup: the position of the key that each row answers, ascending, and the columns."""
+    """The rows of a lookup: for each row the position of its key in the request, ascending; and the columns."""
 
     keys: Numbers
     columns: list[pa.Array]
 
 
 class Lookup:
-    """Answers batches of one spec in this process."""
+    """Looks up batches of keys, as one `LookupSpec` says, in this process."""
 
     def __init__(self, spec: LookupSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
@@ -252,9 +254,9 @@ class Lookup:
         return [*fields, pa.field(ERROR_COLUMN, pa.string())] if self._options.read.on_error is OnError.NULL else fields
 
     def find(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> LookupRows:
-        """The rows of the keys (and times), in the version of a token of `issue_token`. A key with a null has none.
+        """The rows of the keys (and times), in the version that a token of `issue_token` names. A key with a null has no row.
 
-        Raises the errors of a lookup. With `lookup.on-error=NULL` a key that failed has a row with the error instead.
+        Raises the errors of a lookup. With `lookup.on-error=NULL`, a key whose lookup failed has a row with the error instead.
         """
         count = len(self.spec.keys)
         times = keys[count] if self._validity is not None else None
@@ -304,7 +306,7 @@ class Lookup:
         """Raise the error of a version that could not be resolved, unless `lookup.on-error` lets the rows pass."""
         name, _, text = message.partition(": ")
         kind = getattr(errors, name, None)
-        # The class is a provider's own.
+        # An error class that a provider has defined.
         if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):
             kind, text = LookupFunctionError, message
         if self._options.read.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
@@ -314,7 +316,7 @@ class Lookup:
         return self.spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
     def _get_cached(self, open_version: _OpenVersion | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
-        """(rows that can be answered without the store, which keys have an answer)."""
+        """(the rows that the cache has for these keys, for each key whether the cache has an answer). Nothing is read from the store."""
         with contextlib.suppress(*_CAUGHT):  # the cache may read the bounds of the version's files
             if open_version is not None:
                 return get_cached_rows(
@@ -323,7 +325,7 @@ class Lookup:
         return self._nothing(), np.zeros(table.num_rows, np.bool_)
 
     def _follow(self, open_version: _OpenVersion, resolution: Resolution, execution: Execution | None) -> None:
-        """Switch to the version that replaced a lost one, so that cached rows of the lost one are not mixed in."""
+        """Switch to the version that replaced a lost version, so that later batches do not mix in cached rows of the lost version."""
         if resolution.version.digest != open_version.resolution.version.digest:
             with self._lock:
                 open_version.resolution = dataclasses.replace(resolution, decided_here=False)
@@ -336,7 +338,7 @@ class Lookup:
                 open_version = self._versions[token] = self._open(token, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
-            elif open_version.snapshot is None:  # the first batch has waited for the snapshot
+            elif open_version.snapshot is None:  # no waiting here: the first batch has waited for the snapshot already
                 open_version.snapshot = self._snapshot(open_version.plan, open_version.resolution, wait_s=0.0)
             return open_version
 
@@ -406,7 +408,7 @@ def _lookup(text: str, session: tuple[tuple[str, str], ...], pid: int) -> Lookup
 
 
 def open_lookup(spec: LookupSpec, session: Mapping[str, str]) -> Lookup:
-    """This process's lookup of a spec, with the host's options that the session sets."""
+    """This process's `Lookup` for a spec. `session`: the options of the host that the Spark session sets."""
     return _lookup(json.dumps(spec.to_json(), sort_keys=True), tuple(sorted(session.items())), os.getpid())
 
 
@@ -416,10 +418,10 @@ def options_from_json(text: str) -> LookupOptions:
     return parse_options(json.loads(text))
 
 
-# --- a chain of lookups ---------------------------------------------------------------------------
+# --- several lookups, one after the other ---------------------------------------------------------
 
 FOUND_COLUMN = "_lookup_found"
-"""True in each row of a list; null in the row that Spark makes of an empty list."""
+"""A column that is true in each row that a pass returns, and null in the row that Spark makes of an empty list."""
 
 # Limits for the results of a batch, because keys with several rows in several tables multiply them.
 _RESULTS_AT_ONCE = 1_000_000
@@ -430,9 +432,10 @@ Place = int | tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A lookup of a pass. `places`: the columns of its keys (and time). `version`: the one it reads, as (column of tokens, place in it).
+    """A lookup of a pass. `places`: where its keys (and its time) come from. `version`: where the token of its version is: (number of the column of
+    joined tokens, position among these).
 
-    `how`: `left`, `inner`, `left_semi` or `left_anti`. `build`: the version was resolved in a `foreachBatch` function.
+    `how`: `left`, `inner`, `left_semi` or `left_anti`. `build`: given if the version was resolved in a `foreachBatch` function.
     """
 
     lookup: LookupSpec
@@ -444,7 +447,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class PassSpec:
-    """The lookups of a pass, and the form of its answer for each row: with `many` a list of rows, else one row or null."""
+    """The lookups of a pass, in their order. `many`: whether the answer for each row is a list of rows; otherwise it is one row or null."""
 
     stages: tuple[Stage, ...]
     many: bool
@@ -480,10 +483,11 @@ def _parse_stage(
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """The results so far for the rows from `first` up to `last` of a batch, in their order.
+    """The results so far for the rows of a batch from `first` on and before `last`, in their order.
 
-    `rows`: the row of each result. `matches`: for each lookup its columns, and the position of each result in them (-1: the lookup has no
-    row for it). None instead of numbers: consecutive ones. `bytes`: about the size of each result's columns.
+    `rows`: the batch's row to which each result belongs (None: one result for each row). `matches`: for each lookup its columns, and for each
+    result the position of its row in these (-1: the lookup has no row for it; None: the positions 0, 1, 2, …). `bytes`: about the size of
+    each result's columns.
     """
 
     first: int
@@ -506,7 +510,8 @@ class _Results:
         return columns[number] if places is None else _take(columns[number], places)
 
     def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
-        """The results in `selection` (None: all), in its order, extended by one lookup: its `columns`, and the `places` of their matches in them."""
+        """The results with the numbers `selection`, in this order (None: all), extended by one lookup. `columns`: the columns of the lookup's rows.
+        `places`: for each result the position of its row in them."""
         count = self.count if selection is None else len(selection)
         sizes = np.zeros(count, np.int64)
         if columns and len(columns[0]):
@@ -526,7 +531,7 @@ class _Results:
             yield self
             return
         rows = np.arange(self.first, self.last) if self.rows is None else self.rows
-        # The share of a part that each result takes; `count` is a whole part.
+        # Each result takes a share of a part, in units of which a whole part has `count`: one unit, or more if its bytes are many.
         ends = np.cumsum(np.maximum(self.bytes * count // size, 1))
         start, first = 0, self.first
         while first < self.last:
@@ -543,7 +548,7 @@ class _Results:
 
 
 class LookupPass:
-    """Answers batches of one spec in this process."""
+    """Carries out the lookups of one `PassSpec` for batches of rows, in this process."""
 
     def __init__(self, spec: PassSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
@@ -564,9 +569,9 @@ class LookupPass:
         executions: Sequence[Execution | None],
         row_bytes: int = 2**31 - 1,
     ) -> Iterator[pa.Array]:
-        """For each row of a batch the list of its results (or its only result, or null), as structs; in several arrays if they are many.
+        """For each row of a batch the list of its results (or its only result, or null), as structs. Many results come in several arrays.
 
-        `versions`: columns of joined tokens (`join_tokens`), which name the version that answers each row. `executions`: that of each
+        `versions`: columns of joined tokens (`join_tokens`), which name the versions that answer each row. `executions`: the execution of each
         lookup. `row_bytes`: the most bytes that Spark can take as the results of one row. Raises NonUniqueKeyError for a second row if
         there may be only one, NotSupportedError for too many bytes, and the errors of the lookups.
         """
@@ -604,7 +609,7 @@ class LookupPass:
         lookup_rows = self._lookups[number].find(
             stage.lookup.cast_arguments(arguments), tokens[column][place], executions[number]
         )
-        # A single left lookup may leave out rows without a match, because Spark adds them.
+        # If there is only one lookup and it is a left join, it may leave out rows without a match, because Spark adds them again.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         selection, places = _JOINS[how](results.count, lookup_rows)
         for part in results.extend(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
@@ -635,21 +640,21 @@ class LookupPass:
         return structs.take(pa.array(np.cumsum(counts) - 1, mask=counts == 0))
 
     def _check_size(self, arguments: Sequence[pa.Array], results: _Results, row_bytes: int) -> None:
-        """Raise NotSupportedError if the results of one row, which Spark takes as one value, are more than it can hold."""
+        """Raise NotSupportedError if the results of one row, which Spark takes as one value, are larger than Spark allows."""
         if results.last - results.first > 1:  # `parts` leaves a row alone only if it is larger than a part
             return
         # In Spark a struct has 8 bytes for its position, 8 for its nulls, and 8 for each field in addition to its text.
         size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
         if size > row_bytes:
             raise NotSupportedError(
-                f"{results.count:,} rows of the table have the same key, {self._key(arguments, results.first)}: Spark would get them in one row "
-                f"of {size:,} bytes, and a row may have {row_bytes:,} at most (an eighth of spark.executor.memory, or of spark.driver.memory with a "
+                f"{results.count:,} rows of the table have the same key, {self._key(arguments, results.first)}: Spark would get them as one row "
+                f"of {size:,} bytes, but a row may have {row_bytes:,} at most (an eighth of spark.executor.memory, or of spark.driver.memory with a "
                 "local master). Look up fewer columns, filter this key out first, use Spark's own join with "
                 "spark.read.format('lookupcache').load(…), or give Spark more memory"
             )
 
     def _key(self, arguments: Sequence[pa.Array], row: int) -> str:
-        """The keys of a row that are arguments of the pass, as text for messages."""
+        """The keys of a row, as text for messages. Keys that come from earlier lookups are left out."""
         names_by_place = {
             place: name
             for stage in reversed(self.spec.stages)
@@ -668,7 +673,7 @@ class LookupPass:
 
 
 def _row_sizes(columns: Sequence[pa.Array]) -> Numbers:
-    """About how many bytes each row of some columns takes: exactly for text and binary, on average for others."""
+    """About how many bytes each row of some columns takes: exact for text and binary, the average for other types."""
     sizes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
@@ -679,7 +684,7 @@ def _row_sizes(columns: Sequence[pa.Array]) -> Numbers:
 
 
 def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
-    """Parts of a batch whose rows have the same versions: (first row, the row after the last)."""
+    """The runs of rows of a batch that have the same versions, each as (first row, the row after the last)."""
     cuts = {0, len(versions[0])}
     for column in versions:
         changes = pc.not_equal(column.slice(1), column.slice(0, max(len(column) - 1, 0)))
@@ -688,7 +693,9 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
 
 
 _Joined = tuple[Numbers | None, Numbers | None]
-"""The results that a join keeps (None: all, once each), and for each the position of its match (None: in their order)."""
+"""(the numbers of the results that a join keeps, for each of them the position of its match in the lookup's rows).
+
+None instead of numbers: all results, each once. None instead of positions: 0, 1, 2, …"""
 
 
 def _counts(count: int, lookup_rows: LookupRows) -> Numbers:
@@ -721,7 +728,7 @@ def _join_semi(count: int, lookup_rows: LookupRows) -> _Joined:
 
 
 def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
-    """The results without a match, and the results whose lookup failed."""
+    """Keeps the results without a match, and the results whose lookup failed."""
     places = np.full(count, -1)
     absent = _counts(count, lookup_rows) == 0
     if lookup_rows.columns:  # the last column has the errors, if there is one
@@ -750,5 +757,5 @@ def _pass(text: str, session: tuple[tuple[str, str], ...], pid: int) -> LookupPa
 
 
 def open_pass(text: str, session: Mapping[str, str]) -> LookupPass:
-    """This process's pass of a spec, with the host's options that the session sets."""
+    """This process's `LookupPass` for the text of a `PassSpec`. `session`: the options of the host that the Spark session sets."""
     return _pass(text, tuple(sorted(session.items())), os.getpid())

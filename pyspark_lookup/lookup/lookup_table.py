@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 class OpenTable:
     """A table as a `LookupTable` last resolved it. Nothing is planned again while the table stays the same.
 
-    `options`: completed by the table's metadata. `full`: its full cache in CACHE mode.
+    `options`: the options, completed by the table's metadata. `full`: the table's full cache if `lookup.metadata.source` is CACHE, else None.
     """
 
     engine: Engine
@@ -75,11 +75,11 @@ class OpenTable:
 
     @cached_property
     def read(self) -> KeyedRead:
-        """How its rows are read by key. Raises OptionError without `lookup.keys`."""
+        """How the table's rows are read by key. Raises OptionError without `lookup.keys`."""
         return plan_keyed(self.resolved_table, self.options, runtime().clock)
 
     def unchanged(self) -> Snapshot | None:
-        """The snapshot that answers in CACHE mode, if it is of the resolved version and needs no reload."""
+        """The snapshot that answers in CACHE mode, if it is a snapshot of the resolved version and needs no reload; else None."""
         if self.full is None:
             return None
         snapshots = self.engine.reader.snapshots
@@ -135,9 +135,9 @@ def check_no_batch(options: LookupOptions, operation: str) -> None:
 class Transaction:
     """Several writes that become visible together when the `with` block ends, or never if it raises (Hive's write ids).
 
-    Made by `LookupTable.transaction`; for one thread of one process. Its reads see the table as it was at the start of the block, and its
-    own writes; they read the files, whatever `lookup.cache` says. Without writes nothing is logged. Others may commit meanwhile: if several
-    writes have the same key, the last commit wins.
+    Made by `LookupTable.transaction`; for one thread of one process. Reads in the transaction see the table as it was at the start of the block,
+    and the transaction's own writes. They read the files, whatever `lookup.cache` says. A transaction without writes puts nothing in the
+    log. Others may commit meanwhile: if several writes have the same key, the last commit wins.
     """
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
@@ -150,7 +150,7 @@ class Transaction:
         self._ended = False
         self._pid = os.getpid()
         self.position: int | None = None
-        """The log position of its commit; None before it, and if it has changed nothing."""
+        """The log position of the transaction's commit. None before the commit, and if the transaction has changed nothing."""
 
     # --- writes -----------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Transaction:
         resolved_table = ResolvedTable(table, version, *require_metadata(table, version).columns)
         return OpenTable(self._engine, resolved_table, planner.with_table_keys(self._options, resolved_table), None)
 
-    # --- its end ----------------------------------------------------------------------------------
+    # --- the end of the transaction ---------------------------------------------------------------
 
     def commit(self) -> None:
         """Commit all writes at once, as the end of the block does. Raises the errors of `LookupTable.write`."""
@@ -226,9 +226,11 @@ class Transaction:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise ValueError("this transaction has ended: begin another one")
+            raise ValueError("this transaction has ended: begin another transaction")
         if self._pid != os.getpid():
-            raise ValueError("this transaction belongs to the parent process: begin another one in this process")
+            raise ValueError(
+                "this transaction belongs to the parent process: begin another transaction in this process"
+            )
 
     def __enter__(self) -> Transaction:
         self._check_open()
@@ -275,7 +277,7 @@ class LookupTable:
 
     @classmethod
     def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
-        """The catalog table `name` of a session, with the options it was created with.
+        """The catalog table `name` of a session, with the options with which it was created.
 
         Raises OptionError if it is not a lookupcache table, if its options are lost, or if ALTER TABLE has changed its location.
         """
@@ -290,7 +292,7 @@ class LookupTable:
 
     @property
     def given(self) -> dict[str, str]:
-        """The options with which this table was made, including `path`: those of a Spark read of the same table."""
+        """The options with which this `LookupTable` was made, including `path`. A Spark read of the same table takes the same options."""
         return dict(self._option_texts)
 
     def scan(
@@ -302,9 +304,10 @@ class LookupTable:
     ) -> pa.Table:
         """The rows of the current version as one Arrow table. One metadata call, and reads of the data that has changed.
 
-        `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in addition to that option.
-        `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With `lookup.changes-from` the rows are
-        changes, in any order. Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
+        `columns`: the names of the columns to return, in this order (default: all columns). `predicate`: SQL as in `lookup.where`, in addition
+        to that option. `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With `lookup.changes-from` the
+        rows are changes, in any order. Raises SchemaError for an unknown column, PredicateError, NotATableError if there is no table,
+        VersionGoneError for a version that can no longer be read, or another UfsError.
         """
         if self._reads_changes and valid_write_ids is None:
             return self._scan_changes(columns, predicate)
@@ -316,8 +319,8 @@ class LookupTable:
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """The rows of `scan()` as an Arrow C stream, for any library that takes one: polars, pandas, DuckDB, `pyarrow.table`.
 
-        `requested_schema`: types to which the columns are cast if all values fit; else they keep their own, as the Arrow PyCapsule
-        interface allows. Raises ValueError for other columns, and the errors of `scan`.
+        `requested_schema`: types to which the columns are cast if all values fit. Otherwise the columns keep their own types, as the Arrow
+        PyCapsule interface allows. Raises ValueError if it has other columns than the table, and the errors of `scan`.
         """
         rows = self.scan()
         if requested_schema is not None:
@@ -335,9 +338,9 @@ class LookupTable:
             return scan_changes(engine, self._options, table_schema, columns, predicate)
 
     def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
-        """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
+        """The rows with this key, as dictionaries, in file order; [] if no row has the key, or the key is None.
 
-        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises the errors of `get_many`.
+        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by the names of the key columns. Raises the errors of `get_many`.
         """
         with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
             return get_rows(open_table.engine.reader, open_table.read, key, open_table.resolved_table.version, snapshot)
@@ -357,11 +360,12 @@ class LookupTable:
             )
 
     def invalidate(self, keys: KeysLike | KeyMaker) -> None:
-        """Drop the cached rows of these keys (as for `get_many`) on this host, and the information that a key has no rows.
+        """Drop the cached rows of these keys (given as for `get_many`) on this host, also the information that a key has no rows.
 
-        The next lookup asks the table again. This affects all references to the table with the same key columns and lookup.cache=PARTIAL,
-        in all processes. A load that is under way does not cache its rows of these keys. One metadata call in UFS mode. Raises OptionError
-        for lookup.cache=FULL (use `reload`), SchemaError, and OSError if the cache directory cannot be written.
+        The next lookup of these keys reads the table again. In all processes of the host, this affects every user of the table with the same
+        key columns and lookup.cache=PARTIAL. A load that is under way does not cache its rows of these keys. One metadata call in UFS mode.
+        Raises OptionError for lookup.cache=FULL (call `reload` instead), SchemaError for keys of other types, and OSError if the cache
+        directory cannot be written.
         """
         self._check_open()
         engine = self._engine()
@@ -371,13 +375,13 @@ class LookupTable:
 
     @contextlib.contextmanager
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[OpenTable, Snapshot | None]]:
-        """The table in its current version for one query, and its snapshot if one is at hand."""
+        """(the table in its current version for one query, the snapshot of that version if it can answer at once, else None)."""
         self._check_open()
         if self._idle_options:
             refuse_in_reads(self._idle_options)
         if self._reads_changes:
             raise OptionError(
-                "option lookup.changes-from reads changes, which have no keys and no list of write ids: use scan()"
+                "option lookup.changes-from reads changes, which cannot be looked up by key or read by valid_write_ids: call scan() without them"
             )
         options, open_table = self._options, self._open_table
         if valid_write_ids is not None:
@@ -394,13 +398,14 @@ class LookupTable:
             yield open_table, snapshot
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
-        """Write rows to this managed table in one commit, and return its log position (the table's, if there are no rows).
+        """Write rows to this managed table in one commit, and return its log position (that of the current version, if there are no rows).
 
         `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`: "append",
         "upsert" (see `upsert`), or "overwrite", which replaces all other rows. The first write creates the table, with `lookup.keys` as its
-        key columns. All rows become visible at once, or none. Raises SchemaError for rows that do not fit, WriteConflictError,
-        NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other files, NotSupportedError for a store without
-        exclusive create, CommitUnknownError or another UfsError.
+        key columns. All rows become visible at once, or none. Raises SchemaError for rows that do not fit, WriteConflictError if another write
+        makes this one impossible, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a path with other files,
+        NotSupportedError for a store in which a file cannot be created exclusively, CommitUnknownError if the store does not say whether the
+        rows are committed, or another UfsError.
         """
         return self._write(rows, write_mode(mode))
 
@@ -433,7 +438,7 @@ class LookupTable:
             return writer.commit_position(job, state)
 
     def upsert(self, rows: RowsLike) -> int:
-        """Write rows in one commit, each in place of the rows with its key, and return the log position.
+        """Write rows in one commit, each in place of the rows with the same key, and return the log position.
 
         If several writes have the same key, the last commit wins. Raises NonUniqueKeyError if two of the rows have the same key,
         OptionError for a table without key columns, and the errors of `write`.
@@ -441,21 +446,21 @@ class LookupTable:
         return self._write(rows, WriteMode.UPSERT)
 
     def transaction(self) -> Transaction:
-        """A transaction, several writes in one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
+        """A transaction, which makes several writes in one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
 
-        `t` sees the table as it was when the transaction began, and its own writes. Nobody else sees these before the block ends, and
-        nobody ever does if the block raises or this process dies.
+        `t` sees the table as it was when the transaction began, and its own writes. Nobody else sees these writes before the block ends. If the
+        block raises or this process dies, nobody ever sees them.
         """
         self._check_open()
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
     def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
-        """Delete the rows with these keys (as for `get_many`), or for which the predicate `where` is true, in one commit; returns its log
-        position.
+        """Delete the rows with these keys (given as for `get_many`), or the rows for which the predicate `where` is true, in one commit. Returns the
+        log position of that commit.
 
-        `where`: SQL as in `lookup.where`, on all rows of the table, for which no keys are needed. It also deletes rows that others commit
-        before this commit, but no later ones. If there is no such row, nothing is committed. Raises SchemaError for keys of other types,
-        PredicateError, OptionError unless exactly one of the two is given, and the errors of `upsert`.
+        `where`: SQL as in `lookup.where`. The table then needs no key columns. A delete also covers rows that others commit while it runs, but
+        not rows that are committed after it. If there is no such row, nothing is committed. Raises SchemaError for keys of other types,
+        PredicateError, OptionError unless exactly one of the two arguments is given, and the errors of `upsert`.
         """
         self._check_open()
         check_no_batch(self._options, "a delete")
@@ -471,16 +476,16 @@ class LookupTable:
         if self._options.read.where is not None:
             raise OptionError(
                 f"option lookup.where = {self._options.read.where!r} is for reads and does not limit what delete(where=…) deletes: "
-                "call it on a LookupTable without this option"
+                "call delete on a LookupTable without this option"
             )
         with naming("where"), engine.committing(self._options) as writer:
             return writer.delete_where(where)
 
     def compact(self) -> int:
-        """Compact small writes and deletes into files sorted by key, and return the log position after it.
+        """Compact small writes and deletes into files sorted by key, and return the log position of the current version.
 
-        It is one commit that changes no row. If it would gain nothing, there is no commit. Raises WriteConflictError if others replace the
-        same rows each time, and the errors of `write`.
+        A compaction is one commit that changes no row. If it would gain nothing, there is no commit. Raises WriteConflictError if others
+        replace the same rows during each of several attempts, and the errors of `write`.
         """
         self._check_open()
         engine = runtime().engine(self._options)
@@ -488,12 +493,12 @@ class LookupTable:
             return engine.managed.compactor(self._options).compact().newest
 
     def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
-        """Remove the files that no version of the last `older_than` needs, by the store's clock; returns the number of `files` and their
-        `bytes`.
+        """Remove the files that no version of the last `older_than` needs, by the store's clock. Returns the number of removed `files`, their
+        `bytes`, and `oldest`.
 
-        `oldest` in the answer: the first log position from which on every version can be read (None: all can). Reading an earlier version
-        raises VersionGoneError. `force`: allow less than 7 days, for when nothing reads or writes the table. Raises OptionError for a time
-        that is too short or not a duration, UfsNotFoundError if there is no table, or another UfsError.
+        `oldest`: the first log position from which on every version can be read (None: all versions can). Reading an earlier version raises
+        VersionGoneError. `force`: allow less than 7 days, for when nothing reads or writes the table. Raises OptionError for a time that is too
+        short or not a duration, UfsNotFoundError if there is no table, or another UfsError.
         """
         self._check_open()
         older_than_s = duration_argument_s("older_than", older_than)
@@ -508,11 +513,11 @@ class LookupTable:
         keys: Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> int:
-        """Change this managed table's definition with one event of its log, and return the log position after it.
+        """Change this managed table's definition in one commit, and return the log position of that commit.
 
-        `columns`: columns to add, null in existing rows; a schema, or text as in CREATE TABLE: `country STRING`. `keys`: the new key
-        columns. `properties`: texts to set, which `describe` shows. Raises SchemaError for columns or keys that do not fit, and the errors
-        of `write`.
+        `columns`: columns to add, which are null in existing rows: a schema, or text as in CREATE TABLE, such as `country STRING`. `keys`: the
+        new key columns. `properties`: texts to set, which `describe` shows. If nothing changes, there is no commit, and the position is that of
+        the current version. Raises SchemaError for columns or keys that do not fit, and the errors of `write`.
         """
         self._check_open()
         try:
@@ -534,10 +539,10 @@ class LookupTable:
             return engine.managed.writer(self._options).alter(new_columns, keys, properties)
 
     def reload(self) -> str:
-        """Load the current version into this host's snapshot now, and return its digest.
+        """Load the current version into this host's snapshot now, and return the version's digest.
 
-        Only with `lookup.cache=FULL`. Fetches only what has changed. A long load shows a progress bar or log lines. If the load raises, so
-        does this, and the last snapshot stays.
+        Only with `lookup.cache=FULL`. Only files that have changed are fetched. A long load shows a progress bar or log lines. If the load
+        fails, its error is raised, and the last snapshot stays.
         """
         full = self._full()
         try:
@@ -551,7 +556,7 @@ class LookupTable:
         return snapshot.version.digest
 
     def warm(self) -> str:
-        """Make sure that this host has a snapshot of the current version, and return its digest. One metadata call.
+        """Make sure that this host has a snapshot of the current version, and return the version's digest. One metadata call.
 
         Like `reload`, except that in CACHE mode a snapshot that already answers queries is enough.
         """
@@ -615,7 +620,7 @@ class LookupTable:
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList:
-        """The write ids of this managed table that are valid now. Raises NotSupportedError for a table without a log."""
+        """The write ids of this managed table that are valid now. Raises NotSupportedError for any other kind of table."""
         self._check_open()
         engine = runtime().engine(self._options)
         resolved_table = self._resolve(engine, self._options)
@@ -640,7 +645,7 @@ class LookupTable:
         return runtime().engine(self._options).host_metrics()
 
     def metrics_by_worker(self) -> dict[str, dict[str, int]]:
-        """The counters of each process of this host, by `<host>-<process>`. Those of ended processes are added up as `ended`."""
+        """The counters of each process of this host, by `<host>-<process>`. The counters of processes that have ended are added up as `ended`."""
         self._check_open()
         return runtime().engine(self._options).worker_metrics()
 
@@ -674,7 +679,7 @@ class LookupTable:
         return self._refresh(engine, options).resolved_table
 
     def _refresh(self, engine: Engine, options: LookupOptions) -> OpenTable:
-        """The table in its current version. If `options` are this table's own, it is kept for the next call."""
+        """The table in its current version. It is kept for the next call if `options` are this object's own options."""
         before, has_own_options = self._open_table, options is self._options
         open_table = refresh_table(engine, options, before, has_own_options)
         if has_own_options and open_table is not before:
@@ -687,7 +692,7 @@ class LookupTable:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError("this LookupTable is closed")
+            raise ValueError("this LookupTable is closed: make another LookupTable")
 
     def __repr__(self) -> str:
         """The path, the cache mode, and the last version that this process has seen, without a store call."""

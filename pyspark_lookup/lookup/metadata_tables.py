@@ -1,9 +1,9 @@
-"""`lookup.view`: a host's knowledge of a table as rows, and the changes of a managed table.
+"""The rows of each `lookup.view`: what a host knows about a table, and the changes of a managed table.
 
-`files`: the files of the current version (one metadata call). `versions`: the versions this host has resolved, or all in a managed table's
-log. `metrics`: the counters of the hosts that the tasks reach. `summary`: one row about the current version. `token`: the token of the
-version that the execution reads. Only `token` reads rows of the table, to secure them (see `version_token`). `changes`: the changes of a
-stream's micro-batch, or all between two versions.
+`files`: the files of the current version (one metadata call). `versions`: the versions that this host has resolved, or all versions in a
+managed table's log. `metrics`: the counters of the hosts that the tasks reach. `summary`: one row about the current version. `token`: the
+token of the version that the execution reads; only this view reads rows of the table, to copy them to this host (see `version_token`).
+`changes`: the changes of a stream's micro-batch, or all changes between two versions.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from pyspark_lookup.sources.managed.options import ChangeOptions
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.executions import Execution
 
-_TASK_BYTES = 16 * 1024 * 1024  # a share has this many bytes of files, or _TASK_FILES small files
+_TASK_BYTES = 16 * 1024 * 1024  # a Spark task reads up to this many bytes of files, or _TASK_FILES small files
 _TASK_FILES = 64
 _TAKING_TASKS = 6
 
 
 def managed_state(engine: Engine, options: LookupOptions) -> TableState:
-    """The state of the table's log now. Raises NotSupportedError for a table without a log."""
+    """The present state of the table's log. Raises NotSupportedError if it is not a managed table."""
     state = engine.managed.read_log(options)
     if state is None:
         raise NotSupportedError(
@@ -57,14 +57,14 @@ def managed_state(engine: Engine, options: LookupOptions) -> TableState:
 
 
 def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTask, ...]]:
-    """The changes of the commits from `lookup.changes-from` to `lookup.changes-to`, both included, in shares, one for each Spark task.
+    """The changes of the commits from `lookup.changes-from` to `lookup.changes-to`, both included, divided into a share for each Spark task.
 
-    Raises VersionGoneError for positions that the log does not have, or no longer has.
+    Raises VersionGoneError for positions that the log does not have (yet, or any more).
     """
     state = managed_state(engine, options)
     changes = options.kind(ChangeOptions)
     first, last = changes.first or 1, changes.last or state.newest
-    # A reader that has read all changes asks for the position after the last.
+    # A reader that has read all changes asks for the position after the last change.
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(
@@ -75,8 +75,8 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
 
 
 def shares(tasks: Sequence[ChangeTask]) -> Iterator[tuple[ChangeTask, ...]]:
-    """The tasks, grouped into shares. Tasks about deleted rows are grouped by number, because they share files; the others by bytes, in their
-    order."""
+    """The change tasks, grouped into a share for each Spark task. Change tasks about deleted rows are grouped by number, because they read the same
+    files; other change tasks are grouped by bytes, in their order."""
     taking = [task for task in tasks if task.marks and not task.added]
     for start in range(0, len(taking), _TAKING_TASKS):
         yield tuple(taking[start : start + _TAKING_TASKS])
@@ -100,7 +100,8 @@ def read_share(
     optional_columns: Sequence[str] = (),
     extra_predicate: Predicate | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of some tasks for which `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may lack."""
+    """The changed rows of some change tasks for which `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may
+    lack; they are then null."""
     schema = schema_of_text(tasks[0].schema)
     predicate = parse_where(options.read.where, schema) if options.read.where else None
     if extra_predicate is not None:
@@ -157,7 +158,7 @@ _SCHEMAS = {
             ("resolved_at", _INSTANT),
             ("files", pa.int64()),
             ("bytes", pa.int64()),
-            ("token_at", _INSTANT),  # null if no join or SQL function on this host has used it
+            ("token_at", _INSTANT),  # when a join or SQL function on this host last used the version; null: never
             # Managed tables only: all versions in the log. The columns above are null for versions that this host has not read.
             ("version", pa.int64()),  # in the form that lookup.version takes
             ("committed_at", _INSTANT),
@@ -182,13 +183,13 @@ _SCHEMAS = {
             ("digest", pa.string()),
             ("files", pa.int64()),
             ("bytes", pa.int64()),
-            ("rows", pa.int64()),  # null if one would have to read the files
+            ("rows", pa.int64()),  # null if the files would have to be read to count them
             ("unique_keys", pa.bool_()),  # null without a snapshot
-            ("keys_of_table", pa.list_(pa.string())),  # of a managed table; null if it has none
+            ("keys_of_table", pa.list_(pa.string())),  # the key columns of a managed table; null if it has none
             (
                 "not_kept",
                 pa.string(),
-            ),  # why this host has no room for a snapshot; null if it has room, or needs no snapshot
+            ),  # why this host has no space for a snapshot; null if it has space, or needs no snapshot
         ]
     ),
     View.TOKEN: pa.schema([("version", pa.binary())]),
@@ -203,7 +204,8 @@ _METRICS_TASKS = 64  # several for each executor, because Spark decides where th
 class ViewTask:
     """A task of a view. Most views have one task.
 
-    `metrics` has several, to reach several hosts (`nonce`: of their plan), and `changes` has one per share, with the `columns` to read.
+    The view `metrics` has several, to reach several hosts (`nonce` identifies their plan). The view `changes` has one for each share of the
+    changes, with the `columns` to read.
     """
 
     view: View
@@ -231,7 +233,7 @@ def view_batches(
     token: Callable[[], bytes],
     execution: Execution | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a view, as one batch (changes: several). `token` resolves the version of this execution."""
+    """The rows of a view: one batch, or several batches of changes. `token`: returns the token of the version that this execution reads."""
     if task.columns is not None:
         yield from read_share(engine, options, task.columns, task.changes)
         return
@@ -297,15 +299,17 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
 
 def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
     if execution is None:
-        return task.number == 0  # without an execution no record tells whether another task has answered
+        return (
+            task.number == 0
+        )  # without an execution there is no record by which tasks could agree on the one that answers
     return answers_for_host(engine, key_of(task.nonce, execution.application, execution.id), task.number)
 
 
 def answers_for_host(engine: Engine, key: str, number: int) -> bool:
     """Whether task `number` answers for its host (its cache directory). Only one of the tasks with this `key` does.
 
-    The race: tasks of one host run at the same time. The first to create a record under the key answers, and so does a repeated attempt of
-    it. Without a cache directory task 0 answers.
+    The race: tasks of one host run at the same time. The first task to create a record under the key answers, and so does a repeated attempt of
+    that task. Without a cache directory, task 0 answers.
     """
     if engine.disk is None:
         return number == 0

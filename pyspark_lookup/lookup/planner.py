@@ -1,4 +1,4 @@
-"""Makes a `ReadPlan` of the options: the table behind the path, its columns, the predicate, the tasks.
+"""Plans reads: finds the table at the path and its columns, and makes a `ReadPlan` and its tasks from the options.
 
 Every error in an option is reported here, on the driver.
 """
@@ -30,7 +30,7 @@ from pyspark_lookup.scan.table_scan import all_columns, cut_share
 from pyspark_lookup.versions.executions import read_with_restarts
 from pyspark_lookup.versions.model import Table, TableVersion, select_partitions
 
-_TASKS_AT_MOST = 10_000  # of one read: a damaged log may claim any file size
+_TASKS_AT_MOST = 10_000  # tasks of one read; without a limit there could be any number, because a damaged log may claim any file size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ResolvedTable:
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns: the files' columns, then the directories'; or in the order in which they were declared."""
+        """All columns, in the order that the table or a declared schema gives them; otherwise the files' columns, then the directories' columns."""
         everything = all_columns((self.data, self.partitions))
         declared, metadata = self.table.declared, self.version.metadata
         if declared is not None:
@@ -62,8 +62,8 @@ def find(
     """The table at `options.files.path` now: one metadata call, and the data calls that its schema needs.
 
     `last_table`: the table that was last at the path, so that a file costs a HEAD instead of a LIST. `last`: the last answer for the same
-    options; it is returned again if nothing has changed. If a file is replaced before its schema was read, planning starts over. Raises the
-    errors of `Resolver.discover` and `TableReader.schema`, and VersionGoneError if the table keeps changing.
+    options; it is returned again if nothing has changed. If a file is replaced before its schema was read, the newer version is read. Raises
+    the errors of `Resolver.discover` and `VersionReader.schema`, and VersionGoneError if the table keeps changing.
     """
     began_s = reader.now_s()
     table, version = _discover(reader, options, last_table, last)
@@ -79,7 +79,7 @@ def find(
         and version.bytes > options.read.split_size
         and reader.kinds.lacks_files(version)
     ):
-        # A job has removed files of this version: tasks could neither read them nor continue with other files.
+        # A job has removed files of this version. Tasks could neither read these files nor continue with other ones.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
     if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
         return last if last.version is version else dataclasses.replace(last, version=version)
@@ -107,7 +107,8 @@ def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
 def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
-    """The version from which a full cache in CACHE mode answers, which may be older than `version`, the last one known."""
+    """The version from which a full cache in CACHE mode answers; it may be older than `version`, the last version that this host knows. Without
+    such a cache, `version` itself."""
     full = reader.fulls.get_cache(table, options) if options.version.source is MetadataSource.CACHE else None
     if full is None:
         return version
@@ -127,7 +128,7 @@ def _discover(
         try:
             version = reader.resolver.resolve(last_table, options, None).version
         except CHANGED_KIND:
-            # The table may be of another kind now: a directory instead of a file. `resolve` has already waited for a path that vanished.
+            # The table may be of another kind now, e.g. a directory instead of a file. If the path has vanished, `resolve` has already waited.
             return reader.resolver.discover(options, patient=False)
         if last is not None and last.table is last_table and last.version.digest == version.digest:
             return last_table, version
@@ -144,7 +145,9 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
     everything = resolved_table.columns
     options = with_table_keys(options, resolved_table)
     if options.cache.mode is CacheMode.PARTIAL and not options.files.keys:
-        raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are looked up by")
+        raise OptionError(
+            "option lookup.cache = 'PARTIAL' needs lookup.keys: name the columns by which rows are looked up"
+        )
     if options.files.keys:
         keys = resolve_names(options.files.keys, everything, "lookup.keys")
         fields = [everything.field(name) for name in keys]
@@ -156,7 +159,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
                 f"by their bytes: declare it as plain text with lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
     if options.cache.mode is CacheMode.FULL and options.system is None:
-        make_trigger(options)  # a custom trigger is imported, and may fail
+        make_trigger(options)  # so that a custom trigger that cannot be imported fails here
     if options.read.where:
         parse_where(options.read.where, everything)
     for key, name in (("lookup.valid-from", options.read.valid_from), ("lookup.valid-to", options.read.valid_to)):
@@ -197,7 +200,7 @@ def plan_read(
 ) -> ReadPlan:
     """The plan of a read of `columns`, with the names, types and nullability that the reader of the rows expects.
 
-    `predicates`: those that hold in addition to `lookup.where`. `declared`: the user has given this schema. Raises SchemaError if the table
+    `predicates`: conditions in addition to `lookup.where`. `declared`: whether the user has given this schema. Raises SchemaError if the table
     does not have such columns.
     """
     declared = declared or resolved_table.table.declared is not None
@@ -242,9 +245,10 @@ def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
 
 
 def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPlan) -> list[ReadTask]:
-    """The tasks of a plan: one that resolves the version when it reads, for a small table or rows by key; else shares by bytes.
+    """The tasks of a plan: a single task for rows by key or a small table; otherwise a task for each share of the files' bytes.
 
-    Raises OptionError if a provider returns rows by key only, and the plan does not name the keys.
+    `lookup.version-at` says whether the tasks read the version of this plan, or resolve one when they read; by default a single task
+    resolves. Raises OptionError if a provider returns rows by key only, and the plan does not name the keys.
     """
     plan_keys = requested_keys(plan)
     if plan_keys is not None:

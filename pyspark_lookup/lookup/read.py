@@ -1,8 +1,9 @@
 """Reads of a table's version.
 
 `ReadPlan` and `ReadTask` are values that travel from the planning process to the reading processes; `TableReader` executes them. A task
-that resolves its version while reading returns its first batch only after all its bytes are secured. So it can restart with a newer version
-without mixing two. `HostSchemas` caches the columns of versions by digest, because a version never changes.
+that resolves its version when it reads returns no batch before all bytes that it needs are in memory or in this host's cache. Until then
+it can restart with a newer version without mixing rows of two versions. `HostSchemas` caches the columns of versions by digest, because a
+version never changes.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ from pyspark_lookup.versions.executions import Execution, Resolution, read_with_
 from pyspark_lookup.versions.model import Table, TableVersion, require_metadata, select_partitions
 from pyspark_lookup.versions.resolver import Resolver
 
-_AT_MOST = 8  # versions in a process
+_AT_MOST = 8  # versions whose columns a process keeps in memory
 
 
 class HostSchemas:
-    """The columns of versions, read by `scan` and cached."""
+    """Reads the columns of versions with `scan`, and caches them in this process and on this host."""
 
     def __init__(self, scan: TableScan, context: HostContext) -> None:
         self._scan = scan
@@ -95,8 +96,8 @@ def _parse_schemas(texts: Any) -> tuple[pa.Schema, pa.Schema]:
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """What a query reads of a table. `id` distinguishes plans. `planned_s`: when it was made, on the steady clock of `boot`. `number`: of the
-    planned version."""
+    """What a query reads of a table. `id` distinguishes plans. `planned_s`: when the plan was made, on the steady clock of a host since it was
+    started (`boot`). `number`: the number of the planned version, if it has one."""
 
     id: str
     options: LookupOptions
@@ -118,9 +119,10 @@ class ReadPlan:
 
 @dataclasses.dataclass(frozen=True)
 class ReadTask:
-    """One task of a plan: share `number` of `count` of the version.
+    """One task of a plan: share `number` of `count` shares of the version.
 
-    `pieces` of the version `digest` are fixed at planning. None: the version is resolved when the task reads.
+    `pieces`: the parts of the files of the version `digest` that the task reads. None: the version is resolved when the task reads, not when
+    it is planned.
     """
 
     number: int
@@ -135,7 +137,7 @@ _SECURED_AT_MOST = 15
 
 
 class VersionReader:
-    """Reads a given version of one table reference on this host. Which version a query reads is decided elsewhere.
+    """Reads versions of a table on this host. Which version a query reads is decided elsewhere.
 
     `scan`: reads rows for queries. `load_scan`: reads rows for a snapshot.
     """
@@ -158,20 +160,22 @@ class VersionReader:
         return self._scan.splittable(table)
 
     def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
-        """The number of rows of a version (of `lookup.partition` if that is set); None if one would have to read them."""
+        """The number of rows of a version (of the partition `lookup.partition`, if that is set); None if the rows would have to be read to count
+        them."""
         return self._scan.rows(table, select_partitions(table, version, options))
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether the table can be read as a whole; False: only by key."""
+        """Whether the table can be read as a whole; otherwise rows can only be looked up by key."""
         return self._scan.reads_all_rows
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of keys, from a table that can only be read by key; None for a table of files. See `TableScan.rows_by_key`."""
+        """The rows of these keys, from a table whose rows can only be looked up by key; None for a table of files. See
+        `TableScan.rows_by_key`."""
         return self._scan.rows_by_key(keys, columns)
 
     def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
-        """The columns that a cache stores of a version's rows, in a snapshot or by key."""
+        """The columns of a version that caches store, in snapshots and in the partial cache."""
         data, partitions = self.schema(table, version)
         everything = all_columns((data, partitions))
         keys = resolve_names(options.files.keys or (), everything, "lookup.keys")
@@ -237,7 +241,7 @@ class VersionReader:
 
 
 class SnapshotReader:
-    """The full caches of one table reference on this host, from which queries read."""
+    """Finds the snapshot from which a query can read, in the full caches of this host."""
 
     def __init__(
         self, resolver: Resolver, versions: VersionReader, fulls: FullTables, metrics: CacheMetricGroup
@@ -250,10 +254,10 @@ class SnapshotReader:
     def resolve(
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None, exact: bool = False
     ) -> tuple[Resolution, Snapshot | None]:
-        """The version that `execution` reads, and its snapshot if it can be read from one.
+        """(the version that `execution` reads, its snapshot if the plan can be read from one).
 
-        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: the caller reads
-        only parts of its files.
+        `version`: the current version, if the caller has just resolved it; a full cache in CACHE mode uses its own version instead. `exact`:
+        the caller reads only parts of the version's files.
         """
         resolution, snapshot = self._resolve(plan, execution, version, exact)
         if version is None and resolution.decided_here:
@@ -286,9 +290,9 @@ class SnapshotReader:
         return resolution, self.find(plan, resolution.version, exact)
 
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
-        """The version and snapshot from which a full cache answers in CACHE mode; waits for the first load.
+        """(the version, the snapshot) from which a full cache answers in CACHE mode; waits for the first load.
 
-        None without a full cache, and while the snapshot lacks a commit of this host: the store then answers, and a reload starts.
+        None without such a full cache, and as long as the snapshot lacks a commit of this host: then a reload starts, and the store answers.
         """
         full = self._fulls.get_cache(table, options)
         latest = full.current() if full is not None and options.version.source is MetadataSource.CACHE else None
@@ -317,7 +321,7 @@ class SnapshotReader:
     ) -> Snapshot | None:
         """The snapshot of a version, built now if the query may wait for it; else None.
 
-        `wait_s`: how long it may wait (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
+        `wait_s`: how long the query may wait (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
         """
         full = self._fulls.get_cache(table, options)
         if full is None:
@@ -327,7 +331,7 @@ class SnapshotReader:
         return full.build(version, options.full_cache.build_wait_s if wait_s is None else wait_s, exact)
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
-        """The snapshot of a version, if it has all columns that the plan needs."""
+        """The snapshot of a version, if it has all columns that the plan needs; else None."""
         if self._fulls.get_cache(plan.table, plan.options) is None:
             return None
         return self.covering(plan, self.get(plan.table, plan.options, version, exact=exact))
@@ -360,10 +364,10 @@ _STARTS = 5  # attempts in a row before a changing table is an error
 
 
 class TableReader:
-    """Reads of one table reference in this process, on this host.
+    """Reads a table in this process.
 
-    `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: replace the partial cache and the
-    reload strategy that the options describe. `block_size`: for formats without blocks of their own (CSV, JSON, ORC).
+    `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: used instead of the partial cache and
+    the reload strategy that the options describe. `block_size`: the size of blocks for formats without blocks of their own (CSV, JSON, ORC).
     """
 
     def __init__(
@@ -381,7 +385,7 @@ class TableReader:
         self.metrics = context.metrics
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        # Loads and compactions read each file once, and a snapshot has the decoded rows: so their bytes need not be cached.
+        # Loads and compactions read each file once, and a snapshot has the decoded rows. So the bytes that they read need not be cached.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
             Scan(blocks.read_only(), context.metrics, block_size, rereads=False),
@@ -392,13 +396,14 @@ class TableReader:
         self.snapshots = SnapshotReader(resolver, self.versions, self.fulls, context.metrics)
 
     def now_s(self) -> float:
-        """The time on the clock that orders resolutions."""
+        """The time on the host's steady clock, by which requests for the current version are ordered."""
         return self._context.clock.steady_s()
 
     def replace(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
     ) -> TableVersion:
-        """The version to continue with when a file of the resolved one is gone. Raises VersionGoneError if `lookup.on-version-gone` forbids that."""
+        """The version to continue with when a file of the resolved version is gone. Raises VersionGoneError if `lookup.on-version-gone` forbids
+        that."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
             raise self._version_gone(plan, change, resolution.version.number) from change
         return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
@@ -408,8 +413,9 @@ class TableReader:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a task as batches of the plan's columns, all from one version.
 
-        `version`: the current one, if the caller has just resolved it. Raises VersionGoneError if `lookup.on-version-gone` says so,
-        SchemaError if the table no longer has the planned columns, UfsError or NotATableError if it cannot be read.
+        `version`: the current version, if the caller has just resolved it. Raises VersionGoneError if a file was replaced and
+        `lookup.on-version-gone` forbids another version, SchemaError if the table no longer has the planned columns, UfsError or
+        NotATableError if it cannot be read.
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
@@ -458,7 +464,7 @@ class TableReader:
         """A scan for a task whose version was fixed at planning."""
         age_s = plan.age_s(self._context.clock)
         if age_s is not None and age_s > SETTLED_AFTER_S:
-            # At planning the file was too new to be cached; by now its identity is reliable.
+            # At planning the file was so new that a later change might not have shown in its identity, so it was not cached. By now it would.
             pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
             return self._scan.prepare(plan.table, pieces, plan.projection)
@@ -492,8 +498,8 @@ class TableReader:
     ) -> PreparedScan:
         """A scan for one of several tasks, after files have changed: reads each replaced file again as a whole.
 
-        If other tasks read parts of such a file, their rows would be mixed with others, and the rows of a file that vanished may now be
-        anywhere. Both are errors even if newer versions are allowed.
+        Two cases are errors even if newer versions are allowed. If other tasks read parts of a replaced file, rows of two versions of the file
+        would be mixed. If a file has vanished, its rows may now be in any other file.
         """
         if plan.table.fails_when_gone(plan.options):
             raise self._version_gone(plan, change, plan.number) from change
@@ -527,12 +533,12 @@ class TableReader:
         )
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Keep the full cache's schedule and the provider's connection open until `user` releases them, or is collected."""
+        """Keep the full cache's schedule and the provider's connection open for `user`, until it calls `let_go` or is garbage-collected."""
         self._users.add(user)
         self.fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Close what only `user` still uses. Files on disk stay."""
+        """Close what nobody but `user` uses any more. Files on disk stay."""
         self._users.discard(user)
         if not self._users:
             self._scan.close()
@@ -541,17 +547,17 @@ class TableReader:
 
     @property
     def is_held(self) -> bool:
-        """Whether it has users."""
+        """Whether the reader has users (see `hold`)."""
         return bool(self._users)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be dropped: nobody uses it, and all that it knows is on disk."""
+        """Whether the reader can be dropped: nobody uses it, and all that it knows is on disk."""
         unrecorded = self.host.has_unwritten or self.partials.has_unrecorded
         return not self._users and not unrecorded
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
-        """Warn if a later execution reads the version of an older plan. One process of the host does so, once per plan."""
+        """Warn if a later execution reads the version of an older plan. One process of the host warns, once for each plan."""
         if execution is None or self._context.disk is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""The composition root: builds a reader for a table reference from this process's parts.
+"""`Runtime`: the stores, cache directories and engines of this process. It builds an `Engine` for each table reference.
 
-The one global of the package. It is rebuilt when the process id changes, because nothing that was opened before a fork (a store's
-connections, a lock) may be used after it.
+A table reference is a path with its options. The runtime is the only global of the package. It is rebuilt when the process id changes,
+because nothing that was opened before a fork (a store's connections, a lock) may be used in the child.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FILE = "file://"
 def check_apart(url: str, cache: Path) -> None:
     """Raise OptionError if a table of this machine lies in the cache directory, or the cache directory in the table, also through links.
 
-    Each would take the other's files for its own.
+    Otherwise the cache would remove the table's files, or a read of the table would include the cache's files.
     """
     if not url.startswith(_FILE):
         return
@@ -56,14 +56,14 @@ def check_apart(url: str, cache: Path) -> None:
     if _is_descendant(table, cache):
         raise OptionError(
             f"option path = {redact('path', url)!r} lies in the cache directory {cache}, where files are removed: "
-            "keep tables elsewhere, or set lookup.cache.dir to another place"
+            "keep tables elsewhere, or set lookup.cache.dir to another directory"
         )
     # A glob that does not match the cache's directories reads none of the cache's files.
     pattern = os.path.realpath(table) + path.removeprefix(str(table)) if glob else ""
     if _is_descendant(cache, table) and (not glob or glob_reaches(f"{os.path.realpath(cache)}/{LAYOUT}", pattern)):
         raise OptionError(
             f"option lookup.cache.dir = {str(cache)!r} lies in the table {redact('path', url)}, which would be read with the cache's "
-            "files in it: set lookup.cache.dir to a place outside"
+            "files in it: set lookup.cache.dir to a directory outside the table"
         )
 
 
@@ -89,12 +89,12 @@ def _is_same(directory: Path, status: os.stat_result) -> bool:
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
-_ENGINES_KEPT = 256  # without users: each takes at least 25 kB and keeps a file of counters open
-_IDLE_PROBES = 16  # engines that are tried to find an idle one
+_ENGINES_KEPT = 256  # engines without users that stay open: each takes at least 25 kB and keeps a file of counters open
+_IDLE_PROBES = 16  # engines that are looked at to find an idle one
 
 
 class Engine:
-    """One table reference's parts in this process."""
+    """What this process has open for one table reference: the reader, the writers of managed tables, and the counters."""
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class Engine:
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
     def let_go(self, table_and_options: tuple[Table, LookupOptions] | None, user: object) -> None:
-        """Close what only `user` still uses, and the counters' file if there are no other users.
+        """Close what nobody but `user` uses any more, and the counters' file if there are no other users.
 
-        `table_and_options`: the table that the user has read (None: none), and its options.
+        `table_and_options`: the table that the user has read, with its options; None if it has read none.
         """
         self.publish_metrics()
         if table_and_options is not None:
@@ -148,7 +148,7 @@ class Engine:
 
     @contextlib.contextmanager
     def publish(self) -> Iterator[None]:
-        """Publish what the block counts, even if it raises."""
+        """Publish the counters after the block, even if it raises."""
         try:
             yield
         finally:
@@ -175,11 +175,11 @@ class Runtime:
         self._timer = Timer(start)
         self._lock = threading.RLock()  # reentrant: opening a store runs foreign code, which may open a table
         self._stores: dict[str, Store] = {}
-        self._shared: dict[Any, Any] = {}  # shared by sources of versions
+        self._shared: dict[Any, Any] = {}  # objects that several sources of versions share, such as a catalog
         self._openers = [opener(clock) for opener in OPENERS]
         self._disks: dict[str, Disk | str] = {}  # a disk, or the reason why the directory cannot be used
-        # Engines in use, and recently used ones. A dropped engine is built again when needed, as in another process:
-        # anything that must survive it is on disk.
+        # Engines in use, and recently used engines. A dropped engine is built again when needed, as in another process:
+        # whatever must outlast an engine is on disk.
         self._engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
         self._recent: collections.OrderedDict[str, Engine] = collections.OrderedDict()
         self._publishers: weakref.WeakValueDictionary[str, Publisher] = weakref.WeakValueDictionary()
@@ -209,7 +209,7 @@ class Runtime:
         return engine
 
     def _take_idle(self, requested_key: str) -> Engine | None:
-        """An idle engine to drop, if too many are kept; never the requested one. It is freed once nobody uses it."""
+        """An idle engine to drop, if too many are kept; never the requested engine. It is freed once nobody uses it."""
         for _ in range(_IDLE_PROBES if len(self._recent) > _ENGINES_KEPT else 0):
             key, engine = next(iter(self._recent.items()))
             if engine.reader.is_idle and key != requested_key:
@@ -242,7 +242,8 @@ class Runtime:
         return f"{self._rng.getrandbits(64):016x}"
 
     def effective(self, options: LookupOptions) -> LookupOptions:
-        """The options, completed by the system that they name, if any. Raises OptionError if they contradict it, or it cannot be opened."""
+        """The options, completed by the system that they name, if any. Raises OptionError if they contradict that system, or it cannot be
+        opened."""
         opening = self._open(options)
         return options if opening is None else opening.complete(options)
 
@@ -323,7 +324,7 @@ class Runtime:
         if isinstance(disk_or_reason, str):
             metrics.inc("cacheFailureCount")
             return None
-        # Tables share the directory, but each engine writes its own counters.
+        # Tables share the directory, but each table has its own counters.
         return disk_or_reason.counting(metrics)
 
     def cache_problem(self, options: LookupOptions) -> str:
@@ -336,7 +337,7 @@ _current: Runtime | None = None
 _making = ForkSafeLock()
 _inherited: list[
     Runtime
-] = []  # never closed here: closing a connection may tell the server, which would end the parent's, too
+] = []  # runtimes of parent processes. They are never closed here: closing a connection may tell the server, which would end the parent's, too
 
 
 def runtime() -> Runtime:
@@ -355,7 +356,7 @@ def runtime() -> Runtime:
 
 @atexit.register
 def _at_exit() -> None:
-    end_all()  # first, so that the counts of these threads are published, too
-    # A forked child that has not used the runtime inherits its parent's runtime, and must not publish its counts.
+    end_all()  # ends the package's threads first, so that their counts are published, too
+    # A forked child that has not used the runtime still has its parent's runtime, whose counts it must not publish.
     if _current is not None and _current.pid == os.getpid():
         _current.publish()

@@ -1,8 +1,9 @@
 """The version token, by which all tasks of an execution read one version, wherever they run.
 
-One task resolves the version and secures it on its host; the token, some 40 bytes, travels with the rows as data; every task then answers
-from exactly that version. The host that resolved it has its list of files on record; another host lists once and must get the same digest,
-or does what `lookup.on-version-gone` says.
+One task resolves the version and secures it: it copies the version's bytes to its host's cache, where later changes of the files do not reach
+them. The token, some 40 bytes, travels with the rows as data, and every task answers from exactly that version. The host that resolved the
+version has its list of files on record. Another host lists the table once. If it gets another digest, it does what
+`lookup.on-version-gone` says.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from pyspark_lookup.versions.executions import Execution, read_with_restarts
 from pyspark_lookup.versions.model import Table, TableVersion
 
 _BYTES = struct.Struct(">c16sdq")  # a mark, the digest, `TableVersion.newest`, the number or -1; the kind follows
-_MARK = b"V"  # an error that stands instead of a token never begins with it
+_MARK = b"V"  # the first byte of each token; an error that stands in place of a token begins with another one
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionToken:
-    """Names a version to tasks: its digest, and hints for a host that lacks its list of files."""
+    """Names a version to tasks: by its digest. `newest` and `number` help a host to find the version if it has no list of the version's files."""
 
     kind: str
     digest: str
     newest: float
     number: int | None = None
-    """The version's number, in the form that `lookup.version` takes; None if tables of this kind have none."""
+    """The version's number, in the form that `lookup.version` takes; None for kinds of tables whose versions have no numbers."""
 
     @classmethod
     def from_version(cls, table: Table, version: TableVersion) -> VersionToken:
         return cls(table.kind, version.digest, version.newest, version.number)
 
     def to_bytes(self) -> bytes:
-        """The packed token: 33 bytes, and the name of the kind."""
+        """The token as bytes: 33 bytes, then the name of the kind of table."""
         number = -1 if self.number is None else self.number
         return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest, number) + self.kind.encode()
 
@@ -65,8 +66,9 @@ def resolve_and_secure(
 ) -> tuple[Table, TableVersion]:
     """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
 
-    `last_table`: the table that was last at the path. With lookup.cache=FULL its snapshot is built, or waited for. Otherwise all bytes of a
-    table of up to `lookup.scan.split-size` are cached; a larger table is not secured. Raises the errors of a resolution.
+    With lookup.cache=FULL, the version's snapshot is built, or waited for. Otherwise all bytes of a table of up to `lookup.scan.split-size` are
+    cached; a larger table is not secured. `last_table`: the table that was last at the path. Raises UfsError or NotATableError if the table
+    cannot be resolved, VersionGoneError if it keeps changing.
     """
     table, version = _resolve(reader, options, execution, last_table)
     by_query = _is_built_by_queries(options)
@@ -104,7 +106,7 @@ def _resolve(
 
 
 def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
-    """The version from which a full cache answers in CACHE mode; waits for its first load."""
+    """The version from which a full cache answers in CACHE mode, after its first load; None if no full cache answers."""
     latest = reader.snapshots.current(table, options)
     return None if latest is None else latest[0]
 
@@ -116,7 +118,7 @@ def _current(reader: TableReader, table: Table, options: LookupOptions, version:
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
-    """Whether queries build the snapshot of a version. This needs files whose identity shows each change."""
+    """Whether queries build the snapshot of a version. If so, a version is used only once its files' identities show each later change."""
     return options.cache.mode is CacheMode.FULL and options.version.source is MetadataSource.UFS
 
 
@@ -128,10 +130,10 @@ def _secure(reader: TableReader, table: Table, options: LookupOptions, version: 
 def version_of_token(
     reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
 ) -> tuple[Table, TableVersion]:
-    """The version of a token as this host can read it. No store call if its files are on record here.
+    """The version that a token names, as this host can read it. No store call if this host has the version's list of files on record.
 
-    If the store has moved on, raises VersionGoneError if `lookup.on-version-gone` is FAIL, else returns the version that replaces it on
-    this host for this execution.
+    If the version cannot be found any more: raises VersionGoneError if `lookup.on-version-gone` is FAIL, else returns the version that this
+    execution reads instead on this host.
     """
     resolver = reader.resolver
     table = resolver.kinds.to_table(options, token.kind)
@@ -147,7 +149,7 @@ def version_of_token(
 def table_of_token(
     reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
 ) -> ResolvedTable:
-    """The version of a token with its columns. Raises the errors of `version_of_token` and of reading a schema."""
+    """The version that a token names, with its columns. Raises the errors of `version_of_token` and of `VersionReader.schema`."""
     table, version = version_of_token(reader, options, token, execution)
     (data, partitions), version = read_with_restarts(
         table,
