@@ -334,8 +334,8 @@ LENGTH = {"name": "manifest_length", "type": ["null", "long"], "default": None, 
 @pytest.mark.parametrize(
     ("file", "error", "says"),
     [
-        (_avro(_record(), 2**60, b""), DamagedFileError, rf"a block of {2**60} records in 0 bytes"),
-        (_avro(_record(LENGTH), 2**60, bytes(9)), DamagedFileError, rf"a block of {2**60} records in 9 bytes"),
+        (_avro(_record(), 2**60, b""), DamagedFileError, rf"a block claims to have {2**60} records in 0 bytes"),
+        (_avro(_record(LENGTH), 2**60, bytes(9)), DamagedFileError, rf"a block claims to have {2**60} records in 9 bytes"),
         (_avro(_record(LENGTH), 2**26, zlib.compress(bytes(2**26))[2:-4], "deflate"), NotSupportedError, r"67108864 records need about"),
         (_avro(_record(LENGTH), 1, zlib.compress(bytes(2**26))[2:-4], "deflate"), DamagedFileError, "bytes after its records"),
     ],

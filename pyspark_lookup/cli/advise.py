@@ -1,7 +1,7 @@
 """`advise`: recommends a cache mode and sizes for a table, from its statistics and, if there is one, from a trace of keys.
 
-The trace is replayed through the partial cache itself, once for each of several sizes (a shadow cache), so the hit rate for a size is what
-that cache would have had. Keys come in batches, as lookups do; a key that is missed twice in a batch is loaded once.
+The trace is replayed through the partial cache itself, once for each of several sizes. So the hit rate for a size is the one that a cache of
+that size would have had. Keys come in batches, as in lookups; a key that is missed twice in a batch is loaded once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.storage.disk import DiskSpace
 
 _READ_AT_MOST = 64 * 1024 * 1024  # bytes of files: a smaller table is read to measure its decoded rows
-_DECODED_SHARE = 4  # bytes of decoded rows per byte of file, as a guess
+_DECODED_SHARE = 4  # decoded rows are guessed to take this many bytes for each byte of the files
 _BATCH = 10_000
 _SIZES = 8
-_NEARLY_AS_GOOD = 0.98  # share of the hits of the largest size
+_NEARLY_AS_GOOD = 0.98  # a size counts as good enough with this share of the hits of the largest size
 _SMALL = 256 * 1024 * 1024  # decoded bytes that every host can keep
 _RELOAD = 2  # a reload needs the old and the new snapshot on disk
 
@@ -116,7 +116,7 @@ def advice(
     """The recommended settings for a table of `decoded_bytes` on a host with this disk and memory (-1: unknown).
 
     `estimated`: `decoded_bytes` is estimated from the files' size. `trace`: the key columns of lookups, in their order.
-    `refused`: how often this host had no room for its snapshot.
+    `refused`: how often this host had no disk space for the table's snapshot.
     """
     sizes: tuple[Replayed, ...] = ()
     distinct = None
@@ -138,9 +138,9 @@ def advice(
         reasons = [f"{size_text}, more than half of the memory, and some keys are looked up again and again"]
         options = _by_key(sizes, reasons)
     else:
-        reasons = [f"{size_text}, and the disk has room for it"]
+        reasons = [f"{size_text}, and the disk has space for them"]
     if refused:
-        full = f"{refused:,} times there was no room for its snapshot on this host, and it was read from its files"
+        full = f"{refused:,} times this host had no disk space for the table's snapshot, so the table was read from its files"
         reasons.append(
             f"{full}: {space.used_bytes / 1e6:,.0f} MB of {space.budget / 1e6:,.0f} MB are in use; raise lookup.cache.max-bytes"
         )
@@ -162,7 +162,7 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
 
 
 def _choose_size(sizes: Sequence[Replayed]) -> Replayed:
-    """The smallest size that is nearly as good as the largest."""
+    """The smallest size that has nearly as many hits as the best one."""
     most = max(size.hits for size in sizes)
     return next(size for size in sizes if size.hits >= _NEARLY_AS_GOOD * most)
 

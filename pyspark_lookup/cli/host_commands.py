@@ -65,7 +65,7 @@ def _time(name: str) -> str:
 
 
 def series_names() -> frozenset[str]:
-    """The names of all series, as queries use them."""
+    """The names of all Prometheus series, as queries use them."""
     counters = {f"{_counter(name)}_total" for name in COUNTERS if name not in _IN_HISTOGRAMS}
     gauges = {_gauge(name) for name in (*GAUGES, *HOST_GAUGES)}
     times = {f"{_time(name)}_{part}" for name in TIMES for part in ("bucket", "count", "sum")}
@@ -131,7 +131,7 @@ def _histogram(name: str, values: Mapping[str, int]) -> tuple[list[tuple[str, fl
 @CACHE_DIR
 @JSON
 def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
-    """Show this host's counters of each table (or of the table at PATH), and disk use. Exit code 3 if nothing is known of it."""
+    """Show this host's counters of each table (or of the table at PATH), and disk use. Exit code 3 if there are no counters of that table."""
     disk = open_disk(cache_dir)
     all_tables = read_table_counts(disk, CLOCK)
     url = None if path is None else shown_url(path, cache_dir)
@@ -163,7 +163,7 @@ def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
 @CACHE_DIR
 @JSON
 def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
-    """Read everything in the cache directory and report what is damaged. Exit code 3 if something is, and was not repaired."""
+    """Read everything in the cache directory and report what is damaged. Exit code 3 if something is damaged and was not repaired."""
     damage = open_disk(cache_dir).check(repair)
     if as_json:
         show({**dataclasses.asdict(damage), "repaired": repair}, as_json)
@@ -187,7 +187,7 @@ def clear(cache_dir: str | None, as_json: bool) -> None:
 
 
 @click.command("serve-metrics")
-@click.option("--port", type=click.IntRange(0, 65535), default=9425, show_default=True, help="0: any free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9425, show_default=True, help="0: any free port.")
 @click.option(
     "--address", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0: all addresses."
 )
@@ -207,7 +207,10 @@ def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str
     try:
         server, thread = start_http_server(port, address, registry)
     except OSError as problem:
-        raise_ours(OptionError(f"--address {address} --port {port}: {problem.strerror}: choose others"), problem)
+        raise_ours(
+            OptionError(f"--address {address} --port {port}: {problem.strerror}: choose another address or port"),
+            problem,
+        )
     click.echo(f"serving metrics at http://{address}:{server.server_port}/metrics")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -14,7 +14,7 @@ from pyspark_lookup.errors import OptionError, PysparkLookupError, foreign_text
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="pyspark-lookup")
 def _group() -> None:
-    """Inspect lookup tables and this host's cache of them, repair, warm and size it."""
+    """Inspect lookup tables and this host's cache of them; check, warm and size that cache."""
 
 
 for _command in (*table_commands.COMMANDS, *host_commands.COMMANDS, *advise.COMMANDS):
@@ -22,7 +22,7 @@ for _command in (*table_commands.COMMANDS, *host_commands.COMMANDS, *advise.COMM
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command in the arguments (None: those of the process), and end the process with its exit code."""
+    """Run the command in the arguments (None: the arguments of the process), and end the process with the command's exit code."""
     try:
         code = _group.main(arguments, standalone_mode=False)
     except click.ClickException as problem:

@@ -23,7 +23,7 @@ from pyspark_lookup.storage.disk import Disk, DiskSpace, empty_space, is_cache_d
 from pyspark_lookup.storage.stores import CATALOG_SCHEME
 
 ABSENT = 3
-"""Exit code: the requested key or table was not found, or a check has found damage."""
+"""The exit code if a requested key or table was not found, or a check has found damage."""
 
 CLOCK = HostClock()
 
@@ -44,14 +44,14 @@ OPTION = click.option(
 
 
 def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, str]:
-    """The options of a table in the form that the format takes. Raises click.BadParameter for one that is not KEY=VALUE."""
+    """The options of a table as a mapping, from texts KEY=VALUE. Raises click.BadParameter for a text of another form, or a repeated key."""
     option_texts: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise click.BadParameter(f"{option!r}: expected KEY=VALUE, such as lookup.keys=id", param_hint="--option")
         if key.strip() in option_texts:
-            raise click.BadParameter(f"{key.strip()} is given twice", param_hint="--option")
+            raise click.BadParameter(f"{key.strip()} is given twice: give it once", param_hint="--option")
         option_texts[key.strip()] = value.strip()
     if cache_dir is not None:
         option_texts["lookup.cache.dir"] = cache_dir
@@ -59,7 +59,8 @@ def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, st
 
 
 def open_disk(cache_dir: str | None) -> Disk:
-    """This host's cache directory, opened without creating anything. Raises click.UsageError if there is none, CacheDirectoryError if it is not ours."""
+    """This host's cache directory, opened without creating anything. Raises click.UsageError if it does not exist, CacheDirectoryError if it is not
+    a cache directory of this package."""
     directory, max_bytes = _cache_directory(cache_dir)
     if not directory.exists():
         raise click.UsageError(f"there is no cache directory {directory}: name it with --cache-dir")
@@ -67,7 +68,7 @@ def open_disk(cache_dir: str | None) -> Disk:
 
 
 def disk_space(cache_dir: str | None) -> DiskSpace:
-    """The space that this host's cache directory takes, and what is free on its disk, even if it does not exist yet."""
+    """The space that this host's cache directory takes, and the free space on its disk. The directory need not exist yet."""
     directory, max_bytes = _cache_directory(cache_dir)
     if is_cache_directory(directory):
         return open_disk(cache_dir).space()
@@ -81,12 +82,13 @@ def _cache_directory(cache_dir: str | None) -> tuple[Path, int | None]:
 
 
 def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, origin: str) -> pa.Table:
-    """Keys that were given as text, in the types of the key columns. Raises click.BadParameter for a text that is not a value of its type."""
+    """Keys that were given as text, in the types of the key columns. Raises click.BadParameter for a text that is not a value of its column's
+    type."""
     parts = [[key] if len(names) == 1 else key.split(",") for key in keys]
     for key, values in zip(keys, parts, strict=True):
         if len(values) != len(names):
             raise click.BadParameter(
-                f"{key!r}: {len(names)} values are needed, for {', '.join(names)}", param_hint=origin
+                f"{key!r}: {len(names)} values are needed, for {', '.join(names)}: give VALUE,VALUE", param_hint=origin
             )
     columns = []
     for place, name in enumerate(names):
@@ -94,7 +96,7 @@ def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, ori
         try:
             columns.append(pa.array([values[place] for values in parts], pa.string()).cast(type_))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-            raise click.BadParameter(f"column {name} is {type_}: {problem}", param_hint=origin) from None
+            raise click.BadParameter(f"column {name} has the type {type_}: {problem}", param_hint=origin) from None
     return pa.Table.from_arrays(columns, names=list(names))
 
 
@@ -114,7 +116,7 @@ def show(facts: Mapping[str, Any], as_json: bool) -> None:
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[str] | None = None) -> None:
-    """Print rows: as a JSON list, or as a table with these columns (None: those of the first row)."""
+    """Print rows: as a JSON list, or as a table with these columns (None: the columns of the first row)."""
     if as_json:
         click.echo(json.dumps(list(rows), default=_plain))
         return
@@ -162,7 +164,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has no form for: instants as ISO 8601, bytes in hexadecimal, others as text."""
+    """The text for a value of a type that JSON lacks: times as ISO 8601, bytes in hexadecimal, other values by `str`."""
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return value.isoformat()
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""`report`: one page about this host's caches that a person reads in a minute. It needs no network."""
+"""`report`: an HTML page about this host's caches that a person reads in a minute. The page loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark_lookup.core.metrics import BOUNDS_MS, UNSET, cumulate_buckets
 from pyspark_lookup.storage.disk import Disk, DiskSpace
 from pyspark_lookup.storage.host_metrics import Reload, TableCounts, read_reloads, read_table_counts
 
-_ENOUGH = 20  # events, below which a rate says nothing
+_ENOUGH = 20  # with fewer events than this, a rate says nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Hint:
 
 
 def hit_rate(values: Mapping[str, int]) -> float | None:
-    """The share of keys that a cache has answered; None if it was asked for none."""
+    """The share of the requested keys that a cache has answered; None if no key was requested."""
     return _rate(values["hitCount"], values["missCount"])
 
 
 def block_hit_rate(values: Mapping[str, int]) -> float | None:
-    """The share of blocks that were on disk; None if none was read."""
+    """The share of the requested blocks that were in the cache directory; None if no block was requested."""
     return _rate(values["blockHitCount"], values["blockMissCount"])
 
 
@@ -47,7 +47,8 @@ def saved_bytes(values: Mapping[str, int]) -> int:
 
 
 def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | None:
-    """The lowest bound, in ms, that at least a `share` of a time's values does not exceed; infinite if no bound does; None without values."""
+    """The lowest of the bounds `BOUNDS_MS` that at least a `share` of the durations counted under `name` does not exceed. Infinite if there is no
+    such bound; None if no duration was counted."""
     count = values[f"{name}Count"]
     if not count:
         return None
@@ -103,7 +104,7 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
         )
     if values["snapshotOverBudgetCount"]:
         yield Hint(
-            f"{values['snapshotOverBudgetCount']:,} times there was no room for a snapshot: the table was read from its files.",
+            f"{values['snapshotOverBudgetCount']:,} times there was no disk space for a snapshot: the table was read from its files.",
             "Raise lookup.cache.max-bytes, or set lookup.cache=PARTIAL for this table or for others of this host.",
         )
     block_rate = block_hit_rate(values)
@@ -199,7 +200,8 @@ class _TableSection:
 
 
 class _Finding(NamedTuple):
-    """A line of the overview: one of the tables to look at first, with a remark."""
+    """A line of the overview: a kind of problem, the tables to look at first because of it, each with a remark, and the number of more such
+    tables."""
 
     title: str
     tables: Sequence[tuple[_TableSection, str]]
@@ -236,7 +238,7 @@ def report(disk: Disk, clock: HostClock) -> str:
 
 
 def _overview(sections: Sequence[_TableSection]) -> list[_Finding]:
-    """The tables with failures, then the stale, the slow and the large ones, the worst first."""
+    """The tables with failures, then the stale tables, the slow and the large ones; in each group the worst first."""
     ranked: list[tuple[str, list[tuple[float, _TableSection, str]]]] = [
         ("Failing", [(len(table.failing), table, table.failing) for table in sections if table.failing]),
         (
@@ -288,7 +290,7 @@ def _table_section(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -
 
 
 def _timeline(reloads: Sequence[Reload]) -> _Timeline | None:
-    """The reloads as bars over time; None without reloads. Width and height show how long each took, and even the shortest is visible."""
+    """The reloads as bars over time; None without reloads. A bar's width and height show how long the reload took; each is at least 3 pixels."""
     if not reloads:
         return None
     first, last = reloads[0].at_s, max(reload.at_s + reload.seconds for reload in reloads)

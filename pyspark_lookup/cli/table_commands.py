@@ -28,7 +28,8 @@ from pyspark_lookup.options.conf_file import redact
 
 
 def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProxyType({})) -> Callable[..., Any]:
-    """A command that takes a table's path and options, and gets the table opened. `more`: options that the command always sets."""
+    """Makes a command that takes a table's path and options from a function that takes the opened table. `more`: options that the command always
+    sets."""
 
     @functools.wraps(command)
     def run(path: str, options: tuple[str, ...], cache_dir: str | None, **arguments: Any) -> None:
@@ -45,7 +46,7 @@ def describe(table: LookupTable, as_json: bool) -> None:
     facts = table.describe()
     if not as_json:
         names = [key for key, value in facts.items() if value not in (None, {}, [], ())]
-        if facts["kind"] == "PROVIDER":  # represented as one file without a size
+        if facts["kind"] == "PROVIDER":  # a provider's table counts as one file, whose size is not known
             names = [key for key in names if key not in ("files", "bytes")]
         facts = {key: bytes_text(facts[key]) if key == "bytes" else facts[key] for key in names}
         option_texts = {key: redact(key, value) for key, value in table.given.items() if key != "path"}
@@ -77,7 +78,7 @@ def files(table: LookupTable, as_json: bool) -> None:
 @_of_table
 @click.argument("keys", nargs=-1, required=True)
 def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
-    """Print the rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
+    """Print the rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if a key has no row."""
     rows = table.get_many(functools.partial(typed_keys, keys, origin="KEYS"))
     answered = set(rows.column("key_index").to_pylist())
     show_rows(as_python(rows.drop_columns(["key_index"])), as_json)

@@ -1,6 +1,6 @@
-"""`readStream` on a managed table: its changes, by the log position of the last commit that was consumed.
+"""`readStream` on a managed table: a stream of the table's changes. An offset is the log position of the last commit that was consumed.
 
-One process on the driver plans. A task gets the files of its rows, and needs no call to learn what they mean.
+One process on the driver plans. A task gets the list of the files with its rows, so it does not read the table's log.
 """
 
 from __future__ import annotations
@@ -45,14 +45,17 @@ _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files"
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
-    """The reader of a stream with these options. Raises OptionError or NotSupportedError if they are not those of a stream."""
+    """The reader of a stream with these options. Raises OptionError for options that a stream cannot have, NotSupportedError for options that this
+    Spark does not support."""
     parsed = stream_options(options, schema)
     if parsed.pinned is not None:
-        raise OptionError(f"option {next(iter(parsed.pins))} is for batch reads: use lookup.stream.start")
+        raise OptionError(f"option {next(iter(parsed.pins))} is for batch reads: in a stream use lookup.stream.start")
     if parsed.kind(ChangeOptions).first is not None:
-        raise OptionError("option lookup.changes-from is for batch reads: use lookup.stream.start")
+        raise OptionError("option lookup.changes-from is for batch reads: in a stream use lookup.stream.start")
     if parsed.read.view not in (View.DATA, View.CHANGES):
-        raise OptionError(f"option lookup.view = {parsed.read.view.value!r} is for batch reads: use data or changes")
+        raise OptionError(
+            f"option lookup.view = {parsed.read.view.value!r} is for batch reads: in a stream use data or changes"
+        )
     for limit, name in zip(parsed.kind(ChangeOptions).limits, ("rows", "files", "bytes"), strict=True):
         if limit is not None:
             instead = "without it a micro-batch takes all commits"
@@ -101,7 +104,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
         after = _parse_offset(start)[1]
         if after == 0:
-            # The table's present rows come in one micro-batch, because they are of one version.
+            # The table's present rows come in one micro-batch, so that they are all of one version.
             assert self._table is not None
             return self._offset(state, until) if read_version(self._log(), self._table, state, until).files else start
         spent = [0, 0, 0]
@@ -121,7 +124,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return next((limit(most) for limit, most in limits if most is not None), ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the log for this run; later commits are left to the next one."""
+        """Fix the end of the log for this run; later commits are left to the next run."""
         self._until = self._state().position
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """`lookup_join`: adds to a DataFrame or stream the rows of a lookup table with the same key.
 
-A chain of lookups is one step of the plan: a lookup on the result of `lookup_join` builds that step again, with one lookup more.
+Consecutive lookups are one step of the plan: a lookup on the result of `lookup_join` builds that step again, with one lookup more.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ _HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_sem
     "leftanti": "left_anti",
 }
 _CHAIN = "_lookup_chain"  # the attribute of a DataFrame with its chain of lookups
-_BROADCASTS = "_lookup_broadcasts"  # the attribute of a DataFrame that Spark's joins made
-# Up to this many rows Spark's own broadcast join is faster in a batch query (benchmarks/bench_join.py), and up to more if keys
-# are known to repeat, because lookups return their rows in lists.
+_BROADCASTS = "_lookup_broadcasts"  # the attribute of a DataFrame with its broadcast joins
+# For tables of up to this many rows Spark's own broadcast join is faster in a batch query (benchmarks/bench_join.py). If keys are known to
+# repeat, that is so for larger tables, too, because lookups return their rows in lists.
 _BROADCAST_ROWS = 2_000_000
 _BROADCAST_REPEATED_ROWS = 3_000_000
-# A pass over fewer rows than these, and over half as many as the tables have, is done before the broadcasts are built
+# A pass over a DataFrame with fewer rows than these, plus half as many as the tables have, is done before the broadcasts would be built
 # (benchmarks/bench_star.py).
 _PASS_ROWS = 500_000
 
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcasts:
-    """Consecutive lookups for which `auto` chose broadcasts: their DataFrame, the total rows of their tables, and each in the form that a pass
-    needs."""
+    """Consecutive lookups for which `auto` chose broadcasts. `base`: the DataFrame before the first of them. `rows`: the rows of all their tables.
+    `lookups`: the lookups in the form that a pass needs, if that turns out to be better."""
 
     base: DataFrame
     rows: int = 0
@@ -90,7 +90,8 @@ class _Broadcasts:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """A strategy and the reason for it. `cached`: the table with the cache that a pass needs. `rows`: of the table, if `auto` chose a broadcast."""
+    """A strategy and the reason for it. `cached`: the table with the cache that a pass needs. `rows`: the table's number of rows, if `auto` chose a
+    broadcast."""
 
     broadcast: bool
     cached: DimensionTable
@@ -100,7 +101,8 @@ class _Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Explanation:
-    """The text that explains a lookup. `full`: the table's options if hosts should keep a snapshot of it; then they are asked whether they do."""
+    """The text that explains a lookup. `full`: the table's options, if hosts should keep a snapshot of it; `explain_lookup` then asks a host whether
+    it does."""
 
     text: str
     full: Mapping[str, str] | None
@@ -110,8 +112,8 @@ class _Unknown(StructField):
     """A column of a DataFrame whose schema Spark does not reveal."""
 
 
-# By the name of a pass or broadcast, the newest last. Only text, so that no session is kept alive; bounded, because a stream's
-# function may make new ones for ever.
+# The explanations by the name of the pass or broadcast, the newest last. They are only text, so that no session is kept alive. Their number
+# is bounded, because a stream's function may make new ones for ever.
 _explained: collections.OrderedDict[str, tuple[tuple[_Explanation, ...], str]] = collections.OrderedDict()
 _EXPLAINED_AT_MOST = 500
 _explained_lock = ForkSafeLock()
@@ -128,36 +130,37 @@ def lookup_join(
     as_of: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """`df` with the columns of the table's rows that have the same key, always current.
+    """`df` with the columns of the table's rows that have the same key, from the table's current version.
 
-    Works on batch DataFrames and streams, in Spark Classic and Connect. Each execution and each micro-batch answers from one version of the
-    table, the newest at its start (design: Alluxio's get_meta once per query).
+    Works on batch DataFrames and streams, in Spark Classic and Connect. Each execution and each micro-batch reads one version of the table: the
+    newest one when it starts.
 
     `table`: a path (has a `/`), a catalog table's name, or a `LookupTable`; None with `lookup.provider`. `on`: a column, a list of columns
     with the same names on both sides, or a dict `{column of df: column of table}` (`s.id` is a field of a struct); by default the table's
     own keys (`lookup.keys`, from its options or its log), which must then be columns of `df`, too. `how`: `left`, `inner`, or `left_semi`
-    and `left_anti` for the rows with, or without, a match. `columns`: of the table, in that order (default: all but its keys). `prefix`:
-    put before their names. A key with several rows gives as many; a key with a null has no match.
+    and `left_anti` for the rows with, or without, a match. `columns`: the columns of the table to add, in that order (default: all but the
+    keys). `prefix`: a text to put before their names. If several rows of the table have the key, there is a result for each of them; a key
+    with a null has no match.
 
     Lookups on the result of a `lookup_join` form one pass: together they cost little more than one of them. A key may be a column that an
     earlier lookup has added. An operation in between begins another pass.
 
-    `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through them and lets Spark broadcast it; `auto`
-    chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the row must be valid, by the table's columns
-    `lookup.valid-from` and `lookup.valid-to`; at most one row then matches. `options`: the mapping that `spark.read` takes, such as
-    {"lookup.cache": "FULL"}; without `lookup.cache` a table of files of up to `lookup.scan.split-size` has FULL.
+    `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through these caches and lets Spark broadcast it;
+    `auto` chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the table's row must be valid, by the
+    columns that `lookup.valid-from` and `lookup.valid-to` name; at most one row then matches. `options`: a mapping as for `spark.read`, such as
+    {"lookup.cache": "FULL"}. If `lookup.cache` is not set, a table of files of up to `lookup.scan.split-size` gets a full cache.
 
-    Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and, at execution, the errors of
-    a lookup (see `lookup.on-error`).
+    Raises OptionError for wrong arguments, and SchemaError for columns and types that do not fit, when it is called. When the query runs, it may
+    raise the errors of a lookup (see `lookup.on-error`).
     """
     pairs = None if on is None else _parse_join_keys(on)
     kind = _HOW.get(str(how).lower().strip().replace("_", ""))
     if kind is None:
-        raise OptionError(f"argument how = {how!r}: a lookup join is 'left', 'inner', 'left_semi' or 'left_anti'")
+        raise OptionError(f"argument how = {how!r}: give 'left', 'inner', 'left_semi' or 'left_anti'")
     if kind in ("left_semi", "left_anti"):
         if columns:
             raise OptionError(
-                f"argument columns = {columns!r}: a {kind} join returns no columns of the table; leave them out"
+                f"argument columns = {columns!r}: a {kind} join returns no columns of the table: leave the argument out"
             )
         columns = ()
     if strategy not in ("auto", "cache", "broadcast"):
@@ -256,8 +259,8 @@ def _is_persisted(df: DataFrame) -> bool:
 
 
 def _explain_pass(df: DataFrame, rows: int) -> str | None:
-    """The reason why a pass is better than broadcasts of tables with this many rows in total; None if it is not, or Spark cannot estimate the
-    rows of `df`."""
+    """The reason why a pass is better than broadcasts of tables with this many rows in total. None if broadcasts are better, or if Spark cannot
+    estimate the number of rows of `df`."""
     # Spark does not know the size of looked-up columns, from which it would estimate the rows.
     expected, enough = estimated_rows(_get_chain(df).base), _PASS_ROWS + rows // 2
     return (
@@ -266,10 +269,10 @@ def _explain_pass(df: DataFrame, rows: int) -> str | None:
 
 
 def explain_lookup(df: DataFrame) -> str:
-    """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache; a text of several lines, to `print`.
+    """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache. A text of several lines, to `print`.
 
-    For a full cache, a job asks one host whether it has room for a snapshot. Only the last 500 lookups that this process has joined can be
-    explained, and none that another process has built.
+    If a table has a full cache, a Spark job asks one host whether it has disk space for a snapshot. Only the last 500 passes and broadcasts that
+    this process has built can be explained, and none that another process has built.
     """
     pass_names = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
     with _explained_lock:
@@ -286,7 +289,7 @@ def explain_lookup(df: DataFrame) -> str:
 
 
 def _snapshot_line(spark: SparkSession, full: Mapping[str, str] | None) -> str:
-    """A line that says why a host keeps no snapshot of a table; empty if it has one, would keep one, or does not need one."""
+    """A line that says why a host keeps no snapshot of a table; empty if it has a snapshot, could keep one, or does not need one."""
     if full is None or in_flow_function(spark):
         return ""
     try:
@@ -312,19 +315,20 @@ def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
         )
     right = [name.lower() for _, name in pairs]
     if len(set(right)) != len(right):
-        raise OptionError(f"argument on = {on!r}: a column of the table is given twice")
+        raise OptionError(f"argument on = {on!r}: a column of the table is given twice: give each once")
     return pairs
 
 
 def _known_fields(df: DataFrame) -> list[StructField]:
-    """The columns of the DataFrame. In the function of a pipeline's flow Spark does not reveal them; then only the columns of its lookups."""
+    """The columns of the DataFrame. In the function of a pipeline's flow, Spark does not reveal them: then only the columns that lookups have
+    added."""
     if in_flow_function(df.sparkSession):
         return [field for lookup in _get_chain(df).lookups for field in lookup.fields]
     return df.schema.fields
 
 
 def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
-    """All columns that a name may mean, each as its path through structs: `s.id` is the field `id` of `s`, unless a column is called `s.id`."""
+    """The columns that a name may mean, each as its path through structs. `s.id` is the field `id` of `s`, unless there is a column called `s.id`."""
     matches = [(field,) for field in fields if field.name.lower() == name.lower()]
     if matches:
         return list(matches)
@@ -339,7 +343,7 @@ def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructF
 def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tuple[StructField, ...]:
     """The column of the DataFrame that an argument names, as its path through structs.
 
-    If Spark does not reveal the schema, an `_Unknown` of the type `table_type`, against which tasks check the column.
+    If Spark does not reveal the schema, an `_Unknown` of the type `table_type`; tasks check whether the column fits that type.
     """
     fields = _find_fields(_known_fields(df), name)
     if not fields:
@@ -408,7 +412,7 @@ def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str,
     if not any(test(table_arrow) for test in ordered) or not widens(df_arrow, table_arrow):
         raise SchemaError(
             f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
-            f"{table_type.simpleString()}: both must be times, dates or numbers of one type: cast it with df.withColumn"
+            f"{table_type.simpleString()}, and both must be times, dates or numbers of one type: cast {as_of!r} with df.withColumn"
         )
     return _widen(path, table_type)
 
@@ -452,7 +456,7 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
         used_names.add(name.lower())
     for name in used_names:
         if name == FOUND_COLUMN or name.startswith(VERSION_COLUMN):
-            raise OptionError(f"column {name!r}: lookup joins use this name; rename it")
+            raise OptionError(f"column {name!r} has a name that lookup joins use: rename it")
 
 
 def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) -> _Choice:
@@ -476,7 +480,7 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
     cached = table
     unknown = in_flow_function(df.sparkSession)
     if table.parsed.system is None and not (has_cache_option and (strategy == "cache" or unknown or df.isStreaming)):
-        # A snapshot that exists knows more.
+        # If the table would get a full cache, ask with that: an existing snapshot knows the number of rows, and whether keys repeat.
         viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
         facts = viewed.facts()
         cached = with_default_cache(table, facts.bytes)

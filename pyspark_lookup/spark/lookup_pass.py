@@ -1,8 +1,8 @@
-"""A pass: several lookups of one DataFrame as a single step of the plan.
+"""`Chain`: the lookups on one DataFrame that are a single step of the plan, called a pass.
 
-The versions come from a relation of one row, which is broadcast: Spark resolves it once per execution and micro-batch. An Arrow UDF gets
-them beside the keys of all lookups and returns lists of rows, which `inline_outer` turns into rows (plain `inline` would evaluate the UDF
-twice).
+The versions come from a relation of one row, which is broadcast: Spark computes it once per execution and micro-batch. A UDF gets the
+versions beside the keys of all lookups and returns lists of rows, which `inline_outer` turns into rows (plain `inline` would evaluate the
+UDF twice).
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ _WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "in
 class Key:
     """A key column of a DataFrame, and the type in which tasks get it.
 
-    `planned`: False if its type is not known yet: the column is passed on as it is, for a table column of that type, and tasks compare the
-    two. `path`: its name; for a field of a struct the names that lead to it.
+    `path`: the column's name; for a field of a struct the names that lead to it. `cast`: whether the plan casts the column to the type.
+    `planned`: False if Spark does not reveal the column's type yet. Then `type` is that of the table's key, the column is passed on unchanged,
+    and tasks check whether it fits.
     """
 
     path: tuple[str, ...]
@@ -74,7 +75,7 @@ class Key:
     @property
     def sql(self) -> str:
         """The key in SQL."""
-        # Fields by subscript: the first of two names may also be the alias of a table.
+        # Fields of structs are written as subscripts: in `a.b`, `a` could also be the alias of a table.
         column = quote(self.path[0]) + "".join(f"[{_literal(name)}]" for name in self.path[1:])
         if not self.planned:
             return _compared_by_bytes(self.column, column)
@@ -83,10 +84,11 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class ChainedLookup:
-    """A lookup of a chain. `keys`: the DataFrame's, for the table's keys; with `validity` the last one is the time of the row.
+    """A lookup of a chain. `keys`: the DataFrame's columns with the keys, in the order of the table's keys; with `validity`, the last of them has the
+    time of the row. `names`: the names of the columns that the lookup adds.
 
-    `build`: the micro-batch in whose `foreachBatch` function it was built, if any. `broadcast`: it is a broadcast and not part of a pass.
-    `why`: the reason for that choice.
+    `build`: the micro-batch in whose `foreachBatch` function the lookup was built, if any. `broadcast`: whether it is a broadcast join, and not
+    part of a pass. `why`: the reason for that choice.
     """
 
     table: DimensionTable
@@ -108,7 +110,7 @@ class ChainedLookup:
 
     @property
     def version(self) -> str:
-        """The name of the column with the version that the lookup reads, in whichever relation has it."""
+        """The name of the column with the token of the version that the lookup reads, in the relation that resolves the version."""
         return f"{VERSION_COLUMN}_{key_of(self.options_text, self.build and dataclasses.astuple(self.build))[:16]}"
 
     @property
@@ -140,7 +142,7 @@ class ChainedLookup:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Consecutive lookups on the DataFrame `base`. `apart`: why the base's own lookups, if any, are not among them."""
+    """Consecutive lookups on the DataFrame `base`. `apart`: why lookups that `base` itself may contain are not part of the chain."""
 
     base: DataFrame
     apart: str
@@ -220,9 +222,10 @@ def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[
     """(tables, relation) pairs that cover all `tables`: a relation has one row and one column, with the versions of its tables that the
     execution reads.
 
-    A table that earlier lookups in `df` read comes from their relation, so that the whole query reads one version of it. The same tables
-    always get the same DataFrames: Spark reuses the exchange of an identical one, and refuses two different observations with the same
-    name. The latest ones are kept with the session, and go with it: PySpark makes a session for each micro-batch of `foreachBatch`.
+    If earlier lookups in `df` read a table, its version comes from their relation, so that the whole query reads one version of the table. The
+    same tables always get the same DataFrame: Spark reuses the exchange of an identical relation, and refuses two different observations with
+    the same name. The latest relations are kept in the session object, and go with it: PySpark makes a session for each micro-batch of
+    `foreachBatch`.
     """
     spark = df.sparkSession
     observed = not in_flow_function(spark) and df.isStreaming
@@ -254,7 +257,7 @@ def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[
 
 
 class _Relation(NamedTuple):
-    """The versions of some tables: the name in plans, the DataFrame, and the micro-batch in whose function it was made (if any)."""
+    """The versions of some tables: the relation's name in plans, its DataFrame, and the micro-batch in whose function it was made (if any)."""
 
     name: str
     versions: DataFrame
@@ -262,7 +265,7 @@ class _Relation(NamedTuple):
 
 
 def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | None) -> None:
-    """Make room for a relation: drop those of a stream's earlier micro-batches, and the oldest if there are very many."""
+    """Before a relation is added: drop the relations of the stream's earlier micro-batches, and the oldest ones if there are very many."""
     for place, relation in list(relations.items()):
         if build and relation.build and relation.build.stream == build.stream and relation.build.batch != build.batch:
             del relations[place]
@@ -273,7 +276,7 @@ def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | N
 def _resolve_versions(
     spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool
 ) -> tuple[str, DataFrame]:
-    """(the name in plans, a relation of one row: the versions of `tables`). If `observed`, the query's progress shows their digests."""
+    """(the name in plans, a relation of one row with the versions of `tables`). `observed`: whether the query's progress shows their digests."""
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
@@ -286,7 +289,7 @@ def _resolve_versions(
         for column, lookup in tables.items():
             digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
             number = sf.conv(sf.hex(sf.substring(column, 26, 8)), 16, -10).cast("long")
-            # A table has several columns with different names, if it is in passes with different other tables.
+            # The observation's name has the mark, because one query may have passes in which the table is with different other tables.
             observation = f"lookup_{lookup.table.label}" if len(tables) == 1 else f"lookup_{lookup.table.label}_{mark}"
             url = sf.max(sf.lit(lookup.table.url)).alias("table")
             # Null for plain files, which have no version numbers.
@@ -296,14 +299,14 @@ def _resolve_versions(
 
 
 def _joined_column(tables: Iterable[str]) -> str:
-    """The column of a relation with the versions of all its tables."""
+    """The name of a relation's column with the joined tokens of all its tables."""
     return f"{VERSION_COLUMN}s_{key_of(*tables)[:16]}"
 
 
 def plan_text(df: DataFrame, mode: str = "extended") -> str:
     """The text of a DataFrame's plans, which `DataFrame.explain` would print among the output of other threads.
 
-    In a flow's function it is the plan that the DataFrame will have.
+    In the function of a pipeline's flow, the text of the plan that the client will send to Spark.
     """
     frame: Any = df
     if in_flow_function(df.sparkSession):
@@ -330,7 +333,7 @@ def estimated_rows(df: DataFrame) -> int | None:
 
 
 def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:
-    """The join by Spark's broadcast of the table, which is read through the cache."""
+    """`df` joined by Spark with a broadcast of the lookup's table, which is read through this package's cache."""
     table = lookup.table
     if df.isStreaming and "lookup.version-at" not in table.options:
         # A table with several tasks would stay as it was when the stream began.

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT_EXECUTION = "spark.sql.execution.root.id"
-"""The property with the number of the execution to which others belong: all that a micro-batch's function runs belongs to the micro-batch."""
+"""The Spark property with the number of the outermost execution. Whatever a `foreachBatch` function runs has the number of its micro-batch there."""
 _CONNECT_WORKER = "pyspark/sql/connect/streaming/worker/foreach_batch_worker.py"
 
 
 def read_build(property_of: Callable[[str], str | None]) -> Build | None:
     """The micro-batch that a thread's properties name; None if they name none.
 
-    A batch that runs again after a restart counts as another one: it reads the version that is then current.
+    A batch that runs again after a restart counts as another micro-batch: it reads the version that is then current.
     """
     stream, batch = property_of("sql.streaming.queryId"), property_of("streaming.sql.batchId")
     return Build(stream, f"{batch} in {property_of(ROOT_EXECUTION)}", time.time()) if stream and batch else None
@@ -39,11 +39,11 @@ def current_build(spark: SparkSession) -> Build | None:
 
 
 def _classic_build(spark: Any) -> Build | None:
-    """The micro-batch of this thread; in a thread of a pool, that of the stream that owns the session."""
+    """The micro-batch of this thread. In a thread of a pool, which has no properties of Spark: the micro-batch of the stream that owns the session."""
     try:
         return read_build(spark.sparkContext.getLocalProperty) or _session_build(spark._jsparkSession)
     except (AttributeError, NotImplementedError, PySparkException, Py4JError):
-        return None  # Spark Connect, outside a function; or a Spark that is built otherwise
+        return None  # Spark Connect, outside a `foreachBatch` function; or a Spark with other internals
 
 
 def _session_build(session: Any) -> Build | None:
@@ -51,7 +51,7 @@ def _session_build(session: Any) -> Build | None:
     for query in list(session.sharedState().activeStreamingQueries().values()):
         try:
             owner, batch = query.sparkSessionForStream(), query.getLatestExecutionContext().batchId()
-        except Py4JError:  # a Spark that hides them
+        except Py4JError:  # a Spark that has no such methods
             owner, batch = query.lastExecution().sparkSession(), query.currentBatchId()
         if owner.equals(session):
             return Build(str(query.id()), f"{batch} of run {query.runId()}", time.time())

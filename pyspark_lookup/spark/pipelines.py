@@ -25,7 +25,7 @@ def in_flow_function(spark: SparkSession) -> bool:
 def _contexts(spark: Any) -> list[Any]:
     """The contexts in which requests of this thread tell the server to which pipeline they belong."""
     if isinstance(spark, SparkSession):
-        return []  # of Spark Classic, which has no pipelines
+        return []  # the session is one of Spark Classic, which has no pipelines
     extensions = getattr(spark.client.thread_local, "user_context_extensions", ())
     if not extensions:
         return []

@@ -1,8 +1,8 @@
 """Planning on the driver: converts Spark's options and schemas to the engine's plan, and back.
 
-CREATE TABLE passes its options to `schema()` only; the catalog keeps the metadata of fields. So the options are written into the metadata
-of a column, and a read adds its own options to them. Each column's metadata also has the table's mark and the column's name: a write
-recognises its table by them, and a read notices ALTER TABLE.
+CREATE TABLE passes its options to `schema()` only, and the catalog keeps nothing but the schema, with the metadata of its columns. So the
+options are written into the metadata of a column, and a read adds its own options to them. The metadata of each column also has a mark of
+the table and the column's name: by these a write recognises its table, and a read notices ALTER TABLE.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from pyspark_lookup.spark.types import arrow_schema, struct_type
 from pyspark_lookup.versions.executions import Build
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
-_LONGEST = 2**30  # characters; Java has no longer text
+_LONGEST = 2**30  # characters of the longest text that Java can have
 _CREATE = "lookup.create-if-not-exists"
 _OF_WRITES = ("lookup.write.", "lookup.storage.")
 
 
 def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
-    """The schema that Spark asked for, and the table as planning resolved it (None for a view of the table).
+    """(the schema of a table or of a view of it, the table as it was resolved for that; None for a view).
 
-    For CREATE TABLE the schema carries the options, and the table is created at its path if they say so.
+    For CREATE TABLE, the metadata of the schema has the options, and a managed table is created at the path if the options say so.
     """
     creating = "provider" in options
     # Options that are stored with a table apply to all uses of it.
@@ -71,7 +71,8 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
 
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
-    """The options for the catalog to keep. If they say so, the table is created first. Raises the errors of its creation."""
+    """The options that the catalog will keep. Creates a managed table first if `lookup.create-if-not-exists` says so. Raises the errors of
+    `TableWriter.create`."""
     catalog_options = _catalog_options(options)
     create = catalog_options.pop(_CREATE, "false")
     try:
@@ -82,7 +83,7 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     columns = parse_options(catalog_options).files.schema
     if columns is None:
         raise OptionError(
-            f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"
+            f"option {_CREATE} = 'true' needs lookup.schema: set it to the columns of the new table, e.g. 'id INT, name STRING'"
         )
     del catalog_options["lookup.schema"]  # from now on the table's log has the columns
     parsed = parse_options(catalog_options)
@@ -93,7 +94,8 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options given in OPTIONS (…), without the catalog's properties: only an option also arrives as `option.<key>`."""
+    """The options given in OPTIONS (…), without the catalog's properties. They are told apart because Spark passes an option twice, the second time
+    as `option.<key>`."""
     catalog_options = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
     for key in sorted(options.keys() - catalog_options.keys()):
         if key.startswith("lookup."):
@@ -122,17 +124,20 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
         try:
             path_list = as_texts(json.loads(paths))
         except UNREADABLE:
-            raise OptionError("option paths: expected a list of paths, as Spark writes it for load()") from None
+            raise OptionError(
+                "option paths is not a list of paths, as Spark writes it for load(): give the option path instead"
+            ) from None
         if len(path_list) != 1:
             raise OptionError(
-                f"option path: {len(path_list)} paths given; give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
+                f"option path: {len(path_list)} paths are given: give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
             )
         load_options.setdefault("path", path_list[0])
     return load_options
 
 
 def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
-    """(the options of a load(), the names of those given for this read). A read within a lookup names these; its other options are the table's."""
+    """(the options of a load(), the names of those that the user gave for this read). A read within a lookup says which these are: its other
+    options are the table's."""
     load_options = _single_path(options)
     load_options.pop(BUILT, None)
     explicit = load_options.pop(EXPLICIT, None)
@@ -163,7 +168,7 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
 
 
 def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options of a write, including its path. Raises OptionError if the path would be a guess."""
+    """The options of a write, including its path. Raises OptionError if it is not certain which table is written."""
     write_options = _single_path(write)
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
     marks = {read_mark(field)[0] for field in schema} - {""}  # a column without a mark was added by ALTER TABLE
@@ -180,7 +185,7 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
                 "Read the rows with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
         same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
-        # An INSERT … WITH (path …) that names the table's own path, or rows of the table: options for writes count.
+        # The table's options for writes apply if INSERT … WITH (path …) names the table's own path, or if the rows come from that table.
         of_table = {key: text for key, text in catalog_options.items() if same_path and key.startswith(_OF_WRITES)}
         options = {
             **of_table,
@@ -223,7 +228,8 @@ def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions
 
 
 def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options that a catalog table was created with; {} for a read that names its own path or provider."""
+    """The options with which a catalog table was created; {} for a read that names its own path or provider. Raises OptionError for a catalog table
+    that has lost its options."""
     # The schema of a read that names its path may have come from a catalog table, but the read is not of that table.
     if "path" in load_options or names_system(load_options):
         return {}
@@ -239,7 +245,7 @@ def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict
 
 
 class Planning:
-    """A read that this process plans."""
+    """A batch read that this process plans: its options, its columns, and its tasks."""
 
     def __init__(
         self,
@@ -261,26 +267,27 @@ class Planning:
     def from_options(
         cls, read: Mapping[str, str], schema: StructType, resolved_table: ResolvedTable | None
     ) -> Planning:
-        """The planning of a read with these options whose schema Spark already knows."""
+        """A read with these options and the schema that Spark has for it. `resolved_table`: the table, if `plan_schema` has resolved it for this
+        read. Raises OptionError for options that do not fit the read."""
         load_options, explicit = _split_explicit(read)
         stored = _stored_options(load_options, schema)
         options = runtime().effective(parse_options(load_options, stored))
         refuse_in_reads(explicit, options.read.view)
         if options.read.view is View.CHANGES and options.kind(ChangeOptions).first is None:
             raise NotSupportedError(
-                "option lookup.view = 'changes': changes are read by spark.readStream, and by a batch that says where they begin "
-                "(lookup.changes-from)"
+                "option lookup.view = 'changes' needs lookup.changes-from in a batch: set it to the version of the first changes, or read a "
+                "stream with spark.readStream"
             )
         for fixed in ("lookup.columns", "lookup.view", "lookup.changes-from"):
             if stored and fixed in load_options:
                 raise OptionError(
-                    f"option {fixed} cannot change the columns of a catalog table in one read: use SELECT, or load(path)"
+                    f"option {fixed} would change the columns of a catalog table for one read: use SELECT, or load(path) with the option"
                 )
         for field in schema:
             if isinstance(field.dataType, (VarcharType, CharType)):
                 raise OptionError(
                     f"spark.sql.preserveCharVarcharTypeInfo = 'true': column {field.name!r} is {field.dataType.simpleString()}, which Spark "
-                    "does not pass to sources in Python: set it to 'false', and the column is STRING"
+                    "does not pass to sources in Python: set this conf to 'false', which makes the column a STRING"
                 )
         columns = arrow_schema(schema)
         if (
@@ -299,7 +306,7 @@ class Planning:
         return cls(options, columns, resolved_table, declared, added, build)
 
     def tasks(self, nonce: str = "") -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
-        """The tasks of the read, each with its plan. `nonce`: names the read, if several processes plan it."""
+        """The tasks of the read, each with its plan. `nonce`: identifies the read if several processes plan it."""
         if self.options.read.view is View.CHANGES:
             engine = runtime().engine(self.options)
             with engine.publish():

@@ -1,6 +1,6 @@
 """What an executor's Python worker runs: `read` returns the batches of a scan's task; `Resolve` and `Probe` are the functions of a lookup.
 
-Spark pickles these two as module, name and one text. Equal texts have equal pickles, so Spark sees when two relations are the same, and
+Spark pickles `Resolve` and `Probe` with their texts. Equal texts have equal pickles, so Spark sees when two relations are the same, and
 resolves them once.
 """
 
@@ -24,8 +24,10 @@ from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, read_build
 from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.versions.executions import Build, Execution
 
-_HEAP = re.compile("([0-9]+)([kmgt]?)b?")  # Spark's notation, in megabytes without a unit
-_LARGEST_ARRAY = 2**31 - 16  # of the JVM
+_HEAP = re.compile(
+    "([0-9]+)([kmgt]?)b?"
+)  # Spark's notation for sizes of memory; a number without a unit is in megabytes
+_LARGEST_ARRAY = 2**31 - 16  # bytes of the largest array that the JVM can have
 
 
 def read(
@@ -37,7 +39,7 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The batches of one task. All bytes are read from the store before the first batch is yielded.
 
-    `columns`: those of the batches; columns that the plan does not read are null.
+    `columns`: the columns of the batches; columns that the plan does not read are null.
     """
     count_for_application()
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options())
@@ -76,7 +78,7 @@ def session_options() -> dict[str, str]:
     context = TaskContext.get()
     if context is None:
         return {}
-    # All are read, because a mistyped key that is not asked for would be ignored; Spark has no public list of them.
+    # All properties are read, so that a mistyped key is an error instead of being ignored. Spark has no public list of them.
     host_values = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
     local_properties = getattr(context, "_localProperties", None) or {}
     other_values = {
@@ -88,7 +90,8 @@ def session_options() -> dict[str, str]:
 
 
 def largest_row() -> int:
-    """The most bytes that Spark's JVM can take as one row: it copies a row while it makes room for it, and other tasks do the same."""
+    """The most bytes that Spark's JVM can take as one row: an eighth of its memory, because it copies a row while its buffer grows, and other tasks
+    do the same."""
     context = TaskContext.get()
     if context is None:
         return _LARGEST_ARRAY
@@ -102,11 +105,11 @@ def largest_row() -> int:
 
 
 def current_execution(build: Build | None = None, built_at_s: float | None = None) -> Execution | None:
-    """The execution of this task, whose tasks all read one version: a stream's micro-batch, or a whole query.
+    """The execution to which this task belongs: a stream's micro-batch, or a whole query. All tasks of an execution read one version.
 
-    `build`: the micro-batch in whose function the lookup was built, whichever thread runs it; without it, Spark's properties say whether
+    `build`: the micro-batch in whose function the lookup was built, whichever thread runs it. Without it, Spark's properties say whether
     there is a micro-batch. `built_at_s`: when a DataFrame was built, if the driver did not know its micro-batch. None outside Spark, or if
-    Spark does not say: the task then resolves for itself.
+    Spark does not say: then the task resolves the version for itself.
     """
     context = TaskContext.get()
     if context is None:
@@ -125,10 +128,10 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
 
 
 class Resolve:
-    """The function for `mapInArrow` that returns one row: the version of each table that this execution reads, and all of them joined.
+    """The function for `mapInArrow` that returns one row: for each table the token of the version that this execution reads, and all tokens joined.
 
-    `tables`: for each column the options of the table whose version it has, and where the lookup was built. `joined`: the name of the last
-    column.
+    `tables`: for each column of tokens the options of the table, and the micro-batch in which the lookup was built. `joined`: the name of the
+    last column.
     """
 
     def __init__(self, name: str, tables: Mapping[str, tuple[str, Build | None]], joined: str) -> None:
@@ -171,7 +174,7 @@ class Probe:
             for arrays in batches:
                 keys, versions = arrays[: -self._versions], arrays[-self._versions :]
                 for answers in lookups.answers(keys, versions, executions, row_bytes):
-                    lookups.publish()  # a worker that is killed has published all but its current batch
+                    lookups.publish()  # so that a worker that is killed has published all but its current batch
                     yield answers
         finally:
             lookups.publish()

@@ -14,7 +14,7 @@ RECOMMENDED: Mapping[str, str] = {
 
 
 def configure(spark: SparkSession) -> SparkSession:
-    """Set the recommended run-time confs on a session, even if it has other values; returns the session.
+    """Set the recommended run-time confs on a session, also in place of other values, and return the session.
 
     `lookupcache` works without them. They make its logs queryable, and give an Arrow UDF after a scan larger batches.
     """

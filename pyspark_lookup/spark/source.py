@@ -27,8 +27,8 @@ _WITHOUT_WRITERS = "write the table with LookupTable(path).write(…), in a stre
 class DefaultSource(features.DataSource):
     """A table of files, read through this host's cache, always in its current version.
 
-    Options: see `pyspark_lookup.options.lookup_options`. Spark pickles instances to pass them between its planner processes. The table that
-    `schema()` resolved travels to `reader()` with them, so one load() makes one metadata call.
+    Options: see `pyspark_lookup.options.lookup_options`. Spark pickles instances to pass them between its planner processes. With them the table
+    that `schema()` resolved travels to `reader()`, so one load() makes one metadata call.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -58,20 +58,20 @@ class DefaultSource(features.DataSource):
         return LookupReader(plan, self._built_at_s)
 
     def writer(self, schema: StructType, overwrite: bool) -> features.DataSourceWriter:
-        """A write of a managed table; its first write creates it."""
+        """The writer of a batch of rows to a managed table. The first write creates the table."""
         features.ARROW_WRITERS.require("a write with format 'lookupcache'", _WITHOUT_WRITERS)
         from pyspark_lookup.spark import writer
 
         return writer.batch_writer(self.options, schema, overwrite)
 
     def streamReader(self, schema: StructType) -> features.DataSourceStreamReader:
-        """The changes of a managed table, commit by commit."""
+        """The reader of a stream of a managed table's changes."""
         from pyspark_lookup.spark import change_stream
 
         return change_stream.stream_reader(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> features.DataSourceStreamWriter:
-        """A stream into a managed table, each micro-batch committed once."""
+        """The writer of a stream to a managed table, which commits each micro-batch once."""
         features.ARROW_WRITERS.require("a stream with format 'lookupcache'", _WITHOUT_WRITERS)
         from pyspark_lookup.spark import writer
 
@@ -95,7 +95,7 @@ class LookupReader(features.DataSourceReader):
     def read(self, partition: features.InputPartition | None) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
-        if partition is None or partition.value is None:  # what Spark may make of no tasks
+        if partition is None or partition.value is None:  # Spark may pass this if there are no tasks
             return iter(())
         return reading.read(*partition.value)
 

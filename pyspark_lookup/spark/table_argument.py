@@ -37,7 +37,8 @@ _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
 @dataclasses.dataclass(frozen=True)
 class DimensionTable:
-    """The table of a lookup: its options, all its columns (`schema`), the key columns, and the columns to return, in their order."""
+    """The table of a lookup: its options as texts and parsed, all its columns (`schema`), the key columns, and the columns to return, in their
+    order."""
 
     spark: SparkSession
     options: Mapping[str, str]
@@ -108,14 +109,15 @@ def look_up(
 ) -> DimensionTable:
     """The table that a lookup names, with its columns as Spark sees them now.
 
-    `keys`: None for the keys that its options or its log name; `key_argument`: the caller's name for them. `as_of`: the lookup needs the
-    rows that are valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column that the table does
-    not have.
+    `keys`: the key columns (None: those that the table's options or its log name). `key_argument`: the name of that argument in errors. `as_of`:
+    whether the lookup needs the rows that are valid at a time. Raises OptionError for options that do not fit or a name that means no table,
+    SchemaError for a column that the table does not have.
     """
     argument_options = {key: option_text(value) for key, value in options.items()}
     explicit = {key.lower() for key in argument_options}
     for key in sorted(_OF_READS & explicit):
-        raise OptionError(f"option {key} is for reads: name a lookup's columns in the argument columns")
+        instead = "give the argument columns instead" if key == "lookup.columns" else "leave it out"
+        raise OptionError(f"option {key} is for reads, not for lookups: {instead}")
     refuse_in_reads(explicit - {"lookup.on-error"}, as_of=as_of)
     stored, schema = _table(spark, table, argument_options)
     merged_options = resolve_path(merge_options(stored, argument_options))
@@ -163,7 +165,7 @@ def look_up(
 
 
 def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
-    """The key columns that a table's options name, or else those in its log."""
+    """The key columns that a table's options name, or, if they name none, the key columns of a managed table."""
     text = {key.lower(): value for key, value in options.items()}.get("lookup.keys")
     if text is not None:
         return parse_names(text)
@@ -177,7 +179,8 @@ def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[st
 
 
 def _known_floor(options: LookupOptions) -> str | None:
-    """The last commit that this host made to the table: hosts that answer from cached metadata must include it."""
+    """The last commit that this host made to the table, as `lookup.floor`: hosts that answer from cached metadata must have it. None if there is
+    none, or if every host asks the store."""
     if options.system is not None or options.version.source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
@@ -186,14 +189,14 @@ def _known_floor(options: LookupOptions) -> str | None:
 
 
 def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that decide a table's columns, without those of its cache, which is not needed for that."""
+    """The options that decide which columns a table has, without the options of its cache, which is not needed to find out."""
     schema_options = {key: text for key, text in options.items() if key not in _OF_READS}
     if names_system(schema_options):
         return schema_options
     schema_options.pop("lookup.keys", None)
     without = merge_options(schema_options, {"lookup.cache": CacheMode.NONE.value})
     if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
-        # With a full cache no interval says when to ask the store: the last known version will do.
+        # If the table has a full cache, no interval says when to ask the store. For the columns the last known version will do.
         without.setdefault("lookup.metadata.sync-interval", "-1")
     return without
 
@@ -207,7 +210,7 @@ def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[
         raise SchemaError(str(problem).replace("option", "argument", 1)) from None
     twice = [name for name in spelled_names if spelled_names.count(name) > 1]
     if twice:
-        raise SchemaError(f"argument {argument}: {twice[0]!r} is given twice")
+        raise SchemaError(f"argument {argument}: {twice[0]!r} is given twice: give each column once")
     return spelled_names
 
 
@@ -217,7 +220,7 @@ def quote(name: str) -> str:
 
 
 def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys in the order of the table's own `lookup.keys`, if both name the same columns: each order would have a cache of its own."""
+    """The keys in the order of the table's own `lookup.keys`, if both name the same columns. For each order there would be a cache of its own."""
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
         return keys
@@ -256,13 +259,13 @@ def _table(
 
 
 def _plain_text(field: StructField) -> StructField:
-    """A catalog table's column in the type that its files have. With `spark.sql.preserveCharVarcharTypeInfo` Spark shows the VARCHAR with
-    which `planning` declares the column that carries the options."""
+    """A catalog table's column in the type that its files have. With `spark.sql.preserveCharVarcharTypeInfo` Spark shows the type VARCHAR that
+    `planning` gives to the column whose metadata holds the options."""
     return StructField(field.name, StringType()) if isinstance(field.dataType, VarcharType) else field
 
 
 def resolve_table_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
-    """The options of the table that an argument means, and the additional `options`. Raises OptionError if it means no table."""
+    """The options of the table that an argument names, completed by `options`. Raises OptionError if it names no table."""
     argument_options = {key: option_text(value) for key, value in options.items()}
     refuse_in_reads(argument_options)
     stored, _ = _table(spark, table, argument_options)
@@ -275,13 +278,13 @@ def is_cache_set(options: Mapping[str, str]) -> bool:
 
 
 def defaults_to_full(table: DimensionTable) -> bool:
-    """Whether a lookup gives the table a full cache if it is small: no cache is set, and a full one needs no trigger."""
+    """Whether a lookup gives the table a full cache if it is small: `lookup.cache` is not set, and a full cache needs no reload trigger."""
     by_query = table.parsed.version.source is MetadataSource.UFS and table.parsed.system is None
     return by_query and not is_cache_set(table.options)
 
 
 def with_default_cache(table: DimensionTable, size: int) -> DimensionTable:
-    """The table with the cache that a lookup gives it. `size`: of its files, in bytes."""
+    """The table with the cache that a lookup gives it. `size`: the bytes of the table's files."""
     small = size <= table.parsed.read.split_size
     return with_cache(table, CacheMode.FULL) if small and defaults_to_full(table) else table
 

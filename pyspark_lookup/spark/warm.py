@@ -26,7 +26,7 @@ _COLUMNS = "host STRING, cache_dir STRING, version STRING, rows BIGINT, bytes BI
 
 @dataclasses.dataclass(frozen=True)
 class Warmed:
-    """A cache directory that `warm` reached: the version it has now with its rows and bytes, or the `error` that prevented it."""
+    """The result of `warm` for one cache directory: the version that it has now, with its rows and bytes; or the `error` of the load."""
 
     host: str
     cache_dir: str
@@ -75,14 +75,14 @@ def _warm(table: LookupTable) -> dict[str, Any]:
 def warm(
     spark: SparkSession, table: TableArgument, tasks: int = 32, options: Mapping[str, Any] | None = None
 ) -> list[Warmed]:
-    """Load a table's current version into the full cache of as many executors as can be reached. Returns one entry for each.
+    """Load a table's current version into the full caches of as many executors as can be reached. Returns an entry for each cache directory.
 
-    `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: of the Spark job that looks for executors; best several times
-    as many as there are executors. `options`: such as {"lookup.keys": "id"}. The entry of an executor that fails has the `error`. Raises
-    OptionError for options that mean no full cache, ValueError for fewer than one task.
+    `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: the number of tasks of the Spark job that reaches the executors;
+    best several times as many as there are executors. `options`: such as {"lookup.keys": "id"}. If a load fails, its entry has the `error`.
+    Raises OptionError for options with which there is no full cache, ValueError for fewer than one task.
     """
     if tasks < 1:
-        raise ValueError(f"tasks = {tasks}: give 1 or more")
+        raise ValueError(f"argument tasks = {tasks}: give 1 or more")
     table_options = {**resolve_table_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
     parse_options(table_options)  # report wrong options here, and not in tasks
     numbers = spark.range(0, tasks, 1, tasks)

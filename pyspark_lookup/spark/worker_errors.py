@@ -1,4 +1,4 @@
-"""Errors of this package that end a worker: Spark shows their message in one line, without a traceback.
+"""Makes Spark show an error of this package that ends a worker as its message in one line, without a traceback.
 
 Spark formats an error with the frames of its worker, of this package and of all causes, unless an environment variable of the process says
 to hide them. A worker process ends with its first error, so setting the variable affects that error only.

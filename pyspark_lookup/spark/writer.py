@@ -1,7 +1,7 @@
 """Writes a managed table from Spark: the driver begins and commits the write, and tasks write its files, each in a process of its own.
 
-Only the options and the `Job` travel between them. A task that Spark runs twice writes two sets of files, of which the commit names one. A
-stream's micro-batch that has been committed is not committed again.
+Only the options and the `Job` travel between these processes. A task that Spark runs twice writes two sets of files, of which the commit
+names one. A stream's micro-batch that has been committed is not committed again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """Begin a batch write, and return its writer, which has the write id.
+    """Begin a batch write, and return its writer, which has the write id that the log has given to the write.
 
     Raises the errors of `TableWriter.begin`, and OptionError for options that such a write cannot have.
     """
@@ -59,7 +59,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     parsed = _parse({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
     if parsed.kind(WriteOptions).batch is not None:
         raise OptionError(
-            "option lookup.write.batch is for batch writes: a stream numbers its batches itself, remove it"
+            "option lookup.write.batch is for batch writes, and a stream numbers its batches itself: remove the option"
         )
     return StreamWriter(parsed, _begin(parsed, schema, overwrite, runtime().nonce()))
 
@@ -79,7 +79,8 @@ def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
 def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: str | None) -> Job:
     if overwrite and options.kind(WriteOptions).mode is not None:
         raise OptionError(
-            "option lookup.write.mode = 'upsert' is for Spark's append mode: an overwrite replaces all rows"
+            "option lookup.write.mode = 'upsert' is for Spark's append mode, and an overwrite replaces all rows: remove the option, or use "
+            "mode('append')"
         )
     engine = runtime().engine(options)
     with engine.publish():
@@ -103,7 +104,7 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
 
 
 def _find_batch(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
-    """[(job, query)] of a micro-batch; [] if no task wrote anything."""
+    """A list with the (job, query) of a micro-batch; an empty list if no task wrote anything."""
     jobs = [
         (message.job, message.query)
         for message in messages
@@ -134,7 +135,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @errors_without_traceback
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Commits a streaming query's micro-batches. Spark makes a new one for each commit, so the messages have all that a commit needs."""
+    """Commits a streaming query's micro-batches. Spark makes a new writer for each commit, so the messages have all that a commit needs."""
 
     def __init__(self, options: LookupOptions, job: Job) -> None:
         self._options = options
@@ -146,7 +147,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if not query or not batch:
             raise OptionError(
-                "Spark does not say to which streaming query and batch this task belongs, so its rows cannot be written exactly once"
+                "Spark does not say to which streaming query and batch this task belongs, so its rows cannot be written exactly once: write them in "
+                "a foreachBatch function"
             )
         job = dataclasses.replace(self._job, directory=batch_directory((query, int(batch)), self._job.directory))
         return Written(_write_files(self._options, job, iterator), query, job)

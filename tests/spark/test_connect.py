@@ -136,7 +136,7 @@ def enrich(query, table, on, *others, **given):
 FAILURES = [
     "keys for column 'id' of the table are string, the column is int64",
     "'k' is string collate UTF8_LCASE: its texts are equal by rules",
-    "AMBIGUOUS_REFERENCE", "'broadcast'", "LookupTable.for_name(spark, 'dim')", "times of the argument as_of are timestamp[us], the",
+    "AMBIGUOUS_REFERENCE", "'broadcast'", "LookupTable.for_name(spark, 'dim')", "argument as_of has the type timestamp[us], but the",
 ]
 at = [datetime(2024, 1, day, tzinfo=timezone.utc) for day in (1, 3)]
 history = path + "-history.parquet"
@@ -171,7 +171,7 @@ spark.stop()
         "FLOW LookupTable.for_name(spark, 'dim')",
         "FLOW [(1, datetime.datetime(2024, 1, 2, 23, 59), 'old')]",
         "FLOW [(1, datetime.datetime(2024, 1, 3, 0, 0), 'new')]",
-        "FLOW times of the argument as_of are timestamp[us], the",
+        "FLOW argument as_of has the type timestamp[us], but the",
     ]
 
 

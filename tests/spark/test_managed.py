@@ -361,16 +361,16 @@ def test_where_it_begins(desk: Desk) -> None:
         ({"lookup.stream.start": "99"}, "lookup.stream.start = '99': the log of the table ends at"),
         ({"lookup.stream.start": "0"}, "SNAPSHOT, LATEST or a log position"),
         ({"lookup.stream.begin": "1"}, "unknown option lookup.stream.begin"),
-        ({"lookup.stream.max-rows-per-trigger": "1", "lookup.stream.max-files-per-trigger": "1"}, "give one"),
+        ({"lookup.stream.max-rows-per-trigger": "1", "lookup.stream.max-files-per-trigger": "1"}, "give only one"),
         ({"lookup.version": str(first)}, "use lookup.stream.start"),
         ({"lookup.view": "files"}, "use data or changes"),
         ({"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),
-        ({"lookup.changes-from": "1"}, "lookup.changes-from is for batch reads: use lookup.stream.start"),
+        ({"lookup.changes-from": "1"}, "lookup.changes-from is for batch reads: in a stream use lookup.stream.start"),
     ):
         with pytest.raises(OptionError, match=words):
             source = DefaultSource({"path": desk.path, **options})
             source.streamReader(source.schema()).initialOffset()
-    with pytest.raises(Exception, match=r"changes are read by spark.readStream"):
+    with pytest.raises(Exception, match=r"needs lookup.changes-from in a batch"):
         load(desk.spark, desk.path, CHANGES).collect()
     shutil.rmtree(desk.path)
     LookupTable(desk.path, {"lookup.keys": "id", "lookup.cache.dir": str(desk.home / "other")}).write(rows(5))

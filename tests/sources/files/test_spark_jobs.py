@@ -107,7 +107,7 @@ def test_while_a_job_writes_the_last_version_is_current(
 def test_a_host_that_knows_no_version_waits(dim: Dim) -> None:
     """It answers as soon as the job has ended, and fails by the name of the job's directory after lookup.busy-wait."""
     dim.begin("_temporary/0")
-    with pytest.raises(TableBusyError, match=r"holds _temporary: a job is writing it"):
+    with pytest.raises(TableBusyError, match=r"holds _temporary: a job is writing this table"):
         dim.site.table(host="new").scan()
     assert sum(dim.site.clock.slept) == pytest.approx(30)
     dim.site.clock.slept.clear()

@@ -176,7 +176,7 @@ def test_changes_between_two_versions(site: Site) -> None:
         ({"changes_from": "1", "changes_to": "99"}, VersionGoneError, r"lookup.changes-to = 99: the log"),
         ({"changes_from": "4", "changes_to": "3"}, OptionError, r"lookup.changes-to = 3 is before lookup.changes-from = 4"),
         ({"changes_to": "3"}, OptionError, r"lookup.changes-to = 3 needs lookup.changes-from"),
-        ({"changes_from": "1", "version": "1"}, OptionError, r"lookup.version and lookup.changes-from contradict"),
+        ({"changes_from": "1", "version": "1"}, OptionError, r"lookup.version reads one version and lookup.changes-from"),
         ({"changes_from": "1", "view": "data"}, OptionError, r"lookup.changes-from = 1 reads changes"),
         ({"changes_from": "1", "path": "files"}, NotSupportedError, r"not \(or no longer\) a managed table"),
     ],

@@ -478,7 +478,7 @@ def test_vacuum_removes_orphans(site: Site) -> None:
     for path in (*orphans, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    with pytest.raises(errors.NotATableError, match=r"lies inside .*, a managed table: write to another place"):
+    with pytest.raises(errors.NotATableError, match=r"lies inside .*, a managed table: write to another path"):
         site.table({"path": f"{site.path}/a/b"}).write(rows(2))
     inner = site.path / "other"  # as it could be before
     ignored = shutil.ignore_patterns(

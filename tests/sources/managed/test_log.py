@@ -268,7 +268,7 @@ def test_versions_by_lists() -> None:
     assert paths(state, gap) == ["w/1.parquet", "w/3.parquet"]
     assert state.resolve_version(gap).digest not in {state.version(at).digest for at in range(1, 13)}
     for table, high, error, says in (
-        ("u", 2, ValueError, "not of this"),
+        ("u", 2, ValueError, "of another table"),
         ("t", 5, ValueError, "ahead of"),
         ("t", 4, errors.VersionGoneError, "write 4"),
     ):

@@ -224,7 +224,7 @@ def test_columns_keys_and_properties_can_be_altered(dim: Dim, tmp_path: Path) ->
     for columns, keys, says in (
         (pa.schema([("note", pa.int64())]), None, "note"),
         (None, ["nothing"], "no column 'nothing'"),
-        (None, ["id", "ID"], "named twice"),
+        (None, ["id", "ID"], "names a column twice"),
     ):
         with pytest.raises(SchemaError, match=says):
             dim.writer.alter(columns, keys)

@@ -94,7 +94,7 @@ def test_what_it_refuses(site: Site) -> None:
             t.scan()
         t.write(rows(1))
         for by_key in (t.upsert, t.delete):
-            with pytest.raises(errors.OptionError, match="no key columns"):
+            with pytest.raises(errors.OptionError, match=r"needs key columns|no key columns"):
                 by_key(rows(1))
     assert ids_of(keyless.scan()) == [1]
 

@@ -81,8 +81,8 @@ REFUSED: list[tuple[type[Exception], dict[str, str], str, Arguments, str]] = [
     (errors.NonUniqueKeyError, {}, "upsert", {"id": [3, 4, 3], "name": ["a"] * 3}, "id = 3"),
     (errors.OptionError, {"lookup.keys": "name"}, "write", ONE, "lookup.keys"),
     (errors.OptionError, {"lookup.keys": "id,name"}, "write", ONE, "lookup.keys"),
-    (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "no key columns"),
-    *((errors.OptionError, KEYLESS, call, ONE, "no key columns") for call in ("upsert", "delete")),
+    (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "key columns"),
+    *((errors.OptionError, KEYLESS, call, ONE, "key columns") for call in ("upsert", "delete")),
     # Names that files of hidden rows use.
     *((errors.SchemaError, NEW, "write", {"id": [1], name: [1]}, "rename it") for name in MARKS),
     (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], MARKS[0]: [1]}, "rename it"),

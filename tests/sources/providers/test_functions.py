@@ -356,8 +356,8 @@ BAD: dict[str, tuple[Answer, str]] = {
     "a column less without rows": (table(id=pa.array([], pa.int64())), "column 'name' is missing"),
     "another spelling": (table(ID=[1], name=["x"]), "column 'id' is missing"),
     "an unknown column": (table(id=[1], name=["x"], zip=[1]), "column 'zip' is not in its schema"),
-    "the key column twice": (columns(("id", [1]), ("id", [1]), ("name", ["x"])), "column 'id' is there twice"),
-    "another column twice": (columns(("id", [1]), ("name", ["x"]), ("name", ["y"])), "column 'name' is there twice"),
+    "the key column twice": (columns(("id", [1]), ("id", [1]), ("name", ["x"])), "column 'id' appears twice"),
+    "another column twice": (columns(("id", [1]), ("name", ["x"]), ("name", ["y"])), "column 'name' appears twice"),
     "another type": (table(id=[1], name=[5]), "column 'name' is int64, its schema says string"),
     "another type of key": (table(id=["1"], name=["x"]), "column 'id' is string, its schema says int64"),
     "a wider type": (table(id=[1.0], name=["x"]), "column 'id' is double, its schema says int64"),
@@ -416,7 +416,7 @@ BAD_VERSIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "None": (lambda: None, "returned None: return a str"),
     "nothing": (lambda: "", "returned '': return a str"),
     "bytes": (lambda: b"1", "returned b'1': return a str"),
-    "an error": (raises(ValueError("gone")), r"provider provider_1:make failed, version\(\): ValueError\('gone'\)"),
+    "an error": (raises(ValueError("gone")), r"provider provider_1:make failed \(version\(\)\): ValueError\('gone'\)"),
 }
 
 
@@ -759,7 +759,7 @@ def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> N
     assert names(table, 2) == ["Bob"]
     hangs += [False, True]
     desk.clock.tick(1)
-    with pytest.raises(LookupTimeoutError, match=r"0.6 s, a batch of scan\(\)"):
+    with pytest.raises(LookupTimeoutError, match=r"0.6 s \(a batch of scan\(\)\)"):
         table.reload()
     assert names(table, 2) == names(other, 2) == ["Bob"]
     desk.clock.tick(1)
@@ -786,7 +786,7 @@ def test_a_factory_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -
         if options is QUICK:
             for result in waiting:
                 with pytest.raises(
-                    LookupTimeoutError, match=f"{name} was not made within lookup.async.timeout = 0.6 s"
+                    LookupTimeoutError, match=f"{name} has not returned within lookup.async.timeout = 0.6 s"
                 ):
                     raise result()
             assert names(desk.table(name, options), 1) == ["Alice"]
@@ -879,7 +879,7 @@ def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, ca
 
     function = AsyncFunction(in_turn(forever, rows_of(USERS)))
     table = desk.serve(function, {**cache, **QUICK})
-    with pytest.raises(LookupTimeoutError, match=r"within lookup.async.timeout = 0.6 s, key id = 1$"):
+    with pytest.raises(LookupTimeoutError, match=r"within lookup.async.timeout = 0.6 s \(key id = 1\)$"):
         table.get(1)
     assert cancelled.wait(BOUND_S)
     assert names(table, 1) == ["Alice"]

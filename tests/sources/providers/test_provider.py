@@ -271,9 +271,9 @@ def expiring() -> LookupCache:
 # What each kind of provider is refused beside. What no provider could change is refused in tests/options/test_options.py.
 REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     (keyed(), [
-        ({"lookup.async.capacity": 5}, r"lookup.async.capacity has no meaning: provider .* is synchronous"),
+        ({"lookup.async.capacity": 5}, r"lookup.async.capacity has no meaning, because provider .* is synchronous"),
         ({"lookup.view": "files"}, r"describe\(\), metrics\(\) or"),
-        (FULL, "has no scan function; return a FullCachingLookupProvider"),
+        (FULL, "has no scan function: make its factory return a FullCachingLookupProvider"),
         (BY_ROWS, r"has no version\(\).*set lookup.partial-cache.expire-after-write"),
         (BY_ACCESS, r"has no version\(\)"),
         ({"lookup.cache": "PARTIAL"}, r"has no version\(\)"),
@@ -289,7 +289,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
         ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* determines that it is 'PARTIAL'"),
         (FULL, "lookup.cache = 'FULL': provider .* determines that it is 'PARTIAL'"),
     ]) for cache in (Plain, expiring) for kind in ("sync", "async")),
-    (Whole().versioned, [(more, f"{min(more)} has no meaning: provider .* is read as a whole") for more in (
+    (Whole().versioned, [(more, f"{min(more)} has no meaning, because provider .* is read as a whole") for more in (
         {"lookup.async.capacity": 5},
         {"lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "1 s", "lookup.retry.max-attempts": 1},
     )]),
@@ -545,7 +545,7 @@ def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
     assert table.get(None) == []
     people, whole.people, whole.problem = whole.people, {1: ["Julia"], 2: ["Alexa"]}, ValueError("cut off")
     desk.clock.tick(1)
-    with pytest.raises(LookupFunctionError, match=r"failed, scan\(\): ValueError\('cut off'\)"):
+    with pytest.raises(LookupFunctionError, match=r"failed \(scan\(\)\): ValueError\('cut off'\)"):
         whole.trigger.fire()
     assert everybody(table) == people
     assert counted(table) == {"hitCount": 4, "loadCount": 2, "numLoadFailures": 1}
@@ -778,7 +778,7 @@ def test_a_key_that_takes_too_long(desk: Desk) -> None:
 
     function = made("async", answer, 2)
     table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.timeout": "200 ms"})
-    with pytest.raises(LookupTimeoutError, match=r"id = 1[23] and 1 more$") as caught:
+    with pytest.raises(LookupTimeoutError, match=r"id = 1[23] and 1 more\)$") as caught:
         pairs(table, *range(10, 16))
     assert caught.value.rows.num_rows == 4
     assert len(function.log.asked) == 3
