@@ -112,7 +112,8 @@ def _number(sql: str, kind: DataType) -> str | None:
     if isinstance(kind, TimestampType):
         return f"unix_micros({sql})"
     if isinstance(kind, TimestampNTZType):
-        # By its parts, because a cast to a number goes through an instant in the session's time zone, where hours are missing.
+        # By its parts: not every Spark's `unix_micros` takes a time without a zone, and a cast to TIMESTAMP goes through the session's time
+        # zone, in which hours are missing.
         seconds = f"hour({sql}) * 3600 + minute({sql}) * 60"
         micros = f"CAST(extract(SECOND FROM {sql}) * 1000000 AS BIGINT)"
         return f"unix_date(CAST({sql} AS DATE)) * {_DAY_US}L + ({seconds}) * 1000000L + {micros}"
