@@ -16,7 +16,10 @@ STORAGE = "lookup.storage."
 
 
 def redact(key: str, value: object) -> str:
-    """The value of `key` as one line of text for a message: hidden if it is a credential or JSON with one inside. URLs lose their credentials."""
+    """An option's value as a text for messages: `[redacted]` if it is a credential, or JSON with a credential inside.
+
+    Credentials in URLs are hidden, and line breaks in paths are escaped.
+    """
     text = _without_secrets(key, value)
     return text.replace("\n", "\\n").replace("\r", "\\r") if key == "path" else text
 
@@ -45,7 +48,7 @@ def tells_secret(key: str, value: object) -> bool:
 
 
 def storage_value(text: object) -> Any:
-    """`true`, `5` and JSON become values, as fsspec expects; anything else stays text."""
+    """The value of a `lookup.storage.*` option, as fsspec expects it: decoded if the text is JSON, such as `true` or `5`; else the text."""
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError):
@@ -55,8 +58,8 @@ def storage_value(text: object) -> Any:
 def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The options in `$LOOKUPCACHE_CONF`, or else in `$SPARK_CONF_DIR/lookupcache.conf`; {} if there is neither.
 
-    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a named file that cannot be read
-    or parsed. The message quotes no line, because it may have a credential.
+    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a file that cannot be read or
+    parsed, and if `$LOOKUPCACHE_CONF` names no file. The message quotes no line, because a line may have a credential.
     """
     conf_path = environ.get("LOOKUPCACHE_CONF")
     spark_conf = environ.get("SPARK_CONF_DIR")
@@ -94,7 +97,7 @@ def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
     try:
         parser.read_string("[conf]\n" + lines)
     except configparser.DuplicateOptionError as problem:
-        return f", line {(problem.lineno or 1) - 1}: {problem.option} is there twice"
+        return f", line {(problem.lineno or 1) - 1}: {problem.option} is set twice: remove one of the lines"
     except configparser.ParsingError as problem:
         return f", line {problem.errors[0][0] - 1}: expected key = value"
     except configparser.Error:

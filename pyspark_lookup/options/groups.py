@@ -107,7 +107,7 @@ class FileOptions:
 
 @dataclasses.dataclass(frozen=True)
 class CsvOptions:
-    """How CSV files are written. `escape` None: a quote inside quoted text is doubled; a file that shows otherwise is an error."""
+    """The form of CSV files. `escape` None: a quote inside quoted text must be doubled, and a file in which one is not raises an error."""
 
     # fmt: off
     header: bool = option(
@@ -144,9 +144,12 @@ class CsvOptions:
 
 
 EXPLICIT = "lookup.given"
-"""Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
+"""An internal option of reads that are part of a lookup: the names of the options that the user gave for the lookup itself.
+
+All other options of such a read are those that the table brings.
+"""
 BUILT = "lookup.built"
-"""Of such a read, too: the micro-batch in whose `foreachBatch` function the lookup was built, and when, as JSON."""
+"""An internal option of the same reads: the micro-batch in whose `foreachBatch` function the lookup was built, and the time, as JSON."""
 OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
 
 
@@ -225,8 +228,8 @@ class ReadOptions:
             )
         if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
             raise OptionError(
-                f"option lookup.view = {self.view.value!r} has columns of its own: "
-                "filter it in Spark instead of by lookup.where or lookup.columns"
+                f"option lookup.view = {self.view.value!r} returns other columns than the table's: "
+                "remove lookup.where and lookup.columns, and filter it in Spark"
             )
 
 
@@ -285,9 +288,9 @@ class VersionOptions:
         return {key: value for key, value in pins.items() if value is not None}
 
     def check(self, caches_version: bool) -> None:
-        """Raise OptionError if no option says how long a host uses the version that it knows.
+        """Raise OptionError if `lookup.metadata.sync-interval` is missing, or contradicts `lookup.metadata.source`.
 
-        `caches_version`: only `lookup.metadata.sync-interval` can say it, because there is neither a full cache nor a provider to ask.
+        `caches_version`: CACHE needs the interval, because neither a full cache nor another system decides when to ask the store.
         """
         cached = self.source is enums.MetadataSource.CACHE
         if cached and self.sync_interval_s is None and caches_version:
@@ -303,17 +306,17 @@ class VersionOptions:
 
 
 def is_idle_in_gets(key: str) -> bool:
-    """Whether an option has no effect in a `LookupTable`'s own reads, but has in its other uses."""
+    """Whether an option has an effect only in joins, SQL functions or streams, and none in a `LookupTable`'s own reads."""
     return key in OF_AS_OF or key == "lookup.on-error" or key.startswith("lookup.stream.")
 
 
 def refuse_in_reads(
     explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
 ) -> None:
-    """Raise OptionError for an option of a read in which it has no effect.
+    """Raise OptionError if an option of a read has no effect in this kind of read.
 
-    Options that are stored with a table are not checked, because they apply to all uses of the table. `stream`: the read is, or may be, a
-    stream of changes; `as_of`: it is a lookup of rows that are valid at a time.
+    `explicit`: the options of the read itself. Those stored with a table are not checked, because they apply to all uses of the table.
+    `stream`: the read is, or may be, a stream of changes. `as_of`: the read is a lookup of rows that are valid at a time.
     """
     for key in sorted(key.lower() for key in explicit):
         if key.startswith("lookup.write."):
@@ -418,7 +421,7 @@ class PartialCacheOptions:
         return dataclasses.asdict(self)
 
     def check(self, explicit: AbstractSet[str], mode: CacheMode, needs_bound: bool) -> None:
-        """Raise OptionError for explicit options that have no effect with this kind of cache, or if the cache has no bound."""
+        """Raise OptionError for explicit options that have no effect with the cache's `mode`, or if a partial cache lacks a bound that it needs."""
         explicit_keys = sorted(key for key in explicit if key.startswith(PARTIAL))
         if mode is not CacheMode.PARTIAL:
             if explicit_keys:
@@ -507,7 +510,7 @@ class FullCacheOptions:
 
     @property
     def retained_s(self) -> float:
-        """How long a superseded snapshot stays."""
+        """How long a superseded snapshot stays on disk, in seconds: the option, or else its default."""
         if self.retain_s is not None:
             return self.retain_s
         interval_s = self.interval_s or 0.0
@@ -516,9 +519,9 @@ class FullCacheOptions:
         return max(600.0, 2 * interval_s)
 
     def check(self, explicit: AbstractSet[str], mode: CacheMode, cached: bool, needs_trigger: bool) -> None:
-        """Raise OptionError for explicit options that have no effect with this kind of cache, or that need another one.
+        """Raise OptionError for explicit options that have no effect with the cache's `mode`, or that need another option.
 
-        `cached`: this host decides which version is current. `needs_trigger`: no trigger comes from elsewhere.
+        `cached`: `lookup.metadata.source` is CACHE. `needs_trigger`: the table's system brings no trigger of its own.
         """
         explicit_keys = sorted(key for key in explicit if key.startswith(FULL))
         if mode is not CacheMode.FULL:

@@ -1,4 +1,4 @@
-"""Every `lookup.*` key: its type, default and one-line meaning. Only here do texts become values.
+"""Every `lookup.*` key: its type, default and one-line meaning. This module alone turns the texts of options into values.
 
 `LookupOptions.parse` takes the layers in order of precedence and returns one frozen value:
 read option > table option > `spark.lookupcache.*` > conf file > default.
@@ -64,7 +64,7 @@ class KindOptions:
 
     @property
     def place(self) -> str:
-        """The table's name in that system, for errors."""
+        """The table's name in the other system, for errors; empty for a table of files."""
         return ""
 
     @property
@@ -79,7 +79,7 @@ class KindOptions:
 
     @property
     def implied(self) -> Mapping[str, Any]:
-        """Values of other options that follow from these unless they are set, by key."""
+        """Values, by key, that these options imply for other options, unless those are set."""
         return {}
 
     def check(self, options: LookupOptions) -> None:
@@ -113,8 +113,9 @@ class LookupOptions:
         origin: str = "read option",
         kinds: Sequence[type[KindOptions]] = (),
     ) -> LookupOptions:
-        """The options of a read of `table` (its stored options) with the defaults `conf` (of a conf file). `origin`: the name of `read` in
-        errors.
+        """The options of a read: those in `read`, else those stored with the table (`table`), else those of the conf file (`conf`).
+
+        `origin`: how errors call an option in `read`.
 
         Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside the conf file, or a missing path.
         """
@@ -180,7 +181,7 @@ class LookupOptions:
         self.read.check(self.explicit)
 
     def kind(self, group: type[K]) -> K:
-        """The options of one kind of table; the defaults if these were parsed without them."""
+        """The options of one kind of table; their defaults if `parse` was called without this group."""
         return next((kind for kind in self.kinds if isinstance(kind, group)), None) or group()
 
     @property
@@ -202,7 +203,7 @@ class LookupOptions:
 
     @cached_property
     def pinned(self) -> Pin | None:
-        """The version of a table that is read, if it is not the current one."""
+        """The version that an option names to be read; None: the current version is read."""
         return next(iter(self.pins.values()), None)
 
     @property
@@ -211,7 +212,7 @@ class LookupOptions:
         return self.with_values(dict.fromkeys(self.pins))
 
     def with_values(self, values: Mapping[str, Any]) -> LookupOptions:
-        """These options with other values, which have their types already, by key."""
+        """These options with some values replaced. `values`: by key, already parsed."""
         if not values:
             return self
         fields = _fields(tuple(map(type, self.kinds)))
@@ -230,7 +231,7 @@ class LookupOptions:
         return dataclasses.replace(self, **groups, kinds=kinds)
 
     def override(self, overrides: Mapping[str, str]) -> LookupOptions:
-        """These options, with `overrides` (key -> text) instead of their own values. Raises OptionError."""
+        """These options, with `overrides` (key -> text) instead of their own values. Raises OptionError for an unknown key or a bad value."""
         return self.with_values(
             {key: self._get_field(key, text).parse(text, f"option {key}") for key, text in overrides.items()}
         )
@@ -375,7 +376,7 @@ _OF_PEERS = {
 
 
 def _suggest_options(fields: Mapping[str, _Field], kinds: Sequence[type[KindOptions]], key: str) -> list[str]:
-    """The options that an unknown key may mean: those that end with it, its counterpart from other projects, or those with a similar spelling."""
+    """The options that an unknown key may mean: the counterpart of another project's option, or options that end alike or are spelled similarly."""
     plain = re.sub(r"[^a-z0-9]", "", key)
     names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in fields if not name.endswith("*")}
     if (match := names_by_plain.get(plain) or names_by_plain.get("lookup" + plain)) is not None:

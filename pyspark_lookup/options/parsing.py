@@ -159,7 +159,7 @@ def parse_path(text: str) -> str:
 
 
 def _is_encodable(path: str) -> bool:
-    """Whether the system can use a path. Bytes of names that are not UTF-8 are surrogates in it."""
+    """Whether the system can use a path. (In Python's text of a path, bytes that are not UTF-8 are surrogates.)"""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
@@ -239,7 +239,7 @@ def parse_commit(text: str) -> str:
 
 
 def parse_instant(text: str) -> datetime.datetime:
-    """A time, in UTC. Without a zone it is taken as UTC."""
+    """The time that a text names, in UTC. A text without a zone is taken as UTC."""
     try:
         # Python 3.10 does not accept Z.
         at = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
@@ -249,7 +249,7 @@ def parse_instant(text: str) -> datetime.datetime:
 
 
 def parse_batch(text: str) -> tuple[str, int]:
-    """A batch of a writer: the writer's name, and a number that grows."""
+    """(the writer's name, the number of its batch) of a text such as `orders-by-city:17`."""
     query, _, number = text.strip().rpartition(":")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", query) or not re.fullmatch(r"[0-9]{1,12}", number):
         raise ValueError("a name (letters, digits, ., _, -) and the number of a batch, such as orders-by-city:17")
@@ -257,8 +257,11 @@ def parse_batch(text: str) -> tuple[str, int]:
 
 
 def parse_write_ids(text: str) -> str:
-    """The text of a list of valid write ids, as it is written."""
-    return str(ValidWriteIdList.parse(text.strip()))
+    """The text of a list of valid write ids, in the form that `ValidWriteIdList` writes."""
+    try:
+        return str(ValidWriteIdList.parse(text.strip()))
+    except ValueError as problem:
+        raise ValueError(f"a list that LookupTable.valid_write_ids returns ({problem})") from None
 
 
 def parse_stream_start(text: str) -> StreamStart | int:
@@ -283,7 +286,7 @@ def parse_reload_strategy(text: str) -> ReloadStrategy | str:
 
 
 class Kind(NamedTuple):
-    """The possible texts of an option: a label for users, and the parser, which returns a value or raises ValueError."""
+    """The possible texts of an option: a label for users, and the parser, which returns the value or raises ValueError with what is expected."""
 
     label: str
     parse: Callable[[str], Any]
@@ -301,7 +304,7 @@ MIB, GIB, MOST = 1024**2, 1024**3, 2**60
 
 
 def choice(enum_class: type[enum.Enum]) -> Kind:
-    """A kind with the values of an enum, in any letter case (as in Flink)."""
+    """The `Kind` of an option whose values are those of an enum, in any letter case (as in Flink)."""
     choices = [str(member.value) for member in enum_class]
 
     def parse(text: str) -> enum.Enum:
@@ -319,7 +322,7 @@ def choice(enum_class: type[enum.Enum]) -> Kind:
 
 
 def size(low: int, high: int) -> Kind:
-    """A kind for a size in bytes, within bounds."""
+    """The `Kind` of an option that is a size, from `low` to `high` bytes."""
 
     def parse(text: str) -> int:
         value = parse_bytes(text)
@@ -333,7 +336,11 @@ def size(low: int, high: int) -> Kind:
 def option(
     key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True, secrets: str = ""
 ) -> Any:
-    """A field of `LookupOptions`. `default_text`: the default as users see it, if that is not its text."""
+    """The field of an option in a group of options.
+
+    `default_text`: the default as users see it, if that is not the text of `default`. `hashed`: whether the value counts for the group's
+    hash. `secrets`: where to put a credential, for options that refuse one.
+    """
     if not default_text and default not in (None, ()):
         default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
     metadata = {
@@ -353,14 +360,14 @@ def is_number(value: Any) -> bool:
 
 
 def check_argument(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Raise OptionError for an argument of another type. True and False are not numbers."""
+    """Raise OptionError unless an argument is of one of the types `kinds`. True and False do not count as numbers."""
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         raise OptionError(f"argument {name} = {foreign_repr(value)}: expected {expected}")
 
 
 def duration_argument_s(name: str, value: Any) -> float:
-    """The seconds of an argument that is a duration. Raises OptionError if it is not."""
+    """The seconds of an argument that is a duration. Raises OptionError for any other argument."""
     check_argument(
         name, value, (str, datetime.timedelta), "a duration such as '7 d' or 'PT10S', or a datetime.timedelta"
     )

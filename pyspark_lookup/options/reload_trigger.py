@@ -1,7 +1,7 @@
-"""When a full cache reloads: FLIP-221's triggers as values that compute when a reload is due, and blackouts.
+"""The triggers of FLIP-221, which compute when a full cache's reload is due, and `Blackout`: times of day at which none starts.
 
 A trigger keeps no times of its own. It computes from the last reload that any process of the host has made, so a schedule continues in
-another process. There is no clock, no timer and no thread here: the context has these. Times are Unix seconds.
+another process. The trigger's `Context` has the clock, timer and threads. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WINDOW = re.compile(rf"({_TIME})\s*-\s*({_TIME})({_ZONE})")
 
 
 class ScheduleMode(enum.Enum):
-    """The time from which the interval of a periodic reload counts."""
+    """Whether a periodic reload's interval counts from the end of the last reload, or in whole intervals from the start of the first load."""
 
     FIXED_DELAY = "FIXED_DELAY"
     FIXED_RATE = "FIXED_RATE"
@@ -52,7 +52,7 @@ class LastReload:
 class CacheReloadTrigger(abc.ABC):
     """Decides when a full cache reloads (FLIP-221). Subclass it for a schedule of your own.
 
-    The cache opens it in one process of the host at a time. No method may block.
+    The cache opens a table's trigger in one process of the host at a time. No method may block.
     """
 
     class Context(abc.ABC):
@@ -78,8 +78,8 @@ class CacheReloadTrigger(abc.ABC):
         def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
             """Run `action` once on the cache's own timer, not before Unix time `at_s`. Returns a function that cancels it.
 
-            If the clock is set back meanwhile, `action` runs at once, because `at_s` may then be far away: read the time, and schedule it
-            again.
+            If the clock is set back meanwhile, `action` runs at once, because `at_s` may then be far away. So `action` must read the time,
+            and schedule itself again if it is too early.
             """
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class DueTrigger(CacheReloadTrigger):
 
     @abc.abstractmethod
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        """The time at which the next reload is due after `now_s`, if `last` does not include the one requested at `now_s`."""
+        """The time after `now_s` at which the next reload is due, given that a reload is requested at `now_s`, which is not `last`."""
 
     def open(self, context: CacheReloadTrigger.Context) -> None:
         self.close()
@@ -127,8 +127,8 @@ class DueTrigger(CacheReloadTrigger):
 
     def _plan(self, context: CacheReloadTrigger.Context, last: LastReload | None, due_s: float) -> None:
         cancel = self._cancel = context.schedule(due_s, functools.partial(self._fire, context, last, due_s))
-        # The race: close() may have been called from another thread, and have cancelled only the timer before this one. So it is
-        # cancelled here.
+        # The race: another thread may have called close() before `_cancel` was set, which cancelled only the timer before this one.
+        # So this timer is cancelled here.
         if self._context is not context:
             cancel()
 
@@ -136,8 +136,8 @@ class DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
-        # A reload in between, such as another process's, changes the plan. If there was none, the clock may have been set back.
-        # Then the time is at most that of a plan made now, but never later than the old plan, or it would be put off for ever.
+        # A reload in between, such as another process's, changes the plan. If there was none and the time has not come, the clock was
+        # set back: a plan made now may be earlier than the old one. A later plan is not taken: it could put the reload off for ever.
         if last != planned_after:
             due_s = self.next_due_s(last, now_s)
         elif due_s > now_s:
@@ -210,10 +210,10 @@ class PeriodicCacheReloadTrigger(DueTrigger):
 class TimedCacheReloadTrigger(DueTrigger):
     """Reloads at once, at the next `reload_time` (now, if that is the time), and then every `interval_days` calendar days.
 
-    The time is local to `zone` (None: the system's) unless it has an offset of its own. If clocks are put forward and skip it, the offset
-    before the change applies (02:30 becomes 03:30); if they are put back and show it twice, the first one counts. The days count from the
-    first reload time, so a reload by hand or a late one does not shift them. If the clock was set back since the last reload, the next
-    reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
+    The time is local to `zone` (None: the system's) unless it has an offset of its own. If clocks are put forward and skip the time, the
+    offset before the change applies (02:30 becomes 03:30). If they are put back and show the time twice, the first one counts. Days count
+    from the first reload time, so a reload by hand or a late one does not shift later ones. If the clock was set back since the last
+    reload, the next reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
     """
 
     def __init__(self, reload_time: datetime.time, interval_days: int = 1, zone: datetime.tzinfo | None = None) -> None:
@@ -264,9 +264,9 @@ class TimedCacheReloadTrigger(DueTrigger):
 class Blackout:
     """Times of day at which no reload begins. `parse_blackout` makes one from a text, and `str` returns the text.
 
-    `windows` are (start, end), including the start and excluding the end, past midnight if the end is the earlier time. Both have the same
-    offset, or none and are local to `zone` (None: the system's). If a change of clocks skips an edge or shows it twice, the longer window
-    counts.
+    `windows` are (start, end), including the start and excluding the end; a window whose end is earlier than its start goes past midnight.
+    The two times of a window have the same offset, or no offset: then they are local to `zone` (None: the system's). If a change of clocks
+    skips a start or an end, or shows it twice, the longer of the possible windows counts.
 
     Raises ValueError if a window is empty, or if the windows leave no time of the day free.
     """
@@ -284,7 +284,7 @@ class Blackout:
             raise ValueError("windows that leave some time of the day free for reloads")
 
     def postponed_s(self, at_s: float) -> float:
-        """`at_s` if it is free, else the end of the windows in which it lies, one after the other (Unix seconds)."""
+        """The first time from `at_s` on that lies in no window. Both are Unix times in seconds."""
         while ends := [end_s for start_s, end_s in self._spans_around(at_s) if start_s <= at_s < end_s]:
             at_s = max(ends)
         return at_s
@@ -307,7 +307,7 @@ def _instant_s(day: datetime.date, time: datetime.time, zone: datetime.tzinfo | 
 
 
 def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.date]:
-    """The local day of an instant and the neighbouring days that could matter, because some zones once skipped a whole day."""
+    """The local day of an instant, the two days before and the day after: some zones once skipped a whole day."""
     today = datetime.datetime.fromtimestamp(at_s, zone).date()
     return [today + days * _DAY for days in range(-2, 2)]
 

@@ -375,7 +375,7 @@ NO_CONF = [
     (f"lookup.storage.secret = {SECRET}\nlookup.cache.dir = /".encode() + b"\xfc", "cannot be read"),
     (b"lookup.max-retries = 1\n\nlookup.cache.dir /ssd", "line 3: expected key = value"),
     (f"lookup.storage.secret: {SECRET}".encode(), "line 1: expected key = value"),
-    (b"lookup.max-retries = 1\nlookup.max-retries = 2", "line 2: lookup.max-retries is there twice"),
+    (b"lookup.max-retries = 1\nlookup.max-retries = 2", "line 2: lookup.max-retries is set twice"),
     (b"[lookup]\nlookup.max-retries = 1", "without [sections]"),
     (b"[conf]\nlookup.max-retries = 1", "without [sections]"),
     (b"lookup.max-retries = 1\n[DEFAULT]\nlookup.settle = 1 s", "without [sections]"),
