@@ -45,7 +45,7 @@ class BlocksAndLocations:
 
 
 def make_path_key(scope: str, path: str) -> str:
-    """The key of a store's file in the cache."""
+    """The hash that names a store's file in the cache. `scope`: as in `Ufs.scope`."""
     return key_of(scope, path)
 
 
@@ -106,8 +106,8 @@ class BlockCache:
     def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
         """The bytes of blocks, fetched again and not cached. All cached blocks of the file's version are removed.
 
-        For bytes that cannot be decoded: they may have been damaged on their way here. If the new bytes can be decoded, call
-        `count_damaged`. Raises the errors of `read`.
+        Call this for bytes that cannot be decoded: they may have been damaged on their way from the store. If the new bytes can be
+        decoded, call `count_damaged`. Raises the errors of `read`.
         """
         if self._context.disk is not None:
             self._context.disk.forget_blocks(location.path_key, location.version_key)
@@ -167,8 +167,10 @@ class BlockCache:
         return data is not None
 
     def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
-        """Acquire a block's lock into `locks`. Returns whether this process should load the block; it should, without a lock, if the directory
-        is broken."""
+        """Acquire a block's lock, which `locks` releases. Returns whether this process should load the block.
+
+        It should if it has the lock; also, without a lock, if the cache directory fails.
+        """
         try:
             lock = disk.acquire("block", name, timeout_s)
         except OSError:
@@ -206,7 +208,7 @@ class BlockCache:
 
 
 def _merge(blocks: list[Range]) -> list[tuple[Range, list[Range]]]:
-    """Sorted blocks as requests: neighbouring blocks share one, up to a size. Each request comes with its blocks."""
+    """(range to request, the blocks in it) for sorted blocks. Blocks at most 64 KiB apart share a request of up to 16 MiB."""
     spans: list[tuple[Range, list[Range]]] = []
     for offset, length in blocks:
         if spans:

@@ -21,9 +21,9 @@ def in_thread(name: str, run: Callable[[], None]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class HostContext:
-    """The cache directory (None: there is none), the counters, the clock and the randomness of one table reference.
+    """The cache directory (None: there is none), the counters, the clock and the random numbers of one table reference.
 
-    `start`: runs a function in a thread with this name. `timer`: runs the schedules of several tables (None: each has its own timer).
+    `start`: runs a function in a thread with the given name. `timer`: runs the schedules of several tables (None: each has its own timer).
     """
 
     disk: Disk | None

@@ -30,7 +30,7 @@ _NAMES = (*COUNTERS, *GAUGES, _GAUGES_AT)
 
 
 class Publisher:
-    """One table's counters in this process, published to the other processes of the host. Not for use after a fork."""
+    """Publishes one table's counters in this process to the other processes of the host. A forked child must not use it."""
 
     def __init__(self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str, clock: HostClock) -> None:
         self.metrics = metrics
@@ -144,6 +144,7 @@ class TableCounts:
 
 
 _OF_QUESTIONS = {"ufsHeadCount", "ufsListCount", "ufsRetryCount"}
+"""The counters that grow even at a path without a table."""
 
 
 def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
@@ -208,7 +209,7 @@ def _applications(counts: Counts) -> list[str]:
 
 
 def _application(counts: Counts) -> str | None:
-    """The application that counts belong to ("": none); None for the counts of several."""
+    """The application that counts belong to ("": none); None for the counts of several applications."""
     return None if counts.about.get("applications") else str(counts.about.get("application", ""))
 
 

@@ -1,7 +1,7 @@
 """The only door to remote storage: `get_meta`, `list_status`, `read_ranges`, `put_if_absent` over any fsspec URL.
 
-It counts every attempt by kind and by bytes, repeats attempts after transient errors, and translates foreign errors into ours. Nothing is
-cached, listings neither: an answer is the store's answer now. Reads are pinned to a `FileVersion`: bytes of another version are never
+`Ufs` counts every attempt by kind and by bytes, repeats attempts after transient errors, and translates foreign errors into ours. Nothing
+is cached, not even listings: an answer is the store's answer now. Reads are pinned to a `FileVersion`: bytes of another version are never
 returned.
 """
 
@@ -41,7 +41,7 @@ class _ShortReadError(UfsUnavailableError):
 
 
 class Ufs:
-    """A store for the reads of one table: counted, retried, pinned.
+    """The store of one table: its calls are counted and, after transient errors, repeated; its reads are pinned to a version.
 
     Up to `max_retries` (>= 0) attempts follow the first one, after transient errors only; `sleep` waits the seconds between them. One
     instance belongs to one process.
@@ -224,7 +224,9 @@ class Ufs:
                 return self._find_written(path, data)
             except UfsNotFoundError:
                 url = redact("path", path)
-                raise UfsUnavailableError(f"{url}: the store says both that it exists and that it does not") from None
+                raise UfsUnavailableError(
+                    f"{url}: the store says both that the file exists and that it does not"
+                ) from None
 
         try:
             return self._retry(attempt)
@@ -239,7 +241,7 @@ class Ufs:
             raise
 
     def _find_written(self, path: str, data: bytes) -> FileVersion | None:
-        """The file there if it holds `data`, None if it holds other bytes. Raises UfsNotFoundError if there is none."""
+        """The file at `path` if its bytes are `data`; None if it has other bytes. Raises UfsNotFoundError if there is no file."""
         file = self.get_meta(path)
         if file.size != len(data):
             return None

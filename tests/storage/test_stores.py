@@ -538,7 +538,7 @@ def test_a_web_identity_has_etag_and_time(web: WebServer) -> None:
     version = store_of(url).get_meta(url, ignore)
     assert (version.cacheable, read_whole(store_of(url), version)) == (False, OLD)
     web.files["/f.csv"] = (OLD, {"Content-Length": "", "Connection": "close"})
-    with pytest.raises(errors.UfsError, match="does not say its size"):
+    with pytest.raises(errors.UfsError, match="does not say how large the file is"):
         store_of(url).get_meta(url, ignore)
 
 

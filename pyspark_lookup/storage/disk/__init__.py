@@ -1,4 +1,4 @@
-"""The only door to the host's cache directory: publish by rename, records, locks, segments, budget, `check()`.
+"""The host's cache directory: its blocks, records, segments, counters, claims and locks, and its budget. No other package touches its files.
 
 Layout, below a directory of mode 0700 that this user owns::
 
@@ -8,7 +8,7 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/snapshots/<table key>/<name>                                one segment of a table's snapshots
     v1/counters/<table key>-<host>-<process>-<8 hex>               a process's counters, written in place
     v1/claims/<table key>/<name>                                   keys being loaded
-    v1/locks/<kind>-<3 hex>                                        never removed
+    v1/locks/<kind>-<3 hex>                                        an empty file to lock; never removed
     v1/tmp/                                                        files being written; `*.reserved`: those of long builds
     v1/usage                                                       the account of bytes: blocks with their directories, segments, records with counters
 

@@ -1,4 +1,4 @@
-"""Blocks of files; what is evicted first when the budget is short; sweeping and checking of the whole cache directory.
+"""`Disk`: a whole cache directory, with its blocks, the order of eviction when the budget is short, `sweep` and `check`.
 
 `Claims` are files that tell other processes what this one is about to do, until it is done or dead. A claim is a file
 `claims/<space>/<group>-<name>`, on which its writer holds an exclusive lock. The kernel releases the lock when the writer dies; the next
@@ -103,7 +103,11 @@ class Claims(Directory):
                     elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
                         active_claims.append((name, os.pread(fd, status.st_size, 0)))
             except OSError as problem:
-                if problem.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # released; or a link, a socket
+                if problem.errno not in (
+                    errno.ENOENT,
+                    errno.ELOOP,
+                    errno.ENXIO,
+                ):  # released meanwhile; or a link, or a socket
                     raise
         return active_claims
 
@@ -133,12 +137,12 @@ class Claims(Directory):
 
 _EVICT_MORE = 10  # an eviction also frees a tenth of what blocks may take
 _LARGEST_SHARE = 8  # a block above an eighth of the budget would evict too many others
-_SHARE_AT_MOST = 16 * 1024 * 1024  # of blocks that are put at once
+_SHARE_AT_MOST = 16 * 1024 * 1024  # bytes of blocks that are put at once
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
-_IN_USE_S = 600.0  # since the last use of a table: within this time it is not evicted for another one
-# The kinds of records that may be evicted, because each only saves calls of the store. All others say what this host has
-# committed and which versions are agreed on.
+_IN_USE_S = 600.0  # a table that was used within this time is not evicted for another table
+# The kinds of records that may be evicted, because they only save calls of the store. Other records say what this host has
+# committed, or on which versions its processes have agreed.
 _FORGOTTEN_FOR_SPACE = (
     "asked",
     "bounds",
@@ -287,7 +291,7 @@ class Disk(Segments, Claims, Counters):
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return
-        unused = size  # taken from the budget, but not (newly) on disk
+        unused = size  # bytes that are taken from the budget, but by which the files on disk have not grown
         try:
             for key, data in blocks.items():
                 path = self._root / "blocks" / key.name
@@ -430,7 +434,7 @@ class Disk(Segments, Claims, Counters):
                 sampled += block[1]
             if sampled >= 4 * shortage:
                 break
-        if sampled < min(shortage, usage.blocks):  # fewer blocks than in the account: it is wrong
+        if sampled < min(shortage, usage.blocks):  # the account is wrong: it has more bytes of blocks than there are
             self.recount()
             shortage -= usage.total - self.usage().total
         freed = 0
@@ -502,7 +506,7 @@ class Disk(Segments, Claims, Counters):
     def clear(self) -> tuple[int, int]:
         """Remove everything. Returns (files, bytes). Readers have misses meanwhile, and a running query may lose its version.
 
-        It keeps the counters of live processes, files that are being written, and the record of which series of records were removed.
+        It keeps the counters of live processes, files that are being written, and the marks that stand for removed series of records.
         """
         self._remove_dead(0)
         alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}
@@ -527,7 +531,7 @@ class Disk(Segments, Claims, Counters):
         return files, freed
 
     def check(self, repair: bool = False) -> DiskReport:
-        """Read every block, record and segment and report the damaged ones. `repair`: remove these and recount."""
+        """Read every block, record, segment and file of counters and report the damaged ones. `repair`: remove these and leftovers, and recount."""
         damaged: list[str] = []
         blocks = total = 0
         for _, size, path in self._walk(self._root / "blocks"):

@@ -34,9 +34,10 @@ class PlaceTakenError(OSError):
 
 @contextlib.contextmanager
 def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | None = None) -> Iterator[int]:
-    """A descriptor of the directory `names` below `root`, which itself may be reached by links.
+    """A descriptor of the directory `names` below `root`. The path of `root` itself may have links.
 
-    `mode`: of the missing directories that are made, so that they survive a crash. Raises the errors of `descend`.
+    `mode`: the mode of missing directories, which are then made so that they survive a crash; None: none is made. Raises the errors of
+    `descend`.
     """
     fd = descend(os.open(root, DIRECTORY), names, os.fspath(root), mode, durable=True)
     try:
@@ -46,10 +47,10 @@ def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | N
 
 
 def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable: bool) -> int:
-    """A descriptor of the directory `names` below an open one, which is closed. `root`: its path, for errors.
+    """A descriptor of the directory `names` below the open directory `fd`, which is closed. `root`: the path of `fd`, for errors.
 
-    `mode`: of the missing directories that are made. `durable`: they survive a crash. Raises FileNotFoundError for a missing one without
-    `mode`, PlaceTakenError for a link or a file where a directory should be.
+    `mode`: the mode of missing directories, which are then made; None: they raise FileNotFoundError. `durable`: new directories survive a
+    crash. Raises PlaceTakenError for a link or a file where a directory should be.
     """
     for depth, name in enumerate(names):
         try:
@@ -95,7 +96,8 @@ MAGIC, SEGMENT_MAGIC = b"LKUPBLK1", b"LKUPSEG1"
 
 _MARKER_BEGUN = re.compile(rf"\.{re.escape(MARKER)}\.[0-9a-f]{{16}}")
 _HEX, _NAME = "[0-9a-f]", "[^/]+"
-# The entries of a cache directory that a release before the marker has made: names, and how the files begin.
+# The entries that a release without markers has made in a cache directory: the form of their names, and the first bytes of such files
+# (None: these files are empty).
 _CACHE_FILES = {
     re.compile(rf"blocks/{_HEX}{{2}}/{_HEX}{{32}}/{_HEX}{{32}}/[0-9]+-[0-9]+"): MAGIC,
     re.compile(rf"records/{_NAME}/{_NAME}|counters/{_NAME}"): MAGIC,
@@ -109,10 +111,12 @@ _CACHE_FILES = {
 def make_whole(root: Path) -> None:
     """Make the cache directory `root`, private and marked as ours, with its fixed subdirectories. Raises CacheDirectoryError."""
     for _ in range(_MARKER_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # others are removing it
+        with contextlib.suppress(FileNotFoundError):  # the race: another process removes the directory meanwhile
             _make_whole(root)
             return
-    raise CacheDirectoryError(f"cache directory {root} cannot be used: something removes it again and again")
+    raise CacheDirectoryError(
+        f"cache directory {root} cannot be used: something removes it again and again; set lookup.cache.dir to another place"
+    )
 
 
 def _make_whole(root: Path) -> None:
@@ -264,7 +268,7 @@ def _mode(status: os.stat_result) -> int:
 
 
 def _unusable(path: Path, error: OSError) -> OSError:
-    """A CacheDirectoryError with the cause. A FileNotFoundError is returned unchanged, because callers then try again."""
+    """The CacheDirectoryError for an OSError. A FileNotFoundError is returned unchanged, because callers then try again."""
     return (
         error
         if isinstance(error, FileNotFoundError)
@@ -310,11 +314,11 @@ def _status(path: Path) -> os.stat_result:
         raise_ours(_unusable(path, error), error)
     if not stat.S_ISDIR(status.st_mode):
         raise CacheDirectoryError(
-            f"cache directory {path} is not a directory (links are refused): set lookup.cache.dir"
+            f"cache directory {path} is not a directory (links are refused): set lookup.cache.dir to another place"
         )
     if status.st_uid != os.geteuid():
         raise CacheDirectoryError(
-            f"cache directory {path} belongs to user {status.st_uid}, not to {os.geteuid()}: set lookup.cache.dir"
+            f"cache directory {path} belongs to user {status.st_uid}, not to {os.geteuid()}: set lookup.cache.dir to another place"
         )
     return status
 
@@ -333,7 +337,7 @@ CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim; ours are far 
 
 
 def key_of(*parts: object) -> str:
-    """32 hex digits for any parts; equal only for equal texts (each is length-prefixed)."""
+    """A hash of the texts of some parts, as 32 hex digits. Parts that only join to the same text have different hashes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         text = _encode(str(part))
@@ -526,7 +530,7 @@ class Directory:
             os.utime(fd)
 
     def latest_lock_use(self, path: Path) -> int:
-        """When `use_lock` was last called for a lock, in ns (Unix time); 0 if there is no such lock."""
+        """The time of the last `use_lock` of a lock, in ns (Unix time); 0 if there is no such lock."""
         with contextlib.suppress(OSError), use_file(path) as fd:
             return os.fstat(fd).st_mtime_ns
         return 0
@@ -650,7 +654,7 @@ def use_file(path: Path) -> Iterator[int]:
 
 
 def open_file(path: str | Path, flags: int = os.O_RDONLY, directory: int | None = None) -> int:
-    """Like `use_file`, to be closed by the caller; for a name in an open directory, if one is given."""
+    """Open a file as `use_file` does; the caller closes the descriptor. `directory`: an open directory, in which `path` is a name."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory)
 
 

@@ -1,9 +1,9 @@
 """Records: small JSON values of the host, created exclusively or replaced as a whole; counters of processes.
 
-A series is records with ascending numbers: each new one is created after the newest, which alone counts.
+A series is a set of records with ascending numbers. Only the newest record counts; the next one gets the number after it.
 
-Counters are one small file per process, written in place, which outlives it: a header with the process and the names of its numbers,
-followed by the numbers and a checksum, which one write replaces. The process holds a lock on its file. If the lock is free, the process has
+Each process has a small file of counters, which outlives the process: a header with the process and the names of the numbers, then the
+numbers and their checksum, which one write replaces in place. The process holds a lock on its file. If the lock is free, the process has
 ended, and its numbers may be merged into a total.
 """
 
@@ -42,8 +42,8 @@ from pyspark_lookup.storage.disk.space import Space, on_disk
 T = TypeVar("T")
 
 _DAY_S = 86400.0
-_HELD_AT_MOST_S = 3600.0  # then it is read again, which marks it as used
-_GRANULE_S = 0.02  # the resolution of a disk's clock: a younger file may yet be replaced by one with the same signs
+_HELD_AT_MOST_S = 3600.0  # after this time a value is read again, which marks its record as used
+_GRANULE_S = 0.02  # the resolution of a disk's clock: a file that changed within this time may change again and have the same times
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked", "missing"),
     7: ("bounds", "files", "place", "schema"),
@@ -64,13 +64,13 @@ _DAYS_KEPT = {
     60: ("segment", "invalidated"),
     math.inf: ("metrics",),  # sums that continue
 }
-# Counted from the last use (touched once a day), so what is in use is never swept.
+# These times count from the last use. Records in use are touched once a day, so they are never swept.
 _OTHERS_KEPT_S = 30 * _DAY_S  # for kinds that another release has
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
 SERIES = "~"  # between kind and key in the name of a directory with a series of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
 _NEWEST_TRIES = 8
-_FORGOTTEN = "forgotten"  # the value of a record after which the series is unknown
+_FORGOTTEN = "forgotten"  # the value of the newest record of a removed series
 
 
 def _numbered(number: int) -> str:
@@ -331,14 +331,14 @@ def record_value(blob: bytes, name: str) -> Any | None:
         return None
 
 
-_READS = 20  # of a file whose process may be writing it
+_READS = 20  # attempts to read a file whose process may be writing it
 _TOTAL_KEPT_S = 90 * 86400.0
 _LARGEST_HEAD = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """The counts of a process, or the total of several (`includes`). `about`: the table and process that they belong to."""
+    """The counts of a process, or the total of several. `name`: that of their file. `about`: the table and process that they belong to."""
 
     name: str
     about: Mapping[str, Any]
@@ -347,12 +347,12 @@ class Counts:
 
     @property
     def includes(self) -> frozenset[str]:
-        """The names of the files whose numbers are part of these."""
+        """The names of the files whose numbers this total includes; none for the counts of one process."""
         return frozenset(self.about.get("includes", ()))
 
 
 class CounterFile:
-    """The file of this process's counters, written in place. Not for use after a fork."""
+    """The file of this process's counters, written in place. A forked child must not use it."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor = descriptor
@@ -433,8 +433,8 @@ class Counters(Records):
     ) -> None:
         """Replace the files of ended processes by totals, if a prefix has more than `above` files.
 
-        `group`: maps a file's name to the name of its total; files that it does not have belong to the total "". `merge`: makes a total's
-        `about` and numbers. Raises OSError if the directory cannot be written.
+        `group`: returns the name of the total of each file, by the file's name; files without one belong to the total "". `merge`: returns
+        a total's `about` and numbers. Raises OSError if the directory cannot be written.
         """
         if len(self._counter_names(prefix)) <= above:
             return

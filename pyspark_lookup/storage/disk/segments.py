@@ -227,8 +227,8 @@ class Segments(Records):
             path = self._place("snapshots", table, name)
             with use_file(path) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The race: a reader may open it now. It waits for this lock, and then finds no file, or keeps the removed one
-                # mapped.
+                # The race: a reader may open the segment now. The reader waits for this lock, and then finds no file, or keeps the
+                # removed file mapped.
                 is_removed = self._drop("segments", path)
         except FileNotFoundError:
             return True
@@ -258,9 +258,10 @@ class Segments(Records):
         self.remove_record("segment", f"{table}-{name}")
 
     def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
-        """`count` (> 0) int64 beside a segment, zero at first, which all processes map for writing; None if that fails.
+        """`count` (> 0) int64 numbers beside a segment, zero at first, which all processes map for writing; None if that fails.
 
-        For values that may be lost or wrong, because nothing protects them. The process that publishes the segment creates them first.
+        Nothing protects the numbers, so use them for values that may be lost or wrong. The process that publishes the segment creates them
+        first.
         """
         size = 8 * max(count, 1)
         try:

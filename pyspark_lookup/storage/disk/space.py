@@ -36,8 +36,8 @@ from pyspark_lookup.storage.disk.directory import (
 Kind = Literal["blocks", "segments", "records"]
 
 PAGE = 4096  # the bytes that files and directories take on disk are multiples of it
-_DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of its free bytes and our own
-RECORDS_SHARE = 16  # share of the budget that blocks and segments leave to records
+_DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, but at most half of the bytes that are free or already ours
+RECORDS_SHARE = 16  # blocks and segments leave one sixteenth of the budget to records
 _TRIES = 3  # attempts, because others may take the room that was made
 _RESERVED = ".reserved"
 _USAGE = "%020d %020d %020d\n"
@@ -87,9 +87,8 @@ class ReservedFile:
         self.reserved_bytes = 0
         self._space = space
         self._out_of = out_of
-        unseen = path.with_suffix(
-            ""
-        )  # locked before it gets a name that others look for: they remove unlocked files as a dead process's
+        # Locked before it gets a name that other processes look for: these take an unlocked file for a dead process's, and remove it.
+        unseen = path.with_suffix("")
         self.fd = space._retry(lambda: space._open(unseen, NEW_FILE))
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks
@@ -236,7 +235,7 @@ class Space(Directory, abc.ABC):
 
     @contextlib.contextmanager
     def _account(self) -> Iterator[Usage]:
-        """The account, for a block that holds its lock and at whose end it is written back. Raises OSError if another process keeps the lock."""
+        """The account, for a `with` block: its lock is held, and at the end it is written back. Raises OSError if another process keeps the lock."""
         # The threads of this process queue for a mutex first: if many poll for a file's lock, one may starve.
         with self._turns, self._lock("usage.lock"), self._open_account() as fd:
             before = _parse(fd)

@@ -1,6 +1,6 @@
-"""The stores: an identity for each file, listings, reads pinned to a version.
+"""The stores (local disks, S3, and all others through fsspec), which identify, list, read and write files.
 
-This is the only one of our packages that imports fsspec. Instances belong to one process.
+This is the only one of our packages that imports fsspec. A store belongs to one process.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from pyspark_lookup.storage.stores.store import (
 
 @translate_errors
 class FsspecStore:
-    """Any fsspec filesystem except S3 and local disks. It cannot pin, so `Ufs` compares the version after each read."""
+    """Any fsspec filesystem except S3 and local disks. It cannot pin a read to a version, so `Ufs` compares the version after each read."""
 
     pins = False
     lists_after = False
@@ -60,7 +60,7 @@ class FsspecStore:
     def _version(self, name: str, info: Mapping[str, Any]) -> FileVersion:
         url = self.url_of(name)
         if info.get("size") is None:
-            raise UfsError(f"{redact('path', url)}: the server does not say its size")
+            raise UfsError(f"{redact('path', url)}: the server does not say how large the file is")
         modified = _instant(info)
         token = next((f"{key}:{info[key]}" for key in _STRONG if info.get(key)), "")
         if self._web or not token:
@@ -168,7 +168,7 @@ class FsspecStore:
             "certain that a file is created only if it does not exist"
         )
 
-    # Only managed tables list files that nothing names, and remove files, and only their own.
+    # Only managed tables call these functions, for files of their own.
     list_tree = delete = delete_many = put_if_absent = _refuse
 
 

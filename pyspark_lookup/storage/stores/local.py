@@ -194,7 +194,7 @@ class LocalStore:
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         """Reads through one descriptor, which must be `file` before the first read and after the last."""
         try:
-            # Non-blocking, because a pipe may have replaced the file.
+            # Non-blocking, because a pipe may have replaced the file, and opening a pipe would wait for its writer.
             descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
         except (OSError, ValueError) as error:  # ValueError: not a file name
             raise_ours(read_error(error, file.url), error)
@@ -282,7 +282,7 @@ class LocalStore:
             self.delete(f"{directory}/{name}", count)
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Put a whole file if there is none; None if there is one. After a crash it is complete or missing.
+        """Write a file unless there is one. Returns None if there is one. After a crash the file is complete or missing.
 
         Raises UfsUnavailableError if the file is there but may not survive a crash, another OSError if a link leads to its place.
         """

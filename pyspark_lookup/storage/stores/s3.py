@@ -1,4 +1,4 @@
-"""S3, through s3fs's client, because its own `info` and `cat_ranges` trust listings and do not pin."""
+"""S3, by single calls of the client of s3fs: `info` and `cat_ranges` of s3fs trust listings, and do not pin a read to a version."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class S3Store:
         return self._listing(bucket, directory, objects, listed_at_s)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """One LIST of the name as a prefix: the object itself, if there is one, comes first. If listing is denied, one HEAD.
+        """The file or listing of a path, by one LIST with the path as prefix, where the object itself comes first. If that is denied, by one HEAD.
 
         Many tools put an empty object with a directory's name beside the directory's objects: that is not a file.
         """
@@ -289,7 +289,7 @@ class S3Store:
         return max(times), now_s
 
     def delete(self, path: str, count: Count) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object, if there is one."""
         bucket, key = self._bucket_key(path)
         count("delete")
         self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
@@ -306,7 +306,7 @@ class S3Store:
                 )
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Put an object if there is none, by If-None-Match; None if there is one.
+        """Put an object unless there is one, by If-None-Match. Returns None if there is one.
 
         Raises UfsUnavailableError if another writer puts it at the same moment (409), and if the answer leaves open whether it was put.
         """
@@ -325,7 +325,7 @@ class S3Store:
 
 
 def _answered_at_s(page: dict[str, Any]) -> float | None:
-    """When the store gave an answer, on its own clock; None if it does not say."""
+    """The time of a store's answer (Unix seconds) on the store's clock; None if the answer does not have it."""
     date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return None if date is None else parsedate_to_datetime(date).timestamp()

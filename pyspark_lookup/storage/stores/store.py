@@ -1,7 +1,7 @@
 """The interface that all stores share, and its values, above all `FileVersion`: one state of one file, with what a table's metadata says of it.
 
-Also the names of the files of managed tables, and how the errors of other libraries become ours. Files with other names are never written or
-removed in a table's directory.
+Also the names of the files of managed tables, and how the errors of other libraries become ours. In a table's directory, files with other
+names are never written or removed.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class EqualityColumns:
 
 
 class Deletes(Protocol):
-    """Names the deleted rows of data files: by a delete file, a deletion vector, or their positions in the value itself.
+    """Tells which rows of data files are deleted: by a delete file, by a deletion vector, or by positions that the value itself has.
 
-    A value that travels with the files of a version, also to other processes.
+    The value travels with the files of a version, also to other processes.
     """
 
     @property
@@ -211,8 +211,11 @@ class Listing:
 
 
 class Store(Protocol):
-    """One storage system with one set of options. `pins`: its reads refuse another version themselves. `lists_after`: a listing after a name
-    costs only what it returns."""
+    """One storage system with one set of options. `Ufs` says what its functions return.
+
+    `pins`: whether a read inside `pin` fails by itself if the file has another version. `lists_after`: whether a listing of the names after
+    a given one costs only what it returns.
+    """
 
     scope: str
     pins: bool
@@ -315,7 +318,7 @@ def _translate(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def our_error(error: BaseException, url: str) -> BaseException:
-    """Our error for one of another library; ours are returned unchanged."""
+    """The error of ours that stands for an error of another library; an error of ours is returned unchanged."""
     if isinstance(error, PysparkLookupError):
         return error
     url = redact("path", url)
@@ -421,7 +424,7 @@ _LOST_CONNECTION = {
     "IncompleteReadError",
     "ResponseParserError",
 }
-_CAUSES = 5  # of an error, searched for the store's answer
+_CAUSES = 5  # causes of an error that are searched for the store's answer
 _LONGEST_REASON = 2000  # characters
 _CHECK = "check the credentials in the environment or the conf file"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "RequestExpired"}
