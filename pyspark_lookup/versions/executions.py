@@ -1,5 +1,6 @@
-"""`Executions`: records in the host's cache directory which version an execution reads, for all its tasks on this host. Reads start over when
-files vanish while they are read.
+"""`Executions`: records in the host's cache directory which version an execution reads, for all its tasks on this host.
+
+Also `read_with_restarts`, by which a read begins again if files vanish while they are read.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ T = TypeVar("T")
 def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
     """The result of `read`. After one of the `problems` it is called again, until the same problem comes twice in a row.
 
-    The race: a clean-up removes old files of a log at any moment, also between a listing and the read of what it lists. The files that
-    replace them exist before, so the next attempt finds them.
+    The race: a clean-up may remove old files of a log at any moment, also between a listing and the read of a listed file. The files that
+    replace them were written before, so the next attempt finds those.
     """
     before = ""
     for _ in range(_STARTS - 1):
@@ -46,7 +47,8 @@ def read_with_restarts(
 ) -> tuple[T, TableVersion]:
     """(the result of `read` for a version, that version). If a file is gone, `renew` returns the version to read instead.
 
-    Raises the errors of both, and VersionGoneError for a table that changes during several reads in a row.
+    Raises the errors of `read` and `renew`, and VersionGoneError for a table that changes during several reads in a row, or that keeps its
+    versions and has nevertheless lost files.
     """
     for _ in range(_STARTS):
         try:
@@ -77,7 +79,7 @@ def read_with_restarts(
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """The micro-batch in whose `foreachBatch` function a lookup was built, and the time of that (Unix time)."""
+    """The micro-batch in whose `foreachBatch` function a lookup was built, and when it was built (Unix time)."""
 
     stream: str
     batch: str
@@ -93,8 +95,8 @@ class Build:
 class Execution:
     """A Spark execution, or a stream's micro-batch, of one application: all its tasks read one version.
 
-    A function that `foreachBatch` calls may write a table, and then build a lookup or DataFrame that reads it back, at `built_at_s` (Unix
-    time). This read needs a version that was resolved later than that. None: any version will do.
+    A function that `foreachBatch` calls may write a table, and then, at `built_at_s` (Unix time), build a lookup or DataFrame that reads
+    the table back. Such a read needs a version that was resolved later. None: any version will do.
     """
 
     application: str
@@ -104,7 +106,7 @@ class Execution:
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """A version, and whether this call decided on it (False: it was on record already)."""
+    """The version that an execution reads, and whether this call chose it (False: it was on record already)."""
 
     version: TableVersion
     decided_here: bool
@@ -118,10 +120,10 @@ class _Decision(NamedTuple):
 
 
 class Executions:
-    """The versions of executions on this host.
+    """The versions that executions read on this host.
 
-    The race: tasks of one execution resolve at the same time. Exclusive create lets one of them record its version, and the others take
-    that.
+    The race: tasks of one execution resolve at the same time. Exclusive create lets one of them record its version, and the others read
+    that version.
     """
 
     def __init__(
@@ -137,8 +139,10 @@ class Executions:
     def resolve(
         self, table: Table, execution: Execution, current: Callable[[], TableVersion], one_asks: bool
     ) -> Resolution:
-        """The recorded version of an execution; if there is none, the `current` one, which is then recorded. `one_asks`: one task asks for it,
-        and the others wait."""
+        """The recorded version of an execution; if there is none, the one that `current` returns, which is then recorded.
+
+        `one_asks`: only one task calls `current` at a time, and the others wait for its record.
+        """
         key = self._key(table, execution)
         recorded_version = self._find_recorded(table, key)
         if recorded_version is None:
@@ -146,8 +150,8 @@ class Executions:
                 key = self._key(table, execution)
                 recorded_version = self._find_recorded(table, key)
                 if recorded_version is None:
-                    # The time is never before the build's, whichever host's clock it comes from: otherwise the next action would
-                    # resolve again.
+                    # The recorded time is never before the time of the build, which may come from another host's clock: otherwise the
+                    # next action would resolve again.
                     at_s = max(self._context.clock.wall_s(), execution.built_at_s or 0.0)
                     return self._record(table, key, current(), at_s)
         self._context.metrics.inc("resolutionReuseCount")
@@ -156,13 +160,16 @@ class Executions:
     def replace(
         self, table: Table, execution: Execution, gone_digest: str, newer: Callable[[], TableVersion]
     ) -> TableVersion:
-        """The version that replaces the recorded one of `gone_digest`: another recorded one, or the `newer` one, which is then recorded."""
+        """The version to read instead of the one with `gone_digest`: another that is on record by now, or the one that `newer` returns.
+
+        The latter is then recorded for the execution.
+        """
         key = self._key(table, execution)
         recorded_version = self._find_recorded(table, key)
         if recorded_version is not None and recorded_version.digest != gone_digest:
             return recorded_version  # another task was first
         decision = self._disk.get_record("execution", key, _parse_decision)
-        # Readers that used the old record still find it.
+        # The record keeps its time, so that readers with the same `built_at_s` find it as they found the old one.
         at_s = self._context.clock.wall_s() if decision is None else decision.at_s
         version = newer()
         self._host.remember(table, version)
@@ -170,7 +177,10 @@ class Executions:
         return version
 
     def _key(self, table: Table, execution: Execution) -> str:
-        """The key of an execution's record: of the first of its versions that was resolved no earlier than the reader was built."""
+        """The key of an execution's record. An execution may have several: the first counts whose version was resolved after `built_at_s`.
+
+        If there is none, the key is that of the next record.
+        """
         for number in itertools.count():
             key = key_of(execution.application, execution.id, table.id, number)
             decision = (
@@ -181,8 +191,7 @@ class Executions:
         raise AssertionError("not reached: the numbers have no end")
 
     def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
-        """Record `version` as the execution's, and return it. If the lock has timed out and another task has recorded a version first, return
-        that one."""
+        """Record `version` as the execution's, and return it. If the wait for the lock has timed out, and another task was first, return its version."""
         try:
             self._host.remember(table, version)  # before its digest, so that whoever sees the digest finds the files
             winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest

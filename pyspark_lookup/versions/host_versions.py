@@ -1,7 +1,8 @@
-"""`HostVersions`: what a host knows of tables' versions, shared by its processes.
+"""`HostVersions`: a host's records of tables' versions, which its processes share.
 
-That is the last resolved version and its time, the files of each digest, and the commits that were made here. All of it is in records in
-the host's cache directory; a lost record costs a call to the store.
+These are the last resolved version of a table and its time, the files of each version by digest, and the newest commit that the host has
+made to a table (its "floor": no read of the host may go below it). All are records in the host's cache directory; a lost record costs a
+call to the store.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ _LOCK_WAIT_S = 30.0
 _READABLE_AT_MOST = 31
 _HELD_AT_MOST = 16
 _UNRECORDED = 0.1  # share of `lookup.busy-timeout` for which an unchanged version is not recorded again
-_RACES = 1000  # lost in a row by one resolution: other processes record faster
+_RACES = 1000  # attempts of one resolution to record its version, while other processes are faster
 
 
 class HostVersions:
-    """What a host knows of tables' versions. Without a disk in `context` it knows nothing.
+    """A host's records of tables' versions. Without a disk in `context` there are none.
 
-    `restore`: makes a version from its metadata, see `VersionSource.restore`. `has_commit`: whether the log at a URL has a table's commit.
+    `restore`: returns the version with some metadata, see `VersionSource.restore`. `has_commit`: returns whether the log at a URL has a
+    commit of a table.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class HostVersions:
     ) -> None:
         self._ufs = ufs
         self._context = context
-        self._unwritten_floors: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
+        self._unwritten_floors: dict[str, dict[str, Any]] = {}  # floors that could not be written to the disk
         self._readable_digests: set[str] = set()  # digests whose files this process has found on record
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
@@ -73,14 +75,14 @@ class HostVersions:
     def learn(
         self, table: Table, version: TableVersion, started_s: float, trust_store: bool = False, renew: bool = True
     ) -> TableVersion | None:
-        """Record a version whose resolution began at `started_s`. Returns it, or the one on record if that is newer.
+        """Record a version whose resolution began at `started_s`. Returns the version, or the one on record if that is newer.
 
-        So a slow listing cannot take the host back to an older state (monotonic reads). None if the newer one's files are not on record
-        here: ask the store again then; with `trust_store` its answer is recorded without a comparison. Without `renew`, a version that was
-        recorded recently is not recorded again.
+        So a slow listing cannot take the host back to an older state (monotonic reads). Returns None if the newer version's files are not
+        on record here: then ask the store again. With `trust_store`, the version is recorded in this case nevertheless. Without `renew`, a
+        version that was recorded recently is not recorded again.
 
         The race: other processes record versions at the same time. A record is created exclusively, with the number after that of the
-        newest one that was compared; whoever loses that number compares again.
+        newest record that was compared. A process that finds this number taken compares again.
         """
         if self._context.disk is None:
             return version
@@ -110,7 +112,7 @@ class HostVersions:
         return bool(record["boot"] == self._context.clock.boot and record["started_s"] > started_s)
 
     def _is_known(self, record: Mapping[str, Any], table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether a version is on record, and so recently that the record still shows when the table was last seen."""
+        """Whether `record` has this version, and is recent enough to tell when the table was last seen. Also notes when this process saw it."""
         if (record["digest"], record["log"], record["boot"]) != (
             version.digest,
             version.commit,
@@ -121,11 +123,14 @@ class HostVersions:
         return 0 <= started_s - float(record["started_s"]) < _UNRECORDED * table.busy.timeout_s
 
     def seen_s(self, table: Table) -> float:
-        """When this process last found the version unchanged without recording that, on the steady clock; 0.0: never."""
+        """The time at which this process last found the version unchanged without recording this, on the steady clock; 0.0: never."""
         return self._seen_s.get(table.id, 0.0)
 
     def missing_since_s(self, table: Table, seen_s: float) -> float:
-        """When this host first missed a table that it last saw at `seen_s`, on the steady clock; that is now if this is the first time."""
+        """The time at which this host first missed a table that it last saw at `seen_s`; now, if it has not missed the table before.
+
+        Both are on the steady clock.
+        """
         now_s, boot = self._context.clock.steady_s(), self._context.clock.boot
         if self._context.disk is None:
             return now_s
@@ -140,7 +145,7 @@ class HostVersions:
         self.attempt(lambda disk: disk.remove_record("missing", table.id))
 
     def _record_successor(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
-        """Record a version as the one after record `number`; False if another process has created that record first."""
+        """Record a version in the record after record `number`. Returns False if another process has created that record first."""
         self._remember_files(table, version)
         value = {
             "digest": version.digest,
@@ -176,12 +181,12 @@ class HostVersions:
                     self._unwritten_floors.pop(table.url, None)
                     disk.remove_record("floor", self._floor_key(table.url))
 
-    # --- floors: what this host has committed, it reads ----------------------------------------
+    # --- floors: a host reads what it has committed ------------------------------------------------
 
     def raise_floor(self, table: Table, table_id: str, position: int) -> None:
         """Let this host read no version of the table from before this commit (read your own writes).
 
-        If that cannot be recorded, the host forgets its last version, so that the store is asked.
+        If the floor cannot be recorded, the host forgets its last version of the table, so that the next read asks the store.
         """
         if self._context.disk is None:
             return
@@ -220,9 +225,9 @@ class HostVersions:
         return self._unwritten_floors.get(url) or self._floors[url].get()
 
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
-        """Whether the log lacks this host's newest commit: the table was dropped, or restored from a copy.
+        """Whether the log lacks this host's newest commit, because the table was dropped, or restored from a copy.
 
-        A resolution that began before the commit cannot tell.
+        False for a resolution that began (`started_s`) before the commit: it cannot tell.
         """
         if floor["boot"] == self._context.clock.boot and started_s <= floor["raised_s"]:
             return False
@@ -238,7 +243,7 @@ class HostVersions:
         return key_of(self._ufs.scope, url)
 
     def floors(self, url: str, options: LookupOptions) -> list[tuple[str, int]]:
-        """(table id, log position) of the commits that a read must include: this host's, and the planning host's."""
+        """(table id, log position) of the commits that a read must include: the newest of this host, and that of the planning host."""
         own_floor = self.floor(url)
         floors = [own_floor] if own_floor is not None else []
         if options.version.floor is not None:
@@ -261,15 +266,15 @@ class HostVersions:
         self.attempt(lambda disk: self._remember_files(table, version))
 
     def record_token(self, table: Table, version: TableVersion) -> None:
-        """Record that a token of a version is issued now, for `known_versions`."""
+        """Record that a version token is issued now, for `known_versions`."""
         place = f"{key_of(table.scope, table.url)}-{version.digest}"
         self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._context.clock.wall_s()}))
 
     def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
         """The versions of the table at `options.files.path` that this host has resolved, oldest first.
 
-        Each with `digest`, `resolved_at` (Unix time at which it was last new), `files`, `bytes`, `position` in the log (None: there is
-        none), and `token_at` (when a token of it was last issued; None: never).
+        Each has `digest`, `resolved_at` (Unix time at which it last became the current version), `files`, `bytes`, `position` (its version
+        number; None: it has none), and `token_at` (when a token of it was last issued; None: never).
         """
         if self._context.disk is None:
             return []
@@ -290,7 +295,7 @@ class HostVersions:
             record = version.to_json()
         if all(file.settled for file in version.files):
             self._context.disk.replace_record("files", version.digest, record)
-        else:  # a later change of the files might not show in their identity yet; a record says since when, so that readers can decide later
+        else:  # A later change of some files might not show in their identity. The record has the time, so that readers can tell if that is over.
             unsettled_record = {
                 "seen_s": self._context.clock.steady_s(),
                 "boot": self._context.clock.boot,
@@ -361,7 +366,7 @@ class HostVersions:
                 lock.release()
 
 
-# --- what records have to be ------------------------------------------------------------------------
+# --- checks of records -----------------------------------------------------------------------------
 
 
 def _parse_last(record: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
 
 
 PATH, ROW = "_lookup_file", "_lookup_row"
-"""The columns that locate a row: its file's path below the table, and its position in the file (int64, from 0)."""
+"""The columns of a delete file that tell where a deleted row is: its file's path below the table, and its position in it (int64, from 0)."""
 
 
 def place_fields() -> list[pa.Field]:
@@ -150,13 +150,13 @@ class DeleteFile:
 
     @classmethod
     def from_json(cls, record: Any) -> DeleteFile:
-        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
+        """The delete file in a list from `to_json` without its first item. Raises TypeError or ValueError if the list is malformed."""
         url, size = record
         return cls(as_text(url), as_count(size))
 
 
 DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
-"""For each kind of deletes the function that decodes it from a record, by the first item of its `to_json`."""
+"""The functions that decode a `Deletes` value, by the first item of the list that its `to_json` returns; they take the other items."""
 
 
 def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
@@ -190,9 +190,9 @@ _PARTS = ("nulls", "rows", "buckets", "bucket")  # parts of a column other than 
 
 
 def statistics_to_text(files: Sequence[FileVersion], schema: pa.Schema) -> str | None:
-    """The statistics of files, in their order, as the text of an Arrow table with a row for each file, which is parsed only when needed.
+    """The statistics of files as a text, for JSON: an Arrow table with a row for each file, in the order of `files`.
 
-    None if no file has any. `schema`: the table's columns.
+    None if no file has statistics. `schema`: the table's columns.
     """
     statistics = [file.statistics for file in files]
     if all(entry is None for entry in statistics):
@@ -280,8 +280,10 @@ class _Bounds(Mapping[str, ColumnStats]):
 
 
 class Kind:
-    """The kinds of tables that are nothing but files. Each other `VersionSource` has its own. Planning finds the kind, so that an execution
-    needs only one call."""
+    """The kinds of tables that are nothing but files; other kinds belong to other `VersionSource`s.
+
+    The kind is found when a query is planned, so that its execution needs only one call to the store.
+    """
 
     FILE = "FILE"
     DIRECTORY = "DIRECTORY"
@@ -301,10 +303,10 @@ class Busy:
 class Table:
     """A table: where it is, in which store, what kind it is, and how its files are read.
 
-    `url`: the canonical path. `format`: None only until the files are known. `pinned`: the version to read, in the form that its source
-    takes; None: the current one. `own_write_id`: an open write whose rows its own transaction reads, too. `csv`: how CSV files are written.
-    `declared`: the columns that the user declares; None: those of the files. `retained`: its source keeps earlier versions, so it is an
-    error if one is gone.
+    `url`: the canonical path. `scope`: that of the store, see `Ufs.scope`. `kind`: a name in `VersionSource.kinds`. `format`: None only
+    until the files are known. `pinned`: the version to read; None: the current one. `own_write_id`: the open write of a transaction that
+    reads its own rows, too. `csv`: the form of CSV files. `declared`: the columns that the user declares; None: those of the files.
+    `retained`: its source keeps earlier versions, so it is an error if a version is gone.
     """
 
     url: str
@@ -325,7 +327,7 @@ class Table:
 
     @cached_property
     def id(self) -> str:
-        """32 hex digits that are equal for references that must agree on the current version."""
+        """A hash of 32 hex digits, equal for all references to the table that must agree on its current version."""
         return key_of(self.scope, self.url, self.kind, self.success_file, self.settle_s, *self._pin)
 
     @property
@@ -334,7 +336,7 @@ class Table:
         return read if self.pinned is None else (self.pinned,)
 
     def fails_when_gone(self, options: LookupOptions) -> bool:
-        """Whether a version that can no longer be read is an error; otherwise the current one replaces it."""
+        """Whether a version that can no longer be read is an error; otherwise the current version is read instead."""
         policy = options.version.on_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
         return policy is OnVersionGone.FAIL
 
@@ -345,18 +347,18 @@ class Table:
 
 
 Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""For each compaction the names of its files, and of the files that they replace. The rows of both are the same."""
+"""For each compaction: (the names of its new files, the names of the files that they replace). Both have the same rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionMetadata:
     """A version, as the table's own log or metadata describes it.
 
-    `table_id`: changes if the table is created anew. `position`: of the version in the order of the table's versions (None: they have no
-    order but time). `number`: by which `lookup.version` names it (None: it has none). `state`: what the source needs to find it again (for
-    a managed table its valid write ids in Hive's text form). `digest`: 32 hex digits, equal for versions with the same rows in the same
-    files. `keys`: the key columns. `schema`: all columns; `partitions`: those of them that are not in the files. `rewrites`: its latest
-    compactions.
+    `table_id`: an id that changes if the table is created anew. `position`: the version's place in the order of the table's versions (None:
+    they have no order but time). `number`: the number by which `lookup.version` names it (None: it has none). `state`: a text by which the
+    source finds the version again (for a managed table its valid write ids in Hive's form). `digest`: 32 hex digits, equal for versions
+    with the same rows in the same files. `keys`: the key columns. `schema`: all columns, as `text_of_schema` writes them. `partitions`:
+    the columns that are not in the files. `rewrites`: the table's latest compactions.
     """
 
     table_id: str
@@ -389,7 +391,7 @@ class VersionMetadata:
 
     @classmethod
     def from_json(cls, record: Any) -> VersionMetadata:
-        """Decode what `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
+        """The metadata in a list from `to_json`. Raises TypeError or ValueError if the list is malformed."""
         table_id, position, state, digest, keys, schema, partitions, rewrites, number = record
         parsed_rewrites = tuple(
             (as_texts(file_names), as_texts(replaced_names)) for file_names, replaced_names in rewrites
@@ -411,9 +413,9 @@ class VersionMetadata:
 
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
-    """One state of a table: the versions of its data files, by URL. `digest` (32 hex digits) names it.
+    """One state of a table: its data files, each in one version, by URL. `digest` (32 hex digits) names the state.
 
-    `metadata`: from the table's own log or metadata; None: it has none, only files.
+    `metadata`: what the table's own log or metadata says of the version; None for a table of plain files.
     """
 
     table_id: str
@@ -434,7 +436,7 @@ class TableVersion:
 
     @cached_property
     def stored_columns(self) -> dict[str, StoredColumn]:
-        """How its files store its columns, by column name; empty if its metadata does not say."""
+        """The form in which the files store the table's columns, by column name; empty if the metadata does not tell."""
         return {column.name: column for file in self.files[:1] for column in file.columns or ()}
 
     @cached_property
@@ -443,7 +445,7 @@ class TableVersion:
         return all(file.cacheable for file in self.files)
 
     def settled(self) -> TableVersion:
-        """The same version, with files marked as so old that a later change gives them another identity."""
+        """The same version, whose files are all marked as `settled`: so old that a later change gives them another identity."""
         if all(file.settled for file in self.files):
             return self
         files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
@@ -472,7 +474,7 @@ class TableVersion:
 
     @property
     def newest(self) -> float:
-        """A hint by which another host finds this version: its position, or the time at which its newest file was modified (Unix time)."""
+        """A number by which another host finds this version: its position, or else the time at which its newest file was modified (Unix time)."""
         if self.commit is not None:
             return float(self.commit[1])
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
@@ -510,7 +512,7 @@ class TableVersion:
 
     @classmethod
     def from_json(cls, table_id: str, record: Any) -> TableVersion:
-        """Decode what `to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """The version in a dictionary from `to_json`. Raises one of `decoding.UNREADABLE` if the dictionary is malformed."""
         parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
         deletes_by_name = {deletes.name: deletes for deletes in parsed_deletes}
         distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]
@@ -537,9 +539,10 @@ class TableVersion:
 
 
 def name_of_rows(file: FileVersion) -> str:
-    """A name for a file's rows, as in `VersionMetadata.rewrites`: files with the same name have the same rows.
+    """A name for a file's rows, as in `VersionMetadata.rewrites`: files with the same name of rows have the same rows.
 
-    For a managed table that is the file's name, which is unique; else a hash of its URL and identity.
+    For a file of a managed table it is the file's name, which is unique; for other files a hash of URL and identity. Deletes without keys
+    change it.
     """
     if file.columns is not None:
         name = key_of(file.url, file.identity)
@@ -551,11 +554,11 @@ def name_of_rows(file: FileVersion) -> str:
 
 
 def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
-    """Whether only compactions lie between two versions of a table, as far as the newer one's metadata tells."""
+    """Whether two versions of a table have the same rows, because only compactions lie between them; False if the metadata does not tell."""
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False
-    # One may have taken the name of another.
+    # A column may have been renamed to the old name of another column.
     if {file.columns for file in new.files} != {file.columns for file in old.files}:
         return False
     names = names_of_rows(old)
@@ -576,7 +579,8 @@ def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
     if version.metadata is None or version.table_id != table.id:
         redacted_path = redact("path", table.url)
         raise ValueError(
-            f"a version of {redacted_path}, a {table.kind.lower()} table, came without its list of write ids"
+            f"the version of {redacted_path}, a table of the kind {table.kind}, came without the table's own metadata: the table has changed "
+            "its kind; plan again (a new load() or SQL statement)"
         )
     return version.metadata
 
@@ -598,7 +602,7 @@ _NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # in Spark's spel
 
 
 def partition_values(root: str, url: str) -> PartitionValues:
-    """(column, raw value) of the `k=v` directories between the root and a file."""
+    """(column, value as text; None: null) of the `k=v` directories between the root and a file."""
     parts = url[len(root) :].strip("/").split("/")[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
     return tuple((_unescape(k), None if v == _NULL_PARTITION else _unescape(v)) for k, _, v in pairs if k)
@@ -613,7 +617,7 @@ def _unescape(text: str) -> str:
 
 
 def raw_partition_values(table: Table, file: FileVersion) -> PartitionValues:
-    """(column, raw value) of each partition column of a file, from the table's metadata if it has them, else from the directories."""
+    """(column, value as text; None: null) of each partition column of a file: from the table's metadata, or else from the directories."""
     return partition_values(table.root, file.url) if file.partition is None else file.partition
 
 
@@ -630,7 +634,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
         names = tuple(name for name, _ in pairs)
         if len({name.lower() for name in names}) < len(names):
             raise NotATableError(
-                f"{redact('path', file.url)} lies in two directories of one partition column: {list(names)}"
+                f"{redact('path', file.url)} lies in two directories of one partition column ({', '.join(names)}): move it out of one of them"
             )
         if first is None:
             first = names
@@ -674,7 +678,7 @@ def _is_date(value: str) -> bool:
 
 
 def partition_value(value: str | None, kind: pa.DataType) -> object:
-    """A raw partition value as a Python value of its column's type. Raises ValueError if it is not of that type."""
+    """The Python value of a partition column's text (None: null), in the column's type. Raises ValueError if the type has no such value."""
     if value is None:
         return None
     if pa.types.is_decimal(kind) and kind.scale:
@@ -704,7 +708,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
 
 
 def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> tuple[FileVersion, ...]:
-    """The files of a version that `lookup.partition` selects: those of the latest partition, or those with the given values.
+    """The files of a version that `lookup.partition` selects: those of the latest partition, or those with the values that the option names.
 
     `max_pt()` is the largest value of the first partition column, then the largest of the second with that value, and so on; a null value
     is the smallest. Raises OptionError for a table or column without partitions.
@@ -714,7 +718,9 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
         return files
     fields = partition_fields(table, files) if version.metadata is None else version.metadata.columns[1]
     if not fields.names:
-        raise OptionError(f"option lookup.partition = {options.files.partition!r}: {table.url} has no k=v directories")
+        raise OptionError(
+            f"option lookup.partition = {options.files.partition!r}: {redact('path', table.url)} has no k=v directories: remove the option"
+        )
     typed_values = {file: typed_partition_values(table, file, fields) for file in files}
     if options.files.partition.replace(" ", "").lower() == "max_pt()":
         selected_files = list(files)
@@ -749,7 +755,7 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
 
 
 def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    """Column -> value of a file's partition columns. Raises SchemaError if one is missing, or a value is not of its column's type."""
+    """The values of a file's partition columns, by column. Raises SchemaError if a column is missing, or its type lacks the value."""
     values = dict(raw_partition_values(table, file))
     typed_values: dict[str, object] = {}
     for field in fields:
@@ -775,5 +781,5 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
 
 
 def _order_key(value: Any) -> Any:
-    """A key by which values sort and compare as in Spark: NaN equals NaN, and is above all numbers."""
+    """A key by which values are ordered as in Spark, where NaN equals NaN and is above all numbers; None for null."""
     return None if value is None else (value != value, 0 if value != value else value)  # noqa: PLR0124

@@ -5,7 +5,7 @@ current (Alluxio's `get_meta` switch). UFS: the store is asked once per query. C
 young enough.
 
 The race: tasks of one execution resolve at the same time. The first one on a host records its version, by exclusive create, and all
-others take that: one version per execution.
+others read that version: one version per execution.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CONCURRENT_LISTS = 16
 
 
 class TableKinds:
-    """The kinds of tables at a store, by `sources`, and what this host remembers of a path's kind in `host`."""
+    """Finds the kind of the table at a path, and the `VersionSource` of that kind. `host`: this host's records of versions and kinds."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class TableKinds:
         return None if kind == Kind.GLOB and self.is_literal(url) else kind
 
     def is_literal(self, url: str) -> bool:
-        """Whether a path with wildcards is the literal name of a file or directory, and so not a pattern. One call, once in a process."""
+        """Whether a path with wildcards is the literal name of a file or directory, and so not a pattern. Asks the store once per process."""
         if url not in self._literal:
             try:
                 self._ufs.get_status(url)
@@ -96,7 +96,7 @@ class TableKinds:
         return was_literal
 
     def to_table(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
-        """The table at `options.files.path`, which is known to be of this kind; with its format if a version is given. No store call.
+        """The table at `options.files.path`, which is known to be of this kind. Its format is known if `version` is given. No store call.
 
         Raises OptionError for an option that has no meaning for such a table.
         """
@@ -116,7 +116,7 @@ class TableKinds:
         csv_options = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
         if csv_options and form not in (None, FileFormatName.CSV) and not source.described:
             raise OptionError(
-                f"option {csv_options[0]} is for CSV files: {redact('path', options.files.path)} holds {form.value} files: remove the option"
+                f"option {csv_options[0]} is for CSV files: {redact('path', options.files.path)} has {form.value} files: remove the option"
             )
         url = self._ufs.url_of(options.files.path)
         busy = Busy(options.files.on_busy is OnBusy.KEEP, options.files.busy_wait_s, options.files.busy_timeout_s)
@@ -125,14 +125,14 @@ class TableKinds:
         return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
 
     def vanished_kind(self, url: str, options: LookupOptions) -> str | None:
-        """The kind of table that was at a path a while ago: an overwrite may have removed it and not begun to write. None if there was none."""
+        """The kind of table that was at a path a while ago, which an overwrite may have removed before it writes; None if there was no table."""
         if self.kind_of_url(url) is not None or options.pinned is not None:
             return None
         probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
         return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
 
     def known_kind(self, url: str, options: LookupOptions) -> str | None:
-        """The kind that the path had when this host last resolved it, in CACHE mode or for a table that keeps versions; else None."""
+        """The kind that the path had when this host last resolved it. None if it has not, and in UFS mode if that kind keeps no versions."""
         last = self._last_kind(url, options)
         retained = last is not None and self._by_kind[last].retained
         return last if options.version.source is MetadataSource.CACHE or retained else None
@@ -153,7 +153,7 @@ class TableKinds:
         return kind_by_time[max(kind_by_time)] if kind_by_time else None
 
     def forget_kind(self, table: Table) -> bool:
-        """Forget the table if its path has become another kind of table. Returns whether it has."""
+        """Forget the table's last version if its path now has another kind of table. Returns whether it has."""
         try:
             if not self.is_another_kind(table):
                 return False
@@ -163,7 +163,7 @@ class TableKinds:
         return True
 
     def is_another_kind(self, table: Table) -> bool:
-        """Whether the path of a table that is gone is now of another kind: a file, a directory or another kind of table."""
+        """Whether the path of a table that is gone now has a table of another kind, such as a file instead of a directory."""
         with contextlib.suppress(UfsNotFoundError):
             by_url = self.kind_of_url(table.url) is not None
             return not by_url and self.detect_kind(self._ufs.get_status(table.url)) != table.kind
@@ -267,7 +267,7 @@ _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the
 
 
 class CurrentVersions:
-    """Asks the store for versions, and this host's records in CACHE mode. Without a disk in `context` nothing is remembered."""
+    """Finds the current version: asks the store, or in CACHE mode this host's records. Without a disk in `context` nothing is remembered."""
 
     def __init__(self, kinds: TableKinds, context: HostContext) -> None:
         self._kinds = kinds
@@ -279,8 +279,10 @@ class CurrentVersions:
         return self.ask_since(table, self._context.clock.steady_s(), patient=patient)
 
     def refresh(self, table: Table) -> TableVersion:
-        """The store's current version. If it has none now, for instance because a job writes, the host's last version is used, and that is
-        counted."""
+        """The store's current version, or this host's last version if the store has none now, for instance because a job writes.
+
+        The latter is counted. Raises the store's error if this host has no version, or if the path now has a table of another kind.
+        """
         record = self._host.last(table)
         last_version = self._host.files(table, record["digest"]) if record else None
         try:
@@ -297,7 +299,7 @@ class CurrentVersions:
             return last_version
 
     def read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
-        """The version with which CACHE mode answers, from the store if the host's is too old; None in UFS mode or without a disk."""
+        """The version with which CACHE mode answers: this host's, or the store's if this host's is too old. None in UFS mode or without a disk."""
         if options.version.source is MetadataSource.UFS or self._context.disk is None:
             return None
         if options.version.sync_interval_s == 0:
@@ -312,9 +314,9 @@ class CurrentVersions:
         return fresh
 
     def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
-        """The host's last version, if it is within the sync interval; else None. Its age counts from when its resolution began."""
+        """The host's last version, if it is younger than the sync interval; else None. The age counts from the start of its resolution."""
         record = self._host.last(table)
-        # With a full cache its reload trigger asks the store; in between the host's last version counts, whatever its age.
+        # With a full cache, the reload trigger asks the store. Between reloads the host's last version counts, whatever its age.
         interval_s = -1.0 if options.cache.mode is CacheMode.FULL else options.version.sync_interval_s
         if record is None or interval_s is None or interval_s == 0:
             return None
@@ -329,10 +331,9 @@ class CurrentVersions:
         return self._host.files(table, record["digest"])
 
     def settle(self, table: Table, version: TableVersion) -> TableVersion:
-        """The current version, once its files are so old that a later change gives them another identity. Gives up waiting if they keep
-        changing.
+        """The current version, once its files are so old that a later change gives them another identity.
 
-        `version`: the current one, just resolved.
+        `version`: the current version, just resolved. If the files keep changing, the wait ends nevertheless, after about 4 seconds.
         """
         for wait_s in _SETTLE_WAITS_S:
             if all(file.settled for file in version.files):
@@ -355,7 +356,7 @@ class CurrentVersions:
     def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
         """The version with this digest, from the host's records or else the store; None if the store no longer has it.
 
-        `newest`: its `TableVersion.newest`, which finds a version to whose table only files were added since.
+        `newest`: the version's `TableVersion.newest`, by which it is found even if files were added to the table since.
         """
         cached_version = self._host.files(table, digest)
         if cached_version is not None:
@@ -401,10 +402,10 @@ class CurrentVersions:
         return self._host.learn(table, version, started_s, renew=renew)
 
     def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
-        """The store's current version, asked again because the host has a newer version on record but lacks its files.
+        """The store's current version. The store is asked again because the host has a newer version on record but lacks its files.
 
-        The race: other processes may record still newer versions meanwhile. So it is asked up to three times, and the last answer is used
-        without a comparison.
+        The race: other processes may record still newer versions meanwhile. So the store is asked up to three times, and its last answer is
+        used without a comparison.
         """
         for last in (False, False, True):
             answer = source.current(Question(table, self._context.clock.steady_s(), patient=False))
@@ -443,7 +444,7 @@ class Resolver:
         # In CACHE mode a version's age counts from when the store was last asked.
         renew = options.version.source is MetadataSource.CACHE
         if kind is not None and url_kind is None:
-            # The path may be of another kind by now, or gone, so an option that does not fit is not an error before the store was asked.
+            # The path may have a table of another kind by now, or none. So an option that does not fit the known kind is no error yet.
             with contextlib.suppress(*CHANGED_KIND, OptionError):
                 probe = self.kinds.to_table(options, kind)
                 version = self.current_versions.read_cached(probe, options) or self.current_versions.ask_since(
@@ -510,9 +511,9 @@ class Resolver:
     def resolve_again(
         self, table: Table, options: LookupOptions, execution: Execution | None, gone_digest: str, settled: bool = False
     ) -> TableVersion:
-        """The version that replaces the one of `gone_digest`, from the store; it becomes the execution's version.
+        """The version to read instead of the one with `gone_digest`, from the store; it becomes the execution's version.
 
-        `settled`: wait until its files are so old that a later change gives them another identity, unless they keep changing.
+        `settled`: wait for it as `CurrentVersions.settle` does.
         """
         self._context.metrics.inc("versionGoneCount")
         log_event(
@@ -545,5 +546,5 @@ class Resolver:
         )
 
     def count_asked(self, version: TableVersion) -> None:
-        """Count the bytes of a query's version, which the query would read without a cache. Called once per query."""
+        """Count the bytes of a query's version, which the query would read without a cache. Call it once per query."""
         self._context.metrics.inc("resolvedBytes", version.bytes)

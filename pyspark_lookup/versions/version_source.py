@@ -29,7 +29,7 @@ _TIMES_KEPT = 16
 
 @dataclasses.dataclass(frozen=True)
 class SourceParts:
-    """What a source works with: the store and its cached blocks, and this host's records of versions."""
+    """The objects that a source works with: the store and its cached blocks, and this host's records of versions."""
 
     ufs: Ufs
     blocks: BlockCache
@@ -47,8 +47,8 @@ class SourceParts:
 class Question:
     """A request for the version that a reference to a table means now, begun at `started_s`.
 
-    `status`: the store's latest answer about the path. `gone_digest`: of a version that can no longer be read. `patient`: wait for a job
-    that writes, up to `lookup.busy-wait`.
+    `started_s`: on the host's steady clock. `status`: the store's latest answer about the path. `gone_digest`: the digest of a version that
+    can no longer be read. `patient`: wait for a job that writes, up to `lookup.busy-wait`.
     """
 
     table: Table
@@ -73,7 +73,7 @@ class Answer:
 class TimeTravel:
     """Finds the version of a table that was current at a time. The answer for a time before the last commit is cached.
 
-    A commit has the time that it states, or that of the commit before it if that is later, because clocks differ.
+    The time of a commit is the one that it states, or the time of the commit before it if that is later, because clocks differ.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class TimeTravel:
         version = self._versions_by_time.get((table_id, at))
         if version is not None:
             return version
-        # Views show whole milliseconds, so such a time means the commit of that millisecond.
+        # Views show times in whole milliseconds, so a time that was copied from a view must find its commit.
         at_ms = (at - _EPOCH) // _MILLISECOND
         versions, times = zip(*commits(), strict=True)
         times = tuple(itertools.accumulate(times, max))
@@ -110,12 +110,12 @@ class TimeTravel:
 
 
 class VersionSource(abc.ABC):
-    """A source of the versions of some kinds of tables. A version carries all that a read of it needs: see `TableVersion`.
+    """A source of the versions of some kinds of tables. A `TableVersion` has all that a read of the version needs.
 
     `kinds`: the names of the kinds. `pins`: the options that name older versions. `retained`: older versions are kept, so that they can be
     pinned. `described`: the table's metadata has its columns, so that options about reading them have no meaning. `one_asks`: while one
     query of a host asks, the others wait for its answer. `markers`: names of directories that only a table of these kinds has. `label`:
-    such a table, in errors.
+    the words for such a table in errors, such as "an Iceberg table".
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -131,8 +131,10 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
-        """A constructor of a source for a reference with these options. `shared`: objects that the sources of a process share, by keys of
-        their own."""
+        """The function that makes a source for a table reference with these options.
+
+        `shared`: objects that all sources of this process share; a source chooses the keys of its objects.
+        """
         return cls
 
     @classmethod
@@ -151,7 +153,7 @@ class VersionSource(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        """The kind of table that the store's answer shows; None if it is not one of this source's."""
+        """The kind of table that the store's answer shows; None if it shows no table of this source."""
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:
@@ -162,7 +164,7 @@ class VersionSource(abc.ABC):
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
         """Raise TableFormatError if a listing that is to be read as plain files shows a table of this kind.
 
-        `directories`: those in which files of the glob `pattern` may lie; without a pattern all of the listing.
+        `directories`: the directories in which files that match the glob `pattern` may lie; without a pattern all that the listing has.
         """
         return
 
@@ -195,7 +197,7 @@ class VersionSource(abc.ABC):
         return [ask()]
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
-        """The version with this metadata, from the host's records; None if they do not have it. No store call."""
+        """The version with this metadata, from the host's records; None if the records do not have it. No store call."""
         return None
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
