@@ -128,7 +128,7 @@ def test_text_that_is_larger_than_can_be_read(
     path.write_bytes(compress(head) + member * 4)
     assert _read(path.parent).num_rows == 2**19
     path.write_bytes(compress(head) + member * 20)
-    with pytest.raises(NotSupportedError, match=rf"a\.{form}\{suffix}: it holds more than 8388608 bytes of text"):
+    with pytest.raises(NotSupportedError, match=rf"a\.{form}\{suffix}: the file has more than 8388608 bytes of text"):
         _read(path.parent)
 
 
@@ -137,7 +137,7 @@ def test_text_for_which_there_is_no_memory(table: Path, form: str, monkeypatch: 
     monkeypatch.setattr(memory, "_LARGE", 10)
     monkeypatch.setattr(memory, "free_bytes", lambda: 200)
     (table / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
-    with pytest.raises(NotSupportedError, match=rf"a\.{form} holds .* 200 bytes of memory are free"):
+    with pytest.raises(NotSupportedError, match=rf"a\.{form} has .* 200 bytes of memory are free"):
         _read(table)
 
 
@@ -150,7 +150,7 @@ def test_a_bomb(table: Path) -> None:
         for _ in range(33):
             file.write(member)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(NotSupportedError, match=r"a\.csv\.gz: it holds more than"):
+    with pytest.raises(NotSupportedError, match=r"a\.csv\.gz: the file has more than"):
         _read(table)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 

@@ -1,9 +1,9 @@
-"""Files whose index (footer) is open, and how their rows are decoded.
+"""`OpenFile`: a file whose index (footer) is open; `decode` returns its rows.
 
-Columns whose names or fields in files differ from those in the table are found by their `StoredColumn`.
+A column that has another name or type in the file than in the table is found by its `StoredColumn`.
 
-Information about files that never change stays in this process: their indexes, and, for small files, which values a column has, so that a
-lookup over many small files reads only the few that have its key.
+`KnownFiles` keeps information about files that never change in this process: their indexes, and for small files the values of a column. So a
+lookup over many small files reads only the few that have its keys.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _UUID_BYTES, _UUID_TEXT = 16, 36
 _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _DESCRIBED_BETTER = {
-    (_LOCAL, _INSTANT),  # instants without a zone are in UTC
-    (pa.date32(), _LOCAL),  # a widened date is the start of its day
+    (_LOCAL, _INSTANT),  # some writers leave out the zone of instants, which are in UTC
+    (pa.date32(), _LOCAL),  # a date that was widened to a time is the start of its day
     (pa.binary(), pa.string()),  # some writers of Parquet do not mark bytes as text
-    (pa.int32(), pa.int16()),  # nor numbers as short
+    (pa.int32(), pa.int16()),  # and some do not mark numbers as short
     (pa.int32(), pa.int8()),
 }
-"""(type in files, type in the table's metadata) of columns that are converted."""
+"""(type in the file, type in the table's metadata) of columns that are converted to the latter, which tells more than the file."""
 _FEW = 16
 _wide: dict[int, tuple[Sequence[StoredColumn], dict[str, StoredColumn]]] = {}
-"""Columns by name, for the last tables with many columns; by the identity of the tuple, because its hash takes as long as a search."""
+"""Columns by name, for the last tables with many columns. The key is the id of the tuple of columns: its hash would take as long as a search."""
 _HYPHENS = (8, 13, 18, 23)
 
 
 def find_names(
     file: FileVersion, index: FileIndex, planned: pa.Schema, declared: pa.Schema | None = None
 ) -> dict[str, str]:
-    """The name in a file of each planned column that the file has. `declared`: all columns that the files are declared to have, in order.
+    """The name in a file of each planned column that the file has. `declared`: all columns that the user declares for the files, in order.
 
     Raises SchemaError for a file of columns without names that has more columns than are declared.
     """
@@ -80,7 +80,7 @@ def find_names(
 
 
 def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str, planned: pa.DataType) -> pa.DataType:
-    """The type of a file's column. The table's metadata may say more about it than the file."""
+    """The type in which a file's column is read before it is cast: the file's, or the planned one if the table's metadata tells more."""
     if file.columns is None:
         return index.schema.field(stored).type
     return _type(index.stored_schema.field(stored).type, planned, _column(file.columns, name))
@@ -89,7 +89,7 @@ def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str,
 def stats_as_planned(
     file: FileVersion, index: FileIndex, unit: Unit, stored: str, planned: pa.DataType | None
 ) -> ColumnStats | None:
-    """The bounds of a file's column in the planned type (None: its own type), if they are still bounds in that type."""
+    """The statistics of a file's column in the planned type (None: the file's type); None if they are unknown, or no bounds in that type."""
     stored_type = index.schema.field(stored).type
     stats = index.stats(unit, stored)
     if stats is None or file.columns is None or stored_type == planned:
@@ -106,7 +106,7 @@ def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: p
     """A file's column in the planned type. Raises SchemaError if a value would change."""
     if file.columns is None or (column.type == planned and not pa.types.is_nested(planned)):
         return cast_column(column, planned, name, file.url)
-    # A struct may have other fields with the planned names.
+    # In the file, other fields of a struct may have the planned names, so its fields are found by their `StoredColumn`s.
     return _array(column, planned, _column(file.columns, name), name, file.url)
 
 
@@ -119,7 +119,7 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
 
 
 def may_lack(file: FileVersion, name: str) -> bool:
-    """Whether a column that a file lacks may have a value other than null there (a default, or its partition value)."""
+    """Whether a column that a file lacks may have a value other than null in its rows: a default, or its partition value."""
     default = None if file.columns is None else _column(file.columns, name).default
     return default is not None or name in dict(file.partition or ())
 
@@ -154,7 +154,7 @@ def _parse_value(text: str, kind: pa.DataType) -> object:
 
 
 def _column(columns: Sequence[StoredColumn], name: str) -> StoredColumn:
-    """The stored column of that name; without an entry it has the same name in files."""
+    """The stored column of the table's column `name`; one with the same name in files if `columns` does not have it."""
     if len(columns) <= _FEW:
         return next((column for column in columns if column.name == name), StoredColumn(name, name, None))
     entry = _wide.get(id(columns))
@@ -245,7 +245,7 @@ def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: s
 
 
 def _text_of_uuids(column: pa.Array) -> pa.Array:
-    """16 bytes each as text: 8-4-4-4-12 hexadecimal digits."""
+    """UUIDs of 16 bytes as texts of 8-4-4-4-12 hexadecimal digits."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     fixed = column.cast(pa.binary()).fill_null(bytes(_UUID_BYTES)).cast(pa.binary(_UUID_BYTES))
@@ -262,7 +262,7 @@ def _text_of_uuids(column: pa.Array) -> pa.Array:
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, approximately
 _SMALL = 1024 * 1024  # bytes of a file whose values are cached
 _VALUES = 4 * 1024 * 1024  # values in total, 8 bytes each
-_VALUES_AT_MOST = 1000  # values of a column; with more, a file would have most requested values
+_VALUES_AT_MOST = 1000  # requested values; of more than these, nearly every file would have some
 _SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
 
 T = TypeVar("T")
@@ -285,8 +285,8 @@ class Slice:
 class Projection:
     """What a scan returns: `columns` (names and types as planned, in order) of rows for which `predicate` holds.
 
-    `data`: the planned schema of all columns in the files; `partitions`: of those in directories. `declared`: these types were declared,
-    and files are read as these; else planning has inferred them.
+    `data`: the planned schema of all columns in the files. `partitions`: the planned schema of the columns in directories. `declared`:
+    whether the user has declared these types, as which files are then read; else planning has inferred them.
     """
 
     columns: pa.Schema
@@ -313,7 +313,7 @@ class OpenFile:
     blocks: BlockCache
     index: FileIndex
     head: dict[Range, Data]  # the bytes from which the index was read, as far as they are in memory
-    data: dict[Range, Data]  # the bytes from which its units' rows are decoded, if `head` lacks them
+    data: dict[Range, Data]  # the bytes from which rows are decoded, as far as `head` lacks them
     names: dict[str, str]  # planned column -> its spelling in this file, for columns that the file has
     partition: Mapping[str, object]
     reopen: _Reopen
@@ -341,14 +341,18 @@ class OpenFile:
         return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)
 
     def bring_again(self) -> None:
-        """Read the index and the data again from the store, bypassing the cache. Raises DamagedFileError or UfsError."""
+        """Read the index again from the store, bypassing the cache; the data is then read there as it is needed.
+
+        Raises DamagedFileError or UfsError.
+        """
         self.index, self.head = self.reopen(self.piece.file, self.location)
         self.data, self.read_from = {}, ()
         self.blocks = self.blocks.read_only()
 
     def source(self, unit: Unit, columns: Sequence[str]) -> RangesFile:
-        """The file for decoding one unit: it has only the unit's ranges, however many the file has."""
-        head, data = self.head, self.data  # both of one state, because another thread may read them again
+        """The file as a file object from which one unit is decoded. It has only this unit's ranges, however many ranges are in memory."""
+        # The race: another thread may replace both in `bring_again`, so this unit keeps the ones that it begins with.
+        head, data = self.head, self.data
         ranges = {part: data[part] for part in self.index.ranges(unit, columns) if part in data}
 
         def fetch(part: Range) -> Data:
@@ -370,7 +374,7 @@ class Latest(Generic[T]):
         self._lock = threading.Lock()
 
     def begin_round(self) -> None:
-        """Begin a round, and drop values that were not used for long, for instance those of files that the table no longer has."""
+        """Begin a round, and drop values that the last `rounds` rounds did not use, for instance of files that the table no longer has."""
         with self._lock:
             self._round += 1
             while self._entries and self._round - next(iter(self._entries.values()))[2] > self._rounds:
@@ -419,11 +423,11 @@ class KnownFiles:
             self._indexes.put(_place(file), (index, tuple(read_from)), index.memory_bytes)
 
     def forget(self, file: FileVersion) -> None:
-        """Forget an index that may not be the file's."""
+        """Forget the index of a file: it may have been read from damaged bytes."""
         self._indexes.remove(_place(file))
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
-        """Whether a unit may have one of the values that the predicate requires; True if its values were not learned."""
+        """Whether a unit may have one of the values that the predicate requires; True if `learn` was not called for the unit."""
         for among in _cached_conditions(file, projection.predicate):
             hashes = _hash_values(among)
             values = self._values.get(_key(file, unit, among, projection)) if hashes is not None else None
@@ -461,7 +465,7 @@ def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tu
 
 
 def _cached_conditions(file: OpenFile, predicate: Predicate | None) -> list[Among]:
-    """The conditions of a predicate on columns whose values are cached, which are those of small files."""
+    """The conditions of a predicate for which `KnownFiles` caches the file's values; none if the file is not small and immutable."""
     return [among for among in _value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
 
 
@@ -482,7 +486,7 @@ def _hash_values(among: Among) -> Numbers | None:
 
 
 def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
-    """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
+    """The rows of a unit with the named columns in their planned types, with partition values, and with the values of missing columns."""
     stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
     for batch in _batches(file, unit, stored):
         rows = batch.num_rows
@@ -519,9 +523,9 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
 
 
 def to_read(part: Range, file: OpenFile) -> Range:
-    """The range to read in order to get a missing one.
+    """The range to read in order to get the missing range `part`.
 
-    If the range from which the index was read includes it, it is that one, because that is more likely to be cached.
+    If a range from which the index was read includes `part`, that range is read, because it is more likely to be cached.
     """
     offset, length = part
     around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])
@@ -529,7 +533,7 @@ def to_read(part: Range, file: OpenFile) -> Range:
 
 
 def is_missing(part: Range, file: OpenFile) -> bool:
-    """Whether a range has to be read before its rows can be decoded."""
+    """Whether a range is not in memory, so that it must be read before rows in it can be decoded."""
     offset, length = part
     in_memory = part in file.data or any(
         start <= offset and offset + length <= start + size for start, size in file.head

@@ -1,7 +1,7 @@
-"""Rows of a `TableVersion` as Arrow batches: prune, read through the block cache, drop deleted rows, filter.
+"""Reads rows of a `TableVersion` as Arrow batches: skips files and row groups, reads through the block cache, drops deleted rows, and filters.
 
-`TableScan` is the interface of scans, which other systems' tables have, too; `Scan` is that of files. `Scan.prepare` does all I/O of a task
-before its first batch. So if a version vanishes meanwhile, that is noticed before any row was returned. The prepared task only decodes.
+`TableScan` is the interface of all scans, also of those of other systems' tables; `Scan` reads files. `Scan.prepare` does all I/O of a task
+before its first batch. So a task notices that a version has vanished before it has returned any row. The prepared task only decodes.
 
 Rows are deleted by position, or by their values (Iceberg's equality deletes). Values are compared as in Iceberg: null equals null, and NaN
 equals NaN, but -0.0 does not equal 0.0.
@@ -68,7 +68,7 @@ from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
 from pyspark_lookup.versions.model import Table, partition_fields, raw_partition_values, typed_partition_values
 
-_THREADS = 8  # which mostly wait for the store
+_THREADS = 8  # more than there are cores, because they mostly wait for the store
 _KEPT_BYTES = 64 * 1024 * 1024
 _FILES_KEPT = 4 * 1024 * 1024  # positions in total
 
@@ -79,7 +79,10 @@ PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[
 
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns that are equal in the same rows as `columns`, but have no nulls and no floats; a struct is replaced by its only field."""
+    """Columns that are equal in exactly the rows in which `columns` are equal, but have no nulls and no floats.
+
+    A struct is replaced by its only field.
+    """
     values: list[pa.Array] = []
     for column in columns:
         while pa.types.is_struct(column.type):
@@ -103,7 +106,7 @@ def _blank(kind: pa.DataType) -> pa.Scalar:
 
 
 class DeletedValues:
-    """The values of all `rows` of some equality delete files with the same columns."""
+    """The values of deleted rows: `rows` has all rows of some equality delete files with the same columns."""
 
     def __init__(self, schema: pa.Schema, rows: pa.Table) -> None:
         self.schema, self.rows = schema, rows
@@ -112,7 +115,7 @@ class DeletedValues:
         self._index = RowIndex(pa.Table.from_arrays(columns, names=names), names)
 
     def mark(self, columns: Sequence[pa.Array]) -> Numbers:
-        """A bool for each row of `columns`: whether its values are among the deleted ones."""
+        """For each row of `columns`, whether its values are those of a deleted row."""
         keys = Keys(comparable_values(columns))
         marked = np.zeros(keys.rows, np.bool_)
         marked[self._index.match(keys).keys] = True
@@ -120,7 +123,7 @@ class DeletedValues:
 
     @property
     def predicate(self) -> Predicate | None:
-        """A predicate that every row with deleted values satisfies; None: any row may have them."""
+        """A predicate that is true for every row with deleted values; None if no column can narrow the search for such rows."""
         parts: list[Predicate] = []
         for field, column in zip(self.schema, self.rows.columns, strict=True):
             if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
@@ -210,7 +213,7 @@ _DELETES_AT_MOST = 512  # deletes in memory, the most recently used
 
 
 def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Numbers]:
-    """The rows of a batch that are not deleted, and their positions in the file; `first` is that of the batch's first row."""
+    """(the rows of a batch that are not deleted, their positions in the file). `first`: the position of the batch's first row."""
     positions = np.arange(first, first + batch.num_rows)
     live = live_mask(deleted, first, batch.num_rows)
     return (batch, positions) if live is None else (batch.filter(pa.array(live)), positions[live])
@@ -236,7 +239,7 @@ class DeletedRows:
         self._blocks = blocks
         self._lock = threading.Lock()
         self._positions_by_name: dict[str, Mapping[str, Numbers]] = {}
-        # Of the version that was asked about last: its deletes, and what they say together of each file.
+        # For the version that was read last: (the names of its deletes, the positions that these delete together in each file).
         self._merged: tuple[tuple[str, ...], dict[tuple[str, int], Numbers | None]] = (), {}
         self._groups: dict[tuple[str, ...], int] = {}  # the numbers of combinations of deletes
 
@@ -274,7 +277,7 @@ class DeletedRows:
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
-        """The name of each of the deletes -> path of a data file -> positions of its deleted rows."""
+        """The positions of deleted rows, by the name of each of the deletes, and then by the path of the data file."""
         with self._lock:
             by_name = {
                 delete.name: self._positions_by_name[delete.name]
@@ -311,7 +314,7 @@ class DeletedRows:
         return by_name
 
 
-_UNCHECKED_BYTES = 64 * 1024 * 1024  # of rows in memory: after this many more, free memory is checked, and a batch ends
+_UNCHECKED_BYTES = 64 * 1024 * 1024  # after so many more bytes of rows, the free memory is checked, and a batch ends
 
 
 def to_slices(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
@@ -326,7 +329,7 @@ def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable:
     read again if it is replaced, and its footer is opened once.
     """
     total = sum(file.size for file in files)
-    if not total:  # a file that became empty must be opened, and found damaged
+    if not total:  # a file that became empty must be opened, so that its damage is noticed
         return to_slices(files) if number == 0 else ()
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
@@ -346,9 +349,10 @@ def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedUnit:
-    """A unit of a file (e.g. a row group) whose bytes are in memory: its `middle` byte in the file, its approximate `bytes`, its exact `rows`.
+    """A unit of a file (e.g. a row group) whose bytes are in memory.
 
-    `rows` None: the file has no other units, and its rows are counted when they are decoded.
+    `middle`: the offset of its middle byte in the file. `bytes`: about its size in the file. `rows`: the exact number of its rows; None if
+    the file has no other units, and only decoding tells.
     """
 
     file: FileVersion
@@ -374,14 +378,14 @@ class TableScan(abc.ABC):
         return True
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None if the rows are in files that must be scanned."""
+        """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None for a scan that cannot look rows up by key."""
         return None
 
-    def close(self) -> None:  # noqa: B027 # most hold nothing
+    def close(self) -> None:  # noqa: B027 # most scans have nothing to close
         """Close connections; the next use opens them again."""
 
     def forget_files(self) -> None:  # noqa: B027
-        """Drop what is known about files, because none of them is read again soon."""
+        """Drop all information about files from memory. Call it if none of these files is read again soon."""
 
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may be read in parts."""
@@ -398,11 +402,11 @@ class TableScan(abc.ABC):
         return [[None for _ in names] for _ in files]
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """The number of rows in the files; None if one would have to read them."""
+        """The number of rows in the files, without deleted ones; None if only reading the rows would tell."""
         return None
 
     def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
-        """About how many bytes these columns take in a snapshot; None if one would have to read them."""
+        """About how many bytes these columns take in a snapshot; None if only reading the rows would tell."""
         return None
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
@@ -423,15 +427,15 @@ class TableScan(abc.ABC):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan:
-        """Everything that a task needs, in memory.
+        """A task all whose bytes are in memory.
 
-        `columns_of_version` returns the columns of the version's files; it is called if the pieces lack a planned column. None: such a
-        column is null.
+        `columns_of_version`: returns the columns of all files of the version. It is called if the task's own files lack a planned column: a
+        column that no file of the version has is an error. None: such a column is null.
         """
 
 
 Files = Callable[[bool], TableScan]
-"""Makes a scan of files. The argument: whether the bytes that it reads stay in this host's cache, for later reads."""
+"""A function that returns a scan of files. Its argument: whether the bytes that the scan reads stay in this host's cache, for later reads."""
 
 
 def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
@@ -459,7 +463,7 @@ def coalesce(
 
 
 def collect_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str) -> pa.Table:
-    """The rows of the table at `url` in memory. Raises NotSupportedError if they do not fit there."""
+    """The rows of some batches as one table. Raises NotSupportedError, which names `url`, if they do not fit into memory."""
     parts: list[pa.RecordBatch] = []
     size = checked_bytes = 0
     for batch in batches:
@@ -502,14 +506,16 @@ _READS_KEPT = 200  # after this many reads without a use of a file, its index is
 
 
 class Scan(TableScan):
-    """Reads of one table through one block cache. `rereads`: most of the next reads are of the same files."""
+    """Reads the files of one table through one block cache. `rereads`: whether the same files will be read again and again."""
 
     def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, rereads: bool = True) -> None:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
         self._deleted = DeletedRows(blocks)
-        self._reads_kept = _READS_KEPT if rereads else 1  # parts of one large file are read one after the other
+        self._reads_kept = (
+            _READS_KEPT if rereads else 1
+        )  # 1, because the parts of one large file are read one after the other
         self._known_files = KnownFiles(self._reads_kept)
         self._by_value: EqualityDeleted | None = None
 
@@ -525,8 +531,9 @@ class Scan(TableScan):
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
         """Implements `TableScan.schema`.
 
-        Reads the part of each file that shows its schema (a footer; all of a CSV or JSON file), through the cache; nothing if the columns
-        are declared. A column that is in both counts as the directory's. Raises SchemaError naming both files if they disagree.
+        Reads the part of each file that shows its schema (a footer; all of a CSV or JSON file) through the cache, and nothing if the columns
+        are declared. A column that is in the files and in the directories has the directories' values. A column whose types in two files
+        do not fit together gets an `unreadable_type` that names both.
         """
         partitions = partition_fields(table, files)
         folded = {name.lower() for name in partitions.names}
@@ -559,7 +566,7 @@ class Scan(TableScan):
             if name in values:
                 row.append(ColumnStats.from_constant(values[name]))
             elif name not in spelled:
-                # Null in every row. But delete files have the key columns of their own time only.
+                # The column is null in every row. But a delete file has only those columns that were keys when it was written.
                 unknown = file.piece.file.identity == DELETE_FILE or may_lack(file.piece.file, name)
                 row.append(None if unknown else ColumnStats.from_constant(None))
             else:
@@ -688,7 +695,7 @@ class Scan(TableScan):
         return remaining
 
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
-        """Open every file's index, all files at once: one round of requests if a tail suffices."""
+        """The files with their indexes. All indexes are read at once, in one round of requests if the tail of each file has its footer."""
         assert table.format is not None
         declared = _declared_schema(table, pieces)
         forms = {
@@ -737,7 +744,7 @@ class Scan(TableScan):
     def _open_anew(
         self, form: FileFormat, planned: pa.Schema | None, file: FileVersion, location: BlocksAndLocations
     ) -> tuple[FileIndex, dict[Range, Data]]:
-        """A file's index and the ranges from which it was read, read from the store and not from the cache. Raises DamagedFileError or UfsError."""
+        """(a file's index, the ranges from which it was read), from the store instead of the cache. Raises DamagedFileError or UfsError."""
         self._known_files.forget(file)
         data: dict[Range, Data] = {}
         requested = form.first_ranges(file)
@@ -786,13 +793,13 @@ class Scan(TableScan):
                 return ColumnStats.from_constant(missing_value(file.piece.file, name, projection.data.field(name).type))
             planned = projection.data.field(name).type
             if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
-                return None  # its type is not the requested one
+                return None  # bounds in the file's type may be no bounds in the planned type
             return stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
 
         return may_match(projection.predicate, stats)
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
-        """Read the bytes of all units into memory; if that saves work, only those of units with matching rows."""
+        """Read the bytes of all units into memory; if that saves requests, only the bytes of units with matching rows."""
         tested = referenced_columns(projection.predicate)
         units = sum(len(file.units) for file in opened)
         deferred_bytes = sum(
@@ -839,7 +846,7 @@ class Prepared:
         yield from coalesce(self._filter(), self._projection.columns, self._metrics)
 
     def units(self) -> Iterator[PreparedUnit]:
-        """Every unit in file order, whatever the predicate, with the deleted rows. Threads may decode several at once."""
+        """The units in file order, with all their rows, also deleted ones and those that do not match. Threads may decode several units at once."""
         for file in self._opened:
             size = file.piece.file.size // max(len(file.index.units), 1)  # a slice may contain the middle of no unit
             for unit in file.units:
@@ -852,7 +859,10 @@ class Prepared:
                 yield PreparedUnit(file.piece.file, unit.middle, size, rows, batches)
 
     def place(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
-        """(file, positions in it, the live rows there) of all units that may have rows for which the predicate is true."""
+        """(file, positions in it, the rows at these positions) for each batch of the rows that are not deleted.
+
+        The rows are those of units that may have matching rows; the rows themselves are not filtered.
+        """
         for file, unit, batches in self._decode(self._projection.columns.names):
             first = file.first_row(unit)
             for batch in batches:
@@ -879,12 +889,12 @@ class Prepared:
 
 
 def _scanned_columns(projection: Projection) -> frozenset[str]:
-    """Columns of the files that the scan returns or tests."""
+    """The columns of the files that the scan returns, or that its predicate tests."""
     return frozenset(projection.needed_columns) - frozenset(projection.partitions.names)
 
 
 def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
-    """The columns that a table's files are declared to have."""
+    """The columns that the user declares for a table's files, without those in directories; None if none are declared."""
     if table.declared is None:
         return None
     in_directories = {name for piece in pieces[:1] for name, _ in raw_partition_values(table, piece.file)}
@@ -892,7 +902,7 @@ def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
 
 
 def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
-    """The schema of each file. Columns of text files have the type of their values in all files."""
+    """(file, its schema) for each file. A column of text files gets one type, inferred from its values in all these files."""
     inferred_by_name: dict[str, Inferred] = {}
     for file in opened:
         for name, inferred in (file.index.inferred or {}).items():
@@ -913,7 +923,7 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
 def _described_bounds(
     table: Table, file: FileVersion, partitions: pa.Schema, names: Sequence[str]
 ) -> list[ColumnStats | None] | None:
-    """The bounds of a file's columns according to the table's metadata; None if it lacks some."""
+    """The bounds of a file's columns by the table's metadata, in the order of `names`; None if it lacks those of a column."""
     values = _partition_values(table, file, partitions)
     bounds = {} if file.statistics is None else file.statistics.bounds
     stats: dict[str, ColumnStats] = {
@@ -924,5 +934,5 @@ def _described_bounds(
 
 
 def _partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    # Delete files belong to no partition, or to several.
+    # A delete file belongs to no partition, or to several.
     return typed_partition_values(table, file, fields) if fields.names and file.identity != DELETE_FILE else {}

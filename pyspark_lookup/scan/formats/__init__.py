@@ -1,7 +1,7 @@
 """File formats: the byte ranges of a file's schema, statistics and rows, and how these are decoded.
 
-A format never touches storage. It names ranges, and the caller brings their bytes; through `RangesFile` pyarrow reads them as one file.
-`open_index` is called until it asks for no more ranges.
+A format never reads from storage. It names ranges, and the caller brings their bytes; through `RangesFile` pyarrow reads them as one file.
+Call `open_index` with the bytes of more and more ranges, until it returns an index instead of ranges.
 """
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ __all__ = [
 def open_format(
     name: FileFormatName, block_size: int, csv: CsvOptions | None = None, declared: pa.Schema | None = None
 ) -> FileFormat:
-    """The format of that name. `block_size`: bytes, for formats without blocks of their own. `declared`: the columns of text files."""
+    """The format of that name. `block_size`: in bytes, for formats without blocks of their own. `declared`: the columns that the user declares."""
     if name is FileFormatName.PARQUET:
         return ParquetFormat()
     if name is FileFormatName.ARROW:

@@ -16,7 +16,7 @@ from pyspark_lookup.columnar.types import lenient_schema, without_counterpart
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_INT = 2  # its number in the union Type
+_INT = 2  # the number of Int in the union Type
 _MOST_BITS = 64  # of integers that pyarrow reads; Polars writes some with 128, which have two buffers as well
 # In a Parquet footer, which is in Thrift's compact protocol: the key, the length of the value, the value.
 _IN_PARQUET = re.compile(rb"ARROW:schema\x18[\x80-\xff]*[\x00-\x7f]([A-Za-z0-9+/]+={0,2})")
@@ -64,7 +64,7 @@ class Table:
         if at is None or not count:
             return []
         if count * size > len(self.data) - at - 4:  # before memory is allocated for their positions
-            raise ValueError(f"a vector of {count} elements, which reach beyond its bytes")
+            raise ValueError(f"a vector of {count} elements reaches beyond the end of the data")
         return [at + 4 + size * place for place in range(count)]
 
     def tables(self, field: int) -> list[Table]:
@@ -72,7 +72,7 @@ class Table:
 
 
 def narrow_parquet(footer: bytes) -> tuple[bytes, dict[str, str]]:
-    """A Parquet footer whose embedded Arrow schema is narrowed, and the types that `narrow` returns."""
+    """(a Parquet footer whose embedded Arrow schema is changed as by `narrow`, the types that `narrow` returns)."""
     part = _IN_PARQUET.search(footer)
     if part is None:
         return footer, {}
@@ -138,7 +138,7 @@ def _open(source: RangesFile) -> pa.ipc.RecordBatchFileReader:
 
 
 class ArrowIndex(FileIndex):
-    """An Arrow IPC footer. Its record batches are read as a whole, so columns are pruned after the read.
+    """The index of an Arrow IPC file. Record batches are read as a whole, so columns are left out only after the read.
 
     `tail`: where the file's footer begins, and the bytes to read instead of it.
     """

@@ -1,7 +1,7 @@
-"""The types of the values in text files, and the values in these types.
+"""Infers the types of columns in text files, and converts their texts to these types.
 
-Nothing is lost: a column stays text if one of its values would be written differently from how it was read, in one file or in several
-(`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
+Nothing is lost: a column stays text if one of its values, converted and written again, would not be the text that was read. This holds for
+all files of a table together (`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
 # By spelling; not as arrays, because making one imports pandas.
 _BOOLEANS = {f"boolean {word('true')}": (word("true"), word("false")) for word in (str, str.upper, str.capitalize)}
-# How each value of a column of another type begins.
+# How every text begins that is the value of another type than text.
 _NO_TEXT = re.compile(r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII)
-_SURE_DIGITS = 15  # as many digits as a double always keeps
+_SURE_DIGITS = 15  # a double keeps every number with so many digits
 EXACT_INTEGER = 2**53
 MANY_DIGITS = 99  # digits after the point: more than any decimal has
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
@@ -40,9 +40,9 @@ _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 class Number:
     """The properties of a column's numbers that decide its type.
 
-    `whole`: the most digits before the point. `scales`: the fewest and most digits after it, of numbers that have a point. `integers`,
-    `fractions`: whether there are some. `fits64`: all integers fit into int64. `exact`: each number is a double, written without
-    superfluous digits.
+    `whole`: the most digits before the point. `scales`: the fewest and most digits after the point, of numbers that have one. `integers`:
+    whether there are numbers without a point; `fractions`: with a point. `fits64`: all integers fit into int64. `exact`: each number is
+    a double, written without superfluous digits.
     """
 
     whole: int
@@ -69,7 +69,7 @@ class Number:
             return pa.int64() if self.fits64 else _decimal(self.whole, 0, 20)
         if self.exact:
             return pa.float64()
-        # With a wider precision than needed, so that a larger number in a later file does not change the type.
+        # The precision is wider than needed, so that a larger number in a later file does not change the type.
         uniform = not self.integers and self.scales[0] == self.scales[1]
         return _decimal(self.whole, self.scales[0], 18) if uniform else pa.string()
 
@@ -83,7 +83,8 @@ def _decimal(whole: int, scale: int, precision: int) -> pa.DataType:
 
 @dataclasses.dataclass(frozen=True)
 class Inferred:
-    """The inferred type of a column of a text file. `number`, `element` and `fields` belong to the respective kinds."""
+    """The inferred type of a column of a text file. `kind`: a key of `_TYPES`, or "number" with `number`, "list" with `element`, "struct" with
+    `fields`."""
 
     kind: str
     number: Number | None = None
@@ -112,7 +113,7 @@ _TYPES = {
     "local": _LOCAL,
 }
 NOTHING, TEXT, BOOLEAN, _EMPTY = (Inferred(kind) for kind in ("nothing", "text", "boolean true", "empty"))
-_ONLY_SPECIAL = Inferred("special")  # words that are numbers if there are other numbers
+_ONLY_SPECIAL = Inferred("special")  # words such as NaN, which are numbers if the column has other numbers, too
 _SPECIAL_NUMBER = Number(0, (0, MANY_DIGITS), integers=False, fractions=True, fits64=True, exact=True)
 
 
@@ -183,7 +184,7 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
 
 
 def infer_times(texts: pa.Array) -> Inferred:
-    """INSTANT if all times have an offset, LOCAL if none has one, else TEXT."""
+    """The type of texts that may be times: instants if all have an offset, local times if none has one, else text."""
     for kind, pattern in (("instant", _TIME + _OFFSET), ("local", _TIME + "$")):
         if _matches(texts, pattern) and _is_in_python(texts, _TYPES[kind]):
             return Inferred(kind)
@@ -191,7 +192,7 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 
 def infer_numbers(texts: pa.Array) -> Number | None:
-    """The properties of the numbers in texts (none null); None if a text is not a number, or is not written like one."""
+    """The properties of the numbers in texts (none null); None if a text is no number, or a number in an unusual form such as `007`."""
     if _matches(texts, _SHORT_INTEGER):
         return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)
@@ -229,13 +230,13 @@ def _exact_fractions(texts: pa.Array) -> bool:
 
 
 def is_exact(text: str) -> bool:
-    """Whether a number's text is that of a double, with no more digits than distinguish it from other doubles."""
+    """Whether a text is the shortest one of a double: it has no more digits than distinguish this double from all others."""
     return f"{float(text)!r}" == text or _plain(repr(float(text))) == _plain(text)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plain(text: str) -> tuple[str, int]:
-    """The digits of a number without outer zeros, and the exponent of the last."""
+    """(the digits of a number without leading and trailing zeros, the power of ten of the last digit)."""
     mantissa, _, exponent = text.lower().partition("e")
     head, _, tail = mantissa.partition(".")
     digits = (head.lstrip("-") + tail).lstrip("0")
@@ -247,8 +248,10 @@ def _plain(text: str) -> tuple[str, int]:
 
 
 def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as values of a type, as Arrow parses them. An empty text is null, except in text. Raises a SchemaError that names the first invalid
-    text."""
+    """Texts as values of type `kind`, as Arrow parses them. An empty text is null, unless the type is text or binary.
+
+    Raises a SchemaError that names the first invalid text.
+    """
     if texts.type == kind:
         return texts
     if pa.types.is_null(kind) or texts.null_count == len(texts):
@@ -274,7 +277,7 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as decimals. Not by Arrow's cast: for a text that does not fit it returns another number, or ends the process."""
+    """Texts as decimals. Arrow casts only texts in a plain form: for a text that does not fit, its cast returns a wrong number or ends the process."""
     digits = rf"\d{{1,{kind.precision - kind.scale}}}" if kind.precision > kind.scale else "0"
     plain = pc.match_substring_regex(texts, rf"^[+-]?0*{digits}(\.\d{{0,{kind.scale}}})?$")
     if _all(plain):

@@ -47,7 +47,7 @@ _DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # a possible decompression bo
 
 
 def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
-    """The decompressed content. Raises NotSupportedError before content that is too large to be read is in memory."""
+    """The decompressed content. Raises NotSupportedError, before it takes much memory, for content that is too large to be read."""
     if not content:  # a file without rows
         return b""
     doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
@@ -58,7 +58,7 @@ def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], 
             size += len(part)
             if size > TEXT_AT_MOST:
                 raise NotSupportedError(
-                    f"it holds more than {TEXT_AT_MOST} bytes of text, and text is read as a whole: split the file, or write parquet"
+                    f"the file has more than {TEXT_AT_MOST} bytes of text, and text is read as a whole: split the file, or write parquet"
                 )
             if size <= doubtful:
                 parts.append(part)
@@ -103,7 +103,7 @@ def base_name(url: str) -> str:
 
 
 def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url: str) -> list[pa.Field]:
-    """Fields in the types that `spark_types` has for their names, in Spark's JSON; the other fields stay as they are.
+    """Fields in the types that `spark_types` (name -> Spark's JSON of a type) has for them; all others stay as they are.
 
     A VARIANT, a TIME or a year-month interval is an `unreadable_type`, because a Python source cannot return it to Spark.
     """
@@ -151,7 +151,7 @@ _SMALL_BYTES = 256 * 1024  # a file of up to this size is read as a whole, with 
 
 
 class RangesFile(io.RawIOBase):
-    """A read-only file over those ranges of it that are in memory. Other ranges are fetched when they are read."""
+    """A read-only file, some ranges of which are in memory. All other bytes are fetched when they are read."""
 
     def __init__(self, size: int, ranges: Mapping[Range, Data], fetch: Callable[[Range], Data]) -> None:
         self._size = size
@@ -209,7 +209,7 @@ class RangesFile(io.RawIOBase):
         return len(data)
 
     def _part(self, start: int, requested: int) -> Data:
-        """The longest piece from `start` that one range has; otherwise the bytes up to the next range, which are fetched."""
+        """Bytes from `start` on: the longest piece that one range has, or if none has the first byte, the bytes up to the next range, fetched."""
         place = bisect.bisect_right(self._starts, start)
         if place:
             (end, data), offset = self._parts[place - 1], self._starts[place - 1]
@@ -221,7 +221,10 @@ class RangesFile(io.RawIOBase):
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """The smallest part that is decoded at once: a row group, a record batch, or a whole file. `middle` is a file offset."""
+    """The smallest part of a file that is decoded at once: a row group, a record batch, or a whole file.
+
+    `number`: its position among the file's units. `middle`: the offset of its middle byte, which tells to which `Slice` the unit belongs.
+    """
 
     number: int
     middle: int
@@ -235,7 +238,7 @@ class FileIndex(abc.ABC):
     inferred: Mapping[str, Inferred] | None = None
     """For text files: the inferred types of columns that were not planned."""
     misfits: Mapping[str, str] = MappingProxyType({})
-    """For text files: columns with a value that is not of the planned type, and that value."""
+    """For text files: by column, the message about a value that is not of the planned type."""
     nameless: bool = False
     """Whether columns have no names, so that declared columns are matched by position."""
     memory_bytes: int = 4096
@@ -251,11 +254,11 @@ class FileIndex(abc.ABC):
         return None
 
     def rows(self, unit: Unit) -> int | None:
-        """The number of rows of a unit; None if one would have to read them."""
+        """The number of rows of a unit; None if only reading them would tell."""
         return None
 
     def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int | None:
-        """About how many bytes the rows take in a snapshot, with its index; None if one would have to read them."""
+        """About how many bytes the unit's rows take in a snapshot, with its index; None if only reading them would tell."""
         return None
 
     @abc.abstractmethod
@@ -276,9 +279,9 @@ class FileFormat(Protocol):
 
 
 class FooterFormat(abc.ABC):
-    """A format of files that begin with magic bytes and end with a footer, its length and the magic bytes.
+    """A format of files that begin with magic bytes and end with a footer, the footer's length and the magic bytes.
 
-    `frame`: the size of all of these except the footer.
+    `frame`: the bytes that both magic byte strings and the length take together, with their padding.
     """
 
     splittable = True

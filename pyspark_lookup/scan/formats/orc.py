@@ -1,7 +1,7 @@
 """ORC: one task decodes a file as a whole, with the calendar, types and time zones that the file names.
 
-Parts of an ORC footer that pyarrow reads but does not expose are read here: the calendar, types by column, time zones, positions of
-streams. Times are computed from stored seconds and fractions: of any year, and of writers in any time zone. Their fractions are unsigned
+This module reads the parts of an ORC footer that pyarrow reads but does not expose: the calendar, types by column, time zones, and positions
+of streams. It computes times of any year, and of writers in any time zone, from stored seconds and fractions. The fractions are unsigned
 numbers in runs, for which pyarrow has no type ("Run Length Encoding" in ORC's specification).
 """
 
@@ -40,11 +40,11 @@ from pyspark_lookup.storage.stores import FileVersion, Range
 Numbers = npt.NDArray[np.int64]
 
 _WIDTHS = [*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64]
-"""The number of bits of a value, by its code of five bits."""
+"""The number of bits of each value in a run, by the five bits in which the run's header has it."""
 
 
 def unsigned_numbers(data: bytes | memoryview, count: int, version: int) -> Numbers:
-    """The first `count` numbers of a stream, of the first or second version of the encoding. Raises ValueError if it ends before."""
+    """The first `count` numbers of a stream. `version`: 1 or 2, of the encoding. Raises ValueError if the stream has fewer numbers."""
     numbers = np.zeros(count, np.int64)
     at = place = 0
     decode = _run_of_version_1 if version == 1 else _run_of_version_2
@@ -72,7 +72,7 @@ def _run_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def _to_signed(value: int) -> int:
-    """A 64-bit number as a signed one: Arrow's writer stores negative fractions before 1970."""
+    """The signed number with the bits of a 64-bit number: Arrow's writer stores negative fractions for times before 1970."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -116,7 +116,11 @@ def _run_of_version_2(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
 
 
 def _unpack_patched(data: bytes | memoryview, at: int, length: int, width: int) -> tuple[Numbers, int]:
-    """Values above a base, some of which have more bits: "a list of gaps from the one before, and patches"."""
+    """(the numbers of a run of patched values, the position after it).
+
+    The run has a base and the differences from it. Some differences have more bits than the width: for these there are "a list of gaps"
+    from the patched value before, "and patches", their upper bits.
+    """
     size, patch_width = (data[at] >> 5) + 1, _WIDTHS[data[at] & 31]
     gap_width, patches = (data[at + 1] >> 5) + 1, data[at + 1] & 31
     base = _read_big_endian(data, at + 2, size)
@@ -139,7 +143,7 @@ def _read_big_endian(data: bytes | memoryview, at: int, size: int) -> int:
 
 
 def _unpack(data: bytes | memoryview, at: int, count: int, width: int) -> tuple[Numbers, int]:
-    """Numbers of `width` bits each, the highest bit first, and the position of the next byte."""
+    """(numbers of `width` bits each, the highest bit first; the position of the next byte)."""
     end = at + (count * width + 7) // 8
     if end > len(data):
         raise IndexError(at)
@@ -186,7 +190,7 @@ def _decompress_lzo(data: memoryview, at_most: int) -> bytes:
         output += data[at : at + count]
         at += count
 
-    state = 0  # the number of literals that came last: 1 to 3, or 4 for more; 0: none
+    state = 0  # the number of literals at the end of the instruction before: 0 to 3, or 4 for four and more
     if data[0] > 17:
         at, state = 1, min(data[0] - 17, 4)
         literals(data[0] - 17)
@@ -344,8 +348,8 @@ class OrcTail:
     def hybrid(self) -> bool:
         """Whether days before 1582-10-15 are in the Julian calendar.
 
-        If the file does not say, they are in files of Java's writers, and in no others. Iceberg's writer counts Gregorian days although its
-        files say otherwise.
+        If the file does not say, only the files of Java's writers have such days. Iceberg's writer counts Gregorian days although its files
+        say that they are hybrid.
         """
         calendar = _number(self.footer, _CALENDAR)
         if calendar == 0:
@@ -370,7 +374,7 @@ class OrcTail:
         return stripes
 
     def leaf_columns(self, name: str, schema: pa.Schema) -> list[int]:
-        """The numbers of the flat columns of which a column of the file consists, in their order."""
+        """The numbers of the file's flat columns of which the column `name` of its `schema` consists, in their order."""
         types = self._types
 
         def flat(number: int) -> Iterator[int]:
@@ -383,7 +387,7 @@ class OrcTail:
         return list(flat(_numbers(types[0], _SUBTYPES)[schema.get_field_index(name)]))
 
     def fractions(self, stripe: Stripe, column: int, count: int) -> Numbers:
-        """The nanoseconds of the `count` times of a column in a stripe, which are stored apart from the seconds."""
+        """The nanoseconds of a column's times in a stripe, which are stored apart from the seconds. `count`: how many are not null."""
         at = stripe.start
         for stream in _parts(stripe.footer, _STREAMS):
             kind, stream_column, length = (_number(stream, field) for field in (1, 2, 3))
@@ -403,7 +407,7 @@ class OrcTail:
         return np.zeros(0, np.int64)
 
     def with_seconds(self) -> RangesFile:
-        """The file with all times as numbers: seconds since 2015 in the writer's time zone. No year is out of their range."""
+        """The file with another footer, by which pyarrow reads times as numbers: seconds since 2015 in the writer's time zone, of any year."""
         footer = b""
         for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
@@ -440,7 +444,7 @@ class OrcTail:
 
 
 def read_tail(content: bytes) -> OrcTail:
-    """The footer of a file. Raises ValueError if the content is not one."""
+    """The tail of an ORC file with these bytes. Raises ValueError if they do not end like an ORC file."""
     data = memoryview(content)
     length = data[-1] if data else 0
     postscript = data[len(data) - 1 - length : len(data) - 1] if length < len(data) else data[:0]
@@ -459,7 +463,10 @@ def _refuse_read(part: Range) -> Data:
 
 
 def _decompress_stream(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
-    """A stream of bytes, decompressed: chunks after "3 bytes: length << 1 | is original". `at_most`: stop after about this many bytes."""
+    """The decompressed bytes of a stream. `at_most`: stop after about so many bytes.
+
+    The stream consists of chunks, each after "3 bytes: length << 1 | is original".
+    """
     if compression == 0:
         return data
     parts: list[bytes | memoryview] = []
@@ -540,24 +547,27 @@ _LONGEST = 2**63 // _MICROS
 
 
 class StoredTimes:
-    """The times of one stripe. `column_label`: the column, as errors name it."""
+    """Converts the times of a column in one stripe, where they are read as numbers of seconds. `column_label`: the column, as errors name it.
+
+    In its functions, `column` has the seconds, and `number` is the number of the flat column in the file.
+    """
 
     def __init__(self, tail: OrcTail, stripe: Stripe, column_label: str) -> None:
         self._tail, self._stripe, self._column_label = tail, stripe, column_label
 
     def zoned(self, column: pa.Array, number: int) -> pa.Array:
-        """Instants, which are in UTC in every writer's time zone."""
+        """The times of a column of instants, which ORC stores in UTC, whatever the writer's time zone."""
         seconds, fractions = self._seconds(column, number, _BASE)
         return self._array(column, _gregorian(seconds, "UTC", self._tail.hybrid), fractions, "UTC")
 
     def instants(self, column: pa.Array, number: int) -> pa.Array:
-        """Times without a zone as instants, which they are in the writer's time zone."""
+        """The times of a column without a zone as instants: those at which the writer's clock showed them."""
         zone = self._zone
         seconds, fractions = self._seconds(column, number, _base(zone))
         return self._array(column, _gregorian(seconds, zone, self._tail.hybrid), fractions, "UTC")
 
     def local(self, column: pa.Array, number: int) -> pa.Array:
-        """Times without a zone as the writer's clock showed them."""
+        """The times of a column without a zone, as the writer's clock showed them."""
         zone = self._zone
         seconds, fractions = self._seconds(column, number, _base(zone))
         old = seconds < LOCAL_MEAN_TIME_END
@@ -606,7 +616,7 @@ def _base(zone: str) -> int:
 
 
 def _to_local(seconds: Numbers, zone: str) -> Numbers:
-    """What a clock in a time zone shows at these instants, in seconds as if it were UTC."""
+    """The local times in a zone at some instants (Unix seconds), as the Unix seconds at which a clock in UTC shows the same."""
     fixed = fixed_offset(zone)
     if fixed is not None:
         return seconds + fixed
@@ -619,7 +629,9 @@ def _to_local(seconds: Numbers, zone: str) -> Numbers:
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 _SPARK_VERSION = b"org.apache.spark.version"
-_OUT_OF_RANGE = "out of range for nanosecond resolution"  # pyarrow's only such message for times in ORC
+_OUT_OF_RANGE = (
+    "out of range for nanosecond resolution"  # pyarrow's message about a time in an ORC file that it cannot read
+)
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
@@ -632,7 +644,7 @@ class OrcIndex(FileIndex):
         self._file, self._ranges, self._content = file, ranges, content
         self._raw = pa.orc.ORCFile(pa.BufferReader(content)).schema
         names = self._raw.names
-        # The names that old versions of Hive use, whatever the names in the table.
+        # Old versions of Hive write these names, whatever the names in the table.
         self.nameless = bool(names) and all(name.startswith("_col") for name in names)
         spark_types = {field.name: _read_spark_type(field) for field in self._raw}
         typed = typed_fields(list(self._raw), {name: kind for name, kind in spark_types.items() if kind}, file.url)
@@ -667,7 +679,7 @@ class OrcIndex(FileIndex):
         return read_tail(self._content)
 
     def _leaves(self, raw: pa.DataType, stored: pa.DataType) -> Iterator[Convert | None]:
-        """For each flat part of a column as pyarrow reads it, the conversion to the type and calendar that the file names."""
+        """For each flat part of a column, the conversion of what pyarrow reads to the type that the file names and to the Gregorian calendar."""
         shape, parts = split_type(raw)
         if shape is not None:
             for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
@@ -708,7 +720,7 @@ class OrcIndex(FileIndex):
                     yield batch.slice(start, BATCH_ROWS)
 
     def _check_room(self, number: int, columns: Sequence[str]) -> None:
-        """Raise MemoryError if a stripe does not fit in free memory: it is read as a whole, and few bytes may stand for many rows."""
+        """Raise MemoryError if a stripe does not fit into free memory. Stripes are read as a whole, and few bytes may stand for many rows."""
         rows = self._tail.rows[number]
         size = rows * sum(_least_bytes(self._raw.field(name).type) for name in columns)
         if not memory.has_room(size):
@@ -746,7 +758,7 @@ def _exact_leaves(
     numbers: Iterator[int],
     converts: Iterator[Convert | None],
 ) -> Iterator[Convert | None]:
-    """For each flat part of a column, its conversion where times are numbers; `converts`: the conversions where they are not."""
+    """For each flat part of a column, the conversion to use where times are read as numbers. `converts`: the usual conversions."""
     shape, parts = split_type(raw)
     if shape is not None:
         for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
@@ -807,7 +819,7 @@ def _read_spark_type(field: pa.Field) -> Any:
 
 
 def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
-    """`kind`, with times as instants if they are that. ORC's timestamps have no zone, but Spark writes its TIMESTAMP as one."""
+    """`kind`, with those timestamps as instants that Spark, or the declared type, says to be. (Spark writes its TIMESTAMP without a zone.)"""
     if pa.types.is_timestamp(kind) and kind.tz is None:
         if spark_type is None:
             return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL

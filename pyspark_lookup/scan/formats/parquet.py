@@ -43,14 +43,15 @@ from pyspark_lookup.storage.stores import FileVersion, Range
 
 _DECODED_FOOTER = 12  # bytes of memory per byte of footer: measured 670 kB for 63 kB with 300 columns
 _BATCH_BYTES = 16 * 1024 * 1024  # about this many bytes, as encoded: with many columns a batch has few rows
-_BOUND_BYTES = 256 * 1024 * 1024  # of memory that a batch may take
-_VALUE_BYTES = 8  # of a number, at most
+_BOUND_BYTES = 256 * 1024 * 1024  # the bytes of memory that a batch may take
+_VALUE_BYTES = 8  # the most bytes of a number
 _WIDTHS = {"INT32": 4, "FLOAT": 4, "BOOLEAN": 1}
 # Bytes of memory per byte of the file above which lists may be a decompression bomb: embeddings take about 1, ids up to 8.
 _BOMB_SHARE = 16
-# (columns, bytes): if there are more columns, and these are smaller, separate reads cost more than they save.
+# If a row group has more columns than the first number, and at most the second number of bytes, it is read as a whole: separate reads of its
+# columns would cost more than they save.
 _WIDE, _TOGETHER = 256, 4 * 1024 * 1024
-_INDEX_BYTES = 24  # of a row, for its key and its position in the file
+_INDEX_BYTES = 24  # bytes that a snapshot's index takes for a row: its key and its position in the file
 _INTERVAL_BYTES = 12
 # The beginning of a dictionary page's header, up to its two sizes.
 _PAGE_HEAD = re.compile(rb"\x15\x04\x15([\x80-\xff]{0,4}[\x00-\x7f])\x15([\x80-\xff]{0,4}[\x00-\x7f])", re.DOTALL)
@@ -204,14 +205,14 @@ class ParquetIndex(FileIndex):
         yield from file.reader.iter_batches(rows, row_groups=[unit.number], column_indices=leaves, use_threads=False)
 
     def _batch_rows(self, unit: Unit, leaves: Sequence[int], source: RangesFile) -> int:
-        """How many rows a batch may have without taking too much memory, because a few bytes may stand for many long values."""
+        """The number of rows that a batch may have without taking too much memory: a few bytes may stand for many long values."""
         group, schema = self._metadata.row_group(unit.number), self._metadata.schema
         chunks = [group.column(leaf) for leaf in leaves]
         size = sum(chunk.total_uncompressed_size for chunk in chunks)
         rows = min(max(_BATCH_BYTES * group.num_rows // max(size, 1), 1), BATCH_ROWS)
         most = max((chunk.num_values for chunk in chunks), default=0)
         if most * max(size, _VALUE_BYTES) <= _BOUND_BYTES:
-            return int(rows)  # even if each value were as long as all of them together
+            return int(rows)  # they fit, even if each value is as long as all of them together
         decoded = 0
         for leaf, chunk in zip(leaves, chunks, strict=True):
             width, batch_rows = _WIDTHS.get(chunk.physical_type, _VALUE_BYTES), min(rows, group.num_rows)
@@ -244,10 +245,10 @@ class ParquetIndex(FileIndex):
 
 @dataclasses.dataclass(frozen=True)
 class HybridTimes:
-    """The times of a Parquet file that Spark has written in the hybrid calendar, as Spark 2.4 does, and later versions in LEGACY mode.
+    """Which times of a Parquet file Spark has written in the hybrid calendar, as Spark 2.4 does, and later versions in LEGACY mode.
 
-    `annotated`: dates, and instants in milli- and microseconds. `int96`: instants in INT96. `zone`: the session's time zone. Times without
-    a zone are never in the hybrid calendar.
+    `annotated`: whether dates, and instants in milli- and microseconds, are. `int96`: whether instants in INT96 are. `zone`: the time zone
+    of the session that wrote the file. Times without a zone are never in the hybrid calendar.
     """
 
     annotated: bool
@@ -283,10 +284,10 @@ class HybridTimes:
 
 
 def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
-    """The size of a column's dictionary according to its page header, which no value in it exceeds; else the size of the whole column.
+    """The size in bytes of a column's dictionary, by its page header; the size of the whole column if the header cannot be read.
 
-    "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size; … }", in Thrift's compact
-    protocol. The compressed size counts if there is no compression.
+    No value in the dictionary is longer. "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size;
+    … }", in Thrift's compact protocol. The larger of the two sizes counts.
     """
     source.seek(_chunk_range(chunk)[0])
     head = _PAGE_HEAD.match(bytes(source.read(_PAGE_HEAD_BYTES)))
@@ -338,7 +339,7 @@ def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
 def _has_comparable_bounds(kind: pa.DataType) -> bool:
     """Whether the bounds of this type in Parquet statistics compare like its values.
 
-    Those of timestamps with nanoseconds do not, because they lose digits; nor those of durations, because they are plain numbers.
+    The bounds of timestamps with nanoseconds do not, because they lose digits; nor do those of durations, which are plain numbers.
     """
     if pa.types.is_dictionary(kind):
         return _has_comparable_bounds(kind.value_type)
@@ -354,10 +355,10 @@ def _comparable(value: Any) -> Any:
 
 
 def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
-    """The fields of a Parquet file in the types that Spark noted when it wrote them; the others stay as they are.
+    """The fields of a Parquet file in the types that Spark noted when it wrote the file; fields without a note stay as they are.
 
-    In Parquet a day-time interval is a plain number of microseconds, and a VARIANT two binary columns. A VARIANT or a year-month interval
-    is an `unreadable_type`, because a Python source cannot return it to Spark.
+    In Parquet a day-time interval is a plain number of microseconds, and a VARIANT is two binary columns. A VARIANT or a year-month interval
+    gets an `unreadable_type`, because a Python source cannot return it to Spark.
     """
     fields_by_name = _read_spark_fields(footer)
     typed = typed_fields(fields, {name: field["type"] for name, field in fields_by_name.items()}, url)

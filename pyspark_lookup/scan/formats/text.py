@@ -1,7 +1,7 @@
-"""CSV and JSON files as columns of text, and as columns with inferred or given types.
+"""Reads the columns of CSV and JSON files, in inferred types or in types that the caller names.
 
-Of JSON, in lines or one array, pyarrow reads what it can read without a loss. The rest (numbers beyond its types, values of several types in
-one column, an array) is read by the standard library, which is much slower.
+A JSON file has an object in each line, or one array of objects. pyarrow reads a file that it can read without a loss. Any other file (an
+array, numbers beyond pyarrow's types, values of several types in one column) is read by the standard library, which is much slower.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ _BLANKS = bytes(range(33))
 
 
 class CsvFile:
-    """A CSV file's columns: the types inferred from their values, and their values in a given type. Raises ArrowInvalid for a file that is not
-    CSV.
+    """The columns of a CSV file: `infer` returns the type of a column's values, and `column` the values in a type.
 
-    `declared`: the names of the columns of a file without a header, if they are declared.
+    `declared`: the names of the columns that the user declares, for files without a header. Raises ArrowInvalid for a file that is not CSV.
     """
 
     def __init__(self, content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> None:
@@ -59,7 +58,7 @@ class CsvFile:
         return infer_texts(self._column(name), by_value)
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """A column's values. Raises SchemaError that names a value which is not of that type."""
+        """A column's values in the type `kind`. Raises a SchemaError that names a value that is not of this type."""
         return convert(self._column(name), kind)
 
     @property
@@ -79,7 +78,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
             _check_doubled(content, options, url)
         content = _double(content, options)
     if not content.endswith((b"\n", b"\r")):
-        content += b"\n"  # pyarrow does not take a header line alone for CSV without it
+        content += b"\n"  # pyarrow refuses a header line that has no line break
     content = _without_blank_lines(content, options)
     if not content:
         return pa.table({})  # Spark writes empty files for no rows
@@ -90,7 +89,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
     raw_names = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
     names = _name(raw_names, options.header, url, declared)
-    # A name that comes twice must be an error before columns are requested by name.
+    # Checked before columns are requested by name: a name that comes twice is an error.
     spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
     read = pa.csv.ReadOptions(
         block_size=one_block, column_names=names, skip_rows_after_names=1 if options.header else 0
@@ -172,10 +171,10 @@ class _Quoting:
 
 
 def _double(content: bytes, options: CsvOptions) -> bytes:
-    """The file rewritten so that each quoted text is a whole value with doubled quotes in it. The values are those that Spark reads.
+    """The file, rewritten so that each quoted text is a whole value with doubled quotes in it. The values are those that Spark reads.
 
-    Blanks behind a closing quote are dropped; any other text there makes the quotes ordinary characters. Raises ValueError if such a value
-    spans several lines, which may be as many rows, or if its quotes can be read in several ways.
+    Blanks behind a closing quote are dropped. Any other text there makes the quotes of the value ordinary characters. Raises ValueError if
+    such a value spans several lines, because these may be several rows, or if its quotes can be read in several ways.
     """
     quoting = _Quoting(options)
     if quoting.is_plain(content):
@@ -211,7 +210,7 @@ def _show_text(text: bytes) -> str:
 
 
 def _first_row(content: bytes, options: CsvOptions) -> bytes:
-    """The first row, which has the names of the columns; the whole file if it is unclear where that row ends."""
+    """The file's first row, which may have the names of the columns; the whole file if it is unclear where the row ends."""
     quote = re.escape(options.quote.encode())
     row = rb"(?:[^\r\n" + quote + rb"]+|" + quote + rb"[^" + quote + rb"]*" + quote + rb")*" if quote else rb"[^\r\n]*"
     match = re.match(row + rb"\r?\n?", content)
@@ -264,17 +263,19 @@ _PART = 1024 * 1024  # bytes
 
 
 class JsonFile:
-    """A JSON file's columns: the types inferred from their values, and their values in a given type. Raises ValueError for a file that is not
-    JSON."""
+    """The columns of a JSON file: `infer` returns the type of a column's values, and `column` the values in a type.
+
+    Raises ValueError for a file that is not JSON.
+    """
 
     def __init__(self, content: bytes) -> None:
         _check_depth(content)
         content = content.removeprefix(codecs.BOM_UTF8)
         if _SURROGATE.search(content) is not None:
-            # Half of a UTF-16 pair is not a character, but Spark reads it as one.
+            # Half of a UTF-16 pair is no character; Spark reads a question mark.
             content = _ESCAPE.sub(lambda escape: b"?" if escape[1] else escape[0], content)
         self._content = content
-        # Arrow's parser takes no array, and a null before all objects ends the process.
+        # Arrow's parser refuses an array, and ends the process at a null before all objects.
         self._table = _read_by_arrow(content) if content.lstrip()[:1] in (b"{", b"") else None
         self._objects: list[dict[str, Any]] | None = None
         self._columns: dict[str, list[Any]] = {}
@@ -285,7 +286,7 @@ class JsonFile:
         return int(self._table.num_rows) if self._table is not None else len(self._objects or ())
 
     def infer(self, name: str, by_value: bool = False) -> Inferred:
-        """The type of a column. JSON's numbers count by value, however they are written."""
+        """The type of a column. JSON's numbers count by their values, however they are written, so `by_value` has no effect."""
         if self._table is not None:
             return _infer_array(self._table.column(name).combine_chunks())
         return _infer(self._all()[name])
@@ -337,12 +338,12 @@ def _check_depth(content: bytes) -> None:
         steps[(quoted & 1).view(np.bool_)] = 0
         depths = np.cumsum(steps, dtype=np.int32)
         if depth + int(depths.max()) > MOST_NESTED + 1:  # the row itself adds one level, or the array of all rows
-            raise ValueError(f"it has values that are nested more than {MOST_NESTED} deep")
+            raise ValueError(f"its values are nested more than {MOST_NESTED} deep")
         depth, quotes = depth + int(depths[-1]), quoted[-1] & 1
 
 
 def _read_by_arrow(content: bytes) -> pa.Table | None:
-    """The file as pyarrow reads it, where texts that look like times stay texts; None if pyarrow cannot read it without a loss."""
+    """The file as pyarrow reads it, except that texts which look like times stay texts; None if pyarrow cannot read it without a loss."""
     read = pa.json.ReadOptions(block_size=max(len(content) + 1, 1024))
     try:
         table = pa.json.read_json(pa.BufferReader(content), read, _parse(None))
@@ -401,7 +402,7 @@ def _shape(kind: pa.DataType) -> Inferred:
 
 
 def _times(texts: pa.Array) -> Inferred:
-    """The type of texts: TEXT, or instants, because JSON has types of its own for everything else."""
+    """The type of texts in JSON: text, or instants if all are times with an offset. All else that can be inferred has a type of JSON's own."""
     texts = texts.drop_null()
     inferred = infer_times(texts) if len(texts) else NOTHING
     return TEXT if inferred.kind == "local" else inferred
@@ -472,7 +473,7 @@ def _number(texts: Iterable[str]) -> Number:
 
 
 def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array of a type. Raises SchemaError that names a value which is not of that type."""
+    """Values as an array of type `kind`. Raises a SchemaError that names a value that is not of this type."""
     non_nulls = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
         _check(non_nulls, dict, kind)
@@ -505,7 +506,7 @@ def _check(values: list[Any], python_type: type | tuple[type, ...], kind: pa.Dat
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """The position at which each list begins; null if there is no list."""
+    """The position at which each list begins (null for a null), and that at which the last one ends."""
     at, offsets = 0, []
     for value in values:
         offsets.append(None if value is None else at)

@@ -31,9 +31,9 @@ _COPIES = 3  # copies of a text in memory while it is read
 
 
 class WholeFileFormat:
-    """A format whose blocks are aligned ranges. The schema of text is inferred from the whole file; one task decodes the file.
+    """A format whose blocks are aligned ranges. One task decodes a file as a whole; the schema of a text file is inferred from all of it.
 
-    `declared`: the columns of text that the user declares (`lookup.schema`), as which it is parsed.
+    `declared`: the columns that the user declares (`lookup.schema`); text is parsed as their types.
     """
 
     splittable = False
@@ -66,12 +66,12 @@ class WholeFileFormat:
                 return OrcIndex(file, content, self.first_ranges(file), self._declared)
             if len(content) > TEXT_AT_MOST:
                 raise NotSupportedError(
-                    f"{file.url} holds {len(content)} bytes of {self._name.value}, and at most 2 GiB of it can be "
-                    "read at a time: split it, or write parquet"
+                    f"{file.url} has {len(content)} bytes of {self._name.value}, which is read as a whole, 2 GiB at most: "
+                    "split it, or write parquet"
                 )
             if not memory.has_room(len(content) * _COPIES):
                 raise NotSupportedError(
-                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as a whole, but only {memory.free_bytes()} bytes "
+                    f"{file.url} has {len(content)} bytes of {self._name.value}, which is read as a whole, but only {memory.free_bytes()} bytes "
                     "of memory are free: split it, or write parquet"
                 )
             text: CsvFile | JsonFile
@@ -83,9 +83,9 @@ class WholeFileFormat:
 
 
 class _TextIndex(FileIndex):
-    """The index of a text file: columns in the planned types if their values fit, else in the types inferred from their values.
+    """The index of a text file. Its columns have the planned types if their values fit, else the types inferred from their values.
 
-    `parsed`: the planned types were declared, so texts are parsed as these types only.
+    `parsed`: the planned types were declared, so that texts are parsed as these types, whatever the inferred ones.
     """
 
     def __init__(

@@ -582,7 +582,7 @@ def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content
             ({}, content, r"a\.json is not a readable json file")
             for content in ('{"a": 1', '{"a": 1} x', "[1, 2]", '{"a": nan}', '"x"', '[{"a": 1}', '{"a": 1}]', "{'a': 1}")
         ),
-        ({"csv__sep": ";"}, '{"a": 1}', r"option lookup\.csv\.sep is for CSV files: .* holds json files: remove the option"),
+        ({"csv__sep": ";"}, '{"a": 1}', r"option lookup\.csv\.sep is for CSV files: .* has json files: remove the option"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_other_files(dim: Path, options: dict[str, str], content: str | bytes, message: str) -> None:
