@@ -8,7 +8,7 @@ snapshot is visible before it is complete.
 One process of the host at a time loads a table, under a lock, and reuses the layers of the load before. A query that needs no load takes no
 lock.
 
-`FullTables`: the full caches of a table, one for each set of keys, columns, partitions and schedule, made on first use.
+`FullTables` has the full caches of this process: one for each table and each choice of keys, columns, partitions and schedule.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LINE_EVERY_S = 10.0
 
 
 class _Bar(tqdm):  # type: ignore[misc]
-    """A bar with a lock of its own, and without tqdm's thread: a child may not inherit either from a parent that draws one."""
+    """A progress bar with a lock of its own, and without tqdm's thread: a forked child must inherit neither from a parent that draws a bar."""
 
     monitor_interval = 0
 
@@ -83,10 +83,10 @@ resets_in_child(_Bar)
 def draw_progress(
     label: str, now_s: Callable[[], float], interactive: bool | None = None
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show the reported (bytes done, bytes in total) while the block runs.
+    """Show the progress of a `with` block, which reports (bytes done, bytes in total) to the function that it gets.
 
-    A build of less than a second shows nothing; log lines come every ten seconds, and one at the end of a build that had any. `interactive`
-    None: a bar if somebody watches the output.
+    `interactive`: draw a bar (None: if somebody watches the output). Otherwise a line is logged every ten seconds, and one at the end if
+    there were others. A block of less than a second shows nothing.
     """
     if _is_interactive() if interactive is None else interactive:
         with _Bar(desc=label, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
@@ -133,7 +133,7 @@ class LoadLog:
     context: HostContext
 
     def fall_back(self, level: int, reason: str, instead: str = "reading the files") -> None:
-        """Log why a query is answered in another way. `instead` says how."""
+        """Log why a query is not answered from the latest version's snapshot. `instead`: how it is answered."""
         log_event(_log, level, "fallback", table=self.url, reason=reason, instead=instead)
 
     def received(self) -> int:
@@ -149,14 +149,14 @@ class LoadLog:
         reload = Reload(started_s, seconds, version, snapshot.rows, snapshot.bytes, fetched)
         self._remember(reload)
         facts = {"version": reload.version, "seconds": seconds, "rows": reload.rows, "bytes": reload.bytes}
-        # The failures were logged as warnings, so their end is, too.
+        # The failures were logged as warnings, so the load that ends them is, too.
         level = logging.WARNING if failures else logging.INFO
         log_event(_log, level, "reload", table=self.url, **facts, fetched=fetched, failures_before=failures)
 
     def failed(
         self, started_s: float, seconds: float, problem: BaseException, version_count: int, failures: int
     ) -> None:
-        """Record a load that failed after `failures` others. `version_count`: how many stored versions can still answer."""
+        """Record a load that failed after `failures` failed ones. `version_count`: how many stored versions can still answer."""
         self.context.metrics.inc("numLoadFailures")
         level = logging.INFO if failures else logging.WARNING
         log_event(
@@ -186,10 +186,10 @@ class OverdueReloads:
     """Starts the overdue reloads of one table, and lets queries of this process wait for them.
 
     The race: if every process lives for one query only, none may be alive when a reload comes due, and a live process may be suspended. So
-    each query that finds a reload due asks for it, even if others have, and waits up to `lookup.full-cache.build-wait`: its answer is at
-    most one interval and one load old. The wait counts from the start of the load, so a later query waits only for the rest of it.
+    each query that finds a reload due asks for it, even if other queries have, and waits up to `lookup.full-cache.build-wait`: its answer is
+    at most one interval and one load old. The wait counts from the start of the load, so a later query waits only for the rest of the time.
 
-    `limit_s`: how long to wait for a reload. `tell`: called with the reason, once per reload, when a wait ends without the reload.
+    `limit_s`: how long to wait for a reload. `tell`: called with a reason, once per reload, if the wait ends before the reload.
     """
 
     schedule: Schedule
@@ -200,9 +200,9 @@ class OverdueReloads:
     tell: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        # (state, lead of the wall clock over the steady clock, time): the reload after this state is not due before this time,
-        # unless the lead changes because the wall clock was set. And: (the future for which queries wait, since when on the
-        # steady clock).
+        # `_due` is (state, lead of the wall clock over the steady clock, time): the reload after this state is not due before this
+        # time, unless the lead changes because the wall clock was set. `_awaited` is (the future of the reload for which queries
+        # wait, the time at which the first of them began to wait, on the steady clock).
         self._due: tuple[State | None, float, float] = None, 0.0, math.inf
         self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
 
@@ -258,9 +258,10 @@ class OverdueReloads:
         return True
 
     def _is_on_time(self, state: State, due_s: float) -> bool:
-        """Whether the reload that is due is running and started in time: until it ends, the present snapshot is as young as promised.
+        """Whether a due reload need not be awaited, because it began in time: until it ends, the present snapshot is as young as promised.
 
-        A load that takes much longer than the one before may be that of a suspended process, and does not count.
+        A reload that is late by less than the last load took is begun here, in the background. A load that takes much longer than the one
+        before may be that of a suspended process, and does not count.
         """
         begun_s, now_s = state.loading_since_s, self.context.clock.wall_s()
         last_s = (state.finished_at_s or 0.0) - (state.started_at_s or 0.0)
@@ -272,7 +273,7 @@ class OverdueReloads:
         return False
 
     def _left_s(self, state: State, since_s: float) -> float:
-        """How many more seconds to wait for a load: this process has waited since `since_s`, and another one may have started it earlier."""
+        """The seconds left to wait for a load, for which this process has waited since `since_s`, and which another process may run for longer."""
         clock = self.context.clock
         waited_s = clock.steady_s() - since_s
         if state.loading_since_s is not None and self.stored.is_locked():
@@ -368,13 +369,13 @@ class FullCache:
         return self.find(version)
 
     def current(self) -> tuple[TableVersion, Snapshot] | None:
-        """The latest snapshot and its version. Loads the first one; waits up to `build_wait_s` for another process's load, or an overdue one.
+        """The latest snapshot and its version. Loads the first snapshot. Waits up to `build_wait_s` for another process's or an overdue load.
 
-        None if the cache directory has no room for it or for a newer one, or if another process is still loading. Raises the error of the
-        first load, and ReloadFailedError if `lookup.full-cache.on-reload-failure` or `.max-staleness` require it.
+        None if the cache directory has no room for the first or for a newer snapshot, or if another process is still loading the first.
+        Raises the error of the first load, and ReloadFailedError if `lookup.full-cache.on-reload-failure` or `.max-staleness` require it.
         """
         state, snapshot, is_late = self._find_latest()
-        if state.gone:  # the last load found no table of this kind, but the caller has just found one
+        if state.gone:  # the last load found that the table was gone, but the caller has just found the table
             self._load_anew(state)
             state, snapshot = self._stored.find(_served)
         if snapshot is None:
@@ -436,7 +437,7 @@ class FullCache:
                 self._load(None, None)
 
     def _give_up(self) -> None:
-        """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
+        """Build nothing for a minute: a directory that is full or cannot be mapped will hardly be better at the next query."""
         self._gave_up_at_s = self.context.clock.steady_s()
 
     @property
@@ -445,7 +446,7 @@ class FullCache:
 
     @property
     def can_keep(self) -> bool:
-        """Whether this host can keep a snapshot: in the last minute no build was refused or failed for lack of space."""
+        """Whether a snapshot should be built: in the last minute, the budget has refused none, and the cache directory has not failed."""
         refused = self._stored.state().refused
         recent = refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
         return not recent and not self._has_given_up
@@ -463,9 +464,11 @@ class FullCache:
                     )
                     self._load_log.fall_back(logging.INFO, reason)
                     return None
-                state = self._stored.state()  # the previous holder of the lock may have loaded it
+                state = self._stored.state()  # the previous holder of the lock may have loaded the snapshot
                 snapshot = self._stored.open(_served(state))
-                if snapshot is None and state.failures > failures:  # or its load has failed: do not ask the store again
+                if (
+                    snapshot is None and state.failures > failures
+                ):  # the previous holder's load has failed: do not ask the store again
                     raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
         except CacheFullError:
@@ -484,18 +487,18 @@ class FullCache:
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
     def _renew(self, state: State) -> Snapshot:
-        """A snapshot to replace one that is older than `max_staleness_s`.
+        """A snapshot that is not older than `max_staleness_s`. Raises ReloadFailedError if there is none.
 
-        The race: many queries may find it too old at once. The first that gets the lock loads; the others find its snapshot, or that its
-        load has failed, and do not ask the store again.
+        The race: many queries may find the snapshot too old at once. The first that gets the lock loads. The others then find the new
+        snapshot, or that the load has failed, and do not ask the store again.
         """
         with self._stored.lock(self.options.full_cache.build_wait_s) as is_locked:
             after = self._stored.state()
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
-            # The race: while this query waited for the lock, another may have loaded and failed. That load has just asked the
-            # store, so this one does not.
+            # The race: while this query waited for the lock, another query's load may have failed. It has just asked the store, so
+            # this query does not.
             if is_locked and after.failures == state.failures:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
@@ -522,9 +525,9 @@ class FullCache:
             return self._load(None, None)
 
     def ask_reload(self, due: bool = False) -> concurrent.futures.Future[None]:
-        """Start a reload in a thread. A waiting reload is reused; a running one is not, because it may have asked the store earlier.
+        """Start a reload in a thread, or join one that waits to start. A running reload is not joined: it may have asked the store too early.
 
-        `due`: the reload that the schedule asks for, which may be that of another process.
+        `due`: the schedule asks for the reload that is due. Then a running one, also of another process, is enough.
         """
         return self._overdue.ask(self._stored.state()) if due else self._jobs.ask(None)
 
@@ -539,7 +542,7 @@ class FullCache:
                     if latest is not None and latest.is_worth_compacting():
                         self._compact(state, latest)
                 elif job.due:
-                    # The previous holder of the lock may have loaded it.
+                    # Nothing is left to do if the previous holder of the lock has reloaded the table.
                     if state.finished_at_s == job.seen_s or self._overdue.is_due(state):
                         self._load(None, False)
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
@@ -552,7 +555,7 @@ class FullCache:
     def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
         """Load a version (None: the store's current one) and make it the latest. The caller holds the lock.
 
-        `watched`: whether to show progress at a terminal (None: if there is one).
+        `watched`: whether to draw a progress bar (None: if somebody watches the output).
         """
         state, clock = self._stored.state(), self.context.clock
         started_s, steady_s = clock.wall_s(), clock.steady_s()
@@ -582,7 +585,7 @@ class FullCache:
             self._leave(dataclasses.replace(state, failures=failures, error=error, gone=is_gone))
             raise
         seconds, failures, latest = clock.steady_s() - steady_s, state.failures, state.latest
-        # A version with damaged layers is replaced by one of the same digest, so layers are compared, too.
+        # Layers are compared, too: a version with damaged layers is replaced by a version with the same digest and other layers.
         if version is None or latest is None or (latest.digest, latest.layers) != (stored.digest, stored.layers):
             state = state.with_version(stored, clock.wall_s())
         state = dataclasses.replace(
@@ -610,12 +613,12 @@ class FullCache:
         self._leave(dataclasses.replace(state, refused=refused))
 
     def _leave(self, state: State) -> None:
-        """Record a load that failed, and remove the files that it has written."""
+        """Record a load that failed, and remove the files that the load has written."""
         with contextlib.suppress(OSError):
             self._record(state.ended(self.context.clock))
 
     def _record(self, state: State) -> None:
-        """Put a state on record. If that fails, raise OSError, and stop building for a while, so that not every query tries again."""
+        """Put a state on record. If that fails, build nothing for a minute, so that not every query tries again, and raise OSError."""
         try:
             self._stored.write(state)
         except OSError:
@@ -641,14 +644,16 @@ class FullCache:
         return None
 
     def _make(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
-        """Build a version's snapshot, fetching only what has changed."""
+        """Build the snapshot of a version (None: the store's current one), and fetch only files that have changed."""
 
         def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
             selected_version, stored_version = self._choose(version), state.find(version.digest)
             unchanged = self._stored.open(stored_version, version)
             if unchanged is not None and stored_version is not None and selected_version.cacheable:
                 return unchanged, stored_version
-            self._stored.forget(state.latest)  # frees superseded snapshots, whose room may be needed
+            self._stored.forget(
+                state.latest
+            )  # unmaps superseded snapshots, so that they can be evicted if room is needed
             last = self._stored.map_compatible(state.latest, version)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, even if only a part of it is kept.
@@ -702,7 +707,7 @@ class FullCache:
         self.context.metrics.inc("snapshotCompactionCount")
 
     def _tidy_up(self, state: State) -> None:
-        """Remove expired snapshots in a thread, at most every `_TIDY_EVERY_S`: segments in use stay and are tried again."""
+        """Remove expired snapshots in a thread, at most every 10 seconds. Segments in use stay, and are removed by a later call."""
         now_s = self.context.clock.steady_s()
         if now_s < self._tidy_from_s:
             return
@@ -715,7 +720,7 @@ class FullCache:
         return redact("path", self.table.url)
 
     def close(self) -> None:
-        """Leave the schedule and forget open snapshots. A load under way ends by itself."""
+        """Leave the schedule and unmap all snapshots. A running load ends by itself."""
         self._jobs.close()
         self.schedule.close()
         self._stored.forget()
@@ -728,7 +733,7 @@ def _served(state: State) -> StoredVersion | None:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class FullTables:
-    """Caches of whole tables in this process and on this host. `trigger`: replaces the reload schedule of the options."""
+    """The full caches of this process. `trigger`: replaces the reload schedule of the options."""
 
     scan: TableScan
     kinds: TableKinds
@@ -747,7 +752,7 @@ class FullTables:
         """The full cache that the options ask for; None if they ask for none, or there is no cache directory."""
         if options.cache.mode is not CacheMode.FULL or self.context.disk is None:
             return None
-        # Columns that a predicate needs are kept in addition to the chosen ones.
+        # Columns that a predicate needs are kept in addition to those of `lookup.columns`.
         columns = None if options.read.columns is None else (options.read.columns, options.read.where)
         key_parts = (table.id, options.files.keys, columns, options.files.partition, options.version.source.value)
         place = (key_parts, options.full_cache)
@@ -779,7 +784,7 @@ class FullTables:
         return self.layout_of(table, options, version)
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Keep a cache's schedule until `user` releases it, or is collected."""
+        """Keep the cache of a table, and so its schedule, until `user` calls `let_go` or is garbage-collected."""
         full = self.get_cache(table, options)
         if full is not None:
             self._users.setdefault(full, weakref.WeakSet()).add(user)

@@ -1,7 +1,7 @@
-"""Writes the layers of a version to disk: rows of unchanged files are reused, only the others are fetched.
+"""`SnapshotLoader`: writes the layers of a version's snapshot to disk. It reuses the rows of unchanged files, and fetches only changed files.
 
-A small change becomes an overlay on the layers of the version before. A fourth overlay is merged with the other three into one. A large
-change, another schema or a compaction makes a new base; rows of unchanged files are copied from the layers.
+A small change becomes an overlay on the layers of the version before. Instead of a fourth overlay, one is written that replaces all. A large
+change, another schema or a compaction makes a new base; rows of unchanged files are copied into it from the layers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pyspark_lookup.versions.model import Table, TableVersion
 
 PlacedUnit = tuple[PreparedUnit, int]
 """A unit, and the position of its first row in its file."""
-_DECODED_AT_ONCE = 8  # parts of the bytes that are fetched at once
+_DECODED_AT_ONCE = 8  # one eighth of the bytes that are fetched at once is decoded at once
 
 
 def prepare_units(
@@ -96,9 +96,10 @@ def read_live_rows(
     total: int,
     unit_rows: list[tuple[int, PreparedUnit, int]],
 ) -> Iterator[tuple[pa.RecordBatch, Numbers, float]]:
-    """The live rows of units, with their positions and share of `total` bytes, in the form that a builder takes.
+    """(rows, their positions, their share of `total` bytes) for the rows of units that are not deleted, as `SegmentBuilder.add` takes them.
 
-    `numbers`: of the files; `deleted`: the positions of deleted rows by URL; `unit_rows` gets the number of rows of each unit.
+    `numbers`: the number of each file. `deleted`: the positions of deleted rows, by URL. `unit_rows`: a list to which (file number, unit,
+    number of rows) is added for each unit.
     """
     for unit, start in units:
         number, first, share = numbers[unit.file], start, unit.bytes / total
@@ -122,9 +123,9 @@ def read_live_rows(
 def read_deleted(
     scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, fetched: AbstractSet[FileVersion]
 ) -> dict[str, Numbers]:
-    """The positions of deleted rows, by the URL of their file. Positions that `last` has already removed may be missing.
+    """The positions of deleted rows, by the URL of their file. Positions of rows that `last` does not have either may be missing.
 
-    Equality deletes are matched with the rows of the latest snapshot, so the data files in it are not read again. `fetched`: files whose
+    Equality deletes are matched with the rows of the latest snapshot (`last`), so its data files are not read again. `fetched`: files whose
     rows are not taken from `last`, although it has them.
     """
     by_value = [file for file in version.files if any(delete_file.equality is not None for delete_file in file.deletes)]
@@ -134,7 +135,7 @@ def read_deleted(
         marks = {delete_file.name for delete_file in version.deletes}
         for layer in last.layers:
             if not marks.issuperset(layer.segment.marks):
-                continue  # rows that this version still has were removed from it
+                continue  # the layer lacks rows that this version still has
             places = {
                 FileVersion(stored_file.url, stored_file.size, stored_file.identity): place
                 for place, stored_file in enumerate(layer.segment.files)
@@ -220,10 +221,12 @@ def _match_rows(segment: Segment, columns: EqualityColumns, values: DeletedValue
 # --- loads ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]  # bytes of files read so far, and in total
+Progress = Callable[[int, int], None]  # takes the bytes that are done, and the bytes in total
 
 OVERLAYS_AT_MOST = 3
-_OVERLAY_SHARE = 0.25  # of a version's bytes: above this share, a new base costs about as much as an overlay
+_OVERLAY_SHARE = (
+    0.25  # if more than this share of a version's bytes has changed, a new base costs about as much as an overlay
+)
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
 _COPIED_ROWS = 2**18
 _THREADS_AT_MOST = 4
@@ -231,14 +234,18 @@ _MEMORY_AT_MOST = 2 * 1024**3
 _SEEDS = 4
 _MIB = 1024 * 1024
 _DECODED_SHARE = 4.0  # bytes of a snapshot per byte of file, as a guess
-DECODED_AT_MOST = 20  # below this number of bytes per byte of file, no footers are read for an estimate
+DECODED_AT_MOST = (
+    20  # if there is room for so many bytes of snapshot per byte of file, no footers are read for an estimate
+)
 _FOOTERS_AT_MOST = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The columns of a table's snapshots: all `columns` with their types, the indexed ones (`keys`), those in the files (`data`), and those in
-    the directories (`partitions`)."""
+    """The columns of a table's snapshots: all `columns` with their types, and the names of the indexed ones (`keys`).
+
+    `data`: all columns in the files. `partitions`: all columns in the directories. `declared`: as in `Projection`.
+    """
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -253,9 +260,9 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLayer:
-    """A layer by the names of its segments on disk. `gone`: the numbers of its files that are not in the version.
+    """A layer on disk: `name` of the segment with its rows, and of the segment that marks the `deleted` rows (None: none).
 
-    `marked`: a digest of the deleted rows of its other files.
+    `gone`: the numbers of its files that are not in the version. `marked`: a digest of the deleted rows of all other files.
     """
 
     name: str
@@ -300,13 +307,13 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | Non
 
 
 def bytes_per_file_byte(last: Snapshot) -> float:
-    """Bytes of a snapshot per byte of file."""
+    """The bytes that a snapshot takes for each byte of its files."""
     return last.bytes / max(sum(file.size for layer in last.layers for file in layer.segment.files), 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotLoader:
-    """Makes layers of one table on this host. Only one loader at a time may work on a table: see `FullCache`."""
+    """Writes the layers of one table on this host. Only one loader at a time may work on a table: see `FullCache`."""
 
     scan: TableScan
     disk: Disk
@@ -328,8 +335,8 @@ class SnapshotLoader:
         """Write the layers of exactly `version` to disk. `last` and `stored` are the latest layers, which are reused.
 
         `share`: about how many bytes a snapshot takes per byte of file (None: it is estimated). `compact`: write a single base. Raises
-        SourceChangedError if a file is no longer in its version, SchemaError, UfsError, CacheFullError if the budget has no room for it (at
-        the beginning, if that can be told), or another OSError if the directory cannot be written.
+        SourceChangedError if a file is no longer in its version, SchemaError, UfsError, CacheFullError if the budget has no room for the
+        layers (if an estimate shows this, before anything is read), or another OSError if the directory cannot be written.
         """
         lacking = set() if last is None else self._lacking(version, layout, last)
         reusable = last if last is not None and is_source(last.schema, layout.columns) else None
@@ -352,8 +359,10 @@ class SnapshotLoader:
             self.scan.forget_files()
 
     def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
-        """Files whose rows in the layers lack a column of the layout, because it was renamed or added since. Reads footers if columns have
-        changed."""
+        """The files whose rows in the layers lack values of a column of the layout, which was renamed or added since.
+
+        Reads footers if columns have changed.
+        """
         cached_files = {
             FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
         }
@@ -369,7 +378,7 @@ class SnapshotLoader:
 
     def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         if under is not None:
-            with contextlib.suppress(SkewedError):  # a base may have another seed
+            with contextlib.suppress(SkewedError):  # then write a base, which may have another seed
                 return self._write_overlay(load, under, stored)
         for attempt in range(_SEEDS):
             seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
@@ -378,17 +387,19 @@ class SnapshotLoader:
         raise AssertionError("the last attempt accepts any seed")
 
     def estimate(self, version: TableVersion, layout: Layout, file_bytes: int, share: float | None) -> int:
-        """About how many bytes of the budget it takes to build `file_bytes` bytes of a version's files.
+        """About how many bytes of the budget it takes to build a snapshot of `file_bytes` bytes of a version's files.
 
-        `share`: bytes of a snapshot per byte of file. None: estimated from a few footers, if even the smallest likely share matters for the
-        budget.
+        `share`: bytes of a snapshot per byte of file. None: a guess is enough if there is plenty of room; otherwise the share is estimated
+        from a few footers.
         """
         if share is None:
             share = _DECODED_SHARE
             if self.disk.lacks("segments", file_bytes * DECODED_AT_MOST) > 0:
                 share = self._decoded_share(version, layout)
         size = int(file_bytes * share)
-        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # bytes of chunks that wait on disk
+        return size + max(
+            size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0
+        )  # the latter: chunks that wait on disk
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
         """Bytes of a snapshot per byte of file, from the footers of a sample of files."""
@@ -398,8 +409,10 @@ class SnapshotLoader:
         return _DECODED_SHARE if decoded is None else decoded / sum(file.size for file in sample)
 
     def _write_overlay(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
-        """The latest layers without the rows of removed files, and an overlay with the rows of new files. A fourth overlay replaces the other
-        three."""
+        """The latest layers without the rows of removed files, and an overlay with the rows of new files.
+
+        If that would be the fourth overlay, the new one also gets the rows of the other three, and replaces them.
+        """
         count = len(last.layers)
         layer_numbers = [0] if load.fetched and count > OVERLAYS_AT_MOST else list(range(count))
         layers = [
@@ -437,7 +450,7 @@ class SnapshotLoader:
         return name
 
     def _write(self, load: _Load, files: Sequence[FileVersion], seed: Seed, strict: bool) -> StoredLayer:
-        """Write a new segment of these files. Rows that the layers have are copied, the others are fetched."""
+        """Write a new segment of these files. Rows of files that the layers have are copied; all others are fetched."""
         schema = load.layout.columns
         counts = [0] * len(files)
         units: list[list[tuple[int, int]]] = [[] for _ in files]
@@ -518,7 +531,7 @@ class _Progress:
             self._tell(self._read // 2, self._total)
 
     def report_piece(self, piece: T) -> T:
-        """Return `piece`, after reporting progress, because a provider's only unit may take an hour."""
+        """Report that the build makes progress, and return `piece`. Reports after each unit are not enough: a provider's only unit may take an hour."""
         self.read(0)
         return piece
 
@@ -531,12 +544,13 @@ class _Progress:
 
 
 class _Load:
-    """A version to load, and which of its files the latest layers have: `places` (layer, place in it), `ranks` of each layer's files. All
-    others are `fetched`.
+    """A version to load, and which of its files the latest layers have.
 
-    If a column's old type does not widen to the present one, the layers count as empty: their values are no longer what the files say (for
-    instance, partitions were numbers, and now one of them is text). `deleted`: the deleted rows of files, by URL; `marks`: the files that
-    name them. `room`: the part of the budget that is reserved for the load. `lacking`: files with columns that the layers lack.
+    `places`: for these files (number of the layer, position among its files). `ranks`: for each layer, the rank in the version of each of
+    its files (-1: none). `fetched`: all other files. If a column's old type does not widen to the present one, the layers count as empty:
+    their values are no longer those of the files (for instance, partitions were numbers, and now one of them is text). `deleted`: the
+    deleted rows of files, by URL. `marks`: the names of the deletes that say so. `room`: the part of the budget that is reserved for the
+    load. `lacking`: files with columns that the layers lack.
     """
 
     def __init__(
@@ -562,7 +576,7 @@ class _Load:
         if last is not None and not is_source(last.schema, layout.columns):
             current = {}
         for number, layer in enumerate(self._layers):
-            # A segment lacks the rows that were deleted when it was written, but an older version still has them.
+            # A segment lacks the rows that were deleted when it was written. The version to load may be older, and still have them.
             whole = _whole(layer.segment, self.marks, deleted)
             for place, stored_file in enumerate(layer.segment.files):
                 if layer.ranks[place] < 0:
@@ -594,10 +608,10 @@ class _Load:
 
 
 def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
-    """For each file of a segment, whether the segment has all rows of it that are live in a version with those `marks`."""
+    """For each file of a segment, whether the segment has all its rows that are not deleted in a version with those `marks`."""
     if set(segment.marks) <= set(marks):
         return np.ones(len(segment.files), np.bool_)
-    # Other delete files may name the same rows, because a compaction rewrites delete files.
+    # The version's delete files may name the same rows as the segment's, because a compaction rewrites delete files. So rows are compared.
     is_present = np.zeros(int(segment.file_starts[-1]), np.bool_)
     for start in range(0, segment.rows, BATCH_ROWS):
         is_present[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True

@@ -1,7 +1,7 @@
-"""When reloads happen: one process of the host holds a table's schedule and runs its trigger; a table's loads in the background run one by one.
+"""`Schedule`: runs a table's reload trigger in one process of the host. `Jobs`: runs a table's background loads one by one.
 
-The schedule is a lock, which the kernel releases when its holder dies, and the times in the table's state, which all processes share. So
-starting a worker starts no reload, and a reload that came due while no worker was alive starts as soon as one takes over the schedule.
+A schedule consists of a lock, which the kernel releases when its holder dies, and of the times in the table's state, which all processes
+share. So the start of a worker starts no reload, and a reload that came due while no worker was alive starts as soon as one takes over.
 
 `Jobs` is the queue of background loads. Its thread ends when the queue is empty.
 """
@@ -37,11 +37,10 @@ from pyspark_lookup.versions.model import TableVersion
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A load of `version` (None: the store's current one), or upkeep for which nobody waits: compacting layers (`compact`), removing expired
-    ones (`tidy`).
+    """A load of `version` (None: the store's current one), or upkeep for which nobody waits.
 
-    `due`: a load for the schedule, queued when the latest load had ended at `seen_s`. It is skipped if another process has loaded the table
-    since then.
+    `compact`: compact the layers. `tidy`: remove expired snapshots. `due`: a load for the schedule, queued when the latest load had ended at
+    `seen_s`. It is skipped if another process has loaded the table since then.
     """
 
     version: TableVersion | None
@@ -72,10 +71,9 @@ class Jobs:
         due: bool = False,
         seen_s: float | None = None,
     ) -> concurrent.futures.Future[None]:
-        """Queue a job and return its future. If an equal job is waiting, that one's future is returned.
+        """Queue a job and return its future. If an equal job is waiting or running, return its future instead.
 
-        The same holds for an equal job that is running, unless it loads the current version and is not due: it may have asked the store too
-        early.
+        The exception is a running load of the current version that is not due: it may have asked the store too early, so another is queued.
         """
         with self._mutex:
             for job in self._jobs:
@@ -141,7 +139,7 @@ class Jobs:
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _CLOSE_WAIT_S = 1.0
-_BUSY_S = 0.2  # after this time a due action is tried again, if too many reloads are running
+_BUSY_S = 0.2  # if too many reloads are running, a due action is tried again after this time
 _POLL_S = 1.0  # within this time a process notices that the schedule's holder has died, or that the clock was set
 
 
@@ -170,8 +168,9 @@ class _Action:
 class Schedule(CacheReloadTrigger.Context):
     """Runs one table's trigger, as its context (FLIP-221), while this process holds the host's lock for it.
 
-    `name`: of the table and the schedule's options; schedules with other options run side by side. `reload` starts a reload (True: the one
-    that is due) and returns its future; `last` returns the latest attempt of any process.
+    `name`: a hash of the table and the schedule's options; schedules of one table with different options run side by side. `make`: returns
+    the trigger. `reload`: starts a reload (True: the one that is due) and returns its future. `last`: returns the latest attempt of any
+    process.
     """
 
     name: str
@@ -194,7 +193,7 @@ class Schedule(CacheReloadTrigger.Context):
         self._running = self._closed = self._broken = self._is_made = self._opened = False
 
     def ensure(self) -> None:
-        """Take part in the schedule from now on. Another process may be the one that runs it."""
+        """Take part in the schedule from now on: this process runs the trigger whenever no other process of the host does."""
         with self._mutex:
             if self._running or self._closed:
                 return
@@ -223,7 +222,7 @@ class Schedule(CacheReloadTrigger.Context):
         return due_s
 
     def _take(self) -> bool:
-        """Acquire the schedule's lock if no other process has it. Returns whether this one does."""
+        """Acquire the schedule's lock, unless another process has it. Returns whether this process has the lock."""
         if self._lease is None:
             try:
                 self._lease = self.disk.acquire("reload", f"{self.name}-schedule", 0.0)
@@ -239,7 +238,7 @@ class Schedule(CacheReloadTrigger.Context):
             self._release()  # others may have a trigger that works
             return _POLL_S
         if self._clock_set_back():
-            # The actions' times are now too late by an unknown amount. So all of them run now, and plan their next times.
+            # The actions' times are now too late by an unknown amount. So all actions run now, and plan their next times.
             with self._mutex:
                 for action in self._actions:
                     action.at_s = -math.inf
@@ -301,7 +300,7 @@ class Schedule(CacheReloadTrigger.Context):
         return self.run_due()
 
     def _wake(self) -> bool:
-        """Ask the timer to call `_step` soon. Returns whether it will."""
+        """Ask the timer to call `_step` soon. Returns whether the timer will."""
         timer = self._timer
         if timer is not None and self._running:
             with contextlib.suppress(RuntimeError):
@@ -316,7 +315,7 @@ class Schedule(CacheReloadTrigger.Context):
         try:
             if self._trigger is not None:
                 self._trigger.close()
-        except Exception as problem:  # raised by a custom trigger: give the schedule up all the same
+        except Exception as problem:  # raised by a custom trigger: the schedule is given up nevertheless
             _log.error("reload trigger of %s cannot be closed", self.name, exc_info=redact_cause(problem))
         if not self._wake():
             self._release()
@@ -362,7 +361,7 @@ class Schedule(CacheReloadTrigger.Context):
         return future
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
-        """Plan one reload for the end of a blackout, however many come due before. Returns its future."""
+        """Plan one reload for the end of a blackout, however many reloads come due before. Returns its future."""
         if self._put_off is not None:
             return self._put_off
         future: concurrent.futures.Future[None] = concurrent.futures.Future()

@@ -1,8 +1,8 @@
 """`Snapshot`: all rows of a version in layers: one base segment and up to three overlays over it, with marks for deleted rows.
 
-A row of a layer is live unless it was deleted or its file is not in the version: `deleted` marks both. All rows of a file are in one layer.
-The answer to a batch of keys is gathered layer by layer and then sorted by key, file and row in the file. A scan has the same columns, types
-and rows as one of the files.
+A row of a layer is live unless it was deleted, or its file is not in the version; the marks in `deleted` tell both. All rows of a file are in
+one layer. The answer to a batch of keys is gathered layer by layer and then sorted by key, file and row in the file. A scan of a snapshot
+returns the same columns, types and rows as a scan of the version's files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pyspark_lookup.versions.model import TableVersion
 _FEW = 8  # up to this many rows are faster to take value by value
 _COMPACTION_SHARE = 0.25  # share of rows in overlays or deleted, compared with the base's rows
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
-_NEIGHBOURS = 6  # as a power of two: the number of neighbouring rows of a file that share a mark
+_NEIGHBOURS = 6  # 2**6 neighbouring rows of a file share a mark in a first, rough search
 Ranges = Sequence[tuple[str, int, int]]
-"""Parts of files, each as (URL, first byte, end): the row groups whose middle byte is in this range."""
+"""Parts of files, each as (URL, first byte, byte after the last): the row groups whose middle byte lies there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Layer:
                 yield self.segment.take(names, rows), self.positions(rows)
 
     def positions(self, rows: Numbers) -> Numbers:
-        """Where rows come from in the version, as numbers: the file's rank << ROW_BITS | row in the file."""
+        """A number for each row that tells its place in the version: the rank of its file << ROW_BITS | its position in the file."""
         ordinals = self.segment.ordinals[rows].astype(np.int64)
         files = np.searchsorted(self.segment.file_starts, ordinals, "right") - 1
         within = ordinals - self.segment.file_starts[files]
@@ -99,14 +99,14 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One row per match: `keys` (int64, the key's position in the batch, ascending) and the requested columns."""
+    """The rows that a batch of keys has: for each row the position of its key in the batch (`keys`, int64, ascending), and its `columns`."""
 
     keys: Numbers
     columns: list[pa.Array]
 
 
 class Snapshot:
-    """All rows of one version. `layers`: the base first; all with one schema, seed and keys."""
+    """All rows of one version. `layers`: the base, then the overlays; all have the same schema, seed and keys."""
 
     version: TableVersion  # set once the version is known
 
@@ -118,7 +118,7 @@ class Snapshot:
         self.seed = base.seed
         self.rows = sum(layer.visible_rows for layer in layers)
         self.bytes = sum(layer.segment.bytes for layer in layers)
-        # With several layers, each may have rows of the same key.
+        # None: with several layers this is not known, because each may have rows of the same key.
         self.unique = base.unique if len(self.layers) == 1 else None
 
     def is_worth_compacting(self) -> bool:
@@ -232,7 +232,7 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
-    """The ordinals at which the requested ranges of a layer begin and end, alternating, ascending."""
+    """The ordinals of a layer at which the requested ranges begin and end: beginnings and ends alternate, in ascending order."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
     for url, first, end in ranges:
@@ -266,7 +266,7 @@ def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
 
 
 def _concat(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    """One array of the layers' parts. A part of a text column may be large text."""
+    """One array of the parts from several layers, in the type `kind`, because a part of a text column may have Arrow's large type."""
     return pa.concat_arrays([cast_column(array, kind, "", "") for array in arrays])
 
 
@@ -281,9 +281,9 @@ def snapshot_batches(
     url: str,
     metrics: CacheMetricGroup,
 ) -> Iterator[pa.RecordBatch]:
-    """The projected rows of a snapshot, or of parts of its files.
+    """The projected rows of a snapshot, or of parts of its files (`ranges`).
 
-    A predicate that restricts the keys is answered by the index. Every error is raised before the first batch. `whole` returns the columns
+    If the predicate restricts the keys, the index finds the rows. Every error is raised before the first batch. `whole` returns the columns
     of all files of the version.
     """
     predicate = projection.predicate
@@ -294,7 +294,7 @@ def snapshot_batches(
     keyed = pa.schema([snapshot.schema.field(name) for name in snapshot.keys])
     keys = key_values(predicate, keyed) if predicate is not None and ranges is None else None
     if keys is not None:
-        # Different values may be the same key: NaN and NaN, or two values that are equal as float32.
+        # Several values of the predicate may be one key: NaN and NaN, or two values that are equal as float32.
         probed = Keys(keys)
         if probed.rows > 1:
             distinct_rows = as_indices(np.sort(distinct_keys(probed, probed.hashes(SEED))[0]))
@@ -343,12 +343,12 @@ def _plan(projection: Projection, name: str) -> pa.Field:
 def plan_columns(
     columns: Mapping[str, pa.Array], rows: int, names: Sequence[str], projection: Projection, url: str
 ) -> pa.RecordBatch:
-    """Columns of a snapshot as the planned columns of those names; a column that it lacks is null."""
+    """A batch of the planned columns `names` from columns of a snapshot; a column that the snapshot lacks is null."""
     return conform_columns(columns, rows, pa.schema([_plan(projection, name) for name in names]), url)
 
 
 def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
-    """The only keys whose rows can fulfil the predicate, as columns of `keys`; None if it does not restrict them."""
+    """The only keys whose rows can fulfil the predicate, as columns of the types in `keys`; None if the predicate does not restrict the keys."""
     if not keys.names:
         return None
     parts = _parts(predicate)

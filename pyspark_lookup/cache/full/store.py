@@ -1,6 +1,6 @@
 """`StoredSnapshots`: one table's snapshots on this host's disk, and those that this process has mapped.
 
-One record lists the snapshots: a `State`. Only the holder of the table's lock replaces it, and always as a whole; so readers take no lock.
+One record lists the snapshots: a `State`. Only the holder of the table's lock replaces the record, always as a whole, so readers take no lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT_OPEN = 2
 
 @dataclasses.dataclass(frozen=True)
 class StoredVersion:
-    """A version as layers on disk. `superseded_at_s`: since when there is a newer one (None: it is the latest)."""
+    """A version as layers on disk. `superseded_at_s`: the time since which there is a newer version (None: this is the latest)."""
 
     digest: str
     layers: tuple[StoredLayer, ...]
@@ -53,11 +53,12 @@ class Refused:
 class State:
     """The stored versions (the latest last), and the outcome of the loads. Times in Unix seconds.
 
-    `started_at_s`, `finished_at_s`: of the latest attempt; `finished_steady_s`: its end on the steady clock of `finished_boot`.
-    `loaded_at_s`: the start of the latest load that succeeded, from which the age of the versions counts; `loaded_steady_s`: the same on
-    the steady clock of `boot`. `failures`: failed attempts since. `loading_since_s`: the start of an attempt that has not ended, though its
-    process may have. `gone`: the path has become another kind of table. `left`: segments that could not be removed because they were in
-    use. `refused`: the latest attempt failed because the budget of the cache directory has no room for it.
+    `first_started_at_s`: the start of the first attempt. `started_at_s`, `finished_at_s`: the start and end of the latest attempt that has
+    ended; `finished_steady_s`: its end on the steady clock of `finished_boot`. `loaded_at_s`: the start of the latest load that succeeded,
+    from which the age of the latest version counts; `loaded_steady_s`: this start on the steady clock of `boot`. `failures`: the number of
+    attempts that have failed since; `error`: the last one's error. `loading_since_s`: the start of an attempt that has not ended, although
+    its process may have died. `gone`: the path now has a table of another kind. `left`: segments that could not be removed because they
+    were in use. `refused`: set if the budget of the cache directory had no room for the latest attempt.
     """
 
     versions: tuple[StoredVersion, ...] = ()
@@ -84,7 +85,7 @@ class State:
         return next((version for version in self.versions if version.digest == digest), None)
 
     def age_s(self, wall_s: float, steady_s: float, boot: str) -> float:
-        """How old the latest version may be: the longer of the times on the wall clock and on the steady clock."""
+        """The age of the latest version in seconds, by the wall clock or by the steady clock, whichever says more."""
         if self.loaded_at_s is None:
             return float("inf")
         steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
@@ -97,7 +98,7 @@ class State:
         )
 
     def with_version(self, stored: StoredVersion, now_s: float) -> State:
-        """The state in which `stored` is the latest version, instead of one with the same digest if there is one."""
+        """The state in which `stored` is the latest version. It replaces a stored version with the same digest, if there is one."""
         older_versions = [
             version if version.superseded_at_s is not None else dataclasses.replace(version, superseded_at_s=now_s)
             for version in self.versions
@@ -173,9 +174,9 @@ def _parse_layer(record: Any) -> StoredLayer:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class StoredSnapshots:
-    """One table's snapshots, stored under `key`. `retained_s`: how long a superseded one is kept.
+    """One table's snapshots, stored under `key`. `retained_s`: how long a superseded snapshot is kept.
 
-    `find_version`: finds a version by its digest elsewhere on this host.
+    `find_version`: returns the version with a digest from this host's other records (None: they do not have it).
     """
 
     key: str
@@ -191,7 +192,7 @@ class StoredSnapshots:
         self._progress_shown_s = -math.inf
         self._state = self.disk.hold_record("snapshot", self.key, State.from_json)
 
-    # --- what there is ----------------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------
 
     def state(self) -> State:
         """The table's state on this host."""
@@ -207,22 +208,22 @@ class StoredSnapshots:
                 self.forget()  # unmap the snapshots: only an unmapped one can be evicted
             stored = choose(state)
             snapshot = self.open(stored, version)
-            # The race: a compaction may have removed the layers after their names were read. Then the state has changed, and is
+            # The race: a compaction may have removed the layers after their names were read. Then the state has changed, so it is
             # read again.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
     def find_same_rows(self, version: TableVersion) -> Snapshot | None:
-        """The latest snapshot, if only compactions lie between it and a version."""
+        """The latest snapshot, if only compactions lie between its version and `version`; else None."""
         _, latest = self.find(lambda state: state.latest)
         return latest if latest is not None and has_same_rows(version, latest.version) else None
 
     def find_expired(self, state: State) -> tuple[StoredVersion, ...]:
-        """The versions that have expired."""
+        """The versions whose retention has ended by now."""
         return state.find_expired(self.context.clock.wall_s(), self.retained_s)
 
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
-        """A stored version, mapped; None if it is damaged or was removed. `version`: the version itself, if the caller has it."""
+        """The mapped snapshot of a stored version; None if it is damaged or was removed. `version`: the version itself, if the caller has it."""
         mapped_snapshot = self._find_open(stored)
         if mapped_snapshot is not None:
             self.disk.use_table(self.key)
@@ -252,7 +253,7 @@ class StoredSnapshots:
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
     def map_compatible(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
-        """Like `map`, but None if `version` has other columns under the names that the layers use."""
+        """Like `map`, but None if a name of the layers' columns stands for another column in `version`, or if that is unknown."""
         layers = self.map(stored)
         if stored is None or layers is None or all(file.columns is None for file in version.files):
             return layers
@@ -287,7 +288,7 @@ class StoredSnapshots:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
-            while len(self._open) > _KEPT_OPEN:  # the oldest; its readers keep it mapped
+            while len(self._open) > _KEPT_OPEN:  # drops the oldest snapshot; its readers keep it mapped
                 del self._open[next(iter(self._open))]
         self.context.metrics.set_gauge("numCachedRecords", snapshot.rows)
         self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
@@ -301,7 +302,7 @@ class StoredSnapshots:
                 if spared_version and digest == spared_version.digest
             }
 
-    # --- changes: the lock is held ----------------------------------------------------------------
+    # --- changes, for callers that hold the lock --------------------------------------------------
 
     @contextlib.contextmanager
     def lock(self, wait_s: float = math.inf, silent_s: float = math.inf) -> Iterator[bool]:
@@ -339,11 +340,13 @@ class StoredSnapshots:
             self.disk.use_lock(self.lock_path)
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        """Map the layers of a new version, and put the version on record. Raises OSError if they cannot be opened."""
+        """Map the layers of a new version, and put the version on record. Raises OSError if the layers cannot be opened."""
         snapshot = open_layers(self.disk, self.key, layers)
         if snapshot is None:
             url = redact("path", self.table.url)
-            raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory intact?")
+            raise OSError(
+                f"the snapshot of {url} cannot be opened after it was written: run `pyspark-lookup check` on the cache directory"
+            )
         self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json(statistics=False))
         self.disk.use_table(self.key)
         stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
@@ -385,7 +388,7 @@ class StoredSnapshots:
         if unremoved != state.left:
             self.record(dataclasses.replace(state, left=unremoved))
         latest = _segment_names(versions[-1]) if versions else set()
-        with contextlib.suppress(OSError):  # if this fails, they expire as usual
+        with contextlib.suppress(OSError):  # if this fails, the segments are removed when their versions expire
             self.disk.supersede_segments(self.key, [*unremoved, *(used_names - latest)])
 
     def _beside(self, digest: str) -> str:
