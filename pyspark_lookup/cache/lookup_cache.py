@@ -38,12 +38,12 @@ class CachedRows:
 
 
 class LookupCache(abc.ABC):
-    """Rows by key. What an implementation promises:
+    """A cache of rows by key. Every implementation promises:
 
     - Every operation may be called from any thread, also at the same time.
     - A key that was put with no rows is present and has none: that is a hit.
-    - An entry whose age reaches its time to live is gone at that moment. Reading an entry restarts the time since
-      its last access, only putting it restarts the time since it was written.
+    - An entry whose age reaches its time to live is gone at that moment. Reading or putting an entry restarts the time since
+      its last access; only putting restarts the time since it was written.
     - `put` replaces all rows of a key. Keys are compared as in `pyspark_lookup.columnar.keys`: NaN equals NaN, -0.0 equals 0.0.
     - Rows come back as they were put: later changes of what was passed in do not show.
     - Key tables have the same columns (in name, order and type) in all calls, and so have row tables.
@@ -53,8 +53,8 @@ class LookupCache(abc.ABC):
     def open(self, metrics: CacheMetricGroup) -> None:
         """Begin to count hits and misses into `metrics`. Called before use, and again by each further user.
 
-        A provider's own cache gets the table's live metrics, in which lookups already count hits and misses: what the cache counts of these
-        is ignored.
+        A provider's own cache gets the table's live metrics. In these, lookups already count hits and misses, so those that the cache counts
+        are ignored.
         """
 
     @abc.abstractmethod
@@ -117,9 +117,9 @@ class LookupCache(abc.ABC):
 class KeyLookupCache(LookupCache):
     """A cache of one key at a time, as in FLIP-221: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
 
-    The keys that it gets have no nulls, and their values are Python's, which has no dates before the year 1. The tuple of a key's values
-    can be used in a dictionary: NaN is always `math.nan`, and no zero is negative. Rows come without the key columns, which the caller
-    adds. Rows that others have put, in a cache that several processes share, must have the same columns.
+    These functions get keys without nulls, as Python values (so without dates before the year 1). The tuple of a key's values can be used in
+    a dictionary: NaN is always `math.nan`, and no zero is negative. Rows come without the key columns, which the caller adds. If several
+    processes share the cache, all rows in it must have the same columns.
     """
 
     _schema: pa.Schema | None = None  # of the rows that were last put
@@ -182,7 +182,7 @@ class KeyLookupCache(LookupCache):
 
 
 def _canonical_keys(keys: pa.Table) -> Iterator[Key]:
-    """The keys one by one, where equal values have the same form."""
+    """The keys one by one. Equal floats have the same form: `math.nan` for NaN, 0.0 for -0.0."""
     for key in keys.to_pylist():
         yield {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
 

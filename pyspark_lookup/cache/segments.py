@@ -54,7 +54,7 @@ _INT32_AT_MOST = 2**31 - 1
 
 @dataclasses.dataclass
 class Chunk:
-    """Rows that came together, sorted by partition, with their positions as the last column; `ends`: where each partition ends."""
+    """Rows that were added together, sorted by partition, with their positions as the last column. `ends`: where each partition ends."""
 
     rows: pa.RecordBatch
     ends: list[int]
@@ -79,8 +79,8 @@ def read_positions(rows: pa.RecordBatch) -> Numbers:
 class ChunkStore:
     """Chunks in memory, and pieces of them in temporary files. Threads may add chunks at once, and then take partitions.
 
-    It holds `at_most` bytes, and as many again that are being written. A temporary file has the pieces of some neighbouring partitions. It
-    is removed after the last of them is taken, mostly before the system has flushed it to the disk.
+    The store takes `at_most` bytes of memory, and as many again while chunks are written. A temporary file has the pieces of some
+    neighbouring partitions. It is removed after the last of these partitions is taken, mostly before the system has flushed it to the disk.
     """
 
     def __init__(self, spill: Callable[[int], ReservedFile], at_most: int, codes: Mapping[int, Codes]) -> None:
@@ -155,7 +155,7 @@ class _SpillFile:
         self._file = file
         self._out = open(file.fd, "r+b", closefd=False)  # noqa: SIM115 # open until it is taken from
         self._writer: pa.RecordBatchFileWriter | None = pa.ipc.new_file(self._out, schema)
-        self._numbers: dict[int, list[int]] = {}  # of the batches of each partition
+        self._numbers: dict[int, list[int]] = {}  # by partition, the numbers of its batches in the file
         self._reader: pa.RecordBatchFileReader | None = None
         self._count = 0
 
@@ -195,9 +195,10 @@ class _SpillFile:
 
 
 class Codes:
-    """The distinct texts of a column, numbered in order of appearance; given up when there are too many.
+    """The distinct texts of a column, numbered in order of appearance.
 
-    `entries` is None once they are given up; `decode` still decodes the codes made until then. Threads may use it at once.
+    If there are too many texts, `encode` makes no more codes, and `entries` is None; `decode` still decodes the codes made until then.
+    Several threads may use the object at once.
     """
 
     def __init__(self) -> None:
@@ -282,7 +283,7 @@ class Segment:
         self.keys = as_texts(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
         self.files = [_parse_file(file) for file in meta["files"]]
-        # The delete files that were applied when this segment was written: it lacks the rows that they name.
+        # The deletes that were applied when this segment was written: the segment lacks the rows that they delete.
         self.marks = as_texts(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries = {number: as_count(entries) for number, entries in meta["dictionaries"].items()}
@@ -323,12 +324,12 @@ class Segment:
             raise ValueError("a probe with the first row's key does not find it: the seed or the index is wrong")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """The rows of all `keys`. `hashes`: of the keys under this segment's seed."""
+        """The rows that have any of `keys`. `hashes`: those of `keys`, with this segment's seed."""
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
     def locate_rows(self, key: OneKey, hashed: int) -> range:
-        """All rows of one key of a single column. `hashed`: its hash under this segment's seed."""
+        """All rows of one key of a single column. `hashed`: the hash of `key`, with this segment's seed."""
         assert self._index is not None
         return self._index.find_rows(key, hashed)
 
@@ -408,13 +409,15 @@ def _index_array(name: str, region: memoryview, keyed_rows: int) -> Numbers:
     return np.frombuffer(region, np.uint32 if keyed_rows < 2**32 - 1 else np.uint64)
 
 
-ROW_BITS = np.uint64(40)  # of a position: the file's number is above, the row in the file below
+ROW_BITS = np.uint64(
+    40
+)  # the lower bits of a position, which have the row's place in the file; the upper bits have the file's number
 _DEAL_ABOVE_BYTES = 32 * 1024 * 1024
 _CHUNK_BYTES = 16 * 1024 * 1024
 _PARTITION_BYTES = 16 * 1024 * 1024
 _PARTITIONS_AT_MOST = 1024
 _MAPPED_ABOVE_BYTES = 32 * 1024 * 1024  # a larger array of the index is made in a temporary file
-_SHARES = 16  # of the memory: a thread works on one or two of them
+_SHARES = 16  # each thread's memory has so many shares, and it works on one or two at a time
 
 _Columns = tuple[list[pa.Array], Numbers]  # columns, and the positions of their rows
 
@@ -422,9 +425,9 @@ _Columns = tuple[list[pa.Array], Numbers]  # columns, and the positions of their
 class SegmentBuilder:
     """Takes the rows of a segment and writes it.
 
-    `keys` (names of columns of `schema`) may be empty: then rows keep their order, and there is no index. `spill` makes a temporary file of
-    a size. `memory_bytes`: about how much memory it may use. `threads`: the number of threads that add rows, and write the segment; 0: only
-    the caller's. Always call `close`.
+    `keys` (names of columns of `schema`) may be empty: then rows keep their order, and there is no index. `spill`: returns a new temporary
+    file of a size in bytes. `memory_bytes`: about how much memory the builder may use. `threads`: the number of threads that add rows, and
+    write the segment; 0: only the caller's. Always call `close`.
     """
 
     def __init__(

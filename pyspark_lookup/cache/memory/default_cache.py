@@ -109,7 +109,7 @@ class _GrowingBits:
 
 
 class GrowingColumn:
-    """One column of a type that `buffers` can store."""
+    """One column that grows at the end, of a type that `columnar.buffers` can store."""
 
     def __init__(self, kind: pa.DataType, name: str = "c", room: int = 0) -> None:
         self.kind = kind
@@ -127,7 +127,7 @@ class GrowingColumn:
             self._values = GrowingNumbers(np.uint8)
         elif self._bits is None and not has_offsets(kind) and not pa.types.is_struct(kind):
             width = kind.bit_width // 8
-            # Copied in the widest numbers that divide it.
+            # As numbers of that width, or as plain bytes if numpy has no such numbers.
             self._values = GrowingNumbers(
                 np.dtype(f"u{width}") if width in (1, 2, 4, 8) else np.dtype(f"V{width}"), room
             )
@@ -174,7 +174,7 @@ class GrowingColumn:
         self._offsets.append(moved)
 
     def view(self) -> pa.Array:
-        """All rows so far; text and binary past 2 GiB as their large type."""
+        """All rows so far as one array. Text and binary of more than 2 GiB get Arrow's large types."""
         return read_column(self._name, self.kind, self.rows, self._streams())
 
     def _streams(self) -> dict[str, pa.Buffer]:
@@ -224,10 +224,11 @@ _FILL_AT_MOST = 0.4
 
 
 class Slots:
-    """A hash table with open addressing over numpy, a whole batch at a time: from hashes to the numbers of up to `room` entries, from 0.
+    """A hash table with open addressing, which finds the numbers of entries by their hashes, for a whole batch at a time.
 
-    An entry is in the first slot that was free, counted from the one that its hash names. A removed entry leaves a mark, unless an empty
-    slot follows, so that entries beyond it are still found. A hash only leads to candidates: the caller compares the keys.
+    `room`: for how many entries. An entry is in the first free slot from the one on that its hash names. A removed entry leaves a mark,
+    unless an empty slot follows, so that entries beyond the mark are still found. A hash leads only to candidates: the caller compares the
+    keys.
     """
 
     def __init__(self, room: int) -> None:
@@ -255,7 +256,9 @@ class Slots:
             equal = equal_keys(entries, pending_rows[filled])
             hits = filled[equal]
             row_entries[pending_rows[hits]] = entries[equal]
-            slot_values[hits] = _EMPTY  # matched: the next line takes it out of the search
+            slot_values[hits] = (
+                _EMPTY  # so the next line takes these rows, which have found their entries, out of the search
+            )
             on = np.flatnonzero(slot_values != _EMPTY)
             pending_rows, at = pending_rows[on], (at[on] + 1) & self._mask
         return row_entries
@@ -312,7 +315,7 @@ _DEAD = -1
 
 
 class Entries:
-    """Entries with keys of `key_fields` and rows of `row_fields`."""
+    """The entries of a cache: keys with the columns `key_fields`, and their rows with the columns `row_fields`."""
 
     def __init__(self, key_fields: Sequence[pa.Field], row_fields: Sequence[pa.Field], room: int = 1024) -> None:
         self.key_fields = tuple(key_fields)
@@ -322,8 +325,8 @@ class Entries:
         self._hashes = GrowingNumbers(np.uint64)
         self._latest_accesses = GrowingNumbers(np.int64)  # number of the latest access, _DEAD once gone
         self._written_at_s = GrowingNumbers(np.float64)
-        self._starts = GrowingNumbers(np.int64)  # of its rows
-        self._counts = GrowingNumbers(np.int64)  # of its rows; 0 for a key without rows
+        self._starts = GrowingNumbers(np.int64)  # the first row of each entry
+        self._counts = GrowingNumbers(np.int64)  # the number of rows of each entry; 0 for a key without rows
         self._bytes = GrowingNumbers(np.int64)
         self._slots = Slots(room)
         self._fixed = len(key_fields) == 1 and pa.types.is_primitive(key_fields[0].type)
@@ -363,7 +366,7 @@ class Entries:
         return entry_numbers
 
     def locate_rows(self, entries: Numbers) -> tuple[Numbers, Numbers]:
-        """(position in `entries`, row) of each row of the entries, in turn."""
+        """(positions in `entries`, rows): all rows of the entries, in the order of the entries, each with the position of its entry."""
         if self._one_each:
             return np.arange(len(entries)), entries
         counts = self._counts.view[entries]
@@ -395,7 +398,7 @@ class Entries:
     # --- changing ---------------------------------------------------------------------------------
 
     def adopt(self, row_fields: Sequence[pa.Field]) -> None:
-        """Set the columns of rows, when the first rows come after keys that had none."""
+        """Set the columns of rows. Called for the first rows, if keys without rows were put before."""
         self.row_fields = tuple(row_fields)
         self._columns = [GrowingColumn(field.type) for field in row_fields]
 
@@ -469,7 +472,7 @@ class Entries:
         self._slots = slots
 
     def compact(self) -> tuple[Entries, Numbers]:
-        """The live entries alone, in the same order; and for each old number the new one (-1: removed)."""
+        """(only the live entries, in the same order; for each old number of an entry the new one, -1 for a removed entry)."""
         alive = np.flatnonzero(self._latest_accesses.view >= 0)
         compacted = Entries(self.key_fields, self.row_fields, 0)
         _, rows = self.locate_rows(alive)
@@ -501,8 +504,8 @@ _BATCHES_AT_MOST = 4096  # small batches, for instance of one key each
 class AccessLog:
     """Accesses to entries, in order and numbered from 0, with times in seconds that never go back.
 
-    A batch of accesses is appended as it comes. An access that is read from the old end counts only if the same entry has no later one. So
-    the order is exact, and costs no Python step per entry. `timed`: whether to keep the times of accesses, for `find_first_later`.
+    A batch of accesses is appended as it comes. Whoever reads accesses from the old end ignores those of entries with a later access. So the
+    order is exact, and costs no Python step per entry. `timed`: whether to keep the times of accesses, for `find_first_later`.
     """
 
     def __init__(self, timed: bool) -> None:
@@ -587,7 +590,7 @@ class AccessLog:
 
 _GARBAGE_ROWS = 64 * 1024
 _GARBAGE_BYTES = 1024 * 1024
-_PURGES = 8  # per time to live
+_PURGES = 8  # removals of expired entries in each time to live
 _CLOCK = HostClock()
 
 
@@ -910,7 +913,8 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
     if missing_columns or len(fields) + 1 != rows.num_columns:
         names = [name for name in rows.column_names if name != KEY_INDEX]
         raise SchemaError(
-            f"rows have the columns {', '.join(names)}; this cache holds {', '.join(f.name for f in fields)}"
+            f"rows have the columns {', '.join(names)}, but this cache has rows with {', '.join(f.name for f in fields)}: put all rows with "
+            "the same columns"
         )
     indices = one_array(rows.column(KEY_INDEX)).cast(pa.int64())
     numbers = np.frombuffer(indices.buffers()[1], np.int64, indices.offset + len(indices))[indices.offset :]
@@ -921,7 +925,9 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
     for field in fields:
         if not widens(spark_type(rows.schema.field(field.name).type, pa.null()), field.type):
             row_type = rows.schema.field(field.name).type
-            raise SchemaError(f"rows have column {field.name!r} as {row_type}, this cache holds {field.type}")
+            raise SchemaError(
+                f"rows have column {field.name!r} as {row_type}, but in this cache it is {field.type}: cast it"
+            )
     columns = [cast_column(one_array(rows.column(field.name)), field.type, field.name, "rows") for field in fields]
     if (numbers[1:] < numbers[:-1]).any():
         order = as_indices(np.argsort(numbers, kind="stable"))

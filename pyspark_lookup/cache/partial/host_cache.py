@@ -60,8 +60,8 @@ class Bounds:
 class Freshness:
     """The version from which a lookup wants rows.
 
-    `schema`: the columns of the rows. `may_differ(version, keys)`: for each key whether its rows may be different in that version (None: of
-    all keys). `latest()`: whether no later version is known on this host.
+    `schema`: the columns of the rows. `may_differ(version, keys)`: returns for each key whether its rows may be different in another version
+    (None: those of any key may be). `latest()`: returns whether this host knows no later version.
     """
 
     version: str
@@ -93,7 +93,7 @@ class HostSegment:
     latest_use_ms: Numbers
 
     def is_older(self, rows: Numbers, limits_s: Numbers) -> Numbers:
-        """For each row whether it was loaded at its limit or earlier. Limits are on this boot's steady clock; NaN: no limit."""
+        """For each row, whether its load began at its limit or earlier. Limits are on this boot's steady clock; NaN: no limit."""
         if not self.this_boot:
             return ~np.isnan(limits_s)
         return np.asarray(self.loaded_s[rows] <= limits_s)
@@ -103,13 +103,14 @@ class HostSegment:
         self.latest_use_ms[self.segment.key_numbers(rows)] = now_ms
 
     def used_ms(self, rows: Numbers, now_ms: int) -> Numbers:
-        """For each row when its key was last used, in ms. The file has no checksum: an impossible time is replaced by that of the load."""
+        """For each row, the time at which its key was last used, in ms. The file of these times has no checksum: instead of an impossible time
+        the time of the load counts."""
         if not self.this_boot:
             return np.full(len(rows), _LONG_AGO_MS)
         loaded_s = self.loaded_s[rows]
         loaded_ms = (np.where(np.isfinite(loaded_s), loaded_s, _LONG_AGO_MS / MS) * MS).astype(np.int64)
         use_ms = self.latest_use_ms[self.segment.key_numbers(rows)]
-        # The race: other processes write later times meanwhile, which count.
+        # The race: other processes may write later times meanwhile, so times a little ahead of `now_ms` count.
         return np.where((use_ms > loaded_ms) & (use_ms <= now_ms + _AHEAD_MS), use_ms, loaded_ms)
 
 
@@ -124,7 +125,7 @@ _STRAGGLERS_AT_MOST = 32  # segments: with more, even a segment that is not of t
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedCache:
-    """Rows by the columns `keys` of one table on this host. A failure of the cache directory is a miss, and counted."""
+    """One table's rows by the columns `keys`, shared by this host's processes. A failure of the cache directory is counted, and is a miss."""
 
     disk: Disk
     context: HostContext
@@ -187,13 +188,13 @@ class SharedCache:
         return SharedRows(present, merge_rows(row_tables, fresh.schema), ages_s)
 
     def _limits(self, hashes: Numbers) -> Numbers | None:
-        """For each key the time before which a load of it does not count: see `Invalidations.limits`."""
+        """For each key, the time before which a load of the key does not count: see `Invalidations.limits`."""
         if self.invalidations is None:
             return None
         return self.invalidations.limits(hashes, list(self.keys), self.seed)
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
-        """Record that these keys are in use, if nobody calls `get` for them."""
+        """Record that these keys are in use. Call it for keys for which `get` is not called."""
         now_ms = int(self.context.clock.steady_s() * MS)
         used_keys = Keys(keys)
         for part in self._refresh():
@@ -224,7 +225,7 @@ class SharedCache:
         )
 
     def _live(self, part: HostSegment, rows: Numbers, now_s: float) -> Numbers:
-        """For each row whether it has not expired."""
+        """For each row, whether it has not expired yet."""
         bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
             return ~live  # their times are on another boot's clock
@@ -246,8 +247,8 @@ class SharedCache:
             if names != self._parts.keys() | self._covered:
                 self._parts = {name: part for name, part in self._parts.items() if name in names}
                 for name in sorted(names - self._parts.keys(), reverse=True):
-                    # The race: the segments that went into a merged one stay in the directory until the merger removes them, and
-                    # it may have been killed. So they are skipped by name.
+                    # The race: the members of a merged segment stay in the directory until the process that merged them removes them,
+                    # and it may have been killed. So they are skipped by name.
                     part = self._open(name) if name not in self._covered else None
                     if part is not None:
                         self._parts[name] = part
@@ -268,7 +269,7 @@ class SharedCache:
                 or segment.schema.field(_LOADED_S).type != pa.float64()
             ):
                 raise ValueError(
-                    "the host's segment lacks one of the columns that say whether a key has a row and when it was loaded"
+                    "a column that says whether a key has a row, or when it was loaded, has the wrong type"
                 )
             has_row, loaded_s = segment.take([_HAS_ROW, _LOADED_S], np.arange(segment.rows))
             return HostSegment(
@@ -398,7 +399,7 @@ class SharedCache:
             _EVICT_TO * bounds.bytes * rows / size if size > bounds.bytes else float("inf"),
         )
         if room == float("inf"):
-            # A process that answers from an older version would drop newer rows.
+            # Only a process that answers from the latest version merges: another would drop newer rows.
             latest = fresh.latest() or len(parts) > _STRAGGLERS_AT_MOST
             parts = _choose_for_merging(parts) if latest else []
         if not parts:
@@ -415,7 +416,7 @@ class SharedCache:
                 batch_rows = alive[start : start + BATCH_ROWS]
                 batches.append(self._stored_batch(part, batch_rows, fresh))
                 used_ms.append(part.used_ms(batch_rows, int(now_s * MS)))
-        # Also the segments that a killed merger has left behind: without their merged segment they would count again.
+        # Also the members that a killed process has left behind: once their merged segment is gone, they would count again.
         merged_names = {part.name for part in parts}
         with self._lock:
             merged_names |= {member for part in parts for member in part.members} & self._covered

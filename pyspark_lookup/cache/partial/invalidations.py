@@ -1,8 +1,8 @@
 """`Invalidations`: the keys of a table that were invalidated on this host, for all of its processes.
 
-A process drops them from its own cache at its next lookup. The host's shared files are never changed: rows in them do not count if their
-load began before their key was invalidated. The log of keys is bounded. Of the keys that no longer fit it keeps only the latest time:
-everything that was loaded before this time is loaded again.
+A process drops these keys from its own cache at its next lookup. The host's shared files are never changed: rows in them do not count if
+their load began before their key was invalidated. The log of keys is bounded. For the keys that no longer fit, it keeps only the latest
+time at which one was invalidated: everything that was loaded before is loaded again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from pyspark_lookup.storage.disk import Disk
 
 _BYTES_AT_MOST = 1024 * 1024
 _EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are 0 or more
-_RACES = 1000  # lost in a row by one call to faster ones
+_RACES = 1000  # attempts of one call to be recorded, while other calls are faster
 _NO_ROW = ""
 _CALL, _AT = "invalidated:call", "invalidated:at_s"  # for each key: its latest call, and the time of that
 
 Call = tuple[str, int]
-"""A call of `invalidate`: the name of its series of records, and its number in that."""
+"""A call of `invalidate`: (the name of the log in which it is recorded, its number there)."""
 NO_CALL: Call = (_NO_ROW, 0)
 
 
@@ -61,7 +61,7 @@ class _CallLog:
 
 
 class Invalidations:
-    """The invalidated keys (columns `names`) of the table with the record key `place`. Without a cache directory, only this process's."""
+    """The invalidated keys (columns `names`) of one table. `place`: the key of their record. Without a cache directory, only this process's."""
 
     def __init__(self, context: HostContext, place: str, names: Sequence[str]) -> None:
         self._context = context
@@ -83,7 +83,7 @@ class Invalidations:
         return self._call_log.row, self._call_log.number
 
     def find_later_keys(self, call: Call) -> pa.Table | None:
-        """The keys that were invalidated after this call; None if the log no longer has them."""
+        """The keys that were invalidated after `call`; None if the log no longer has all of them."""
         call_log, (row, number) = self._call_log, call
         if (
             row not in (call_log.row, _NO_ROW)
@@ -94,7 +94,7 @@ class Invalidations:
         return call_log.recent.filter(pc.greater(call_log.recent.column(_CALL), number)).select(self._names)
 
     def limits(self, hashes: Numbers, fields: Sequence[pa.Field], seed: Seed) -> Numbers | None:
-        """For each key, by its hash, the time before which a load of it does not count. NaN: no limit; None: no limit for any key.
+        """For each key, by its hash, the time before which a load of the key does not count. NaN: no limit; None: no limit for any key.
 
         `fields`: the key columns, whose values were hashed with `seed`. Rows that were loaded before this boot count as older than every
         limit.
@@ -153,7 +153,7 @@ class Invalidations:
             after = _add_call(dataclasses.replace(before, row=row), at_s, keys)
             if disk.succeed_record("invalidated", self._place, before.number, _to_json(after)):
                 return
-        raise OSError("the invalidation cannot be recorded: is the cache directory intact?")
+        raise OSError("the invalidation cannot be recorded: run `pyspark-lookup check` on the cache directory")
 
 
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
@@ -187,8 +187,8 @@ def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed
 def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
     """The log after one more call for `keys` at a time. If there are too many keys, those of the earliest calls are folded."""
     number, until_s, folded = call_log.number + 1, call_log.until_s, call_log.folded
-    # The race: a caller may stall after it has read the clock, while later calls are recorded. So a key keeps the latest of its
-    # times.
+    # The race: a caller may stall after it has read the clock, while later calls are recorded. So a call's time is never before that
+    # of an earlier call.
     at_s = max([at_s, *_times(call_log)])
     beside = {_CALL: np.full(keys.num_rows, number), _AT: np.full(keys.num_rows, at_s)}
     recent = keys

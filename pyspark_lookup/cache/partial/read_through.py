@@ -4,9 +4,9 @@ A key is looked up in this process, then in the cache that the processes of the 
 lack the same key at once; one at a time loads it, and the others wait and look again. Counters count keys: a key that another caller loads
 meanwhile is a hit here; a key that is loaded here is one miss, and one load or one failure.
 
-Single flight: a process claims the keys that it is about to load: it writes their hashes into a file, and keeps that locked until it is done
-or dead. Others leave these keys to it, wait for the lock, and look into the cache again. Nobody waits while holding a claim, so no two can
-wait for each other. Two keys with the same hash are treated as one, which costs no more than a wait.
+Single flight: a process claims the keys that it is about to load. It writes their hashes into a file, and keeps this file locked until it is
+done or dead. Other processes leave these keys to it, wait for the lock, and look into the cache again. Nobody waits while holding a claim, so
+no two can wait for each other. Two keys with the same hash are treated as one, which costs no more than a wait.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Flight:
         self._waits: list[Callable[[], None]] = []
 
     def leave(self, hashes_elsewhere: Numbers, wait: Callable[[], None]) -> int:
-        """Leave the keys with these hashes (ascending) to another caller, who is loading them. Returns their number.
+        """Leave the keys with these hashes (ascending) to another caller, who is loading them. Returns how many of the requested keys these are.
 
-        `wait` blocks until that load has ended.
+        `wait`: a function that blocks until the other caller's load has ended.
         """
         places = np.minimum(np.searchsorted(hashes_elsewhere, self.hashes), len(hashes_elsewhere) - 1)
         is_elsewhere = (
@@ -66,7 +66,7 @@ class Flight:
         return int(np.count_nonzero(is_elsewhere))
 
     def wait(self) -> None:
-        """Wait until the loads of the others have ended. Never call it inside `Flights.claim`: two callers would wait for each other."""
+        """Wait until the other callers' loads have ended. Never call it inside `Flights.claim`: two callers would wait for each other."""
         for wait in self._waits:
             wait()
 
@@ -74,8 +74,8 @@ class Flight:
 class Flights:
     """The running loads of one table's keys in this process and, if there is a `disk`, on this host.
 
-    `seed`: of the hashes of keys, the same in all processes. `wait_s`: how long to wait for another load; after that, a caller loads the
-    keys itself.
+    `seed`: the seed of the hashes of keys, the same in all processes. `wait_s`: how long to wait for another caller's load; after that, a
+    caller loads the keys itself.
     """
 
     def __init__(self, context: HostContext, space: str, seed: Seed, wait_s: float) -> None:
@@ -148,7 +148,7 @@ class Flights:
 
 
 Load = Callable[[Sequence[pa.Array]], pa.Table]
-"""The rows of some keys, all different and none null, ascending by the column `KEY_INDEX`."""
+"""A function that loads the rows of some keys, all different and none null. It returns them ordered by the column `KEY_INDEX`."""
 
 _TOUCH_EVERY_S = 1.0
 
@@ -178,8 +178,8 @@ class PartialCache:
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
         """The rows of all keys, with the column `KEY_INDEX`. Keys may repeat; a key with a null has no rows.
 
-        Raises the errors of `load`; rows that were loaded for other keys are kept. If only some keys failed, the error has the rows of the
-        others.
+        Raises the errors of `load`. Rows that were loaded for other keys before stay cached. If only some keys failed, the error has the rows
+        of all other keys.
         """
         requested_keys = Keys(keys)
         valid_count = (
@@ -204,7 +204,7 @@ class PartialCache:
                 self._set_gauges(query.cache)
 
     def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
-        """The rows of these keys that this process or its host has cached, with `KEY_INDEX`; and for each key whether it is cached."""
+        """(the cached rows of these keys, with `KEY_INDEX`; for each key, whether this process or its host has it cached)."""
         requested_keys = Keys(keys)
         query = self._query(keys, fresh)
         missing_keys, present = self._find_in_process(requested_keys, keys, query)
@@ -239,8 +239,8 @@ class PartialCache:
         while len(pending_keys):
             with self.flights.claim(hashes[pending_keys], query.fresh.version) as flight:
                 keys_to_load = pending_keys[flight.to_load]
-                # The race: another caller may have loaded the keys after this one looked, and then released its claim. So it
-                # looks again under its own claim.
+                # The race: another caller may have loaded the keys after this one looked for them, and have released its claim before
+                # this one claimed them. So this caller looks again under its own claim.
                 keys_to_load = self._find_shared(different, hashes, keys_to_load, query)
                 if len(keys_to_load):
                     self._load(different, hashes, keys_to_load, query, load)
@@ -253,7 +253,7 @@ class PartialCache:
         query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query) -> Numbers:
-        """The positions among `numbers` whose keys the host lacks. Adds the rows of the others to the query."""
+        """Those of the positions `numbers` whose keys the host lacks. Adds the rows of all other keys to the query."""
         if not len(numbers):
             return numbers
         key_arrays = _take(keys, numbers)
@@ -314,7 +314,7 @@ class PartialCache:
         return pa.Table.from_arrays(list(keys), self._names)
 
     def _keep(self, query: _Query, keys: Sequence[pa.Array], rows: pa.Table, ages_s: Numbers) -> None:
-        """Cache rows in this process, unless keys were invalidated since the lookup began: these rows may be theirs."""
+        """Cache rows in this process, unless keys were invalidated since the lookup began: the rows may be those of invalidated keys."""
         with self._lock:
             if query.invalidated == self._invalidated:
                 query.cache.put(self._table(keys), rows, ages_s)
@@ -374,7 +374,7 @@ class _OfVersion:
         self._lock = threading.Lock()
 
     def holds(self, fresh: Freshness) -> bool:
-        """Whether its rows are of this version, and have these columns."""
+        """Whether the cache is for the version and the columns of `fresh`."""
         return self._fresh.version == fresh.version and bool(self._fresh.schema.equals(fresh.schema))
 
     def get(self, keys: pa.Table, peek: bool = False) -> CachedRows:

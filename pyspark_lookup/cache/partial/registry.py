@@ -1,8 +1,8 @@
-"""The partial caches of tables of files: one for each table, keys and columns, made on first use.
+"""`PartialTables`: the partial caches of tables, one for each table, keys and columns. `Changes`: which keys a new version may have changed.
 
-Rows are carried over to another version of the table, but for the keys whose rows a change of its files may have changed. Two versions
-differ in the files that only one of them has. A key whose value is outside the bounds of all these files has the same rows in both. A file
-that a compaction wrote counts as the files that it replaced.
+Cached rows also answer for another version of the table, except for keys whose rows may be different there. Two versions differ in the files
+that only one of them has. A key whose value is outside the bounds of all these files has the same rows in both versions. A file that a
+compaction wrote counts as the files that it replaced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REWRITES, _TABLE = b"rewrites", b"table"
 
 
 class Changes:
-    """The recorded bounds of the files of a table's versions, in the columns `keys`. `space`: names the table and the keys."""
+    """Records of the bounds that the columns `keys` have in the files of a table's versions. `space`: a hash of the table and the keys."""
 
     def __init__(self, context: HostContext, space: str, keys: pa.Schema) -> None:
         self._latest = f"latest-{space}"
@@ -89,7 +89,7 @@ class Changes:
         )
 
     def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
-        """For each key whether its rows may differ between two versions, given by their digests; None if nothing is known."""
+        """For each key, whether its rows may differ between the versions with the digests `new` and `old`; None if nothing is known."""
         before, after = self._record(old), self._record(new)
         if before is None or after is None or before.schema != after.schema:
             return None
@@ -243,7 +243,7 @@ class PartialTables:
     ) -> tuple[PartialCache, Freshness]:
         """The cache of rows with `columns` by `keys`, and the version of the table for which it answers.
 
-        `space`: names the table's reference, its keys and its columns.
+        `space`: a hash of the table's reference, its keys and its columns.
         """
         cache, changes = self._cache(table, space, options, keys)
         changes.remember(version, bounds_of)
@@ -259,7 +259,7 @@ class PartialTables:
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether only this process knows of some invalidated keys, for lack of a cache directory. The provider's cache may still have rows of them."""
+        """Whether there is no cache directory, so that only this process knows of some keys that were invalidated in a provider's cache."""
         return self._provider_cache is not None and self._context.disk is None and bool(self._invalidations)
 
     def _get_invalidations(self, table: Table, names: Sequence[str]) -> Invalidations:
