@@ -96,7 +96,7 @@ def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, ori
         try:
             columns.append(pa.array([values[place] for values in parts], pa.string()).cast(type_))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-            raise click.BadParameter(f"column {name} has the type {type_}: {problem}", param_hint=origin) from None
+            raise click.BadParameter(f"column {name} is {type_}: {problem}", param_hint=origin) from None
     return pa.Table.from_arrays(columns, names=list(names))
 
 

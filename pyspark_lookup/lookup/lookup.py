@@ -534,7 +534,7 @@ def forget_keys(
     """Drop the rows of these keys from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
     if options.cache.mode is CacheMode.FULL:
         raise OptionError(
-            "option lookup.cache = 'FULL': a snapshot has all rows of one version, so single keys cannot be dropped: call reload() instead"
+            "option lookup.cache = 'FULL': a snapshot has all rows of one version, so single keys cannot be dropped: use reload()"
         )
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     names = resolve_names(key_names(options), everything, "lookup.keys")
