@@ -1,0 +1,184 @@
+"""Deploying as docs/deploying.md says: the wheel in a packed environment, on clusters whose own Python has no package of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.support.cluster import HOME, Cluster
+from tests.support.spark_tables import put
+from tests.support.sparks import DATA_SOURCES
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(560)]
+
+ROOT = Path(__file__).parents[2]
+HOSTS_PYTHON = str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}"))
+INSTALLED = f"environment/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/pyspark_lookup"
+
+
+def run(*command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    """What a command prints; its failure fails the test with all it says."""
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def install(python: Path, wheel: Path) -> None:
+    """Install a wheel, and copies of what it needs from the environment of the tests: the same versions, without an index."""
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run(*pip, "install", "--no-index", "--no-deps", wheel)
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    (ours,) = metadata.distributions(path=[str(site)])
+    needed = [*(ours.requires or []), "pandas"]
+    copied = set()
+    while needed:
+        requirement = Requirement(needed.pop())
+        if requirement.name in copied or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        copied.add(requirement.name)
+        distribution = metadata.distribution(requirement.name)
+        for file in distribution.files or []:
+            if ".." not in file.parts and Path(str(file.locate())).exists():
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(str(file.locate()), site / file)
+        needed += distribution.requires or []
+    run(*pip, "check")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed environment with the wheel of this checkout."""
+    home = tmp_path_factory.mktemp("packed")
+    sources = home / "sources"  # a build writes beside its sources
+    sources.mkdir()
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
+        shutil.copy(ROOT / name, sources)
+    shutil.copytree(ROOT / "pyspark_lookup", sources / "pyspark_lookup", ignore=shutil.ignore_patterns("__pycache__"))
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", home, sources)
+    run(sys.executable, "-m", "venv", "--without-pip", home / "environment")
+    install(home / "environment" / "bin" / "python", *home.glob("*.whl"))
+    packed = home / "environment.tar.gz"
+    run(sys.executable, "-m", "venv_pack", "--compress-level", 1, "-p", home / "environment", "-o", packed)
+    return packed
+
+
+@contextlib.contextmanager
+def local_cluster(home: Path) -> Iterator[str]:
+    """Executors that a driver starts beside itself, in directories below its Spark."""
+    yield "local-cluster[2,1,1024]"
+
+
+@contextlib.contextmanager
+def standalone(home: Path) -> Iterator[str]:
+    """A master and two workers whose own Python is the system's."""
+    variables = {"PYTHONPATH": "", "PYSPARK_PYTHON": HOSTS_PYTHON, "PYSPARK_DRIVER_PYTHON": HOSTS_PYTHON}
+    cluster = Cluster(home, [home / "cache"] * 2, variables=[variables] * 2)
+    try:
+        yield cluster.master
+    finally:
+        cluster.close()
+
+
+_JOB = """
+import os, subprocess, sys
+from pathlib import Path
+import pyarrow as pa
+from pyspark.sql import SparkSession, functions as sf
+import pyspark_lookup
+from pyspark_lookup import LookupTable, lookup_join, read_table, register_lookup
+dim, home, formats = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+spark.sparkContext.setLogLevel("ERROR")
+
+@sf.udf("array<string>")
+def origin(key):
+    "Where a task runs, the package that answers there, and what the host's Python says without the environment."
+    import pyspark_lookup
+    hosts = subprocess.run([sys._base_executable, "-c", "import pyspark_lookup"], capture_output=True, text=True)
+    return [os.getcwd(), os.path.relpath(pyspark_lookup.__file__), (hosts.stderr.splitlines() or ["it has it"])[-1]]
+
+print("DRIVER", os.path.relpath(pyspark_lookup.__file__))
+facts = spark.range(0, 400, 1, 8)
+rows = lookup_join(facts, dim, "id", strategy="cache").select("id", "version", origin("id").alias("origin")).collect()
+print("JOINED", len(rows), all(row.version == (None if row.id % 2 else 1) for row in rows))
+directories, packages, answers = ({row.origin[number] for row in rows} for number in range(3))
+print("EXECUTORS", *sorted(directory.removeprefix(home) for directory in directories))
+print("PACKAGES", *packages)
+print("HOSTS", *answers)
+print("READ", sorted(row.id for row in read_table(spark, dim).collect()) == list(range(0, 400, 2)))
+register_lookup(spark, "dim_of", dim, "id")
+print("FUNCTION", spark.sql("SELECT sum(dim_of(id).version) FROM range(400)").first()[0])
+facts.write.parquet("events")
+stream = lookup_join(spark.readStream.schema("id long").parquet("events"), dim, "id")
+query = stream.writeStream.format("memory").queryName("seen").start()
+query.processAllAvailable()
+print("STREAM", tuple(spark.sql("SELECT count(*), sum(version) FROM seen").first()))
+query.stop()
+table = os.path.join(home, "table")
+written = facts.withColumn("name", sf.concat(sf.lit("n"), "id"))
+if formats == "True":
+    written.write.format("lookupcache").mode("append").option("lookup.keys", "id").save(table)
+    spark.sql(f"CREATE TABLE managed USING lookupcache OPTIONS (path '{table}')")
+    spark.sql("INSERT INTO managed VALUES (400, 'n400')")
+else:
+    LookupTable(table, {"lookup.keys": "id"}).write(pa.Table.from_pylist([row.asDict() for row in written.collect()]))
+    LookupTable(table).write([{"id": 400, "name": "n400"}])
+print("MANAGED", read_table(spark, table).filter("name = 'n' || id").count())
+spark.stop()
+"""
+
+
+@pytest.mark.parametrize("master_at", [local_cluster, standalone])
+def test_a_packed_environment(
+    tmp_path: Path, archive: Path, master_at: Callable[[Path], AbstractContextManager[str]]
+) -> None:
+    """Joins, reads, SQL functions, streams and managed tables use the package of the archive; the hosts' Python has none."""
+    dim = put(tmp_path / "dim.parquet", 1, range(0, 400, 2))
+    (tmp_path / "environment").mkdir()
+    run("tar", "-xzf", archive, "-C", tmp_path / "environment")  # for the driver, which is a client
+    (tmp_path / "job.py").write_text(_JOB)
+    spark = tmp_path / "spark"  # local executors have their directories in it
+    spark.mkdir()
+    for entry in HOME.iterdir():
+        (spark / entry.name).symlink_to(entry)
+    conf = tmp_path / "lookupcache.conf"
+    conf.write_text(f"lookup.cache.dir = {tmp_path / 'cache'}\n")
+    ours = ("PYTHONPATH", "PYSPARK_", "LOOKUPCACHE_", "VIRTUAL_ENV")
+    variables = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    variables |= {"SPARK_HOME": str(spark), "SPARK_LOCAL_IP": "127.0.0.1", "LOOKUPCACHE_CONF": str(conf)}
+    variables["PYSPARK_PYTHON"] = "./environment/bin/python"
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    }
+    options = [part for key, text in settings.items() for part in ("--conf", f"{key}={text}")]
+    with master_at(tmp_path) as master:
+        command = [spark / "bin" / "spark-submit", "--master", master, *options, "--archives", f"{archive}#environment"]
+        printed = run(*command, "job.py", dim, f"{tmp_path}/", bool(DATA_SOURCES), cwd=tmp_path, env=variables)
+    found = dict(line.split(" ", 1) for line in printed.splitlines() if line.split(" ")[0].isupper())
+    executors = found.pop("EXECUTORS").split()
+    assert len(executors) == 2, executors
+    assert found == {
+        "DRIVER": f"{INSTALLED}/__init__.py",
+        "JOINED": "400 True",
+        "PACKAGES": f"{INSTALLED}/__init__.py",
+        "HOSTS": "ModuleNotFoundError: No module named 'pyspark_lookup'",
+        "READ": "True",
+        "FUNCTION": "200",
+        "STREAM": "(400, 200)",
+        "MANAGED": "401",
+    }
