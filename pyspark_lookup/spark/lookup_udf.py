@@ -34,7 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.columnar.types import cast_exactly, schema_of_text, text_of_schema
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.lookup.lookup_join import PassSpec, issue_token, options_from_json
 from pyspark_lookup.lookup.runtime import runtime
@@ -181,7 +181,7 @@ class PlainProbe(Probe):
         options = runtime().effective(options_from_json(self._options).on_host(session_options()))
         token = issue_token(options, current_execution(self._build))
         for answers in super().__call__(self._arrays(columns, token) for columns in batches):
-            yield arrow_series(answers) if pa.types.is_list(answers.type) else _arrow_frame(answers)
+            yield arrow_series(answers) if pa.types.is_list(answers.type) else arrow_frame(answers)
 
     def _arrays(self, columns: Any, token: bytes) -> tuple[pa.Array, ...]:
         series = columns if isinstance(columns, tuple) else (columns,)
@@ -190,7 +190,7 @@ class PlainProbe(Probe):
             raise OptionError(
                 f"function {self.__name__}: give {len(keys)} keys, {', '.join(keys.names)}, not {len(series)}"
             )
-        arrays = [_plain_key(self.__name__, field, column) for field, column in zip(keys, series, strict=True)]
+        arrays = [plain_key(self.__name__, field, column) for field, column in zip(keys, series, strict=True)]
         return (*arrays, pa.repeat(pa.scalar(token, pa.binary()), len(series[0])))
 
 
@@ -203,19 +203,44 @@ def check_plain_key(name: str, field: StructField) -> None:
         )
 
 
-def _plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
+def plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
     """A key as a pandas UDF gets it, in the type of the table's key. Raises SchemaError if it does not fit."""
-    if pa.types.is_integer(field.type) and column.dtype.kind == "f" and column.abs().max() >= _EXACT_DOUBLES:
-        raise SchemaError(
-            f"function {function}: key {field.name!r} is null in some rows and beyond 2^53 in others, and this Spark passes such numbers as "
-            "doubles: use lookup_join, or filter the nulls out first"
-        )
+    of_key, what = field.type, f"function {function}: key {field.name!r}"
     try:
-        return pa.array(column, from_pandas=True).cast(field.type)
+        if column.ndim != 1:
+            raise TypeError("it is a struct")
+        given = pa.array(column, from_pandas=True)
+        if _is_number(of_key) and pa.types.is_floating(given.type):
+            given = _whole_numbers(given, what)
+        if not (pa.types.is_null(given.type) or any(test(of_key) and test(given.type) for test in _ALIKE)):
+            # Arrow would write a number or time as another text than Spark, and count a time in units.
+            raise TypeError(f"it is {given.type}: cast it in SQL")
+        return cast_exactly(given, of_key) if pa.types.is_decimal(of_key) else given.cast(of_key)
+    except SchemaError:
+        raise
     except (pa.ArrowException, TypeError, ValueError) as problem:
+        raise SchemaError(f"{what} is {of_key}, and the argument does not fit: {problem}") from None
+
+
+def _whole_numbers(doubles: pa.Array, what: str) -> pa.Array:
+    """The integers of an argument that has nulls, too. Raises ArrowInvalid for a fraction."""
+    if (pc.max(pc.abs(doubles)).as_py() or 0) >= _EXACT_DOUBLES:
         raise SchemaError(
-            f"function {function}: key {field.name!r} is {field.type}, and the argument does not fit: {problem}"
-        ) from None
+            f"{what} is null in some rows and beyond 2^53 in others, and this Spark passes such numbers as doubles: use lookup_join, or filter "
+            "the nulls out first"
+        )
+    return doubles.cast(pa.int64())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+_ALIKE = (_is_number, _is_bytes, pa.types.is_boolean, pa.types.is_date32)
 
 
 @functools.cache
@@ -233,6 +258,10 @@ def _arrow_series_class() -> Any:
     class ArrowSeries(_pandas().Series):  # type: ignore[misc]
         """A Series over an Arrow array. Where PySpark would convert its values one by one, it stays as it is: the array has their types."""
 
+        @property
+        def _constructor(self) -> Any:
+            return ArrowSeries
+
         def apply(self, *_: Any, **__: Any) -> Any:
             return self
 
@@ -246,6 +275,19 @@ def arrow_series(answers: pa.Array) -> Any:
     return _arrow_series_class()(_pandas_array(answers))
 
 
-def _arrow_frame(structs: pa.StructArray) -> Any:
+@functools.cache
+def _arrow_frame_class() -> Any:
+    class ArrowFrame(_pandas().DataFrame):  # type: ignore[misc]
+        """A DataFrame whose columns are of the class of `arrow_series`."""
+
+        @property
+        def _constructor_sliced(self) -> Any:
+            return _arrow_series_class()
+
+    return ArrowFrame
+
+
+def arrow_frame(structs: pa.StructArray) -> Any:
+    """A DataFrame that gives Spark the fields of these structs without a copy."""
     columns = zip(structs.type, structs.flatten(), strict=True)
-    return _pandas().DataFrame({field.name: _pandas_array(column) for field, column in columns})
+    return _arrow_frame_class()({field.name: _pandas_array(column) for field, column in columns})

@@ -18,8 +18,8 @@ from pyspark.errors import PythonException
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyspark_lookup import lookup_join, register_lookup
-from pyspark_lookup.errors import NotSupportedError
-from pyspark_lookup.spark.lookup_udf import arrow_series
+from pyspark_lookup.errors import NotSupportedError, SchemaError
+from pyspark_lookup.spark.lookup_udf import arrow_frame, arrow_series, plain_key
 from tests.support.spark_tables import Calls, put, saved
 from tests.support.sparks import ARROW_UDFS, SQL_FUNCTIONS, without
 
@@ -164,3 +164,68 @@ def test_what_a_plain_function_refuses(spark: SparkSession, tmp_path: Path, name
         rows.createOrReplaceTempView(f"{name}_{number}")
         with pytest.raises(PythonException, match=words):
             spark.sql(f"SELECT {name}({call}).version FROM {name}_{number}").collect()
+
+
+@pytest.mark.skipif(
+    bool(SQL_FUNCTIONS), reason="newer Sparks convert a plain function's columns otherwise, and never get one"
+)
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.array([[1, None]], pa.list_(pa.int64())),
+        pa.array([[("a", 2**53 + 1)]], pa.map_(pa.string(), pa.int64())),
+        pa.array(
+            [{"x": None, "t": [253_402_300_799_999_999]}],
+            pa.struct([("x", pa.int64()), ("t", pa.list_(pa.timestamp("us", "UTC")))]),
+        ),
+    ],
+)
+def test_nested_columns_of_a_plain_function(spark: SparkSession, tmp_path: Path, name: str, value: pa.Array) -> None:
+    path = saved(tmp_path / "dim.parquet", pa.table({"id": [1], "v": value}))
+    register_lookup(spark, name, str(path), "id")
+    columns = "k", f"to_json(struct({name}(k).v)) AS v"
+    rows = {row.k: row.v for row in spark.range(1, 3).withColumnRenamed("id", "k").selectExpr(*columns).collect()}
+    assert rows == {1: spark.read.parquet(str(path)).selectExpr("to_json(struct(v)) AS v").collect()[0].v, 2: "{}"}
+
+
+def test_columns_of_an_answer_stay_arrow() -> None:
+    """Also under another name, and where PySpark would convert their values one by one."""
+    frame = arrow_frame(pa.array([{"l": [1]}, {"l": None}], pa.struct([("l", pa.list_(pa.int32()))])))
+    for column in (frame["l"], frame["l"].rename("other")):
+        assert pa.Array.from_pandas(column.apply(lambda _: 1 / 0)).to_pylist() == [[1], None]
+
+
+PLAIN_ARGUMENTS: list[tuple[pa.DataType, pd.Series[Any], list[Any] | str]] = [
+    (pa.string(), pd.Series([1.0]), "it is double"),  # Arrow writes 1, Spark 1.0
+    (pa.string(), pd.Series([pd.Timestamp("2020-01-01")]), "it is timestamp"),
+    (pa.string(), pd.Series([b"\xff"]), "UTF8"),
+    (pa.int64(), pd.Series([pd.Timestamp("2020-01-01")]), "it is timestamp"),  # Arrow would take its nanoseconds
+    (pa.int64(), pd.Series([1.5, None]), "truncated"),
+    (pa.int64(), pd.Series([2.0**53, None]), r"beyond 2\^53"),
+    (pa.int64(), pd.Series([7.0, None]), [7, None]),
+    (pa.int64(), pd.Series([decimal.Decimal("7.00")]), [7]),
+    (pa.decimal128(10, 2), pd.Series([7]), [decimal.Decimal("7.00")]),
+    (pa.decimal128(10, 2), pd.Series([0.101]), "truncated"),
+    (pa.decimal128(10, 2), pd.Series([decimal.Decimal("0.101")]), "data loss"),
+    (pa.binary(), pd.Series(["a", None]), [b"a", None]),
+    (pa.bool_(), pd.Series([2]), "it is int64"),
+    (pa.date32(), pd.Series([18_262]), "it is int64"),
+    (pa.date32(), pd.Series([None, None]), [None, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "found"), PLAIN_ARGUMENTS)
+def test_arguments_of_other_types(kind: pa.DataType, given: pd.Series[Any], found: list[Any] | str) -> None:
+    """A number is looked up as a number of another type. What Arrow would convert otherwise than Spark is an error, as is what does not fit."""
+    field = pa.field("k", kind)
+    if isinstance(found, list):
+        assert plain_key("f", field, given).to_pylist() == found
+        return
+    with pytest.raises(SchemaError, match=rf"function f: key 'k' .*{found}"):
+        plain_key("f", field, given)
+
+
+def test_a_struct_is_no_key() -> None:
+    with pytest.raises(SchemaError, match="it is a struct"):
+        plain_key("f", pa.field("k", pa.int64()), pd.DataFrame({"a": [1]}))
