@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -22,10 +22,11 @@ from pyspark_lookup.lookup.catalog_tables import resolve_path
 from pyspark_lookup.lookup.planner import ResolvedTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken, table_of_token
-from pyspark_lookup.options.enums import OnError, VersionAt, View
+from pyspark_lookup.options.enums import OnError, OnVersionGone, VersionAt, View
 from pyspark_lookup.options.groups import BUILT, EXPLICIT
 from pyspark_lookup.options.lookup_options import merge_options
 from pyspark_lookup.options.parsing import option_text
+from pyspark_lookup.sources.managed.options import ChangeOptions
 from pyspark_lookup.spark import features, planning
 from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_flow_function
@@ -49,26 +50,35 @@ def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None =
         load_options[BUILT] = json.dumps(dataclasses.astuple(build))
     if features.DATA_SOURCES:
         return spark.read.format(_FORMAT).options(**load_options).load()
-    if _is_view(options):
-        load_options.pop("lookup.version-at", None)
-    else:  # tasks read the version that is resolved for the execution, and resolve none
-        load_options["lookup.version-at"] = VersionAt.PLAN.value
-    schema, tasks = _describe(spark, load_options)
-    share = ReadShare(json.dumps(load_options, sort_keys=True), schema.json(), tasks, runtime().nonce())
-    return (
-        numbered_rows(spark, tasks).crossJoin(sf.broadcast(_version(spark, options, build))).mapInArrow(share, schema)
+    load_options = {_folded(key): text for key, text in load_options.items() if _folded(key) != "lookup.version-at"}
+    planned = _describe(spark, load_options)
+    share = ReadShare(
+        json.dumps(planned.options, sort_keys=True), planned.schema.json(), planned.tasks, runtime().nonce()
     )
+    version = _version(spark, load_options, planned, build)
+    return numbered_rows(spark, planned.tasks).crossJoin(sf.broadcast(version)).mapInArrow(share, planned.schema)
 
 
-def _is_view(options: Mapping[str, str]) -> bool:
-    return options.get("lookup.view", View.DATA.value).strip().lower() != View.DATA.value
+def _folded(key: str) -> str:
+    """The name of an option in lower case, as Spark's own readers take it; the others are not ours."""
+    return key.lower() if key.lower().startswith("lookup.") else key
 
 
-def _version(spark: SparkSession, options: Mapping[str, str], build: Build | None) -> DataFrame:
+class _Planned(NamedTuple):
+    """A read by tasks: its columns, the number of tasks, the options with which each plans it again, and whether a version is resolved for it."""
+
+    schema: StructType
+    tasks: int
+    options: dict[str, str]
+    versioned: bool
+
+
+def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned, build: Build | None) -> DataFrame:
     """A relation of one row: the version that an execution reads; null for a view, which resolves its own."""
-    if _is_view(options):
+    if not planned.versioned:
         return spark.range(0, 1, 1, 1).select(sf.lit(None).cast(BinaryType()).alias(_VERSION))
-    strict = merge_options(options, {"lookup.on-error": OnError.FAIL.value})
+    texts = {key: text for key, text in options.items() if key not in (EXPLICIT, BUILT)}
+    strict = merge_options(texts, {"lookup.on-error": OnError.FAIL.value})
     resolve = Resolve("version_of_table", {"token": (json.dumps(strict, sort_keys=True), build)}, _VERSION)
     columns = StructType([StructField("token", BinaryType()), StructField(_VERSION, BinaryType())])
     return numbered_rows(spark, 1).mapInArrow(resolve, columns).select(_VERSION)
@@ -80,7 +90,7 @@ def load_columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
         return planning.plan_schema({**options, EXPLICIT: ""})[0]
     if features.DATA_SOURCES:
         return load(spark, options).schema
-    return _describe(spark, {**options, EXPLICIT: ""})[0]
+    return _describe(spark, {**options, EXPLICIT: ""}).schema
 
 
 def plans_here(spark: SparkSession) -> bool:
@@ -97,22 +107,39 @@ def numbered_rows(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(0, count, 1, count).to(StructType([StructField("id", LongType())]))
 
 
-def _describe(spark: SparkSession, options: Mapping[str, str]) -> tuple[StructType, int]:
-    """(the columns of a table now, the number of tasks that read it). Over Connect a task of the server finds out."""
+def _describe(spark: SparkSession, options: Mapping[str, str]) -> _Planned:
+    """How tasks read a table now. Over Connect a task of the server finds out."""
     if plans_here(spark):
         return _plan(options)
-    columns = StructType([StructField("schema", StringType()), StructField("tasks", LongType())])
+    columns = StructType([StructField("planned", StringType())])
     row = numbered_rows(spark, 1).mapInArrow(Describe(json.dumps(dict(options))), columns).collect()[0]
-    return StructType.fromJson(json.loads(row.schema)), row.tasks
+    schema, *rest = json.loads(row.planned)
+    return _Planned(StructType.fromJson(schema), *rest)
 
 
-def _plan(options: Mapping[str, str]) -> tuple[StructType, int]:
+def _plan(options: Mapping[str, str]) -> _Planned:
     schema, resolved_table = planning.plan_schema(options)
-    return schema, max(len(planning.Planning.from_options(options, schema, resolved_table).tasks()), 1)
+    planned = planning.Planning.from_options(options, schema, resolved_table)
+    view = planned.options.read.view
+    same_everywhere = dict(options)
+    if view is View.CHANGES:
+        # All tasks read up to the same commit, which is fixed when the read is planned, as by the data source.
+        newest, changes = planned.newest_change(), planned.options.kind(ChangeOptions)
+        if changes.last is None and newest >= (changes.first or 1):
+            same_everywhere["lookup.changes-to"] = str(newest)
+            planned = planning.Planning.from_options(same_everywhere, schema, resolved_table)
+        same_everywhere.pop("lookup.columns", None)  # the schema has them
+    tasks = max(len(planned.tasks()), 1)
+    if view is View.DATA:  # tasks read the version that is resolved for the execution, and resolve none
+        same_everywhere["lookup.version-at"] = VersionAt.PLAN.value
+    if view is View.DATA and tasks > 1:
+        # Hosts whose conf files differ must cut the files alike.
+        same_everywhere["lookup.scan.split-size"] = str(planned.options.read.split_size)
+    return _Planned(schema, tasks, same_everywhere, view is View.DATA)
 
 
 class Describe:
-    """For `mapInArrow`: the columns of a table, and the number of tasks that read it."""
+    """For `mapInArrow`: how tasks read a table, as JSON."""
 
     def __init__(self, options: str) -> None:
         self._options = options
@@ -122,8 +149,8 @@ class Describe:
         for _ in batches:
             pass
         count_for_application()
-        schema, tasks = _plan(json.loads(self._options))
-        yield pa.RecordBatch.from_pydict({"schema": [schema.json()], "tasks": [tasks]})
+        schema, *rest = _plan(json.loads(self._options))
+        yield pa.RecordBatch.from_pydict({"planned": [json.dumps([schema.jsonValue(), *rest])]})
 
 
 class ReadShare:
@@ -147,16 +174,21 @@ class ReadShare:
         options = json.loads(self._options)
         columns = StructType.fromJson(json.loads(self._schema))
         for number, token in numbers:
-            planned = planning.Planning.from_options(options, columns, _find_table(options, token))
+            planned = planning.Planning.from_options(options, columns, _find_table(options, token, self._tasks))
             for plan, task in planned.tasks(self._nonce)[number :: self._tasks]:
                 yield from read(plan, task, planned.build, time.time(), arrow_schema(columns))
 
 
-def _find_table(options: Mapping[str, str], token: bytes | None) -> ResolvedTable | None:
-    """The version of a token; None for a view, which has none."""
+def _find_table(options: Mapping[str, str], token: bytes | None, tasks: int) -> ResolvedTable | None:
+    """The version of a token; None for a view, which has none.
+
+    Raises VersionGoneError if several `tasks` share the version and this host can no longer read it: a newer one has other shares.
+    """
     if token is None:
         return None
     parsed = planning.read_options(options).on_host(session_options())
+    if tasks > 1:
+        parsed = parsed.with_values({"lookup.on-version-gone": OnVersionGone.FAIL})
     engine = runtime().engine(parsed)
     with engine.publish():
         return table_of_token(engine.reader, parsed, VersionToken.from_bytes(token), current_execution())

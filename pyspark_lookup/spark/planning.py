@@ -29,7 +29,7 @@ from pyspark_lookup.lookup.catalog_tables import (
     resolve_path,
     table_options,
 )
-from pyspark_lookup.lookup.metadata_tables import ViewTask, plan_changes, view_schema, view_tasks
+from pyspark_lookup.lookup.metadata_tables import ViewTask, managed_state, plan_changes, view_schema, view_tasks
 from pyspark_lookup.lookup.planner import ResolvedTable
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import runtime
@@ -304,6 +304,12 @@ class Planning:
         build = None if built is None else Build(*json.loads(built))
         added = added_columns(schema) if stored else ()
         return cls(options, columns, resolved_table, declared, added, build)
+
+    def newest_change(self) -> int:
+        """The log position of the managed table's current version."""
+        engine = runtime().engine(self.options)
+        with engine.publish():
+            return managed_state(engine, self.options).newest
 
     def tasks(self, nonce: str = "") -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         """The tasks of the read, each with its plan. `nonce`: identifies the read if several processes plan it."""

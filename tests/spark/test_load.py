@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join, read_table
-from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
+from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.spark import features, load
+from pyspark_lookup.spark.reading import Resolve
 from pyspark_lookup.spark.source import DefaultSource
 from tests.support.spark_tables import Calls, batches_of, events, put, saved, stream_of
 from tests.support.sparks import DATA_SOURCES, without
@@ -56,6 +59,7 @@ def test_rows_columns_and_versions(spark: SparkSession, tmp_path: Path) -> None:
     assert [tuple(row) for row in some.collect()] == [(1,)]
     files = read_table(spark, tmp_path / "dim", {"lookup.view": "files"})
     assert files.count() == 5
+    assert read_table(spark, tmp_path / "dim", {"Lookup.View": "FILES"}).count() == 5
 
 
 @pytest.mark.nightly
@@ -133,3 +137,53 @@ def test_calls_of_a_read_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
         calls = Calls(tmp_path / "dim")
         table.select("*").collect()
     assert calls.calls() == (0, 1, 0)
+
+
+def _rows_of_host(cache: Path, planned: load._Planned, numbers: list[int], token: bytes) -> list[int]:
+    """The versions in the rows of some tasks of a read, on the host with this cache directory."""
+    options = json.dumps({**planned.options, "lookup.cache.dir": str(cache)})
+    share = load.ReadShare(options, planned.schema.json(), planned.tasks, "read")
+    tokens = pa.array([token] * len(numbers), pa.binary())
+    batches = share(iter([pa.record_batch({"id": numbers, "version": tokens})]))
+    return [row for batch in batches for row in batch.column("version").to_pylist()]
+
+
+def test_hosts_do_not_mix_versions(tmp_path: Path) -> None:
+    """A host that finds the files of the version replaced fails, even if a newer version may be read: another one has read its shares of the old one."""
+    versions(tmp_path / "dim", 3)
+    options = {"path": str(tmp_path / "dim"), "lookup.scan.split-size": "1 MiB", "lookup.on-version-gone": "NEWER"}
+    planned = load._plan(options)
+    here, there = tmp_path / "here", tmp_path / "there"
+    resolve = Resolve("v", {"token": (json.dumps({**options, "lookup.cache.dir": str(here)}), None)}, "version")
+    (token,) = next(resolve(iter(()))).column("version").to_pylist()
+    assert planned.tasks == 3
+    assert _rows_of_host(here, planned, [0], token) == [0]
+    for number, file in enumerate(sorted((tmp_path / "dim").iterdir())):
+        file.unlink()
+        fill = random.Random(number).randbytes(2**20)
+        saved(tmp_path / "dim" / f"new-{number}.parquet", {"id": [number], "version": [number + 10], "fill": [fill]})
+    with pytest.raises(VersionGoneError):
+        _rows_of_host(there, planned, [1, 2], token)
+
+
+def test_hosts_cut_files_alike(tmp_path: Path) -> None:
+    """The size of the tasks is that of the planning process, whatever a host's conf file says."""
+    versions(tmp_path / "dim", 2)
+    planned = load._plan({"path": str(tmp_path / "dim"), "lookup.scan.split-size": "1 MiB"})
+    assert planned.options["lookup.scan.split-size"] == str(2**20)
+    assert "lookup.scan.split-size" not in load._plan({"path": str(tmp_path / "dim")}).options
+
+
+@pytest.mark.usefixtures("reading")
+def test_changes_end_at_one_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """All tasks read the changes up to the commit that was the newest one when the read was planned, and only the named columns."""
+    table = LookupTable(tmp_path / "t", {"lookup.keys": "id"})
+    table.write(pa.table({"id": [1, 2], "v": ["a", "b"]}))
+    options = {"lookup.changes-from": "1", "lookup.columns": "id"}
+    changes = read_table(spark, tmp_path / "t", options)
+    expected = sorted(tuple(row)[:2] for row in changes.select("*").collect())
+    assert expected == [(1, "insert"), (2, "insert")]
+    if not features.DATA_SOURCES:
+        table.write(pa.table({"id": [3], "v": ["c"]}))
+        assert sorted(tuple(row)[:2] for row in changes.select("*").collect()) == expected
+        assert read_table(spark, tmp_path / "t", options).count() == 3
