@@ -84,9 +84,15 @@ REFUSED: list[tuple[type[Exception], dict[str, str], str, Arguments, str]] = [
     (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "key columns"),
     *((errors.OptionError, KEYLESS, call, ONE, "key columns") for call in ("upsert", "delete")),
     # Names that files of hidden rows use.
-    *((errors.SchemaError, NEW, "write", {"id": [1], name: [1]}, "rename it") for name in MARKS),
-    (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], MARKS[0]: [1]}, "rename it"),
-    (errors.SchemaError, {}, "alter", pa.schema([(MARKS[1], pa.string())]), "rename it"),
+    *((errors.SchemaError, NEW, "write", {"id": [1], name: [1]}, "rename the column") for name in MARKS),
+    (
+        errors.SchemaError,
+        {"lookup.write.merge-schema": "true"},
+        "write",
+        {"id": [1], MARKS[0]: [1]},
+        "rename the column",
+    ),
+    (errors.SchemaError, {}, "alter", pa.schema([(MARKS[1], pa.string())]), "rename the column"),
     *((errors.OptionError, {**KEYLESS, **CACHES[mode]}, "get", 1, r"lookup\.keys") for mode in ("NONE", "PARTIAL")),
     (errors.OptionError, BATCH, "delete", ONE, r"lookup\.write\.batch is for single writes of rows"),
     (errors.OptionError, BATCH, "transaction", None, r"lookup\.write\.batch is for single writes of rows"),
