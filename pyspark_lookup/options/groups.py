@@ -444,9 +444,9 @@ class FullCacheOptions:
     # fmt: off
     strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
-        doc="With FULL: what triggers reloads. With lookup.metadata.source=CACHE, PERIODIC also needs "
-            "`periodic-reload.interval`. A factory takes the `LookupOptions`"
-            " and returns a `CacheReloadTrigger`.",
+        doc="With FULL: what triggers reloads. With lookup.metadata.source=UFS, a query that finds a new version triggers one, "
+            "too, and PERIODIC needs no interval; with CACHE it needs `periodic-reload.interval`. A factory takes the "
+            "`LookupOptions` and returns a `CacheReloadTrigger`.",
     )
     interval_s: float | None = option(
         "lookup.full-cache.periodic-reload.interval", POSITIVE_DURATION, None,

@@ -180,9 +180,9 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
         if catalog_options and not is_catalog_table and _differ(catalog_options.get("path", ""), write_options["path"]):
             raise OptionError(
                 f"option path = {redact('path', write_options['path'])!r}: the rows come from the catalog table at "
-                f"{redact('path', catalog_options.get('path', ''))}, and their columns' metadata has its options, "
-                "which a table created from these rows would inherit. "
-                "Read the rows with spark.read.format('lookupcache').load(path), or select their columns by expressions"
+                f"{redact('path', catalog_options.get('path', ''))}. The metadata of their columns holds that table's options, "
+                "and a table created from these rows would take them over. Read the rows with "
+                "spark.read.format('lookupcache').load(path), or select expressions, which have no metadata, in place of the columns"
             )
         same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
         # The table's options for writes apply if INSERT … WITH (path …) names the table's own path, or if the rows come from that table.
@@ -205,8 +205,8 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
     if is_catalog_table and any(key.lower() == "lookup.write.missing-columns" for key in options):
         raise OptionError(
             "option lookup.write.missing-columns has no effect on an INSERT into a catalog table: Spark fills the "
-            "columns that the INSERT does not name with null. Select the values that should stay, or write the rows with "
-            "df.write.format('lookupcache').save('s3://bucket/dim')"
+            "columns that the INSERT does not name with null. To keep their values, select them from the table, or write the rows "
+            "with df.write.format('lookupcache').save('s3://bucket/dim')"
         )
     return options
 

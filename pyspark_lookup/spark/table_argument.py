@@ -220,7 +220,8 @@ def quote(name: str) -> str:
 
 
 def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys in the order of the table's own `lookup.keys`, if both name the same columns. For each order there would be a cache of its own."""
+    """The keys in the order of the table's own `lookup.keys`, if both name the same columns: otherwise each order would get
+    a cache of its own."""
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
         return keys

@@ -60,7 +60,7 @@ def read_with_restarts(
                 if table.pinned is not None:
                     raise_ours(
                         VersionGoneError(
-                            f"{redacted_path}: version{place} has lost files: {change}. VACUUM removes files that newer versions do not need"
+                            f"{redacted_path}: version{place} has lost files: {change}. VACUUM removes files that newer versions do not need; read a newer version"
                         ),
                         change,
                     )

@@ -230,7 +230,7 @@ def _exact_fractions(texts: pa.Array) -> bool:
 
 
 def is_exact(text: str) -> bool:
-    """Whether a text is the shortest one of a double: it has no more digits than distinguish this double from all others."""
+    """Whether a text is the shortest one of a double: with fewer digits it would be read as another double."""
     return f"{float(text)!r}" == text or _plain(repr(float(text))) == _plain(text)
 
 

@@ -245,7 +245,8 @@ def _name(raw_names: list[str], header: bool, url: str, declared: list[str] | No
         return [f"_c{number}" for number in range(len(raw_names))]
     if len(declared) != len(raw_names):
         raise SchemaError(
-            f"{url} has {len(raw_names)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}"
+            f"{url} has {len(raw_names)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}: "
+            "declare all of them, in their order"
         )
     return declared
 
@@ -373,7 +374,7 @@ def _texts_for_times(kind: pa.DataType) -> pa.DataType:
 
 
 def _infer_array(array: pa.Array) -> Inferred:
-    """The type of values that pyarrow has read."""
+    """The type to infer for values that pyarrow has read. Nulls tell nothing of it but how they are nested."""
     kind = array.type
     if array.null_count == len(array):
         return NOTHING if not pa.types.is_struct(kind) and not pa.types.is_list(kind) else _shape(kind)

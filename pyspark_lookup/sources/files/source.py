@@ -331,7 +331,8 @@ class FilesSource(VersionSource):
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
-        """Whether waiting may help: a job may end soon, or have just begun, because an overwrite removes files before its directory is listed."""
+        """Whether waiting may help: if a job is writing, it may end soon; if a table is missing that was here lately, an overwrite may have begun,
+        which removes the files before a listing shows the job's directory."""
         if not table.busy.keep or table.kind == Kind.FILE:
             return False
         if isinstance(problem, TableBusyError):

@@ -145,10 +145,10 @@ class ProvidedStore:
         return self.get_meta(path, count)
 
     def list_status(self, path: str, count: Count) -> Listing:
-        raise UfsNotFoundError(f"{self._url} is not a directory")
+        raise UfsNotFoundError(f"{self._url} is a provider's table, which has rows but no directory to list")
 
     def pin(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
-        raise UfsNotFoundError(f"{self._url} has no bytes")
+        raise UfsNotFoundError(f"{self._url} is a provider's table, which has rows but no file to read")
 
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         return ()

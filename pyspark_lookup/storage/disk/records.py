@@ -167,7 +167,9 @@ class Records(Space):
             with self._lock("repair.lock"):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
                     self._drop("records", path)  # damaged: the next attempt creates it anew
-        raise OSError(f"record {path} cannot be created")
+        raise OSError(
+            f"record {path} cannot be created, because something that is no valid record keeps its place: remove it"
+        )
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
         """(number, value) of the newest record of a series; (0, None) if the series is empty, (number, None) if that record is damaged or removed."""

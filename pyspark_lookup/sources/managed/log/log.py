@@ -677,7 +677,7 @@ class NotificationLog:
     # --- writing ----------------------------------------------------------------------------------
 
     def create(self, make: Callable[[str, float], Event]) -> TableState | None:
-        """Put the first event, which `make` returns for a nonce and the time; None if the log has a first event already."""
+        """Put the first event, which `make` returns for a nonce and the time. Returns the state after it; None if the log has a first event already."""
         event = make(self._nonce(), self._context.clock.wall_s())
         file = self._put_event(event)
         if file is None:
@@ -740,7 +740,7 @@ class NotificationLog:
                 self.pages.trim(state, put_at_s - kept_s)
 
     def _put_event(self, event: Event) -> FileVersion | None:
-        """Put an event; None if its position is taken. Raises CommitUnknownError if the store does not say whether it was put."""
+        """Put an event, and return its file; None if its position is taken. Raises CommitUnknownError if the store does not say whether it was put."""
         try:
             return self._ufs.put_if_absent(self._events.path(event.position), event_bytes(event))
         except PutUnknownError as problem:
