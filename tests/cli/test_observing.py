@@ -369,5 +369,5 @@ def test_which_mode_is_advised() -> None:
         assert no_room.options["lookup.cache"] == "PARTIAL"
         assert "may take 10,000 MB" in (reasons := " ".join(no_room.reasons))
         assert "--trace" in reasons
-    assert "3 times there was no room" in " ".join(advice(small, ROOM, 10**10, None, refused=3).reasons)
+    assert "3 times this host had no disk space" in " ".join(advice(small, ROOM, 10**10, None, refused=3).reasons)
     assert "only once" in " ".join(advice(large, dataclasses.replace(ROOM, free=1), 10**12, cold).reasons)
