@@ -156,7 +156,7 @@ class Describe:
 class ReadShare:
     """For `mapInArrow`: the rows of a task. Its input is a row: the task's number, and the version to read.
 
-    `schema`: the columns to read; `tasks`: how many tasks share the read; `nonce`: its name.
+    `schema`: the columns to read; `tasks`: how many tasks share the read; `nonce`: identifies the read.
     """
 
     def __init__(self, options: str, schema: str, tasks: int, nonce: str) -> None:
@@ -167,13 +167,13 @@ class ReadShare:
 
     @without_traceback
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        numbers = [
+        shares = [
             row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
         ]
         count_for_application()
         options = json.loads(self._options)
         columns = StructType.fromJson(json.loads(self._schema))
-        for number, token in numbers:
+        for number, token in shares:
             planned = planning.Planning.from_options(options, columns, _find_table(options, token, self._tasks))
             for plan, task in planned.tasks(self._nonce)[number :: self._tasks]:
                 yield from read(plan, task, planned.build, time.time(), arrow_schema(columns))

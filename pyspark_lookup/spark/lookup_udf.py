@@ -18,10 +18,13 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     ByteType,
     DataType,
     DateType,
+    DayTimeIntervalType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -35,7 +38,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_lookup.columnar.types import cast_exactly, schema_of_text, text_of_schema
-from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
 from pyspark_lookup.lookup.lookup_join import PassSpec, issue_token, options_from_json
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.spark import features
@@ -44,7 +47,8 @@ from pyspark_lookup.spark.types import arrow_schema
 from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.versions.executions import Build
 
-_INTEGERS = (BooleanType, ByteType, ShortType, IntegerType, LongType)
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_PLAIN_KEYS = (*_INTEGERS, BooleanType, StringType, BinaryType, DateType, DecimalType)
 _DAY_US = 86_400_000_000
 _EXACT_DOUBLES = 2**53
 
@@ -97,12 +101,13 @@ def encode(sql: str, kind: DataType) -> list[str]:
     """The columns, in SQL, in which a pandas UDF gets a key unchanged: a number and whether it is null, or one column of bytes or decimals."""
     if isinstance(kind, StringType):
         return [f"CAST({sql} AS BINARY)"]  # text that is not UTF-8 has no Python string
-    number = _number(sql, kind)
-    return [sql] if number is None else [f"coalesce({number}, 0)", f"{sql} IS NULL"]
+    if isinstance(kind, (BinaryType, DecimalType)):
+        return [sql]
+    return [f"coalesce({_number(sql, kind)}, 0)", f"{sql} IS NULL"]
 
 
-def _number(sql: str, kind: DataType) -> str | None:
-    """A key as a number, in SQL; None for a type that is not passed as a number."""
+def _number(sql: str, kind: DataType) -> str:
+    """A key as a number, in SQL. Raises NotSupportedError for a type that has none."""
     if isinstance(kind, BooleanType):
         return f"CAST({sql} AS INT)"
     if isinstance(kind, (*_INTEGERS, FloatType, DoubleType)):
@@ -111,13 +116,18 @@ def _number(sql: str, kind: DataType) -> str | None:
         return f"unix_date({sql})"
     if isinstance(kind, TimestampType):
         return f"unix_micros({sql})"
+    seconds = f"extract(HOUR FROM {sql}) * 3600 + extract(MINUTE FROM {sql}) * 60"
+    micros = f"({seconds}) * 1000000L + CAST(extract(SECOND FROM {sql}) * 1000000 AS BIGINT)"
+    if isinstance(kind, DayTimeIntervalType):
+        return f"extract(DAY FROM {sql}) * {_DAY_US}L + {micros}"
     if isinstance(kind, TimestampNTZType):
         # By its parts: not every Spark's `unix_micros` takes a time without a zone, and a cast to TIMESTAMP goes through the session's time
         # zone, in which hours are missing.
-        seconds = f"hour({sql}) * 3600 + minute({sql}) * 60"
-        micros = f"CAST(extract(SECOND FROM {sql}) * 1000000 AS BIGINT)"
-        return f"unix_date(CAST({sql} AS DATE)) * {_DAY_US}L + ({seconds}) * 1000000L + {micros}"
-    return None
+        return f"unix_date(CAST({sql} AS DATE)) * {_DAY_US}L + {micros}"
+    raise NotSupportedError(
+        f"key {sql} is {kind.simpleString()}, which lookups on this Spark do not pass to Python: cast it with df.withColumn to the type of the "
+        "table's column"
+    )
 
 
 def decode(columns: Sequence[Any], types: pa.Schema) -> list[pa.Array]:
@@ -196,7 +206,7 @@ class PlainProbe(Probe):
 
 def check_plain_key(name: str, field: StructField) -> None:
     """Raise NotSupportedError for a key that a pandas UDF would not get unchanged."""
-    if isinstance(field.dataType, (FloatType, DoubleType, TimestampType, TimestampNTZType)):
+    if not isinstance(field.dataType, _PLAIN_KEYS):
         features.SQL_FUNCTIONS.require(
             f"register_lookup, name = {name!r}: key {field.name!r} is {field.dataType.simpleString()}, and a function for such keys",
             "use lookup_join",
@@ -205,28 +215,28 @@ def check_plain_key(name: str, field: StructField) -> None:
 
 def plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
     """A key as a pandas UDF gets it, in the type of the table's key. Raises SchemaError if it does not fit."""
-    of_key, what = field.type, f"function {function}: key {field.name!r}"
+    key_type, subject = field.type, f"function {function}: key {field.name!r}"
     try:
         if column.ndim != 1:
             raise TypeError("it is a struct")
-        given = pa.array(column, from_pandas=True)
-        if _is_number(of_key) and pa.types.is_floating(given.type):
-            given = _whole_numbers(given, what)
-        if not (pa.types.is_null(given.type) or any(test(of_key) and test(given.type) for test in _ALIKE)):
+        values = pa.array(column, from_pandas=True)
+        if _is_number(key_type) and pa.types.is_floating(values.type):
+            values = _whole_numbers(values, subject)
+        if not (pa.types.is_null(values.type) or any(is_kind(key_type) and is_kind(values.type) for is_kind in _ALIKE)):
             # Arrow would write a number or time as another text than Spark, and count a time in units.
-            raise TypeError(f"it is {given.type}: cast it in SQL")
-        return cast_exactly(given, of_key) if pa.types.is_decimal(of_key) else given.cast(of_key)
+            raise TypeError(f"it is {values.type}: cast it in SQL")
+        return cast_exactly(values, key_type) if pa.types.is_decimal(key_type) else values.cast(key_type)
     except SchemaError:
         raise
     except (pa.ArrowException, TypeError, ValueError) as problem:
-        raise SchemaError(f"{what} is {of_key}, and the argument does not fit: {problem}") from None
+        raise SchemaError(f"{subject} is {key_type}, and the argument does not fit: {problem}") from None
 
 
-def _whole_numbers(doubles: pa.Array, what: str) -> pa.Array:
+def _whole_numbers(doubles: pa.Array, subject: str) -> pa.Array:
     """The integers of an argument that has nulls, too. Raises ArrowInvalid for a fraction."""
     if (pc.max(pc.abs(doubles)).as_py() or 0) >= _EXACT_DOUBLES:
         raise SchemaError(
-            f"{what} is null in some rows and beyond 2^53 in others, and this Spark passes such numbers as doubles: use lookup_join, or filter "
+            f"{subject} is null in some rows and beyond 2^53 in others, and this Spark passes such numbers as doubles: use lookup_join, or filter "
             "the nulls out first"
         )
     return doubles.cast(pa.int64())

@@ -89,14 +89,20 @@ def register_lookup(
         registered.add(name.lower())
 
 
+def _single_lookup(table: DimensionTable, many: bool) -> tuple[ChainedLookup, PassSpec]:
+    """(a function's lookup by the table's keys, the pass that is this lookup alone)."""
+    names = tuple(field.name for field in table.returned_fields)
+    keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
+    lookup = ChainedLookup(table, keys, names, "left", None, current_build(table.spark))
+    stage = Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build)
+    return lookup, PassSpec((stage,), many)
+
+
 def _register_plain(table: DimensionTable, name: str, multi: bool) -> None:
     """Register one UDF as the whole function, for a Spark without functions in SQL. There is no `name_rows`."""
     for key in table.keys:
         check_plain_key(name, table.schema[key])
-    names = tuple(field.name for field in table.returned_fields)
-    keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
-    lookup = ChainedLookup(table, keys, names, "left", None, current_build(table.spark))
-    spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build),), multi)
+    lookup, spec = _single_lookup(table, multi)
     probe = PlainProbe(name, spec, table.arrow(table.keys), lookup.options_text, lookup.build)
     table.spark.udf.register(name, pandas_function(probe, lookup.fields, multi))
 
@@ -137,15 +143,12 @@ def _udfs(base: str) -> tuple[str, str]:
 
 def _body(table: DimensionTable, base: str, many: bool, as_rows: bool = False) -> str:
     """The rest of CREATE FUNCTION after the name: arguments, result, and the query that calls the UDF with the version."""
-    names = [field.name for field in table.returned_fields]
     udf = _udfs(base)[as_rows]
-    keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
-    lookup = ChainedLookup(table, keys, tuple(names), "left", None, current_build(table.spark))
-    spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build),), many)
-    lookup_udf = LookupUdf(udf, spec, lookup.fields, [key.type for key in keys], 1)
+    lookup, spec = _single_lookup(table, many)
+    lookup_udf = LookupUdf(udf, spec, lookup.fields, [key.type for key in lookup.keys], 1)
     table.spark.udf.register(udf, lookup_udf.function)
     declared = ", ".join(f"{quote(key)} {_ddl(table.column_type(key))}" for key in table.keys)
-    arguments = ", ".join(lookup_udf.arguments([key.sql for key in keys]))
+    arguments = ", ".join(lookup_udf.arguments([key.sql for key in lookup.keys]))
     call = lookup_udf.answer(f"{udf}({arguments}, (SELECT version FROM {base}_version))")
     if not as_rows:
         return f"({declared}) RETURN {call}"

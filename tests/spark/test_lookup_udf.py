@@ -61,6 +61,21 @@ def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path) ->
         assert [*row][1:] == [row.own if row.own < 3 else None] * len(rows)
 
 
+def test_intervals_as_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """Those of all signs and of fewer fields are found, beside a key of another type."""
+    values = "(INTERVAL '1 02:03:04.000005' DAY TO SECOND), (INTERVAL '-9 00:00:00.000001' DAY TO SECOND), (INTERVAL '0 0:0:0' DAY TO SECOND)"
+    rows = spark.sql(f"SELECT k, 7L AS n, CAST(k AS STRING) AS place FROM VALUES {values} t(k)")
+    rows.write.parquet(str(tmp_path / "dim"))
+    facts = spark.sql(f"SELECT k, 7L AS n FROM VALUES {values}, (NULL) t(k)").selectExpr(
+        "k", "n", "CAST(k AS STRING) AS own"
+    )
+    with without(ARROW_UDFS):
+        joined = lookup_join(facts, str(tmp_path / "dim"), ["k", "n"], strategy="cache")
+    answers = joined.selectExpr("own", "place").collect()
+    assert len(answers) == 4
+    assert all(row.own == row.place for row in answers)
+
+
 def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
     """It finds nothing, and ends nothing."""
     path = saved(tmp_path / "dim.parquet", {"s": ["a"], "place": [0]})

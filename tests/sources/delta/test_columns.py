@@ -21,7 +21,7 @@ from tests.support.lake_tables import MODES
 
 MAPPED = {"minReaderVersion": 2, "minWriterVersion": 5}
 
-READS_NULLS = pytest.mark.skipif(
+NEEDS_PYARROW_26 = pytest.mark.skipif(
     int(pa.__version__.split(".")[0]) < 26, reason="pyarrow before 26 refuses nulls among lists of a fixed size"
 )
 
@@ -138,7 +138,7 @@ def test_another_table_with_files_of_the_same_names(tmp_path: Path, mode: str) -
 
 
 @pytest.mark.parametrize(
-    "shape", ["struct", "list", "large list", pytest.param("fixed list", marks=READS_NULLS), "list view", "map"]
+    "shape", ["struct", "list", "large list", pytest.param("fixed list", marks=NEEDS_PYARROW_26), "list view", "map"]
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, shape: str) -> None:
