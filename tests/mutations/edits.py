@@ -56,9 +56,7 @@ class Edit:
             siblings.append(ast.Pass())
 
 
-def replace(old: str, new: str) -> Edit:
-    """An edit that puts `new` in the place of `old`."""
-    return Edit(old, new)
+replace = Edit
 
 
 def remove(old: str) -> Edit:
@@ -68,13 +66,11 @@ def remove(old: str) -> Edit:
 
 def find_definition(tree: ast.AST, name: str) -> ast.AST | None:
     """The function or class of a qualified name, such as `Claims.hold`; the whole tree for an empty name."""
+    definition: ast.AST | None = tree
     for part in name.split(".") if name else ():
-        definitions = (node for node in ast.walk(tree) if isinstance(node, _DEFINITIONS) and node.name == part)
-        definition = next(definitions, None)
-        if definition is None:
-            return None
-        tree = definition
-    return tree
+        nodes = ast.walk(definition) if definition else ()
+        definition = next((node for node in nodes if isinstance(node, _DEFINITIONS) and node.name == part), None)
+    return definition
 
 
 def as_python(pattern: str) -> str:
@@ -110,12 +106,12 @@ def _matches(pattern: Any, node: Any, names: dict[str, Any]) -> bool:
         return isinstance(node, kind) and _text(names.setdefault(name, node)) == _text(node)
     if type(pattern) is not type(node):
         return False
-    if isinstance(pattern, list):
-        return len(pattern) == len(node) and all(_matches(*pair, names) for pair in zip(pattern, node, strict=True))
     if isinstance(pattern, ast.AST):
         # Without `ctx`: a variable is the same where it is set and where it is read.
         fields = [field for field in pattern._fields if field != "ctx"]
-        return all(_matches(getattr(pattern, field, None), getattr(node, field, None), names) for field in fields)
+        pattern, node = ([getattr(one, field, None) for field in fields] for one in (pattern, node))
+    if isinstance(pattern, list):
+        return len(pattern) == len(node) and all(_matches(*pair, names) for pair in zip(pattern, node, strict=True))
     return bool(pattern == node)
 
 

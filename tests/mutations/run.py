@@ -52,11 +52,9 @@ def tests_in(checkout: Path, tests: Sequence[str], limit_s: float | None) -> Out
     command = [sys.executable, *_PYTEST, f"--basetemp={checkout.parent / 'tests'}", *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment.pop("LOOKUPCACHE_FUZZ", None)  # the cases of the day
+    run = functools.partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     try:
-        done = subprocess.run(
-            command, cwd=checkout, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=limit_s, check=False,
-        )  # fmt: skip
+        done = run(command, cwd=checkout, env=environment, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return Outcome("no end", time.monotonic() - began, "")
     said, took_s = done.stdout + done.stderr, time.monotonic() - began
@@ -98,51 +96,35 @@ def tried(fault: Fault, clean: Path) -> Outcome:
         return tests_in(checkout, fault.tests, _LIMIT_S)
 
 
-def chosen(names: Sequence[str]) -> list[Fault]:
-    """The faults of those names; without names all."""
-    unknown = sorted(set(names) - {fault.name for fault in FAULTS})
-    if unknown:
-        sys.exit(f"no fault is named {', '.join(unknown)}: --list shows them")
-    return [fault for fault in FAULTS if not names or fault.name in names]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="show the faults, and run nothing")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults only")
+    parser.add_argument(
+        "--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="NAME", help="these faults only"
+    )
     parser.add_argument("-j", type=int, default=1, metavar="N", help="so many at a time (default: 1)")
     given = parser.parse_args()
-    faults = chosen(given.only)
+    faults = [fault for fault in FAULTS if given.only is None or fault.name in given.only]
     if given.list:
-        for fault in faults:
-            print(f"{fault.name}: {fault.wrong}\n    {fault.place}")
+        print(*(f"{fault.name}: {fault.place}" for fault in faults), sep="\n")
         return 0
     lost = [problem for fault in faults if (problem := place_of(fault, ROOT)) is not None]
     if lost:
-        print(*lost, sep="\n")
-        return 1
+        sys.exit("\n".join(lost))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lookupcache-mutations-") as work:
         clean = Path(work) / "checkout"
         shutil.copytree(ROOT, clean, symlinks=True, ignore=_NOT_COPIED)
-        if not _passes(clean, faults):
-            return 1
+        tests = sorted({test for fault in faults for test in fault.tests})
+        outcome = tests_in(clean, tests, None)
+        if outcome.failed != "":
+            sys.exit(f"without a fault these tests do not pass: {outcome.failed or 'see below'}\n{outcome.said}")
+        print(f"without a fault {len(tests)} tests pass, {outcome.took_s:.0f} s", flush=True)
         with concurrent.futures.ThreadPoolExecutor(given.j) as pool:
             outcomes = pool.map(lambda fault: tried(fault, clean), faults)
             missed = sum(not _reported(fault, outcome) for fault, outcome in zip(faults, outcomes, strict=True))
     print(f"{len(faults)} faults, {missed} missed, {time.monotonic() - began:.0f} s")
     return 1 if missed else 0
-
-
-def _passes(clean: Path, faults: Sequence[Fault]) -> bool:
-    """Whether the tests pass without a fault."""
-    tests = sorted({test for fault in faults for test in fault.tests})
-    outcome = tests_in(clean, tests, None)
-    if outcome.failed != "":
-        print(f"without a fault these tests do not pass: {outcome.failed or 'see below'}", outcome.said, sep="\n")
-        return False
-    print(f"without a fault {len(tests)} tests and files pass, {outcome.took_s:.0f} s", flush=True)
-    return True
 
 
 def _reported(fault: Fault, outcome: Outcome) -> bool:
