@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from pathlib import Path
 
 import pytest
 
 from pyspark_lookup.errors import ReloadFailedError
-from pyspark_lookup.sources.registry import parse_options
-from pyspark_lookup.versions.model import Kind
-from tests.support.fakes import FakeClock, make_host
-from tests.support.full_cache import CACHE, FULL, TIMED, Table, publish
-from tests.support.partial_cache import NONE, Process
+from tests.support.full_cache import CACHE, FULL, Table, publish
 
 HOUR_S = 3600.0
 LIMITED = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
@@ -59,26 +53,6 @@ def test_a_reload_comes_within_its_interval(path: Path, cache_dir: Path, step_s:
         clock.tick(1)
         made += reloads(table)
     assert 2 <= made <= 4
-
-
-@pytest.mark.parametrize(("options", "every_s"), [(CACHE, 50.0), (TIMED, 12 * HOUR_S)], ids=["PERIODIC", "TIMED"])
-def test_processes_that_live_for_one_query(
-    path: Path, cache_dir: Path, options: dict[str, str], every_s: float
-) -> None:
-    """The clock is set back by ten days: each of them finds what the one before has left, and none believes it for longer than it may."""
-    clock = FakeClock()
-    found = []
-    for number in range(5):
-        table = Table(path, cache_dir, {**options, "lookup.full-cache.build-wait": "30 s"}, clock)
-        table.later.at_once = True
-        found += table.versions(0)
-        table.end()
-        if not number:
-            publish(path, 0, 2)
-            clock.wall_s -= 240 * HOUR_S
-        clock.tick(every_s)
-    assert found[0] == 1
-    assert found[2:] == [2, 2, 2]
 
 
 def test_timers_after_the_clock_was_set_back(path: Path, cache_dir: Path) -> None:
@@ -143,38 +117,3 @@ def test_superseded_snapshots_go(path: Path, cache_dir: Path, step_s: float) -> 
     table.later.loads()
     assert len(table.segments()) == 1
     assert table.versions(0) == [4]
-
-
-@each_step
-@pytest.mark.parametrize("expiry", ["expire_after_write_s", "expire_after_access_s"])
-def test_keys_expire_when_they_should(cache_dir: Path, step_s: float, expiry: str) -> None:
-    """A partial cache's times to live are of time that has passed."""
-    clock = FakeClock()
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, **{expiry: 10.0}))
-    process.put({1: [1], 2: []})
-    clock.wall_s += step_s
-    clock.tick(9.5)
-    assert process.get(1) == {1: [1]}
-    process.put({3: [3]})
-    clock.tick(0.5)
-    assert process.get(2) == {2: None}
-    assert process.get(3) == {3: [3]}
-    clock.tick(10)
-    assert process.get(1, 3) == {1: None, 3: None}
-
-
-@each_step
-def test_what_a_path_was_last(tmp_path: Path, cache_dir: Path, step_s: float) -> None:
-    """CACHE: a process that begins after the step goes by what the path was learned to be last, not by what it was before."""
-    path = publish(tmp_path / "dim", 0, 1)
-    clock = FakeClock()
-    cached = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "10 s", "lookup.format": "parquet"}
-    options = parse_options({"path": str(path), **cached})
-    make_host(str(path), cache_dir, clock).resolver.discover(options)
-    os.replace(path.rename(tmp_path / "moved") / "0.parquet", path)
-    clock.wall_s += step_s
-    for passed_s in (11, 9):
-        clock.tick(passed_s)
-        host = make_host(str(path), cache_dir, clock)
-        assert host.resolver.discover(options)[0].kind is Kind.FILE
-    assert host.store.calls == []

@@ -8,7 +8,6 @@ import dataclasses
 import errno
 import itertools
 import os
-import random
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,9 +22,8 @@ from hypothesis import strategies as st
 from pyspark_lookup.cache import segments
 from pyspark_lookup.cache.full import snapshot as snapshots
 from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_rows
-from pyspark_lookup.cache.segments import CODES, ROW_BITS, Segment, SegmentBuilder, SegmentFile
+from pyspark_lookup.cache.segments import ROW_BITS, Segment, SegmentBuilder, SegmentFile
 from pyspark_lookup.columnar import buffers as columns
-from pyspark_lookup.columnar.buffers import ColumnWriter
 from pyspark_lookup.columnar.keys import Keys, Numbers, Order, Seed, SkewedError, order_rows
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.threads import run_in_order
@@ -264,19 +262,6 @@ WAYS = {
 in_every_way = pytest.mark.parametrize("way", WAYS)
 
 
-def test_partitions_are_as_many_as_wanted(workshop: Workshop) -> None:
-    """The rows that came, and the share of all that they are, decide how many partitions there will be; 1024 at most."""
-    rows = 20_000
-    file = numbered([n * 1_000_003 for n in range(rows)])
-    for share, partition, expected in ((1.0, 80_000, 4), (0.5, 80_000, 8), (1.0, 10, 1024), (0.0, 80_000, 1024)):
-        with limits(ALWAYS, partition):
-            builder = workshop.builder(file.schema, ["k"])
-            builder.add([(file, positions_of((0, range(rows))), share)])
-            opened = workshop.published(builder, [SegmentFile("f0", 100, "v0", rows, ())])
-        assert workshop.parts == expected
-        check(opened, [file], ["k"])
-
-
 INDEXED: list[tuple[list[str], set[str]]] = [
     (["dense"], {"slots", "first"}), (["sparse"], {"starts"}), (["text"], {"starts", "hashes", "first"}),
     (["raw"], {"starts", "hashes", "first"}), (["dense", "sparse"], {"starts", "hashes"}), (["number"], {"starts", "first"}),
@@ -286,7 +271,7 @@ INDEXED: list[tuple[list[str], set[str]]] = [
 
 @pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=lambda part: " ".join(sorted(map(str, part))))
 def test_the_index_suits_the_keys(workshop: Workshop, keys: list[str], regions: set[str]) -> None:
-    """Dense whole numbers have slots, wide keys hashes, duplicates `first`, few texts codes; however it is built, a segment is the same."""
+    """Dense whole numbers have slots, wide keys hashes, duplicates `first`, few texts codes."""
     dense = [10**12 + n % 150 if n % 10 else None for n in range(400)]
     few = ["", "one", None, "é" * 100, "one\0"]
     columns = {
@@ -299,47 +284,14 @@ def test_the_index_suits_the_keys(workshop: Workshop, keys: list[str], regions: 
         "few": [few[n % 5] for n in range(400)],
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    files = [batch.slice(0, 250), batch.slice(0, 0), batch.slice(250)]
-    plainly = Segment(workshop.made(files, keys))
-    cuts = cut_up(files, 50)
-    orders = (cuts, random.Random(5).sample(cuts, len(cuts)))
-    for (deal, partition, memory, several, spilled), some in itertools.product(WAYS.values(), orders):
+    for deal, partition, memory, several, spilled in WAYS.values():
         with limits(deal, partition):
-            opened = workshop.made(files, keys, some, memory=memory)
+            opened = workshop.made([batch], keys, cut_up([batch], 50), memory=memory)
         assert not keys or (workshop.parts > 1) is several
         assert (workshop.spills > 0) is spilled
-        segment = check(opened, files, keys)
+        check(opened, [batch], keys)
         assert {name.removeprefix("index.") for name in opened.regions if name.startswith("index.")} == regions
-        assert coded(opened, 6) is (keys != ["few"])
         assert opened.meta["dictionaries"] == ({} if keys == ["few"] else {"6": 4})
-        if keys or some is cuts:
-            assert segment.ordinals.tolist() == plainly.ordinals.tolist()
-
-
-def text_file(texts: Sequence[str | None]) -> pa.RecordBatch:
-    return numbered(range(len(texts)), text=pa.array(texts, pa.string()))
-
-
-def coded(opened: OpenSegment, number: int) -> bool:
-    """Whether a column is kept as codes."""
-    as_codes = f"d{number}.bytes" in opened.regions
-    assert as_codes is (str(number) in opened.meta["dictionaries"])
-    if as_codes:
-        assert len(opened.regions[f"c{number}.values"]) == opened.meta["rows"] * CODES.bit_width // 8
-    assert as_codes is (f"c{number}.bytes" not in opened.regions)
-    return as_codes
-
-
-def test_how_many_texts_are_few(workshop: Workshop) -> None:
-    """Up to 64 texts are codes in any column, and up to a quarter of its rows so far; 65,536 at the most."""
-    for distinct, rows, expected in ((64, 64, True), (65, 65, False), (100, 400, True), (101, 400, False)):
-        files = [text_file([f"{n % distinct}" for n in range(rows)])]
-        assert coded(workshop.made(files, ["k"]), 2) is expected
-    for distinct in (2**16, 2**16 + 1):
-        opened = workshop.made(files := [text_file([f"{n % distinct}" for n in range(distinct * 4)])], [])
-        assert coded(opened, 2) is (distinct == 2**16)
-        (column,) = Segment(opened).slice(["text"], 0, distinct * 4)
-        assert column.equals(files[0].column("text"))
 
 
 @in_every_way
@@ -347,26 +299,16 @@ def test_how_many_texts_are_few(workshop: Workshop) -> None:
 def test_more_text_than_32_bits_reach(
     monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool
 ) -> None:
-    """Pieces of more text than 32-bit offsets reach are joined as large text; what is read is the text that was given."""
+    """Of more text than 32-bit offsets reach, what is read is the text that was given."""
     monkeypatch.setattr(segments, "_INT32_AT_MOST", 100)
     if wide:
         monkeypatch.setattr(columns, "_INT32_AT_MOST", 5000)
-    joined = set()
-
-    class Noting(ColumnWriter):
-        def add(self, array: pa.Array) -> None:
-            joined.add(array.type)
-            super().add(array)
-
-    monkeypatch.setattr(segments, "ColumnWriter", Noting)
     texts = [None if n % 9 == 2 else f"text {n % 250}" for n in range(1000)]
     raw = pa.array([None if text is None else text.encode() for text in texts])
     files = [numbered(range(1000), text=pa.array(texts), raw=raw, few=["x"] * 1000)]
-    deal, partition, memory, several, _ = WAYS[way]
+    deal, partition, memory, *_ = WAYS[way]
     with limits(deal, partition):
         opened = workshop.made(files, ["text"], cut_up(files, 80), memory=memory)
-    if not several:  # all rows in one partition
-        assert {pa.large_string(), pa.large_binary()} <= joined
     found = check(opened, files, ["text"]).slice(["text", "raw"], 0, 1)
     large, small = [pa.large_string(), pa.large_binary()], [pa.string(), pa.binary()]
     assert [column.type for column in found] == (large if wide else small)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from pyarrow import orc
 
 from pyspark_lookup import LookupTable, errors
-from pyspark_lookup.cache.full import full_cache, loader
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -206,7 +204,7 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
 
 @pytest.mark.parametrize("options", [CACHE, TIMED], ids=["PERIODIC", "TIMED"])
 def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
-    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+    directory: Path, cache_dir: Path, options: dict[str, str]
 ) -> None:
     """Once, whether no worker lived when it was due, or one stands still; not for a fresh snapshot; a store that fails is asked once an interval."""
     first = Table(directory, cache_dir, options)
@@ -234,8 +232,6 @@ def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
         process.full.schedule.run_due()
     assert [process.metric("loadCount") for process in (late, other)] == [1, 1]
     late.end()
-    other.due_after(DAY_S)
-    assert other.metric("loadCount") == 2
     other.end()
     clock.tick(DAY_S)
     for failures in (1, 0):  # processes that live for one query
@@ -245,14 +241,6 @@ def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
         assert broken.versions(0) == [3]
         assert broken.metrics("numLoadFailures", "staleServedCount") == [failures, 1]
         broken.end()
-    clock.tick(DAY_S)
-    stuck = Table(directory, cache_dir, options, clock)
-    stuck.later.at_once = True
-    # A table whose lock cannot be taken ends no query.
-    monkeypatch.setattr(stuck.full._stored, "lock", mock.Mock(side_effect=PermissionError("no lock")))
-    assert stuck.versions(0) == [3]
-    assert stuck.metric("cacheFailureCount") > 0
-    assert stuck.metric("staleServedCount") == 1
 
 
 @pytest.mark.parametrize("failing", ["KEEP", "FAIL"])
@@ -306,12 +294,6 @@ def test_a_load_of_another_process_that_never_ends(directory: Path, cache_dir: P
         table.versions(0)
     clock.tick(61)
     assert table.versions(0) == [2]
-    state = table.full._stored.state()
-    table.full._stored.record(dataclasses.replace(state, gone=True))
-    with stopped.full._stored.lock():
-        assert table.versions(0) == [2]
-    assert table.versions(0) == [2]
-    assert not table.full._stored.state().gone
 
 
 def test_a_reload_of_which_nothing_can_be_recorded(
@@ -379,23 +361,6 @@ def test_a_lost_record_of_a_version(directory: Path, cache_dir: Path, kind: str,
     assert kind == "files" or isinstance(disk.get_record(kind, place), dict)
 
 
-@pytest.mark.parametrize("kind", ["file", "managed", "files of other columns"])
-def test_a_path_changes_before_the_first_load(directory: Path, cache_dir: Path, kind: str) -> None:
-    """Without a snapshot, a query in CACHE mode answers from what the path is now, where this host knew other columns or another kind."""
-    host = {"lookup.cache.dir": str(cache_dir)}
-    known = {**host, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
-    LookupTable(str(directory), known).scan()
-    shutil.rmtree(directory)
-    options = {**host, **CACHE}
-    if kind == "managed":
-        LookupTable(str(directory), host).write(pa.table({"id": [7]}))
-    else:
-        pq.write_table(pa.table({"id": [7]}), directory if kind == "file" else publish(directory, 0, 1) / "0.parquet")
-        options["lookup.format"] = "parquet"
-    with LookupTable(str(directory), options) as full:
-        assert full.scan().to_pylist() == [{"id": 7}]
-
-
 def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
     """A reload that comes due in a blackout begins when that ends; the first load does not wait."""
     clock = FakeClock(wall_s=4_000_000_800.0)  # 2096-10-02T07:20:00Z
@@ -416,24 +381,6 @@ def test_an_execution_keeps_its_version_over_a_swap(directory: Path, cache_dir: 
     assert [row["version"] for row in table.get(0, execution=query)] == [1]
     assert table.scan(query).column("version").unique().to_pylist() == [1]
     assert [row["version"] for row in table.get(0, execution=later)] == [2]
-
-
-def test_a_long_load_beside_the_queries_tells_the_log(
-    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker's load that takes its time says how far it is."""
-    monkeypatch.setattr(loader, "_FETCHED_AT_ONCE", 7_000)  # file by file
-    monkeypatch.setattr(full_cache, "_LINE_EVERY_S", 0)
-    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
-    table.get(0)
-    caplog.set_level("INFO")
-    table.later.loads()
-    told = [r.message for r in caplog.records if "% of" in r.message]
-    assert str(directory) in told[0]
-    shares = [int(text.partition(" % of")[0].rpartition(" ")[2]) for text in told]
-    assert shares == sorted(shares)
-    assert shares[-1] == 100
-    assert sum(share < 50 for share in shares) >= 9
 
 
 class EveryCall(CacheReloadTrigger):
@@ -491,32 +438,19 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
 def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
     directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A custom trigger that cannot be opened or closed is logged once and harms no query; a process in which it works reloads."""
-    with monkeypatch.context() as patch:
-        patch.setattr(EveryCall, "open", None)
-        table = with_trigger(directory, cache_dir)
-        for _ in range(3):
-            assert table.versions(0) == [1]
-            table.full.schedule.run_due()
-    assert len([r for r in caplog.records if "cannot be opened" in r.message]) == 1
-    other = with_trigger(directory, cache_dir)
-    other.full.schedule.run_due()
-    assert other.due_after(10) == 1
-    monkeypatch.setattr(EveryCall, "close", None)
-    other.end()
-    assert len([r for r in caplog.records if "cannot be closed" in r.message]) == 1
-
-
-def test_loads_go_on(directory: Path, cache_dir: Path) -> None:
-    """Who gives up a load takes it from nobody else. Where no thread can be started a query is answered, and the next one starts it."""
+    """A custom trigger that cannot be opened is logged once and harms no query."""
+    monkeypatch.setattr(EveryCall, "open", None)
     table = with_trigger(directory, cache_dir)
+    for _ in range(3):
+        assert table.versions(0) == [1]
+        table.full.schedule.run_due()
+    assert len([r for r in caplog.records if "cannot be opened" in r.message]) == 1
+
+
+def test_loads_that_no_thread_can_make(directory: Path, cache_dir: Path) -> None:
+    """Where no thread can be started a query is answered from the old rows, and the next one starts the load."""
+    table = Table(directory, cache_dir, CACHE)
     table.get(0)
-    table.full.schedule.run_due()
-    for _ in range(2):
-        asked = EveryCall.made[-1].context.trigger_reload()
-        assert not asked.cancel()
-        assert table.later.loads() == 1
-        assert asked.result(0) is None
     starts = iter([RuntimeError("can't start new thread"), RuntimeError("can't start new thread"), None, None])
 
     def start(name: str, run: Callable[[], None]) -> None:
@@ -527,7 +461,6 @@ def test_loads_go_on(directory: Path, cache_dir: Path) -> None:
 
     full = dataclasses.replace(
         table.full,
-        options=parse_options({"path": str(directory), **CACHE}),
         context=dataclasses.replace(table.full.context, start=start),
     )
     publish(directory, 0, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import os
 import shutil
 import threading
@@ -15,9 +14,7 @@ import pytest
 
 from tests.support.fakes import FakeClock
 from tests.support.full_cache import EACH, publish
-from tests.support.partial_cache import BOUND_S, COUNTERS, Dim, run_waiting
-
-INT32 = pa.array([1, 2], pa.int32())
+from tests.support.partial_cache import BOUND_S, COUNTERS, Dim
 
 
 def put_file(path: Path, **columns: Any) -> None:
@@ -100,65 +97,6 @@ def test_files_that_are_too_new_are_not_cached(directory: Path, cache_dir: Path)
     assert (dim.metric("missCount"), dim.metric("hitCount"), dim.metric("loadCount")) == (9, 5, 9)
 
 
-ONE, SMALL, FIVE = (decimal.Decimal(text) for text in ("1.00", "0.100", "5.000"))
-# Steps: files that are put (or removed), keys that are asked for then, and the values that their rows have.
-Step = tuple[dict[str, dict[str, Any] | None], Any, list[Any]]
-HISTORIES: dict[str, list[Step]] = {
-    "a wider key in one file": [
-        ({"a": {"id": INT32, "v": ["a1", "a2"]}, "b": {"id": INT32, "v": ["b1", "b2"]}}, [1, 2, 3], ["a1", "b1", "a2", "b2"]),
-        ({"b": {"id": [2, 3, 2**40], "v": ["b2", "b3", "far"]}}, [1, 2, 3, 2**40], ["a1", "a2", "b2", "b3", "far"]),
-        ({"b": {"id": INT32, "v": ["b1", "b2"]}}, [1, 2, 3], ["a1", "b1", "a2", "b2"]),
-    ],
-    "a wider key in all files": [
-        ({"a": {"id": INT32, "v": ["a1", "a2"]}}, [1, 2, 3], ["a1", "a2"]),
-        ({"a": {"id": [2, 3, 2**40], "v": ["a2", "a3", "far"]}}, [1, 2, 3, 2**40], ["a2", "a3", "far"]),
-        ({"a": {"id": INT32, "v": ["a1", "a2"]}}, [1, 2, 3], ["a1", "a2"]),
-    ],
-    "a number that becomes text": [({"a": {"id": [1, 2], "v": [1, 2]}}, [1], [1]), ({"a": {"id": ["a", "b"], "v": [1, 2]}}, ["b"], [2])],
-    "text that becomes a number": [
-        ({"a": {"id": ["a", "b"], "v": [1, 2]}}, ["a"], [1]),
-        ({"a": {"id": range(20), "v": range(20)}}, [1], [1]),
-        *(({}, [key], [key]) for key in range(2, 6)),
-    ],
-    "the latest partition": [
-        ({"dt=1/a": {"id": [1, 2, 3], "v": [11, 12, 13]}}, [1, 2, 3, 9], [11, 12, 13]),
-        ({"dt=2/a": {"id": [2, 3, 4], "v": [22, 23, 24]}}, [1, 2, 3, 9], [22, 23]),
-        ({"dt=1/b": {"id": [2, 9], "v": [0, 0]}}, [1, 2, 3, 9], [22, 23]),
-        ({"dt=2/a": None}, [1, 2, 3, 9], [11, 12, 0, 13, 0]),
-    ],
-    "a column that only another partition has": [
-        ({"dt=1/a": {"id": [1, 2], "v": [1, 2], "more": [5, 6]}, "dt=2/a": {"id": [1, 2], "v": [3, 4]}}, [2], [4]),
-    ],
-    "a column that comes with another partition": [
-        ({"dt=2/a": {"id": [1, 2], "v": [3, 4]}}, [2], [4]),
-        ({"dt=1/a": {"id": [1, 2], "v": [1, 2], "more": [5, 6]}}, [2], [4]),
-    ],
-    "another scale with another partition": [
-        ({"dt=2/a": {"id": pa.array([ONE], pa.decimal128(5, 2)), "v": [1]}}, pa.array([ONE], pa.decimal128(5, 2)), [1]),
-        ({"dt=1/a": {"id": pa.array([FIVE], pa.decimal128(7, 3)), "v": [5]}}, pa.array([ONE, SMALL], pa.decimal128(7, 3)), [1]),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES)
-def test_tables_that_change(tmp_path: Path, cache_dir: Path, steps: list[Step]) -> None:
-    """Whatever becomes of columns and partitions, all rows are right, seconds later as well, and what is shared is merged."""
-    path, dim = tmp_path / "dim", None
-    for files, keys, expected in steps:
-        for name, columns in files.items():
-            if columns is None:
-                shutil.rmtree((path / name).parent)
-            else:
-                put_file(path / f"{name}.parquet", **columns)
-        if dim is None:
-            dim = Dim(path, cache_dir, {"lookup.partition": "max_pt()"} if "/" in next(iter(files)) else {})
-        for _ in range(2):
-            assert [row["v"] for row in dim.check({"id": keys})] == expected
-            run_waiting(dim.later)
-            dim.host.clock.tick(2)
-
-
 def test_a_change_in_another_partition(tmp_path: Path, cache_dir: Path) -> None:
     """What becomes of partitions that are not read costs nothing."""
     put_file(tmp_path / "dim" / "dt=2" / "a.parquet", id=[1, 2], v=[3, 4])
@@ -166,17 +104,6 @@ def test_a_change_in_another_partition(tmp_path: Path, cache_dir: Path) -> None:
     dim.check({"id": [1, 2, 3]})
     put_file(tmp_path / "dim" / "dt=1" / "a.parquet", id=[2, 3], v=[1, 2])
     assert dim.grown(lambda: dim.check({"id": [1, 2, 3]}), *COUNTERS) == (3, 0, 0, 0)
-
-
-def test_without_a_directory_that_is_whole(directory: Path, cache_dir: Path) -> None:
-    """Without a record of the seed by which processes share, a process caches for itself."""
-    dim = Dim(directory, cache_dir)
-    shutil.rmtree(cache_dir / "v1" / "records")
-    (cache_dir / "v1" / "records").symlink_to("nowhere")
-    assert len(dim.check({"id": [0, 500]})) == 2
-    assert dim.grown(lambda: dim.get(0, 500), *COUNTERS) == (2, 0, 0, 0)
-    assert list((cache_dir / "v1" / "snapshots").iterdir()) == []
-    assert dim.metric("cacheFailureCount") > 0
 
 
 def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,6 @@ from tests.support.partial_cache import (
     NONE,
     ROWS,
     SPACE,
-    Held,
     Process,
     differing,
     loads,
@@ -155,28 +152,6 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
 OTHER_SEED = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-def test_many_segments_become_few(cache_dir: Path, clock: FakeClock) -> None:
-    """Above eight segments a process makes them one, beside whoever put the ninth; all answer as before."""
-    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
-    expected: Held = {}
-    for number in range(9):
-        assert one.later.waiting == other.later.waiting == []
-        rows = {number: [number] * (number % 3), number + 1: [100 + number]}
-        (one if number % 2 else other).put(rows)
-        expected |= rows
-    assert [name.split("-")[1] for name, _ in other.later.waiting] == ["merge"]
-    assert len(one.names()) == 9
-    other.put({50: [50]})
-    assert other.merge() == 1
-    assert other.count("sharedMergeCount") == 1
-    assert len(one.names()) == 1
-    assert sorted(os.listdir(one.directory)) == [*one.names(), f"{one.names()[0]}.used"]
-    for process in (one, other, Process(cache_dir, clock)):
-        assert process.get(*expected, 50, 77) == {**expected, 50: [50], 77: None}
-        assert process.shared.sizes()[0] == sum(max(len(rows or []), 1) for rows in expected.values()) + 1
-    assert one.count("sharedCarriedOverCount") == other.count("sharedCarriedOverCount") == 0
-
-
 def test_a_large_segment_is_not_moved_each_time(process: Process) -> None:
     """Small loads are merged among themselves until they are worth merging with what is large."""
     process.put({n: [n] for n in range(1000)})
@@ -266,27 +241,6 @@ def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_merge_that_is_killed_before_it_clears_up(
-    cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once a merged segment is there its members count no more; the next merge removes them."""
-    process = Process(cache_dir, clock)
-    for number in range(3):
-        process.put({number: [number], 9: [90 + number]})
-    with monkeypatch.context() as patch:
-        patch.setattr(Disk, "unlink_segment", lambda self, table, name: None)
-        assert process.merge() == 1
-    for reader in (process, Process(cache_dir, clock)):
-        assert reader.get(0, 1, 2, 9) == {0: [0], 1: [1], 2: [2], 9: [92]}
-        assert (len(reader.names()), reader.shared.sizes()[0]) == (4, 4)
-    process.put({n: [n] for n in range(10, 14)})
-    assert process.merge() == 0  # two count, so there is nothing to merge
-    process.put({n: [n] for n in range(14, 18)})
-    assert process.merge() == 1
-    assert (len(process.names()), process.shared.sizes()[0]) == (1, 12)
-
-
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("merged", "up_s"), [(False, 0), (True, 0), (True, 100_000)])
 @pytest.mark.parametrize("bound", [{}, *EXPIRING, {"expire_after_access_s": 5000.0}], ids=str)
 def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float], merged: bool, up_s: float) -> None:
@@ -334,28 +288,6 @@ def test_a_key_that_is_used_while_it_is_merged(
         merging.put({key: [key] * 4}, "v2", using(clock, reading, 1))
     assert merging.merge() == 1
     assert merging.get(1, version="v2", may_differ=differing())[1] in ([1, 2, 3, 4], None)
-
-
-@pytest.mark.parametrize(
-    ("bound", "most", "keys", "batch"),
-    [("rows", 100, 200, 1), ("rows", 100, 200, 5), ("rows", 100, 200, 40), ("bytes", 60_000, 3000, 50)],
-)
-def test_what_is_held_stays_within_its_bound(
-    cache_dir: Path, clock: FakeClock, bound: str, most: int, keys: int, batch: int
-) -> None:
-    """Whatever is put, what is held is above the bound by a load at most, and within it after each merge."""
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, **{bound: most}))
-    for start in range(0, keys, batch):
-        clock.tick(1)
-        process.put({start + n: [n, 10**15 + n][: n % 3] for n in range(batch)})
-        process.merge()
-        size = process.shared.sizes()[bound == "bytes"]
-        assert size <= most
-    assert size > 0.4 * most
-    assert process.shared.sizes()[1] == sum((process.directory / name).stat().st_size for name in process.names())
-    assert process.count("sharedEvictedCount") > 0
-    assert process.count("sharedRefusedCount") == 0
-    assert process.get(keys - 1) == {keys - 1: [batch - 1, 10**15 + batch - 1][: (batch - 1) % 3]}
 
 
 @pytest.mark.parametrize("merged_before", [False, True])
@@ -469,7 +401,7 @@ def test_what_is_used_during_a_get_has_not_expired(cache_dir: Path, clock: FakeC
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("merging", [False, True], ids=["put", "merge"])
-@pytest.mark.parametrize("what", [0, 5, 100, 1500, "create_segment", "open_numbers", "publish_segment"])
+@pytest.mark.parametrize("what", [0, 100, 1500, "create_segment", "open_numbers", "publish_segment"])
 def test_what_fails_changes_nothing(process: Process, what: int | str, merging: bool) -> None:
     """A load or merge that finds no room, or is killed before it is published, is counted and changes nothing; later it is done."""
     rows = {n: list(range(500)) for n in range(4)}
@@ -498,11 +430,10 @@ def test_what_fails_changes_nothing(process: Process, what: int | str, merging: 
 USED: dict[str, Callable[[Path], object]] = {
     "gone": lambda path: path.unlink(),
     "short": lambda path: path.write_bytes(b"\xff" * 3),
-    "empty": lambda path: path.write_bytes(b""),
     "no file": lambda path: (path.unlink(), path.mkdir()),
     **{
         str(used): lambda path, used=used: path.write_bytes(np.full(1, used).tobytes())  # type: ignore[misc]
-        for used in (-1, -(2**63), 2**63 - 1, 10**15)
+        for used in (-1, 10**15)
     },
 }
 
@@ -525,35 +456,6 @@ def test_used_times_that_cannot_be(cache_dir: Path, clock: FakeClock, change: Ca
     assert process.get(1, 2) == {1: [1, 2], 2: [2]}
     clock.tick(10)
     assert process.get(1, 2) == {1: None, 2: None}
-
-
-def test_numbers_that_cannot_be_had(opened: Opened) -> None:
-    """A full disk, or no directory, is counted, and leaves nothing open."""
-    published(opened, "s", SPACE)
-    with files_at_most(15):
-        assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
-    assert opened.count("cacheFailureCount") == 1
-    assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is not None
-    shutil.rmtree(opened.root / "snapshots")
-    assert opened.disk.open_numbers(SPACE, "s", 2) is None
-    assert opened.count("cacheFailureCount") == 1
-    (opened.root / "snapshots").symlink_to("nowhere")
-    assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
-    assert opened.count("cacheFailureCount") == 2
-    gc.collect()
-    assert handles_below(opened.root) == []
-
-
-def test_what_a_small_segment_saves(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that need not outlive a crash is not brought to the disk: it is read through by whoever opens it first."""
-    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=AssertionError("brought to the disk")))
-    with contextlib.closing(opened.disk.create_segment({"r": 4})) as writer:
-        writer.append("r", b"1234")
-        writer.finish({}, durable=False)
-        opened.disk.publish_segment(SPACE, "s", writer)
-    assert not opened.disk.has_record("segment", f"{SPACE}-s")
-    assert opened.disk.open_segment(SPACE, "s") is not None
-    assert opened.disk.has_record("segment", f"{SPACE}-s")
 
 
 def test_the_sweep_removes_numbers_without_a_segment(opened: Opened) -> None:

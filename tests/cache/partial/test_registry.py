@@ -24,7 +24,7 @@ from pyarrow import csv
 
 from pyspark_lookup.cache.partial import registry
 from pyspark_lookup.cache.partial.registry import Changes
-from pyspark_lookup.columnar.predicate import Among, ColumnStats, join_stats
+from pyspark_lookup.columnar.predicate import ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.sources.registry import parse_options
@@ -152,33 +152,6 @@ def test_joined_bounds_that_are_nan(nan: ColumnStats) -> None:
     """Some writers' bounds are NaN, or without a count of nulls: nothing is known then, nor of those joined with them."""
     for parts in ([nan, stats(1.0, 2.0)], [stats(1.0, 2.0), nan]):
         assert join_stats(parts) == ColumnStats(None, None, None, 20)
-
-
-@fuzzed(40)
-@given(wanted=st.sets(st.integers(-20, 20), min_size=1), low=st.integers(-20, 20), high=st.integers(-20, 20))
-def test_among_is_exact_for_whole_numbers(wanted: set[int], low: int, high: int) -> None:
-    """Bounds match if and only if one of the values lies between them."""
-    node = Among("c", pa.array(wanted, pa.int64()))
-    assert node.ordered == sorted(wanted)
-    expected = any(low <= value <= high for value in wanted)
-    assert node.within(ColumnStats(low, high, 0, 5)) == expected
-    assert not Among("c", pa.array([], pa.int64())).within(ColumnStats(low, high, 0, 5))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pa.array([1.0, math.nan]),
-        pa.array([2**62], pa.int64()).cast(pa.timestamp("us")),
-        pa.array([2**31 - 1], pa.int32()).cast(pa.date32()),
-    ],
-    ids=str,
-)
-def test_among_values_without_an_order(values: pa.Array) -> None:
-    """Where Python cannot order the values, or lacks one, any bounds may hold one."""
-    node = Among("c", values)
-    assert node.ordered is None
-    assert node.within(ColumnStats(5, 6, 0, 1))
 
 
 DAY = datetime.date(2024, 1, 10)
