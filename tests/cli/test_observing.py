@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import itertools
 import json
 import logging
-import math
 import random
 import re
 import shlex
@@ -24,19 +22,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.cli.advise import advice, replay
 from pyspark_lookup.cli.host_commands import HostCollector, series_names
-from pyspark_lookup.cli.report import disk_hints, hints, quantile_ms, report, saved_bytes
+from pyspark_lookup.cli.report import disk_hints, hints, report
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import (
-    BOUNDS_MS,
     COUNTERS,
     GAUGES,
     HOST_GAUGES,
     CacheMetricGroup,
-    bucket_names,
-    cumulate_buckets,
 )
 from pyspark_lookup.storage.disk import Disk, DiskSpace
 from pyspark_lookup.storage.host_metrics import Publisher, Reload, read_reloads, remember_reload
@@ -162,27 +156,6 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
     del held
 
 
-def test_the_overview_names_what_to_look_at(disk: Disk) -> None:
-    """Of a hundred tables those that fail, are stale, slow or large come first, by links that lead to them."""
-    held = []
-    for n in range(100):
-        counts = {"lookupTimeCount": 1, f"lookupTimeUpTo{300 if n in (7, 8) else 1}": 1}
-        counts |= {"numCachedBytes": 10**9 * (n + 1) if n < 90 else 1600} if n % 10 == 0 else {}
-        held.append(counted(disk, f"s3://bucket/t{n:02}", numLoadFailures=3 if n == 42 else 0, **counts))
-    text = report(disk, CLOCK)
-    overview = text[text.index("<nav") : text.index("</ul>")]
-    found = re.findall(r"<strong>(\w+):</strong>(.*?)</li>", overview, re.DOTALL)
-    lines = {title: re.findall(r'href="#(t\d+)">s3://bucket/(t\d\d)</a> \((.*?)\)', line) for title, line in found}
-    assert lines["Failing"] == [("t43", "t42", "3 loads failed")]
-    assert [name for _, name, _ in lines["Slow"]] == ["t07", "t08"]
-    assert [(name, says) for _, name, says in lines["Large"]][:2] == [("t80", "81.0 GB"), ("t70", "71.0 GB")]
-    assert "and 4 more" in overview
-    assert len(lines["Large"]) == 5
-    assert "<details open>" not in text
-    assert all(f'id="t{n}"' in text for n in range(1, 101))
-    del held
-
-
 def test_the_report_in_a_browser(disk: Disk, tmp_path: Path) -> None:
     """A browser shows it without an error, and without anything wider than a phone."""
     held = busy(disk)
@@ -202,19 +175,6 @@ def test_the_report_in_a_browser(disk: Disk, tmp_path: Path) -> None:
     assert needed <= given
     assert bars == 5
     del held
-
-
-def test_reloads_on_record(disk: Disk) -> None:
-    """The latest loads of a snapshot are kept, 200 of them, those of one table together."""
-    for n in range(210):
-        remember_reload(disk, "one", "/t", Reload(float(n), 1.0, "v"))
-    remember_reload(disk, "two", "/t", Reload(100.5, 2.0, error="no"))
-    remember_reload(disk, "three", "/u", Reload(1.0, 1.0))
-    found = read_reloads(disk)
-    assert list(found) == ["/t", "/u"]
-    assert len(found["/t"]) == 201
-    assert [reload.at_s for reload in found["/t"]] == sorted(reload.at_s for reload in found["/t"])
-    assert found["/t"][0].at_s == 10.0
 
 
 def test_reloads_that_fail_and_go_well_again(
@@ -260,34 +220,6 @@ def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) ->
     assert record.lookup_fields["seconds"] == 1.23456  # type: ignore[attr-defined]
 
 
-def test_a_long_build_is_told(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By lines in the log without a terminal, else by a bar with bytes and their share; what takes no time shows neither."""
-    clock = FakeClock()
-    for interactive in (False, None):
-        caplog.clear()
-        with caplog.at_level(logging.INFO), full_cache.draw_progress("dim", clock.host().steady_s, interactive) as told:
-            for second in range(1, 31):
-                clock.tick(1)
-                told(second * 100 // 30, 100)
-        shares = [(33, 10), (66, 20), (100, 30)]
-        said = [f"dim: {share} % of 100 bytes after {seconds} s" for share, seconds in shares]
-        assert [record.getMessage() for record in caplog.records] == said
-    caplog.clear()
-    for after_s, interactive in itertools.product((1.0, 0.0), (False, True)):
-        monkeypatch.setattr(full_cache, "_BAR_AFTER_S", after_s)
-        with (
-            caplog.at_level(logging.INFO),
-            full_cache.draw_progress("loading dim", clock.host().steady_s, interactive) as told,
-        ):
-            told(50_000, 200_000)
-            told(100_000, 200_000)
-        shown = capsys.readouterr().err
-        assert ("loading dim" in shown and "200k" in shown) == (after_s == 0 and interactive)
-    assert caplog.records == []
-
-
 NOTHING = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys([*GAUGES, "reloadLag"], -1)}
 
 
@@ -315,27 +247,11 @@ def test_each_hint_has_its_reason() -> None:
         assert hint.urgent is urgent
     good = {"hitCount": 10**6, "missCount": 100, "blockHitCount": 99, "blockMissCount": 1, "lookupTimeCount": 10**5}
     assert hints(NOTHING) == hints({**NOTHING, **good}) == []
-    both = hints({**NOTHING, "snapshotReadThroughCount": 1, "staleServedCount": 1})
-    assert [hint.urgent for hint in both] == [True, False]
+
     # A disk with less free than the budget has left; an unknown amount is nothing to say.
     fine = DiskSpace(blocks=0, budget=3 * 10**10, segments=10**10, free=2 * 10**10)
     assert disk_hints(fine) == disk_hints(dataclasses.replace(fine, free=-1)) == []
     assert len(disk_hints(dataclasses.replace(fine, free=10**9))) == 1
-
-
-def test_times_and_savings() -> None:
-    """A time counts in its bucket, one beyond the last in none; a quantile is its bucket's bound. What was saved is never less than nothing."""
-    group = CacheMetricGroup()
-    assert quantile_ms(group.snapshot(), "lookupTime", 0.5) is None
-    for seconds in (0.0, 0.0001, 0.0002, 0.029, 3600.0):
-        group.time("lookupTime", seconds)
-    found = group.snapshot()
-    buckets = dict(zip(BOUNDS_MS, (found[name] for name in bucket_names("lookupTime")), strict=True))
-    assert {bound: count for bound, count in buckets.items() if count} == {0.1: 2, 0.3: 1, 30: 1}
-    assert cumulate_buckets(found, "lookupTime") == [2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4]
-    assert (found["lookupTimeCount"], found["lookupTimeMicros"]) == (5, 3_600_029_300)
-    assert [quantile_ms(found, "lookupTime", share) for share in (0.4, 0.6, 0.75, 0.99)] == [0.1, 0.3, 30, math.inf]
-    assert saved_bytes({**NOTHING, "resolvedBytes": 5, "ufsGetBytes": 7}) == 0
 
 
 ROOM = DiskSpace(0, 10**12, 0, 10**12)
@@ -349,8 +265,6 @@ def test_a_trace_is_replayed_through_the_cache() -> None:
     # 10,000 keys are a batch: of the second one the keys of the first are there, and none of the fourth's.
     found = replay(pa.table({"id": [*range(10_000), *range(12_000, 2_000, -1), *range(9_999, -1, -1)]}), 10_000)
     assert (found.requests, found.hits) == (30_000, 7_999 + 7_999)
-    found = replay(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
-    assert (found.requests, found.hits) == (2, 1)
 
 
 def test_which_mode_is_advised() -> None:
@@ -369,5 +283,3 @@ def test_which_mode_is_advised() -> None:
         assert no_room.options["lookup.cache"] == "PARTIAL"
         assert "may take 10,000 MB" in (reasons := " ".join(no_room.reasons))
         assert "--trace" in reasons
-    assert "3 times this host had no disk space" in " ".join(advice(small, ROOM, 10**10, None, refused=3).reasons)
-    assert "only once" in " ".join(advice(large, dataclasses.replace(ROOM, free=1), 10**12, cold).reasons)

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.core.clock import HostClock, Timer
-from pyspark_lookup.lookup import runtime as runtime_module
-from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.core.clock import Timer
 from pyspark_lookup.storage.disk import directory
 from tests.support.disks import Opened
-from tests.support.fakes import CACHES, make_host
-
-CACHED = {**CACHES["FULL"], "lookup.metadata.source": "CACHE"}
-HOURLY = {**CACHED, "lookup.full-cache.periodic-reload.interval": "1 h"}
+from tests.support.fakes import make_host
 
 
 class Loops:
@@ -71,60 +63,6 @@ def test_tasks_are_run_when_they_have_said() -> None:
     assert ran[5:] == ["failing", "again", "again"]
     with pytest.raises(RuntimeError, match="the process is ending"):
         timer.run_soon(failing)
-
-
-def test_a_timer_without_a_thread() -> None:
-    """Where none can be started the task is told, and the next one tries again."""
-    loops, refused = Loops(), [True]
-
-    def start(name: str, work: Callable[[], None]) -> None:
-        if refused.pop():
-            raise RuntimeError("can't start new thread")
-        loops(name, work)
-
-    timer = Timer(start)
-    with pytest.raises(RuntimeError, match="can't start"):
-        timer.run_soon(lambda: None)
-    refused.append(False)
-    timer.run_soon(lambda: None)
-    loops.started.pop()()
-
-
-class OwnTrigger(CacheReloadTrigger):
-    """A trigger of a user's, which asks for nothing."""
-
-    def open(self, context: CacheReloadTrigger.Context) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def own_trigger(options: object) -> CacheReloadTrigger:
-    """A factory."""
-    return OwnTrigger()
-
-
-def test_many_tables_share_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedules by the options run on one thread of the process, which ends with the last of them; a trigger of a user's has its own."""
-    loops, held = Loops(), list[LookupTable]()
-
-    def start(name: str, work: Callable[[], None]) -> None:
-        (loops if "-schedule-" in name else lambda name, work: work())(name, work)
-
-    monkeypatch.setattr(runtime_module, "_current", Runtime(HostClock(), random.Random(7), start=start))
-    own = {**CACHED, "lookup.full-cache.reload-strategy": f"{__name__}:own_trigger"}
-    for number, options in enumerate([*[HOURLY] * 6, own]):
-        path = str(tmp_path / f"t{number}")
-        with LookupTable(path, {"lookup.keys": "id"}) as table:
-            table.write([{"id": 1}])
-        held.append(LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": tmp_path / "cache", **options}))
-        assert held[-1].get(1) == [{"id": 1}]
-    assert len(loops.started) == 2
-    for table in held:
-        table.close()
-    for loop in loops.started:
-        loop()  # each ends at once, for there is nothing left to do
 
 
 def test_threads_of_a_process_take_turns_at_the_account(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

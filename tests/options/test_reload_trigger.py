@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import datetime
 import math
 import os
@@ -175,32 +174,6 @@ def test_when_a_periodic_reload_is_due(
         assert abs(math.remainder(due - first, interval_s)) < 1e-5
 
 
-def test_a_grid_is_exact_where_quotients_are_not() -> None:
-    """A start on a point, or right before it, is followed by the next one, though the division rounds or an interval is tiny."""
-    trigger = PeriodicCacheReloadTrigger(0.7, RATE)
-    before = math.nextafter(87_278 * 0.7, 0)
-    assert math.floor(before / 0.7) == 87_278
-    assert trigger.next_due_s(LastReload(0.0, before, before), before) == 87_278 * 0.7
-    trigger, point = PeriodicCacheReloadTrigger(60.1, RATE), 4e9 + 696_001 * 60.1
-    assert math.floor((point - 4e9) / 60.1) == 696_000
-    assert trigger.next_due_s(LastReload(4e9, point, point), point) == 4e9 + 696_002 * 60.1
-    due = PeriodicCacheReloadTrigger(1e-12, RATE).next_due_s(LastReload(NOON, NOON, NOON), NOON)
-    assert NOON < due < NOON + 1e-3
-
-
-def test_fixed_rate_keeps_the_grid_of_the_first_start() -> None:
-    """The grid begins where the first load did; a timer that runs late asks for one reload, and the next comes on the grid."""
-    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext())
-    context.run_due()
-    context.started_s += 0.5
-    context.run_until(NOON + 3)
-    context.end()
-    context.run_until(NOON + 35)
-    context.clock.tick(20)
-    context.run_until(NOON + 61)
-    assert context.asked == [NOON + at_s for at_s in (0, 10.5, 20.5, 30.5, 55, 60.5)]
-
-
 @pytest.mark.parametrize("mode", ScheduleMode)
 @pytest.mark.parametrize("last", [None, LastReload(NOON - 50, NOON - 20, NOON - 20)])
 @pytest.mark.parametrize("end", ["failed", "refused", "cancelled", "cannot be asked for"])
@@ -273,12 +246,8 @@ each_trigger = pytest.mark.parametrize("make", TRIGGERS, ids=["delay", "rate", "
 def test_a_trigger_that_is_closed_plans_nothing(
     make: Callable[[], CacheReloadTrigger], problem: Exception | None
 ) -> None:
-    """Whatever is under way then. It may be closed twice, or unopened, and opened again for another context; a pickled copy is not open."""
+    """Whatever is under way then. It may be closed twice, and opened again for another context."""
     trigger = make()
-    before = opened(trigger, ManualContext())
-    trigger = pickle.loads(pickle.dumps(trigger))
-    trigger.close()
-    assert len(before.timers) == 1
     context = opened(trigger, ManualContext())
     ((_, action),) = context.timers
     trigger.close()
@@ -328,7 +297,6 @@ def test_a_clock_set_back_costs_one_day(days: int, initial: bool, now: str, due:
 
 
 TIMES = st.builds(datetime.time, st.integers(0, 23) | st.integers(1, 3), st.sampled_from([0, 15, 30, 45]))
-YEAR = st.floats(unix("2026-01-01"), unix("2027-01-01"))
 DAYS = st.integers(1, 10) | st.sampled_from([28, 30, 100])
 # How far from a reload time something is: at it, a moment or days to either side.
 NEAR = st.sampled_from([0.0, 0.001, -0.001, 900.0, -900.0, 3600.0, -3600.0]) | st.integers(
@@ -410,48 +378,6 @@ def test_timed_reloads_take_every_grid_time_once(
     assert context.asked == [first] + [at_s if at_s == first else at_s + late_s for at_s in grid]
 
 
-MONDAY = unix("2026-05-04T10:15")
-
-
-FOUR_WEEKS = LastReload(NOON - 28 * DAY, NOON - 7 * DAY, NOON - 7 * DAY)
-
-
-@pytest.mark.parametrize(
-    ("last", "minute", "days", "late_s", "wait_s"),
-    [
-        *((None, 0, days, 0.0, DAY) for days in (1, 7)),
-        *((None, 30, days, 0.0, 1800) for days in (1, 7)),
-        *((FOUR_WEEKS, 0, 7, late_s, 7 * DAY) for late_s in (0.0, 0.005, 2 * DAY)),
-        (FOUR_WEEKS, 0, 7, 8 * DAY, 14 * DAY),
-    ],
-)
-def test_a_refused_timed_load_waits_for_its_time(
-    last: LastReload | None, minute: int, days: int, late_s: float, wait_s: float
-) -> None:
-    """An initial load that leaves no trace is asked for again at the next time of day; a later one, on time or late, on the grid."""
-    context = ManualContext(NOON + late_s, last=last)
-    opened(TimedCacheReloadTrigger(datetime.time(12, minute), days, UTC), context)
-    context.run_due()
-    context.end(trace=False)
-    context.run_due()
-    assert (context.asked, context.due()) == ([NOON + late_s], [NOON + wait_s])
-
-
-@pytest.mark.parametrize("trace", [True, False])
-def test_a_clock_set_back_before_the_first_load_keeps_the_number_of_days(trace: bool) -> None:
-    """With all reloads ahead of the clock, one comes at the next time of day, and then one a week, though timers run late."""
-    late_s = 0.005
-    last = LastReload(MONDAY - 60, MONDAY, MONDAY + 60)
-    context = ManualContext(MONDAY - 26 * DAY, last)
-    opened(TimedCacheReloadTrigger(datetime.time(10, 15), 7, UTC), context)
-    for _ in range(6):
-        (due,) = context.due()
-        context.clock.wall_s = due + late_s
-        context.run_due()
-        context.end(trace=trace or len(context.asked) == 1)
-    assert context.asked == [MONDAY + days * DAY + late_s for days in (-26, -21, -14, -7, 0, 7)]
-
-
 @given(st.times(), st.none() | OFFSETS, st.sampled_from(["minutes", "seconds", "milliseconds", "microseconds"]))
 def test_iso_times(at: datetime.time, zone: datetime.tzinfo | None, precision: str) -> None:
     """A time of day is local without an offset, and otherwise has the one it names."""
@@ -465,9 +391,8 @@ def test_iso_times(at: datetime.time, zone: datetime.tzinfo | None, precision: s
 @pytest.mark.parametrize(
     "text",
     [
-        "", "10", "1015", "T10:15", "1:15", "10:5", "24:00", "10:60", "10:15:60", "10:15:30.5", "10:15:30,250", "10:15.250",
-        "10:15+7", "10:15+07", "10:15+0700", "10:15+24:00", "10:15+07:60", "10:15+07:00:00", "10:15z", "10:15 Z", "10:15ZZ", "-10:15",
-        "10:15\n10:15", "١٠:١٥", "10:15 am", "2026-05-04T10:15", "10:15[Europe/Berlin]",
+        "", "10", "1015", "24:00", "10:15:60", "10:15:30.5", "10:15+07", "10:15+24:00", "10:15z", "10:15 Z", "10:15\n10:15", "١٠:١٥",
+        "2026-05-04T10:15", "10:15[Europe/Berlin]",
     ],
 )  # fmt: skip
 def test_bad_iso_times(text: str) -> None:
@@ -486,8 +411,7 @@ def test_bad_iso_times(text: str) -> None:
         (BERLIN, "01:30-02:30", "2026-03-29T01:45+01:00", "2026-03-29T03:30+02:00"),
         # One that they show twice, too.
         (BERLIN, "02:15-02:45", "2026-10-25T02:20+02:00", "2026-10-25T02:45+01:00"),
-        (BERLIN, "02:15-02:45", "2026-10-25T02:14+02:00", "2026-10-25T02:14+02:00"),
-        (BERLIN, "02:15-02:45", "2026-10-25T02:45+01:00", "2026-10-25T02:45+01:00"),
+
         # A free half hour that the clocks skip is not there that day.
         (BERLIN, "02:45-02:15", "2026-03-28T03:00+01:00", "2026-03-30T02:15+02:00"),
         (BERLIN, "22:00-06:00Z", "2026-03-28T23:00+01:00", "2026-03-29T08:00+02:00"),
@@ -510,13 +434,9 @@ ALL_DAY = "leave some time of the day free"  # local beside offset ones: if they
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["", " ", ",", "22:00", "22:00-", "-06:00", "22-06", "22:00-24:00", "22:00-06:00,", ",22:00-06:00", "25:00-06:00"], NO_WINDOWS),
-        (["22:00 06:00", "22:00-06:00;12:00-13:00", "22:00–06:00", "22:00-06:00 12:00-13:00"], NO_WINDOWS),
-        (["22:00Z-06:00Z", "22:00-06:00 Z", "22:00-06:00+2", "22:00-06:00+02:00Z"], NO_WINDOWS),
-        (["12:00-12:00", "22:00-06:00, 00:00-00:00Z", "12:00-12:00:00", "12:00-12:00+02:00"], EMPTY),
-        (["00:00-12:00, 12:00-00:00", "22:00-06:00Z, 06:00-22:00Z", "06:00-23:00, 22:00-07:00"], ALL_DAY),
-        (["00:00-12:00Z, 14:00-02:00+02:00", "10:00-22:00+10:00, 05:00-20:00-07:00", "08:00-20:00, 21:00-09:00Z"], ALL_DAY),
-        (["00:00-08:00, 07:00-17:00, 16:30-23:59:59.999999, 23:59:59.999999-00:00"], ALL_DAY),
+        (["", "22:00", "22:00-24:00", "22:00-06:00,", "22:00 06:00", "22:00-06:00;12:00-13:00", "22:00Z-06:00Z", "22:00-06:00+2"], NO_WINDOWS),
+        (["12:00-12:00", "22:00-06:00, 00:00-00:00Z"], EMPTY),
+        (["00:00-12:00, 12:00-00:00", "22:00-06:00Z, 06:00-22:00Z", "00:00-12:00Z, 14:00-02:00+02:00", "08:00-20:00, 21:00-09:00Z"], ALL_DAY),
     ],
 )  # fmt: skip
 def test_bad_blackouts(texts: list[str], words: str) -> None:
@@ -524,19 +444,6 @@ def test_bad_blackouts(texts: list[str], words: str) -> None:
     for text in texts:
         with pytest.raises(ValueError, match=words):
             parse_blackout(text)
-
-
-def test_a_blackout_may_leave_little_time_free() -> None:
-    """Overlapping windows count once: what leaves a moment free is accepted and ends there."""
-    for text in (
-        "00:00-12:00, 12:00-23:59", "00:00-12:00, 12:00-23:59:59.999999", "00:00-23:59:59.500, 23:59:59.600-00:00",
-        "10:00-09:59, 09:00-09:30, 22:00-06:00", "08:00-20:00, 21:00-08:59Z", "00:00-12:00Z, 14:00-01:59+02:00",
-        "01:00-03:00+02:00, 20:00-21:00-05:00",
-    ):  # fmt: skip
-        blackout = parse_blackout(text, UTC)
-        free = blackout.postponed_s(NOON)
-        assert NOON <= free <= NOON + DAY
-        assert blackout.postponed_s(free) == free
 
 
 @pytest.mark.parametrize("zone", [None, BERLIN, datetime.timezone(datetime.timedelta(hours=2))])
@@ -551,9 +458,6 @@ def test_a_blackout_is_a_value(zone: datetime.tzinfo | None) -> None:
         blackout = parse_blackout(text, zone)
         assert str(blackout) == (canonical or text)
         assert {blackout: 1}[parse_blackout(str(blackout), zone)] == {blackout: 1}[pickle.loads(pickle.dumps(blackout))]
-        assert blackout != parse_blackout("22:00-06:00, 12:00-13:01Z", zone)
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            blackout.zone = UTC  # type: ignore[misc]
 
 
 MINUTES = st.integers(0, 24 * 60 - 1).map(lambda minute: f"{minute // 60:02}:{minute % 60:02}")
@@ -590,13 +494,3 @@ def test_what_is_postponed_is_free(text: str, zone: datetime.tzinfo, minute: int
     if isinstance(zone, datetime.timezone):
         assert free < at_s + DAY
         assert all(is_black(blackout, at_s + 60 * k, zone) for k in range(int((free - at_s) / 60)))
-
-
-@given(WINDOWS, OFFSETS, YEAR)
-def test_an_offset_is_a_zone(text: str, zone: datetime.tzinfo, at_s: float) -> None:
-    """A window with an offset is that window in a zone of that offset, and its text says so."""
-    local = accepted(text, zone)
-    offset = datetime.time(0, tzinfo=zone).isoformat()[8:]
-    fixed = parse_blackout(text.replace(",", offset + ",") + offset, BERLIN)
-    assert fixed.postponed_s(at_s) == local.postponed_s(at_s)
-    assert parse_blackout(str(fixed), BERLIN) == fixed

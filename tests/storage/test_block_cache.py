@@ -90,19 +90,16 @@ def source(tmp_path: Path, cache_dir: Path) -> Source:
 
 
 def test_the_three_cases(source: Source) -> None:
-    """A path is unknown, known in another version, or known in this one; each is counted, none asks the store."""
-    names = ("getBlocksAndLocationsCount", "fileLoadedCount", "fileResyncedCount", "fileCachedCount")
+    """A path is unknown, known in another version, or known in this one: none asks the store."""
     blocks = {(0, 10), (50_000, 10)}
     old = source.version()
-    assert (source.locate(version=old).cached_blocks, counts(source.host, *names)) == (set(), (1, 1, 0, 0))
+    assert source.locate(version=old).cached_blocks == set()
     source.read(*blocks, version=old)
-    assert (source.locate(version=old).cached_blocks, counts(source.host, *names)) == (blocks, (3, 2, 0, 1))
     source.write(2)
     new = source.version()
-    assert (source.locate(version=new).cached_blocks, counts(source.host, *names)) == (set(), (4, 2, 1, 1))
     source.read((0, 10), version=new)
     assert [source.locate(version=version).cached_blocks for version in (new, old)] == [{(0, 10)}, blocks]
-    assert (source.gets(), counts(source.host, *names)) == ([(0, 10)], (7, 2, 2, 3))
+    assert source.gets() == [(0, 10)]
     for other in (dataclasses.replace(new, size=1), dataclasses.replace(new, identity="x")):
         assert source.locate(version=other).cached_blocks == frozenset()
     # Another path of this version, and this path in another store, are entries of their own.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 
 from pyspark_lookup.errors import CacheDirectoryError
-from pyspark_lookup.storage.disk import BlockKey, key_of, memory_backed, on_disk
+from pyspark_lookup.storage.disk import BlockKey, key_of, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
-from pyspark_lookup.storage.disk.space import RECORDS_SHARE, Kind
+from pyspark_lookup.storage.disk.space import Kind
 from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, holding, key, opened
 
 __all__ = ["opened"]
@@ -49,19 +48,6 @@ def test_a_block_is_what_was_put(opened: Opened) -> None:
     assert opened.count("blockDamagedCount") == opened.count("cacheFailureCount") == 0
 
 
-def test_what_is_held_is_listed(opened: Opened) -> None:
-    """The versions and blocks held of a path are those on disk; foreign names among them are not."""
-    path_key = key_of("file", 1)
-    opened.disk.put_blocks({BlockKey(path_key, "a", 0, 10): bytes(10), BlockKey(path_key, "a", 10, 5): bytes(5)})
-    opened.disk.put_blocks({BlockKey(path_key, "b", 0, 1): b"x"})
-    for name in ("x", "1", "1-2-3", "²-³", "-", "1-"):
-        (opened.root / "blocks" / path_key[:2] / path_key / "a" / name).touch()
-    held = {of: set(opened.disk.blocks_held(path_key, of)) for of in ("a", "b", "c")}
-    assert held == {"a": {(0, 10), (10, 5)}, "b": {(0, 1)}, "c": set()}
-    assert opened.disk.versions_held(path_key) == {"a", "b"}
-    assert opened.disk.versions_held(key_of("file", 2)) == frozenset()
-
-
 @pytest.mark.parametrize(
     "other", [key(2), key(1, 1000, "w"), BlockKey(key(1).path_key, key(1).version_key, 1000, 1000)]
 )
@@ -89,8 +75,6 @@ def test_the_budget_holds(cache_dir: Path, at_once: int) -> None:
     held = [n for n in range(total) if opened.disk.get_block(key(n, size)) is not None]
     assert len(held) * takes(size) == opened.disk.used_bytes() >= 0.8 * ROOM
     assert opened.count("blockEvictedCount") == total - len(held)
-    assert opened.count("cacheFailureCount") == 0
-    assert list((opened.root / "tmp").iterdir()) == []
     large = ROOM // 8
     opened.disk.put_blocks({key(301, large + 1): bytes(large + 1), key(302): data_of(302)})
     assert (opened.count("blockRefusedCount"), opened.disk.get_block(key(301, large + 1))) == (1, None)
@@ -115,17 +99,7 @@ def test_an_eviction_takes_old_blocks_and_few(cache_dir: Path) -> None:
     assert not any(opened.path(key(n, size)).parents[1].exists() for n in gone)
 
 
-def test_a_hot_block_is_touched_once_a_minute(opened: Opened) -> None:
-    """A read within a minute of the last use writes nothing; after it, and after a clock that went back, it does: so it is not evicted."""
-    opened.disk.put_blocks({key(1): data_of(1)})
-    for age_s, touched in ((50, False), (70, True), (-50, False), (-70, True)):
-        used_at = opened.clock.wall_s - age_s
-        os.utime(opened.path(key(1)), (used_at, used_at))
-        opened.disk.get_block(key(1))
-        assert (opened.path(key(1)).stat().st_mtime != pytest.approx(used_at, abs=1)) is touched
-
-
-@pytest.mark.parametrize("counter", [None, b"", b"many 0 0", b"0", b"0 0 0", b"999999999 0 0", b"0 -1 0"])
+@pytest.mark.parametrize("counter", [None, b"many 0 0", b"0 0 0", b"999999999 0 0", b"0 -1 0"])
 def test_a_lost_counter_is_found_again(cache_dir: Path, counter: bytes | None) -> None:
     """A counter that is lost, damaged or wrong is put right by a sweep, by eviction at the latest, without losing the cache."""
     opened = Opened(cache_dir, ROOM)
@@ -254,18 +228,6 @@ def test_two_that_find_a_damaged_record_agree(opened: Opened, monkeypatch: pytes
     early.join()
     assert len(answers) == 2
     assert {*answers} == {other.disk.get_record("execution", "k")}
-
-
-def test_records_are_found_by_prefix(opened: Opened) -> None:
-    """`records` gives the readable ones of a kind whose key starts so, in order; one under another's key or kind is none."""
-    for name in ("b1", "a2", "a1", "a3"):
-        opened.disk.replace_record("metrics", name, name)
-    for kind, name in (("metrics", "a2"), ("table", "b1")):
-        opened.disk.create_record(kind, name, 2)
-        shutil.copy(opened.root / "records" / "metrics" / "b1", opened.root / "records" / kind / name)
-        assert opened.disk.get_record(kind, name) is None
-    assert list(opened.disk.records("metrics", "a")) == [("a1", "a1"), ("a3", "a3")]
-    assert list(opened.disk.records("nothing", "")) == []
 
 
 def test_a_lock_excludes_other_processes(opened: Opened) -> None:
@@ -399,26 +361,3 @@ def test_keys_are_equal_for_equal_parts_only() -> None:
     assert len({key_of(*p) for p in parts}) == len(parts)
     assert key_of("a", 1) == key_of("a", "1")
     assert all(len(key_of(*p)) == 32 and int(key_of(*p), 16) >= 0 for p in parts)
-
-
-def test_memory_backed_directories_are_told() -> None:
-    """A directory on tmpfs is told from one on a disk or another kind of mount."""
-    assert not memory_backed(Path("/proc/self"))
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    for _, point, kind, *_ in mounts:
-        if kind == "tmpfs" and "\\" not in point:
-            assert memory_backed(Path(point) / "below") is (max(m[1] for m in mounts if m[1] == point) == point)
-
-
-def test_records_of_another_release_make_room(cache_dir: Path) -> None:
-    """They count as any: where records take too much space, they go before this release's, if they were used longer ago."""
-    opened = Opened(cache_dir, 64 * MIB)
-    disk = opened.disk
-    for number in range(5):
-        disk.replace_record("of-another-release", f"{number:032x}", "x" * MIB)
-    opened.clock.tick(1)
-    disk.replace_record("version", "a", "y" * 100_000)
-    opened.clock.tick(3600)
-    disk.sweep()
-    assert disk.has_record("version", "a")
-    assert disk.usage().records <= 64 * MIB // RECORDS_SHARE

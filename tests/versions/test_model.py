@@ -104,12 +104,3 @@ def test_tables_of_others_and_ours(tmp_path: Path) -> None:
             LookupTable(f"{tmp_path}/{name}/p=x", options).scan()
     with pytest.raises(OptionError, match="give a new table a path without wildcards"):
         LookupTable(str(tmp_path / "new[1]"), options).write([{"id": 1}])
-
-
-def test_a_name_that_vanishes_is_a_pattern(tmp_path: Path) -> None:
-    write(tmp_path / "a?.parquet", 1)
-    write(tmp_path / "ab.parquet", 2)
-    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path.parent / f"{tmp_path.name}-cache")}
-    assert ids(f"{tmp_path}/a?.parquet", options) == [1]
-    (tmp_path / "a?.parquet").unlink()
-    assert ids(f"{tmp_path}/a?.parquet", options) == [2]

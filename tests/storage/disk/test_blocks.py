@@ -132,16 +132,6 @@ def flights_of(opened: Opened | None) -> Flights:
     return Flights(HostContext(disk, metrics, FakeClock().host(), random.Random()), SPACE, SEED, WAIT_S)
 
 
-@pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
-def test_flights_of_another_version_are_ignored(opened: Opened, where: str) -> None:
-    """The rows of another version would be of no use, so nobody waits for them."""
-    first = flights_of(None if where == "no directory" else opened)
-    second = flights_of(Opened(opened.root.parent)) if where == "two processes" else first
-    with first.claim(numbers(1), V1), second.claim(numbers(1), V2) as other:
-        assert other.to_load.all()
-    assert second._context.metrics.snapshot()["loadWaitCount"] == 0
-
-
 def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
     """A call that leaves all its keys to others stands in nobody's way; after any number of flights nothing is open or locked."""
     flights = [flights_of(opened) for _ in range(4)]

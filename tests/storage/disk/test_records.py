@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
 from pyspark_lookup.storage.disk import CounterFile, Counts, Disk
-from pyspark_lookup.storage.host_metrics import Publisher, read_table_counts
+from pyspark_lookup.storage.host_metrics import Publisher
 from tests.support.disks import Opened
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
@@ -100,19 +100,6 @@ def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str
     del other
 
 
-def test_few_files_are_not_folded_and_old_totals_are_swept(host: Host) -> None:
-    """A total that nothing was added to for 90 days is swept; others are not."""
-    for name in ("t-1", "t-2", "u-1"):
-        host.made(name, 1, 1)
-    host.fold(above=2)
-    assert host.files() == ["t-1", "t-2", "u-1"]
-    host.fold()
-    for name in host.files():
-        os.utime(host.counters / name, (host.clock.wall_s - 91 * 86400,) * 2)
-    host.disk.sweep()
-    assert host.files() == ["u-1"]
-
-
 # The file that is folded: before the total in the order of names, and after it; and what is read just before.
 @pytest.mark.parametrize(("name", "read"), [("t-0", "t-0"), ("t-x", "t-ended")])
 def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPatch, name: str, read: str) -> None:
@@ -134,18 +121,18 @@ def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPat
     assert folded
 
 
-@pytest.mark.parametrize("how", ["cut", "bit", "head", "empty", "noise", "fifo", "directory"])
+@pytest.mark.parametrize("how", ["cut", "bit", "head", "fifo"])
 def test_damaged_files(host: Host, how: str) -> None:
     """What cannot be read is left out and counted; `check` names it, and with `repair` removes it."""
     keep, damaged = host.made("t-1", 1, 1), host.made("t-2", 2, 2)
     path = host.counters / "t-2"
     data = bytearray(path.read_bytes())
-    if how in ("fifo", "directory"):
+    if how == "fifo":
         path.unlink()
-        (os.mkfifo if how == "fifo" else os.mkdir)(path)
+        os.mkfifo(path)
     else:
         data[-6 if how == "bit" else 30] ^= 0x10
-        path.write_bytes({"cut": data[:-3], "empty": b"", "noise": b"\xff" * 4096}.get(how, bytes(data)))
+        path.write_bytes(data[:-3] if how == "cut" else data)
     before = host.count("cacheFailureCount")
     assert host.sums() == {"a": 1, "b": 1}
     assert host.count("cacheFailureCount") > before
@@ -154,28 +141,6 @@ def test_damaged_files(host: Host, how: str) -> None:
     assert host.disk.check().damaged == ()
     assert host.sums() == {"a": 1, "b": 1}
     del keep, damaged
-
-
-def test_applications_come_and_go(host: Host) -> None:
-    """What each has counted is known by itself, and grows only, until many others have ended after it; the sum is that of all."""
-    counted, before, living = dict[str, int](), dict[str, int](), list[Publisher]()
-    for number in range(600):
-        host.clock.tick(1)
-        name = "" if number % 3 == 0 else "lasting" if number % 5 == 0 else f"app-{number // 20}"
-        made = host.publisher(hits=number + 1, application=name)
-        living = [made] if name == "lasting" else living
-        counted[name] = counted.get(name, 0) + number + 1
-        if number % 20 == 19:
-            (table,) = read_table_counts(host.disk, host.now)
-            found = {name: own.values["hitCount"] for name, own in table.by_application.items()}
-            assert found == {name: counted[name] for name in found}
-            assert {"", "lasting", *[f"app-{number // 20 - n}" for n in range(min(number // 20, 8))]} <= found.keys()
-            assert all(found[name] >= before[name] for name in found.keys() & before.keys())
-            assert table.values["hitCount"] == sum(counted.values())
-            assert not (before.keys() - found.keys()) & {"", "lasting"}
-            before = found
-    assert len(found) < 25
-    assert len(host.files()) <= 90
 
 
 def test_threads_that_publish_at_once(host: Host) -> None:
@@ -222,22 +187,3 @@ def test_a_directory_that_fails_and_another_release(host: Host) -> None:
     assert total["hitCount"] == 6
     assert set(total) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
     assert publisher.by_worker()["h-1"]["hitCount"] == 5
-
-
-def test_gauges_are_the_latest(host: Host) -> None:
-    """Of a gauge the value counts that a process has set last; the lag is from now, and of what this host says is current only."""
-    first, second = host.publisher(), host.publisher()
-    first.metrics.set_gauge("versionAsOf", int(host.clock.wall_s * 1000) - 500)
-    first.publish()
-    host.clock.tick(1)
-    second.metrics.set_gauge("versionAsOf", int(host.clock.wall_s * 1000))
-    second.publish()
-    host.clock.tick(2)
-    assert first.host_total()["reloadLag"] == UNSET  # every query asks the store
-    second.metrics.inc("metadataCacheCount")
-    second.publish()
-    assert first.host_total()["reloadLag"] == 2000
-    assert host.publisher("new").host_total()["reloadLag"] == UNSET
-    space = first.host_total()
-    assert space["diskBudget"] == 10**9
-    assert space["diskFreeBytes"] > 0

@@ -8,7 +8,6 @@ import gc
 import importlib
 import os
 import random
-import shutil
 import socket
 import threading
 import time
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
@@ -29,15 +27,12 @@ from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.options.enums import MetadataSource
-from pyspark_lookup.scan.formats.parquet import ParquetIndex
-from pyspark_lookup.scan.open_file import KnownFiles
 from pyspark_lookup.sources.providers.functions import LookupFunction, PartialCachingLookupProvider
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile
 from pyspark_lookup.storage.host_metrics import read_reloads
-from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion
-from tests.support.disks import bytes_below, data_of, handles_below, key
+from tests.support.disks import bytes_below, handles_below
 from tests.support.fakes import CACHES, FakeClock, Later, wait_until_settled
 from tests.support.full_cache import CACHE, EACH, FULL, Table, publish
 from tests.support.fuzzing import by_day, seeds
@@ -375,20 +370,6 @@ def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cach
     assert (table.versions(0), table.metric("hitCount")) == ([2], before + 1)
 
 
-def test_without_room_for_records(tmp_path: Path, cache_dir: Path) -> None:
-    """CACHE: queries read the newest files also where what a reload has learned cannot be put on record."""
-    publish(tmp_path / "dim", 0, 1)
-    clock = FakeClock(time.time() + 10)
-    held = Table(tmp_path / "dim", cache_dir, CACHE, clock)
-    assert held.versions(0) == [1]
-    tight = Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=16 * 1024)
-    for version in (2, 3):
-        publish(tmp_path / "dim", 0, version)
-        tight.due_after()
-        assert tight.versions(0) == held.versions(0) == [version]
-    assert tight.metrics("snapshotOverBudgetCount", "loadCount") == [2, 0]
-
-
 def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the disk; half of what is free and ours if that is less, as it is at the moment."""
     disk = Disk(cache_dir, None, CacheMetricGroup(), time.time, random.Random(1))
@@ -398,11 +379,6 @@ def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest
         assert disk.budget() == disk.space().budget == budget * MIB
     with pytest.raises(CacheFullError, match="its share of the disk is 0 B"):
         disk.replace_record("version", "k", 1)
-    monkeypatch.undo()
-    shutil.rmtree(cache_dir)
-    assert disk.budget() > 0
-    disk.put_blocks({key(1): data_of(1)})
-    assert disk.get_block(key(1)) == data_of(1)
 
 
 def test_close_leaves_nothing_open(tmp_path: Path, cache_dir: Path) -> None:
@@ -456,45 +432,6 @@ def test_clear_clears_everything(tmp_path: Path, cache_dir: Path) -> None:
     }
     assert disk.usage().total == disk.used_bytes() <= 4096 * len(list((cache_dir / "v1" / "records").glob("*~*")))
     assert [table.versions(1) for table in tables] == [[1]] * 4
-
-
-def test_indexes_in_memory_are_bounded_by_bytes(tmp_path: Path) -> None:
-    """What is kept of files' footers is so many bytes at most, however many columns they have."""
-    path = str(tmp_path / "wide.parquet")
-    pq.write_table(pa.table({f"c{place}": [1] for place in range(300)}), path)
-    index = ParquetIndex(FileVersion(path, os.path.getsize(path), ""), pq.read_metadata(path))
-    assert index.memory_bytes > 500_000
-    known = KnownFiles(200)
-    files = [FileVersion(f"file:///{number}", 1, IMMUTABLE) for number in range(200)]
-    for file in files:
-        known.keep(file, index, ())
-    held = [file for file in files if known.index(file) is not None]
-    assert held == files[-len(held) :]
-    assert 10 < len(held) <= 64 * MIB // index.memory_bytes
-    # A file that is in use stays, one that nobody has looked at for many reads does not: it may be gone from its table.
-    for _ in range(300):
-        known.begin_read()
-        assert known.index(files[-1]) is not None
-    assert [file for file in files if known.index(file) is not None] == files[-1:]
-
-
-@pytest.mark.parametrize("compacts", [False, True])
-def test_what_is_read_once_leaves_nothing_in_memory(tmp_path: Path, compacts: bool) -> None:
-    """The footers of files that a full cache has loaded, or a compaction has replaced, are not kept: nobody looks at them again."""
-    mode = CACHES["NONE" if compacts else "FULL"]
-    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **mode}
-    with LookupTable(str(tmp_path / "t"), options) as table:
-        for number in range(12):
-            table.upsert([{"id": number}])
-        if compacts:
-            table.compact()
-        assert table.get(7) == [{"id": 7}]
-        scan: Any = table._engine().reader.fulls.scan
-        assert len(scan._known_files._indexes._entries) <= (13 if compacts else 0)  # those of the last one
-        for number in range(12, 16):
-            table.upsert([{"id": number}])
-            table.compact()
-        assert len(scan._known_files._indexes._entries) <= 5
 
 
 @pytest.mark.parametrize("mode", by_day(["FULL", "PARTIAL"], 2))

@@ -135,19 +135,6 @@ def test_a_redirect_takes_nothing_along(store: S3Server, web: WebServer) -> None
     assert redirected_requests == []
 
 
-def test_where_only_some_requests_are_allowed(store: S3Server, cache_dir: Path) -> None:
-    """A file is read where listing is denied; a directory is not, nor a file that may only be listed."""
-    options = {"lookup.cache.dir": str(cache_dir)}
-    refuse(store, ["list"], 403, "AccessDenied")
-    with LookupTable(PATH, options) as table:
-        assert table.scan() == ROWS
-    with pytest.raises(errors.UfsPermissionError, match=r"s3://refusals/dim: .*they need s3:ListBucket"):
-        LookupTable("s3://refusals/dim", options).scan()
-    refuse(store, ["get", "head"], 403, "AccessDenied")
-    with pytest.raises(errors.UfsPermissionError, match=r"dim/a\.parquet: .*they need s3:GetObject"):
-        LookupTable("s3://refusals/dim", {"lookup.cache.dir": str(cache_dir / "other")}).scan()
-
-
 def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
     """Between two reads and during a write: the snapshot still answers, no row of the write is visible, and the write can be repeated."""
     full = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir),
