@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 import os
 import random
 import re
@@ -54,7 +53,7 @@ from pyspark_lookup.options.enums import Overlap
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.versions.executions import Execution
-from tests.support.fakes import FakeClock, FaultyStore, Later
+from tests.support.fakes import FakeClock, FaultyStore
 from tests.support.lookup_functions import SyncFunction, provider
 from tests.support.version_tokens import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
 from tests.support.workers import in_fresh_process
@@ -75,7 +74,6 @@ TWOS = [{"name": "a", "size": 1}, {"name": "c", "size": None}, {"name": None, "s
 V1, V2 = ({"name": name, "size": 0} for name in ("v1", "v2"))
 LOST = {"name": None, "size": None, ERROR_COLUMN: "UfsUnavailableError: the store is down"}
 
-kinds = st.sampled_from([pa.int8(), pa.timestamp("us", "UTC"), pa.list_(pa.struct([("é", pa.decimal128(38, 2))]))])
 texts = st.text()
 FAILURES: dict[str, Callable[[Host, Path], object]] = {
     "TableFormatError": lambda host, path: (path / ".hoodie").mkdir(),
@@ -219,22 +217,6 @@ def source(request: pytest.FixtureRequest, host: Host, dim: Path) -> Source:
     return host.provider() if "provider" in request.param else dim, MODES[request.param.split()[-1]]
 
 
-@given(st.dictionaries(texts, texts), st.dictionaries(texts, kinds), st.dictionaries(texts, kinds), st.booleans())
-def test_a_spec_comes_back_as_it_went(
-    options: dict[str, str], keys: dict[str, pa.DataType], columns: dict[str, pa.DataType], many: bool
-) -> None:
-    """Whatever names there are; and specs that are equal have one text, in whatever order their options were given."""
-
-    def spec(options: dict[str, str]) -> PassSpec:
-        names = tuple(f"new {name}" for name in columns)
-        lookup = LookupSpec(options, pa.schema(keys.items()), pa.schema(columns.items()), names, ("from", None))
-        return PassSpec((Stage(lookup, (0, 1), (0, 0), "left"), Stage(lookup, ((0, 1), 0), (0, 1), "inner")), many)
-
-    one, other = spec(options), spec(dict(reversed(options.items())))
-    assert PassSpec.from_text(one.to_text()) == one
-    assert PassSpec.from_text(one.to_text()).to_text() == other.to_text() == one.to_text()
-
-
 def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
     """Each key's rows, in the order of the files, or its row; none where it is null or nobody's; keys may repeat."""
     for many in (True, False):  # nobody is asked for nothing
@@ -331,22 +313,6 @@ def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
     (aside / "one").rename(dim / "one")
     assert host.get(spec, ids(1), told) == [V2]
     assert host.get(spec, ids(1), told, TWO) == [V1]
-
-
-def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FULL: what is not built in time is read from the files, and from the snapshot as soon as there is one."""
-    later = Later()
-    monkeypatch.setattr(host.processes[-1], "_start", later)
-    spec = host.spec(table, {**FULL, "lookup.full-cache.build-wait": "0 s"}, many=False)
-    told = host.announce(spec)
-
-    def hits() -> Any:
-        assert host.get(spec, ids(1), told) == [V1]
-        return operator.itemgetter("hitCount", "missCount")(host.reader(spec).metrics.snapshot())
-
-    assert [hits(), hits()] == [(0, 1), (0, 2)]
-    assert later.loads() == 1
-    assert [hits(), hits()] == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("kept", ["by the process", "by the host", "without a directory", "nothing"])

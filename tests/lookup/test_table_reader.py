@@ -187,38 +187,6 @@ def test_who_resolves(tmp_path: Path, cache_dir: Path, more: dict[str, str], cac
     assert expected == {1} or not host.store.calls
 
 
-def test_an_older_plans_age_is_told_once(tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A second execution of a frozen plan logs the plan's age, from one task only."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0, rows=60_000)
-    host = make_host(str(path), cache_dir)
-    made, tasks = planned(host, path, SMALL)
-    for execution in ("1", "2", "3"):
-        for task in tasks:
-            versions(host, made, task, Execution("app", execution))
-        assert len([r for r in caplog.records if "first planned" in r.message]) == (execution != "1")
-
-
-def test_a_plan_made_too_early_caches_later(tmp_path: Path, cache_dir: Path) -> None:
-    """Files planned within the clock's granule are fetched each time at first, and kept once that has passed."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0, rows=60_000)
-    clock = FakeClock(wall_s=path.stat().st_ctime)
-    host = make_host(str(path), cache_dir, clock)
-    made, tasks = planned(host, path, SMALL)
-
-    def gets() -> int:
-        before = host.store.kinds().count("get")
-        assert sum(versions(host, made, task)[1] for task in tasks) == 60_000
-        return host.store.kinds().count("get") - before
-
-    assert gets() > 0
-    assert gets() > 0
-    clock.tick(2.1)
-    assert gets() > 0
-    assert gets() == 0
-
-
 def test_a_plan_of_another_host(tmp_path: Path, cache_dir: Path) -> None:
     """How old it is, nobody can tell by another host's clock: a file that was too new when it was planned is not kept."""
     path = tmp_path / "dim.parquet"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
-from pyspark_lookup.lookup.lookup_join import _FAILED
-from pyspark_lookup.lookup.version_token import VersionToken
-from pyspark_lookup.sources.managed.source import MANAGED
+from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
-from pyspark_lookup.versions.model import Kind
 from tests.support.fakes import FakeClock, Later
 from tests.support.full_cache import publish
 from tests.support.version_tokens import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO, Process
@@ -51,23 +44,6 @@ def other_dir(tmp_path: Path) -> Path:
     return tmp_path / "other-cache"
 
 
-KINDS = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB, MANAGED)
-
-
-@given(
-    st.sampled_from(KINDS),
-    st.binary(min_size=16, max_size=16),
-    st.floats(allow_nan=False),
-    st.none() | st.integers(0, 2**63 - 1),
-)
-def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_s: float, number: int | None) -> None:
-    """Some 40 bytes, whatever the kind, the digest, the time and the number."""
-    told = VersionToken(kind, digest.hex(), newest_s, number)
-    assert len(told.to_bytes()) == 33 + len(kind)
-    assert not told.to_bytes().startswith(_FAILED)  # what stands in the place of a version that cannot be resolved
-    assert VersionToken.from_bytes(told.to_bytes()) == told
-
-
 @pytest.mark.parametrize(
     ("what", "first", "later"),
     [("0.parquet", ["status"], "head"), (".", ["status"], "list"), ("*.parquet", ["status", "list"], "list")],
@@ -87,29 +63,6 @@ def test_announcing_costs_one_metadata_call(
     task = Process(directory / what, cache_dir)
     assert task.told(told) == process.told(told)
     assert task.calls() == process.calls() == []
-
-
-def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> None:
-    """A file that becomes a directory is announced as one, also with options that a file cannot have; and the other way round."""
-    put(tmp_path, 1, 7)
-    path = tmp_path / "dim.parquet"
-    shutil.copy(tmp_path / "7.parquet", path)
-    process = Process(path, cache_dir)
-    assert process.announce(Execution("app", "1")).kind is Kind.FILE
-    path.unlink()
-    (put(path, 2, 0, 1) / "_SUCCESS").touch()
-    of_a_file = process.options
-    process.options = parse_options({"path": str(path), "lookup.success-file": "true"})
-    told = process.announce(Execution("app", "2"))
-    assert (told.kind, process.states(told)) == (Kind.DIRECTORY, {2})
-    shutil.rmtree(path)
-    os.replace(tmp_path / "7.parquet", path)
-    process.options = of_a_file
-    told = process.announce(Execution("app", "3"))
-    assert (told.kind, process.states(told)) == (Kind.FILE, {1})
-    path.unlink()
-    with pytest.raises(UfsNotFoundError, match="dim"):
-        process.announce(Execution("app", "4"))
 
 
 def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
