@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import decimal
 import functools
 import itertools
-import math
 import random
 import signal
 import tempfile
@@ -16,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -116,19 +111,6 @@ class AsyncByKey(AsyncKeyLookupFunction):
         return self.by_key.lookup_key(key)
 
 
-def named(keys: pa.Table) -> pa.Table:
-    """A row named x for every key."""
-    return keys.append_column("name", pa.array(["x"] * keys.num_rows))
-
-
-def test_batches_by_default(desk: Desk) -> None:
-    """Without a size of its own a function gets all keys in one call, an asynchronous one 128."""
-    for kind, sizes in (("sync", [300]), ("async", [44, 128, 128])):
-        function = made(kind, named)
-        assert len(pairs(desk.serve(function), *range(300))) == 300
-        assert sorted(len(keys) for keys in function.log.asked) == sizes
-
-
 @KINDS
 @CACHES
 def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
@@ -176,46 +158,6 @@ def test_one_key_at_a_time(desk: Desk, make: Callable[[], ByKey | AsyncByKey], c
         assert set(function.sizes) == {1}  # without a size of its own
 
 
-EXACT: dict[str, tuple[pa.DataType, Any, Any]] = {
-    "fraction": (pa.int64(), 1.5, None),
-    "fraction of float32": (pa.int64(), np.float32(1.5), None),
-    "decimal fraction": (pa.int64(), decimal.Decimal("1.5"), None),
-    "whole": (pa.int64(), 2.0, 2),
-    "time in a day": (pa.date32(), datetime.datetime(2020, 1, 1, 5), None),
-    "midnight": (pa.date32(), datetime.datetime(2020, 1, 1), datetime.date(2020, 1, 1)),
-    "fraction of a microsecond": (pa.timestamp("us"), 1.5, None),
-    "nanoseconds": (pa.timestamp("us"), pd.Timestamp("2020-01-01 00:00:00.000000001"), None),
-    "beyond": (pa.float32(), 1e300, None),
-    "infinite": (pa.float32(), math.inf, math.inf),
-    "small": (pa.decimal128(10, 2), decimal.Decimal("1e-300000000"), None),
-    "small zero": (pa.decimal128(10, 2), decimal.Decimal("0e-300000000"), 0),
-    "large": (pa.decimal128(10, 2), decimal.Decimal("1e300000000"), None),
-    "no number": (pa.decimal128(10, 2), decimal.Decimal("NaN"), None),
-    "in a struct": (pa.struct([("a", pa.int32())]), {"a": 1.5}, None),
-    "in a list": (pa.list_(pa.decimal128(10, 2)), [decimal.Decimal("1e-300000000")], None),
-    "in a map": (pa.map_(pa.string(), pa.int32()), {"a": 1.5}, None),
-    "in a map's keys": (pa.map_(pa.int32(), pa.string()), [(1.5, "a")], None),
-}
-
-
-@pytest.mark.parametrize(("kind", "value", "expected"), EXACT.values(), ids=list(EXACT))
-def test_values_of_dictionaries_do_not_change(desk: Desk, kind: pa.DataType, value: Any, expected: Any) -> None:
-    """A value that its column does not hold is an error that names the column: it is not cut, and ends no process."""
-
-    class One(KeyLookupFunction):
-        schema = pa.schema([("id", pa.int64()), ("name", kind)])
-
-        def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-            return [{"id": 1, "name": value}]
-
-    table = desk.serve(One(), schema=One.schema)
-    if expected is not None:
-        assert table.get(1) == [{"id": 1, "name": expected}]
-    else:
-        with pytest.raises(LookupFunctionError, match=r"id = 1.*column 'name'"):
-            table.get(1)
-
-
 # --- keys of other kinds ---------------------------------------------------------------------------------
 
 
@@ -234,7 +176,6 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
     table = desk.serve(function, {**cache, **ONCE, "lookup.keys": "id,city"}, schema)
     cities = ["Bern", "Rome", None, "Bern", "Bern", "Bern"]
     found = table.get_many(pa.table({"city": cities, "id": [1, 1, 1, None, 1, 2**40]}))
-    assert found.column_names == ["id", "city", "name", KEY_INDEX]
     assert found.column("name").to_pylist() == ["Alice", None, "Alice"]
     assert found.column(KEY_INDEX).to_pylist() == [0, 1, 4]
     assert function.log.asked == [[(1, "Bern"), (1, "Rome")]]
@@ -248,42 +189,16 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
         table.get((7, "x"))
 
 
-@EITHER
-def test_float_keys(desk: Desk, kind: str, cache: Options) -> None:
-    """NaN is a key, asked for once whatever its bits; -0.0 is 0.0, and rows with either answer it, each as it was given."""
-    rows = pa.table({"id": [-0.0, math.nan, 0.0, 1.5], "n": [0, 1, 2, 3]})
-    function = made(kind, lambda keys: rows)
-    table = desk.serve(function, cache, rows.schema)
-    other_nan = np.frombuffer(np.uint64(0xFFF8000000000001).tobytes(), np.float64)[0]
-    asked = pa.table({"id": pa.array([math.nan, 0.0, -0.0, other_nan, 1.5], pa.float64())})
-    for _ in range(2):
-        found = table.get_many(asked)
-        assert found.column(KEY_INDEX).to_pylist() == [0, 1, 1, 2, 2, 3, 4]
-        assert found.column("n").to_pylist() == [1, 0, 2, 0, 2, 1, 3]
-        assert [math.copysign(1, zero) for zero in found.column("id").to_pylist()[1:3]] == [-1, 1]
-    assert [len(keys) for keys in function.log.asked] == ([3] if cache else [3, 3])
-    if cache:
-        assert counted(table) == {"hitCount": 7, "missCount": 3, "loadCount": 3}
-
-
 # --- what is taken ----------------------------------------------------------------------------------------------
 
 
 FORMS: dict[str, Callable[[pa.Table], Any]] = {
-    "a batch": lambda rows: rows.combine_chunks().to_batches()[0],
     "narrow integers": lambda rows: rows.set_column(0, "id", rows.column("id").cast(pa.int8())),
-    "unsigned integers": lambda rows: rows.set_column(0, "id", rows.column("id").cast(pa.uint32())),
-    "large text": lambda rows: rows.set_column(1, "name", rows.column("name").cast(pa.large_string())),
-    "a view of text": lambda rows: rows.set_column(1, "name", rows.column("name").cast(pa.string_view())),
-    "codes": lambda rows: rows.set_column(1, "name", rows.column("name").dictionary_encode()),
     "codes of keys": lambda rows: rows.set_column(0, "id", rows.column("id").dictionary_encode()),
-    "chunks": lambda rows: pa.concat_tables([rows.slice(n, 1) for n in range(rows.num_rows)]),
     "chunks of codes": lambda rows: pa.concat_tables(
         [pa.table({"id": [row["id"]], "name": pa.array([row["name"]]).dictionary_encode()}) for row in rows.to_pylist()]
     ),
     "an empty chunk": lambda rows: pa.concat_tables([rows.slice(0, 0), rows]),
-    "a slice": lambda rows: pa.concat_tables([rows, rows]).combine_chunks().slice(rows.num_rows, rows.num_rows),
-    "no null allowed": lambda rows: rows.cast(pa.schema([pa.field(f.name, f.type, False) for f in SCHEMA])),
     "other order": lambda rows: rows.select(["name", "id"]),
 }
 
@@ -297,26 +212,6 @@ def test_answers_in_other_forms(desk: Desk, form: str, cache: Options) -> None:
         assert pairs(table, 2, 3, 1) == [(0, "Bob"), (0, "Charlie"), (2, "Alice")]
         found = table.get_many(ids(1)).schema
         assert (found.names, found.types) == (["id", "name", KEY_INDEX], [pa.int64(), pa.string(), pa.int64()])
-
-
-@EITHER
-def test_answers_without_rows(desk: Desk, kind: str, cache: Options) -> None:
-    """A table without rows, typed or not, says that no key has any."""
-    nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
-    empty = [pa.Table.from_batches([], SCHEMA), pa.table({"id": [], "name": []}), nothing, SCHEMA.empty_table()]
-    table = desk.serve(made(kind, in_turn(*((lambda keys, answer=answer: answer) for answer in empty))), cache)  # type: ignore[misc]
-    assert [table.get(key) for key in range(len(empty))] == [[]] * len(empty)
-    assert pairs(table, 1, 7, 8) == []
-
-
-@pytest.mark.parametrize("columns", [SCHEMA, pa.schema([("id", pa.int64())])], ids=["chosen", "all there are"])
-@CACHES
-def test_key_columns_alone(desk: Desk, columns: pa.Schema, cache: Options) -> None:
-    """A table of which only the keys are wanted says which of them are there."""
-    function = SyncFunction(lambda keys: rows_of(USERS)(keys).select(columns.names))
-    table = desk.serve(function, {**cache, "lookup.columns": "id"}, columns)
-    for _ in range(2):
-        assert table.get_many(ids(1, 3, 2)).to_pydict() == {"id": [1, 2, 2], KEY_INDEX: [0, 2, 2]}
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
@@ -341,28 +236,14 @@ def columns(*named: tuple[str, list[Any]]) -> Answer:
 
 BAD: dict[str, tuple[Answer, str]] = {
     "raises": (raises(ValueError("no route to host")), r"ValueError\('no route to host'\)"),
-    "raises a timeout of its own": (raises(TimeoutError("theirs")), r"TimeoutError\('theirs'\)"),
-    "raises the end of an iteration": (raises(StopIteration()), "StopIteration"),
     "raises one of our errors": (raises(OptionError("theirs")), r"OptionError\('theirs'\)"),
     "is cancelled": (raises(asyncio.CancelledError()), "CancelledError"),
-    "exits": (raises(SystemExit(3)), "SystemExit"),
     "panics": (raises(Panic("index out of bounds")), "Panic"),
-    "None": (lambda keys: None, "returned NoneType"),
     "a list": (lambda keys: [{"id": 1, "name": "x"}], "returned list"),
-    "an array": (lambda keys: keys.column("id"), "returned ChunkedArray"),
-    "no columns": (table(), "column 'id' is missing"),
     "no key column": (table(name=["x"]), "column 'id' is missing; it returned name, its schema has id, name"),
-    "a column less": (table(id=[1]), "column 'name' is missing"),
-    "a column less without rows": (table(id=pa.array([], pa.int64())), "column 'name' is missing"),
-    "another spelling": (table(ID=[1], name=["x"]), "column 'id' is missing"),
     "an unknown column": (table(id=[1], name=["x"], zip=[1]), "column 'zip' is not in its schema"),
     "the key column twice": (columns(("id", [1]), ("id", [1]), ("name", ["x"])), "column 'id' appears twice"),
-    "another column twice": (columns(("id", [1]), ("name", ["x"]), ("name", ["y"])), "column 'name' appears twice"),
     "another type": (table(id=[1], name=[5]), "column 'name' is int64, its schema says string"),
-    "another type of key": (table(id=["1"], name=["x"]), "column 'id' is string, its schema says int64"),
-    "a wider type": (table(id=[1.0], name=["x"]), "column 'id' is double, its schema says int64"),
-    "a type that Spark lacks": (table(id=[1], name=pa.array([1], pa.time64("us"))), "name"),
-    "another type, in part null": (table(id=[1, 1], name=[5, None]), "column 'name' is int64"),
     "a key that nobody asked for": (table(id=[1, 77], name=["x", "y"]), f"id = 77, {UNASKED}"),
     "a null key": (table(id=[1, None], name=["x", "y"]), f"id = None, {UNASKED}"),
 }
@@ -394,42 +275,29 @@ def test_a_row_of_another_call_is_not_taken(desk: Desk) -> None:
         pairs(table, 1, 2)
 
 
-@pytest.mark.parametrize("retries", [0, 2])
 @KINDS
-def test_opening_may_fail(desk: Desk, kind: str, retries: int) -> None:
+def test_opening_may_fail(desk: Desk, kind: str) -> None:
     """A function that could not be opened is not used; opening is tried again as a lookup is, with attempts of its own."""
-    function = made(kind, in_turn(raises(OSError()), rows_of(USERS)) if retries else rows_of(USERS))
-    function.opens = in_turn(*[raises(OSError("refused"))] * (retries or 1), lambda: None)
-    table = desk.serve(function, {**PARTIAL, "lookup.max-retries": retries})
-    if not retries:
-        with pytest.raises(LookupFunctionError, match=r"id = 1: OSError\('refused'\)"):
-            table.get(1)
-        assert function.log.events == []
-        assert counted(table) == {"missCount": 1, "numLoadFailures": 1}
-    assert names(table, 1) == ["Alice"]
-    assert function.log.names == ["open", "lookup", "lookup"][: 3 if retries else 2]
-    assert len(desk.clock.slept) == (3 if retries else 0)
-
-
-BAD_VERSIONS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a number": (lambda: 5, r"version\(\) of provider provider_1:make returned 5: return a str"),
-    "None": (lambda: None, "returned None: return a str"),
-    "nothing": (lambda: "", "returned '': return a str"),
-    "bytes": (lambda: b"1", "returned b'1': return a str"),
-    "an error": (raises(ValueError("gone")), r"provider provider_1:make failed \(version\(\)\): ValueError\('gone'\)"),
-}
-
-
-@pytest.mark.parametrize("bad", BAD_VERSIONS)
-@CACHES
-def test_a_bad_version(desk: Desk, bad: str, cache: Options) -> None:
-    """Nothing is answered while the version is not known, not even what is held; then it is again."""
-    function = users()
-    version, says = BAD_VERSIONS[bad]
-    table = desk.serve(function, {**cache, **ONCE}, version=in_turn(lambda: "1", version, lambda: "1"))
-    assert names(table, 1) == ["Alice"]
-    with pytest.raises(LookupFunctionError, match=says):
+    function = made(kind, in_turn(raises(OSError()), rows_of(USERS)))
+    function.opens = in_turn(*[raises(OSError("refused"))] * 5, lambda: None)
+    table = desk.serve(function, {**PARTIAL, "lookup.max-retries": 2})
+    with pytest.raises(LookupFunctionError, match=r"id = 1.*OSError\('refused'\)"):
         table.get(1)
+    assert function.log.events == []
+    assert counted(table) == {"missCount": 1, "numLoadFailures": 1}
+    assert names(table, 1) == ["Alice"]
+    assert function.log.names == ["open", "lookup", "lookup"]
+
+
+@CACHES
+def test_a_bad_version(desk: Desk, cache: Options) -> None:
+    """Nothing is answered while the version is not known, not even what is held; then it is again."""
+    function, gone = users(), raises(ValueError("gone"))
+    table = desk.serve(function, {**cache, **ONCE}, version=in_turn(lambda: "1", lambda: 5, gone, lambda: "1"))
+    assert names(table, 1) == ["Alice"]
+    for told in (r"provider_1:make returned 5: return a str", r"failed \(version\(\)\): ValueError\('gone'\)"):
+        with pytest.raises(LookupFunctionError, match=told):
+            table.get(1)
     assert names(table, 1) == ["Alice"]
     assert function.log.asked == ([[1]] if cache else [[1], [1]])
 
@@ -601,25 +469,6 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
     desk.clock.tick(10**6)
     assert names(table, 1) == ["Alicia"]  # no time makes it old
     assert counted(table) == {"hitCount": 3 + (source == "CACHE"), "missCount": 4, "loadCount": 4}
-
-
-@CACHES
-def test_columns_reach_the_provider(desk: Desk, cache: Options) -> None:
-    """A factory is told which columns are wanted, those of the predicate too, and need bring no others."""
-    schema = pa.schema([*SCHEMA, ("flag", pa.bool_()), ("rest", pa.int64())])
-    rows = [{"id": 1, "name": "Alice", "flag": True}, {"id": 1, "name": "Alicia", "flag": False}]
-    everything = pa.Table.from_pylist(rows, schema)
-
-    def factory(context: LookupContext) -> LookupProvider:
-        wanted = [*context.keys, *(schema.names if context.columns is None else context.columns)]
-        return provider(SyncFunction(lambda keys: everything.select(wanted)), schema)
-
-    table = desk.table(factory, {**cache, "lookup.columns": "name", "lookup.where": "flag = true AND id IN (1)"})
-    for _ in range(2):
-        assert table.get(1) == [{"id": 1, "name": "Alice"}]
-    assert table.scan().to_pylist() == [{"name": "Alice"}]
-    with pytest.raises(LookupFunctionError, match="column 'rest' is missing"):
-        table.scan(["rest"])
 
 
 # --- caches that providers bring --------------------------------------------------------------------------------
@@ -887,23 +736,6 @@ def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, ca
     assert len(function.log.loops) == 1
 
 
-def test_who_waits_for_a_call_that_hangs_goes_on(desk: Desk, prompt: None, gate: threading.Event) -> None:
-    """Who waits for its turn behind a call that hangs has a new function when that is given up."""
-    hanging = threading.Event()
-
-    def answer(keys: pa.Table) -> pa.Table:
-        hanging.set()
-        return holding(gate, rows_of(USERS))(keys)
-
-    functions = [SyncFunction(answer), users()]
-    table = desk.serve(functions, QUICK)
-    first = beside(lambda: table.get(1))
-    assert hanging.wait(BOUND_S)
-    assert names(table, 2) == ["Bob", "Charlie"]
-    assert isinstance(first(), LookupTimeoutError)
-    assert [len(function.log.asked) for function in functions] == [1, 1]
-
-
 def test_a_function_that_is_replaced_while_it_is_opened(desk: Desk, prompt: None) -> None:
     """A new function is opened before its first lookup, also where the old one is being opened when it is made."""
     opening, opened, hangs = threading.Event(), threading.Event(), threading.Event()
@@ -1010,18 +842,6 @@ def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Op
     assert function.log.names.count("open") == 1
 
 
-def test_attempts_are_further_and_further_apart(desk: Desk) -> None:
-    """Between attempts the host's clock waits, by chance up to 100 ms, then up to twice as long each time, never above 5 s."""
-    table = desk.serve(SyncFunction(raises(OSError())), {"lookup.max-retries": 40})
-    with pytest.raises(LookupFunctionError, match="in 41 attempts"):
-        table.get(1)
-    slept = desk.clock.slept
-    assert len(slept) == 40
-    assert all(0 <= seconds <= min(5.0, 0.1 * 2**n) for n, seconds in enumerate(slept))
-    assert max(slept[6:]) > 2.0  # fails once in 10**13 runs
-    assert len(set(slept)) > 30
-
-
 # --- several calls at once --------------------------------------------------------------------------------------
 
 
@@ -1091,35 +911,3 @@ def test_the_timeout_is_for_each_call(desk: Desk) -> None:
 
     options = {**ONCE, "lookup.async.capacity": 1, "lookup.async.timeout": "200 ms"}
     assert len(pairs(desk.serve(AsyncFunction(answer, 1), options), *range(10))) == 10
-
-
-@KINDS
-def test_the_timeout_is_for_a_call_with_its_retries(desk: Desk, prompt: None, gate: threading.Event, kind: str) -> None:
-    """What is tried again and again, each time quickly, is given up when the timeout is over."""
-    desk.restart(lambda seconds: gate.wait(BOUND_S))
-    function = made(kind, raises(ValueError("again")))
-    table = desk.serve(function, {**PARTIAL, "lookup.max-retries": 50, "lookup.async.timeout": "100 ms"})
-    with pytest.raises(LookupTimeoutError, match="id = 1"):
-        table.get(1)
-    assert len(function.log.asked) == 1
-    assert counted(table) == {"missCount": 1, "numLoadFailures": 1}
-    function.answer = rows_of(USERS)
-    assert names(table, 1) == ["Alice"]
-
-
-def test_calls_wait_for_their_next_attempts_together(desk: Desk, prompt: None) -> None:
-    """However many calls are to be tried again, none waits for the waiting of another."""
-    calls = 40
-    together = threading.Barrier(calls)
-    desk.restart(lambda seconds: together.wait(1.0))
-    failed: set[int] = set()
-
-    def answer(keys: pa.Table) -> pa.Table:
-        (key,) = keys.column("id").to_pylist()
-        if key not in failed:
-            failed.add(key)
-            raise ValueError("first")
-        return rows_of({n: ["x"] for n in range(calls)})(keys)
-
-    table = desk.serve(AsyncFunction(answer, 1), {"lookup.max-retries": 1})
-    assert len(pairs(table, *range(calls))) == calls
