@@ -69,7 +69,6 @@ def data_file(path: Path) -> Path:
 DAMAGED, GONE = errors.DamagedFileError, (errors.VersionGoneError, "deletion_vector_.*current version 4")
 HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], str]] = {
     "a commit is cut": (lambda path: cut(commit(path, 4)), DAMAGED, f"{4:020}.json is not a Delta commit"),
-    "a commit is empty": (lambda path: commit(path, 4).write_bytes(b""), DAMAGED, "4.json is not a Delta commit"),
     "a commit is missing": (lambda path: commit(path, 3).unlink(), DAMAGED, f"a gap: {3:020}.json"),
     "the commit of a checkpoint is missing": (
         lambda path: [commit(path, n).unlink() for n in (2, 3, 4)],
@@ -81,7 +80,6 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], st
         errors.UfsNotFoundError,
         f"holds no commit, but a checkpoint of version 2, which may not be the newest: restore {2:020}.json",
     ),
-    "a vector is cut": (lambda path: cut(vector(path)), *GONE),
     "a vector is flipped": (lambda path: flip(vector(path)), DAMAGED, "deletion_vector_.*checksum"),
     "a vector is missing": (lambda path: vector(path).unlink(), *GONE),
     "a vector is a directory": (lambda path: make_directory(vector(path)), *GONE),
@@ -97,7 +95,7 @@ def test_harm_is_told(path: Path, tmp_path: Path, harm: str) -> None:
         opened(path, tmp_path / "cache").scan()
 
 
-@pytest.mark.parametrize("harm", [cut, flip, lambda file: file.write_bytes(b"")])
+@pytest.mark.parametrize("harm", [cut, flip])
 def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """While the commits before it are there; else the error names it. So is a hint that leads nowhere."""
     harm(checkpoint(path))
@@ -141,17 +139,6 @@ def described(path: Path) -> list[dict[str, Any]]:
     """The protocol and the metadata of the first commit."""
     actions = list(map(json.loads, commit(path, 0).read_text().splitlines()))
     return [action for action in actions if "protocol" in action or "metaData" in action]
-
-
-def test_a_checkpoint_that_lacks_a_sidecar_is_passed_over(path: Path, tmp_path: Path) -> None:
-    sidecar = {"path": f"{uuid.uuid4()}.parquet", "sizeInBytes": 900, "modificationTime": 1}
-    check_in_json(path, [*described(path), {"sidecar": sidecar}])
-    assert opened(path, tmp_path / "cache").scan().num_rows == 5
-    for number in range(4):
-        commit(path, number).unlink()
-    checkpoint(path).unlink()
-    with pytest.raises(errors.DamagedFileError, match=sidecar["path"]):
-        opened(path, tmp_path / "late").scan()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -200,13 +187,6 @@ def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
     shutil.rmtree(path)
     with pytest.raises(errors.UfsNotFoundError):
         table.scan()
-
-
-def test_a_partition_column_of_another_case(path: Path, tmp_path: Path) -> None:
-    metadata = next(action["metaData"] for action in described(path) if "metaData" in action)
-    append_commit(path, [{"metaData": {**metadata, "partitionColumns": ["ID"]}}])
-    with pytest.raises(errors.DamagedFileError, match="no column ID, by which it is partitioned"):
-        opened(path, tmp_path / "cache").scan()
 
 
 def test_what_is_not_understood(path: Path, tmp_path: Path) -> None:

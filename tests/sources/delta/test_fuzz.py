@@ -11,9 +11,7 @@ import json
 import os
 import random
 import re
-import shutil
 import struct
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +24,10 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.errors import DamagedFileError, PysparkLookupError
 from pyspark_lookup.sources.delta.source import DeletionVector
-from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
-from tests.support.delta_evaluation import State, commits_of, decoded_z85, evaluated, shown, vector_values
+from tests.support.delta_evaluation import commits_of, decoded_z85, evaluated, vector_values
 from tests.support.delta_judging import LAST, NAME, Reader, commit, copied, in_bounds, judge, world
-from tests.support.delta_tables import by_deltalake, encode_z85
-from tests.support.delta_worlds import CHECKPOINT, SHAPES, copy_world, sealed
+from tests.support.delta_tables import encode_z85
+from tests.support.delta_worlds import CHECKPOINT, SHAPES, sealed
 from tests.support.fuzzing import altered, damaged, fuzzed, misspelled
 from tests.support.lake_tables import roaring
 
@@ -66,15 +63,6 @@ def tried(data: st.DataObject, hurt: Hurt) -> None:
             judge(path, cache, "none", evaluated(path, version), version=version)
         with contextlib.suppress(PysparkLookupError):
             Reader(path, cache).history()
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_evaluation_is_that_of_others(shape: str) -> None:
-    """What is not damaged are the rows that delta-rs reads, from checkpoints and from commits."""
-    with copied(shape) as path:
-        assert [state.rows for state in evaluated(path)] == [shown(by_deltalake(path).to_pylist())] * 2
-        for version in range(LAST + 1):
-            judge(path, path.parent / "cache", "none", evaluated(path, version), version=version)
 
 
 # --- commits ----------------------------------------------------------------------------------------------
@@ -375,55 +363,3 @@ def test_a_damaged_bitmap(data: st.DataObject) -> None:
 
 
 # --- what a host has on record ----------------------------------------------------------------------------
-
-
-def of_record(path: Path, base: Any, tail: Any) -> list[State]:
-    """What the host's record says that the table is; [] if it makes no sense."""
-    state = State(path)
-    with contextlib.suppress(Exception):
-        state.metadata, state.protocol = base["metadata"], base["protocol"]
-        for place, partition, size, _, statistics, vector in base["files"]:
-            add = {"path": place, "partitionValues": dict(partition), "size": size, "stats": statistics}
-            names = ("storageType", "pathOrInlineDv", "offset", "sizeInBytes", "cardinality")
-            state.apply([{"add": add | ({"deletionVector": dict(zip(names, vector, strict=True))} if vector else {})}])
-        for text in tail["commits"]:
-            state.apply([json.loads(line) for line in text.split("\n") if line])
-        known = base["version"] + len(tail["commits"])
-        return state.following(commits_of(path), known, LAST)
-    return []
-
-
-@functools.cache
-def recorded(shape: str) -> tuple[Path, Path]:
-    """A table, and the cache directory of a host that has seen its last three versions come."""
-    path = copy_world(world(shape)[0], world(shape)[0].parent / "recorded" / NAME)
-    cache = path.parent / "cache"
-    later = {commit(path, version): commit(path, version).read_bytes() for version in (5, 6)}
-    for file in later:
-        file.unlink()
-    Reader(path, cache).scan()
-    for file, text in later.items():
-        file.write_bytes(text)
-        Reader(path, cache).scan()
-    return path, cache
-
-
-@given(data=st.data(), sound=st.booleans())
-@fuzzed(40)
-def test_a_damaged_record_of_the_log(data: st.DataObject, sound: bool) -> None:
-    """The rows are right; where the record is sound and says something else, they may be those that it says, or an error of ours."""
-    shape = data.draw(st.sampled_from(list(SHAPES)))
-    path, made = recorded(shape)
-    with tempfile.TemporaryDirectory() as home, in_bounds():
-        cache = Path(shutil.copytree(made, Path(home) / "cache"))
-        records = [next(cache.rglob(f"records/{kind}/*")) for kind in ("log", "log-tail")]
-        hurt = data.draw(st.sampled_from(records))
-        if not sound:
-            other = data.draw(st.sampled_from(records)).read_bytes()
-            hurt.write_bytes(data.draw(damaged(hurt.read_bytes(), [other])))
-            assert Reader(path, cache).scan() == world(shape)[1]
-            return
-        said = [json.loads(record.read_bytes()[HEADER_BYTES:]) for record in records]
-        said[records.index(hurt)] = now = data.draw(altered(said[records.index(hurt)]))
-        hurt.write_bytes(wrap(json.dumps(now).encode(), f"{hurt.parent.name}/{hurt.name}"))
-        judge(path, cache, "none", [*evaluated(path), *of_record(path, *said)])

@@ -32,24 +32,6 @@ def named(tmp_path: Path) -> Named:
     return table, ["ns.dim", *(text for key, value in given.items() for text in ("-o", f"{key}={value}"))]
 
 
-def test_what_it_is(run: Run, named: Named) -> None:
-    """`describe`, `versions`, `files` and `get`, of the current snapshot and of an older one."""
-    table, names = named
-    first, last = (snapshot["snapshot-id"] for snapshot in table.meta["snapshots"])
-    found = run("describe", *names, "--json").json
-    assert (found["kind"], found["columns"], found["files"]) == ("ICEBERG", {"id": "int64", "name": "string"}, 1)
-    assert (found["snapshot_id"], found["format_version"]) == (last, 2)
-    assert str(last) in run("describe", *names).out
-    rows = run("versions", *names, "--json").json
-    assert [(row["version"], row["operation"]) for row in rows] == [(first, "append"), (last, "overwrite")]
-    assert [str(version) in run("versions", *names).out for version in (first, last)] == [True, True]
-    assert [row["rows"] for row in run("files", *names, "--json").json] == [10]
-    gone = run("get", *names, 3, 5, *KEYED, "--json")
-    assert (gone.code, gone.json, gone.err) == (3, [{"id": 5, "name": "n5"}], "no row for 3\n")
-    before = run("get", *names, 3, *KEYED, "-o", f"lookup.version={first}", "--json")
-    assert (before.code, before.json) == (0, [{"id": 3, "name": "n3"}])
-
-
 def test_a_warm_host(run: Run, named: Named, tmp_path: Path) -> None:
     """`warm`, `advise`, `stats`, `report`, `serve-metrics` and `check`: the table under its URL, which names no property of its catalog."""
     _, names = named

@@ -72,34 +72,19 @@ def newest_manifest(table: IcebergTable) -> Path:
     return max(made, key=lambda path: path.stat().st_mtime_ns)
 
 
-def file_of(table: IcebergTable, which: Callable[[File], bool]) -> Path:
-    return table.local(next(entry.file for entry in table.live() if which(entry.file))["file_path"])
-
-
-def data_file(table: IcebergTable) -> Path:
-    return file_of(table, lambda file: file["content"] == DATA)
-
-
-def equality_file(table: IcebergTable) -> Path:
-    return file_of(table, lambda file: file["content"] == EQUALITY)
-
-
-def position_file(table: IcebergTable) -> Path:
-    return file_of(table, lambda file: file["content"] == POSITION and not is_vector(file))
-
-
-def vector_file(table: IcebergTable) -> Path:
-    return file_of(table, is_vector)
+def first(which: Callable[[File], bool]) -> Callable[[IcebergTable], Path]:
+    """The first live file of a kind."""
+    return lambda table: table.local(next(one.file for one in table.live() if which(one.file))["file_path"])
 
 
 FILES: dict[str, Callable[[IcebergTable], Path]] = {
     "metadata": lambda table: table.metadata,
     "list": newest_list,
     "manifest": newest_manifest,
-    "equality": equality_file,
-    "positions": position_file,
-    "vector": vector_file,
-    "data": data_file,
+    "equality": first(lambda file: file["content"] == EQUALITY),
+    "positions": first(lambda file: file["content"] == POSITION and not is_vector(file)),
+    "vector": first(is_vector),
+    "data": first(lambda file: file["content"] == DATA),
 }
 GONE = (errors.VersionGoneError, errors.UfsNotFoundError)
 
@@ -121,7 +106,7 @@ def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Cal
         assert str(table.meta["current-snapshot-id"]) in str(caught.value), str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["checksum", "cardinality", "place", "magic", "no place", "two"])
+@pytest.mark.parametrize("change", ["checksum", "cardinality", "no place", "two"])
 def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
     """Its bytes, or what the manifest says of it; or there are two of one file."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
@@ -133,10 +118,6 @@ def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
     match change:
         case "checksum":
             data[start + vector["content_size_in_bytes"] - 1] ^= 1
-        case "magic":
-            data[start + 4] ^= 1
-        case "place":
-            vector["content_offset"] += 1
         case "cardinality":
             vector["record_count"] = 2
         case "no place":
@@ -151,7 +132,7 @@ def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
 def test_hints(table: IcebergTable, tmp_path: Path) -> None:
     """A directory without a hint is refused with advice; a hint that names nothing, or is none, is named."""
     hint = table.home / "metadata" / "version-hint.text"
-    for text in (b"99", b"../v1", b"x" * 5000, b"\xff\xfe", b"", b"1/2"):
+    for text in (b"99", b"../v1", b"\xff\xfe", b""):
         hint.write_bytes(text)
         with pytest.raises(errors.DamagedFileError, match=r"version-hint\.text"):
             ids(table.home, tmp_path / f"cache{text[:3]!r}")
@@ -215,11 +196,10 @@ def _hang_up() -> Any:
 
 
 CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
-    (_refused(500, "broken", "ServerError"), "broken"),
     (_refused(503, "later", "Unavailable"), "later"),
     (_refused(401, "who?", "NotAuthorizedException"), "who"),
-    (_refused(403, "no", "ForbiddenException"), "no"),
-    *((lambda body=body: (200, body), "") for body in (b"<html>", {"metadata-location": "x"}, [])),  # type: ignore[misc]
+    (lambda: (200, b"<html>"), ""),
+    (lambda: (200, {"metadata-location": "x"}), ""),
     (_hang_up, ""),
 ]
 """What a catalog answers, and what is told of it."""
@@ -261,21 +241,8 @@ def test_a_catalog_that_says_nothing() -> None:
                 catalog.load("ns.table")
 
 
-def test_a_damaged_sql_catalog(tmp_path: Path) -> None:
-    catalog, properties = sql_catalog(tmp_path)
-    write(tmp_path / "t", in_catalog(catalog, "ns.table"))
-    assert ids("ns.table", tmp_path / "cache", catalog=properties) == ROWS
-    catalog.close()
-    garbage(tmp_path / "catalog.db")
-    with pytest.raises(errors.CatalogUnavailableError, match="'tests'"):
-        ids("ns.table", tmp_path / "cache", catalog=properties)
-    (tmp_path / "catalog.db").unlink()
-    with pytest.raises(errors.PysparkLookupError, match="'tests'"):
-        ids("ns.table", tmp_path / "cache", catalog=properties)
-
-
 def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None:
-    """A table, a namespace, a catalog that nobody has configured; a table that was dropped, also in CACHE mode."""
+    """A table, a namespace, a catalog that nobody has configured; a table that was dropped; and a catalog that is damaged."""
     catalog, properties = sql_catalog(tmp_path)
     for known in (properties, {"type": "rest", "uri": rest.uri}):
         for name in ("ns.nothing", "nowhere.at.all"):
@@ -288,12 +255,15 @@ def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None
     with pytest.raises(errors.OptionError, match=r"namespace\.table"):
         ids("table", tmp_path / "cache", catalog=properties)
     write(tmp_path / "t", in_catalog(catalog, "ns.table"))
-    readers = [opened("ns.table", tmp_path / "cache", "partial", "id", properties, **more) for more in ({}, CACHED)]
-    assert [reader.get_many([0, 1]).num_rows for reader in readers] == [1, 1]
+    reader = opened("ns.table", tmp_path / "cache", "partial", "id", properties)
+    assert reader.get_many([0, 1]).num_rows == 1
     catalog.drop_table("ns.table")
     with pytest.raises(errors.UfsNotFoundError, match=r"no table ns\.table"):
-        readers[0].get_many([0, 1])
+        reader.get_many([0, 1])
     catalog.close()
+    garbage(tmp_path / "catalog.db")
+    with pytest.raises(errors.CatalogUnavailableError, match="'tests'"):
+        reader.get_many([0, 1])
 
 
 def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
@@ -310,11 +280,9 @@ def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
 # --- what is not known here -----------------------------------------------------------------------------
 
 
-UNKNOWN = ["variant", "geometry(srid:4326)", "geography", "time", "timestamp_ns", "timestamptz_ns", "invented"]
-
-
 @pytest.mark.parametrize(
-    ("kind", "catalog"), [*((kind, False) for kind in UNKNOWN), *((kind, True) for kind in ("variant", "invented"))]
+    ("kind", "catalog"),
+    [("geometry(srid:4326)", False), ("timestamp_ns", False), ("variant", True), ("invented", True)],
 )
 def test_types_that_are_not_known(rest: RestCatalog, tmp_path: Path, kind: str, catalog: bool) -> None:
     """The column is refused by its name; those beside it are read."""
@@ -352,22 +320,10 @@ def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None
     assert ids(table.home, tmp_path / "cache", columns="id") == ROWS
 
 
-NO_METADATA = [
-    b"[]",
-    b"null",
-    b"{}",
-    b"3",
-    b'{"format-version": 2}',
-    b"{" * 100_000,
-    b"[" * 100_000,
-    b"\x1f\x8b\0",
-    b"1e999",
-]
-
-
 def test_other_metadata_that_makes_no_sense(table: IcebergTable, tmp_path: Path) -> None:
     """An error of the package that names metadata.json."""
-    for text in (*NO_METADATA, gzip.compress(table.metadata.read_bytes())[:-20]):
+    packed = gzip.compress(table.metadata.read_bytes())
+    for text in (b"[]", b"{}", b"1e999", b'{"format-version": 2}', b"[" * 100_000, packed[:-20]):
         table.metadata.write_bytes(text)
         with pytest.raises(errors.DamagedFileError, match=rf"{table.metadata.name} is not Iceberg metadata"):
             ids(table.home, tmp_path / f"cache{hash(text)}")
@@ -403,7 +359,7 @@ def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packe
     start = data.index(data[-16:]) + 16  # behind the first mark between blocks
     name = rows[0]["manifest_path"] if which == "list" else rows[0]["data_file"]["file_path"]
     text = _varint(len(name)) + name.encode()
-    for number, length in enumerate((2**20, 2**31, 2**40, 2**62, 2**63 - 1, -1, -(2**40))):
+    for number, length in enumerate((2**31, 2**63 - 1, -1)):
         found = [
             data[:start] + _varint(len(rows)) + _varint(length) + data[start + 3 :],
             data[:start] + _varint(length) + data[start + 1 :],
@@ -416,49 +372,29 @@ def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packe
                 assert ids(table.home, tmp_path / f"cache{number}-{place}") == ROWS
 
 
-@pytest.mark.parametrize("codec", ["deflate", "bzip2"])
-def test_manifests_that_decompress_to_more_than_is_read(
-    table: IcebergTable, tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+def test_what_decompresses_to_more_than_is_read(
+    table: IcebergTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Are refused by name; the same are read if there is room for them."""
+    """It is refused by name, before it is in memory; manifests of either codec are read if there is room for them."""
     path = FILES["list"](table)
-    rewrite(path, codec)
-    assert ids(table.home, tmp_path / "cache") == ROWS
+    for codec in ("deflate", "bzip2"):
+        rewrite(path, codec)
+        assert ids(table.home, tmp_path / codec) == ROWS
     monkeypatch.setattr(manifests, "_BYTES_AT_MOST", 100)
-    with pytest.raises(
-        errors.DamagedFileError, match=rf"{path.name} is not an Iceberg manifest list: .*more than 100 bytes"
-    ):
+    with pytest.raises(errors.DamagedFileError, match=rf"{path.name} is not an .*list: .*more than 100 bytes"):
         ids(table.home, tmp_path / "other")
-
-
-def test_metadata_that_decompresses_to_more_than_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is refused by name, before it is in memory."""
     monkeypatch.setattr(metadata, "_TEXT_AT_MOST", 100)
-    with pytest.raises(
-        errors.DamagedFileError, match=r"x\.json is not Iceberg metadata: it decompresses to more than 100 bytes"
-    ):
+    with pytest.raises(errors.DamagedFileError, match=r"x\.json is not Iceberg metadata: .*more than 100 bytes"):
         metadata.parse_metadata("x.json", gzip.compress(b" " * 101), "x")
 
 
 # --- fuzz -----------------------------------------------------------------------------------------------
 
-_WORLD: dict[str, Any] = {}
-
-
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[IcebergTable, Path]:
-    if not _WORLD:
-        home = tmp_path_factory.mktemp("iceberg-fuzz")
-        table = write(home / "t")
-        _WORLD["table"] = table
-        assert ids(table.home, home / "cache") == ROWS
-    return _WORLD["table"], _WORLD["table"].home.parent
-
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", FILES)
-def test_bytes_that_are_others(tmp_path_factory: pytest.TempPathFactory, which: str) -> None:
+def test_bytes_that_are_others(table: IcebergTable, tmp_path: Path, which: str) -> None:
     """The right rows, or an error of the package that names the file: for a host that has never seen the table."""
-    table, home = world(tmp_path_factory)
     path = FILES[which](table)
     whole = path.read_bytes()
     count = iter(range(10**9))
@@ -474,7 +410,7 @@ def test_bytes_that_are_others(tmp_path_factory: pytest.TempPathFactory, which: 
             found = data.draw(damaged(whole[:body])) + whole[body:]
         path.write_bytes(found)
         try:
-            judge(table, home / f"cache-{which}-{next(count)}", path, found)
+            judge(table, tmp_path / f"cache-{next(count)}", path, found)
         finally:
             path.write_bytes(whole)
 
