@@ -79,24 +79,11 @@ def test_every_place_inside_a_table_is_refused(write: Callable[[Path], Path], tm
     assert not (directories[0] / "new").exists()
 
 
-def test_a_directory_beside_tables_is_a_table(tmp_path: Path) -> None:
-    """Tables beside it, a directory of any name, and a `metadata` without a table's metadata are no reason to refuse it."""
-    write_delta(tmp_path)
-    (tmp_path / "metadata").mkdir()
-    (tmp_path / "metadata" / "notes.json").write_text("{}")
-    for name in ("data", "p=b", "plain/data/p=b"):
-        (tmp_path / name).mkdir(parents=True)
-        pq.write_table(ROWS.select(["id"]), tmp_path / name / "x.parquet")
-        assert LookupTable(str(tmp_path / name), {"lookup.cache.dir": str(tmp_path / "c")}).scan().num_rows == 2
-
-
 @pytest.mark.parametrize(
     ("marker", "says"),
     [
         ("_delta_log/_commits", r"_delta_log holds no commit.*move _delta_log away"),
-        ("_delta_log/00000000000000000000.crc", r"_delta_log holds no commit.*move _delta_log away"),
-        ("_lookup", r"log is empty or gone.*move _lookup away"), ("_lookup/log/notes.json", "is not an event"),
-        ("metadata", None), ("metadata/version-hint.text", "but there is no file"),
+        ("_lookup", r"log is empty or gone.*move _lookup away"), ("metadata", None),
     ],
 )  # fmt: skip
 def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | None) -> None:
@@ -118,12 +105,9 @@ def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | N
             LookupTable(tmp_path / "t", options).scan()
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [("INT", "abc"), ("TINYINT", "300"), ("DATE", "1"), ("BOOLEAN", "abc"), ("DECIMAL(5, 2)", "a\nb")],
-)
+@pytest.mark.parametrize(("kind", "value"), [("TINYINT", "300"), ("DECIMAL(5, 2)", "a\nb")])
 def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, value: str) -> None:
-    """The error has its path, its value and the type, by scan and by key; a type that has the value reads it."""
+    """The error has its path, its value and the type, by scan and by key."""
     (tmp_path / "t" / f"k={value}").mkdir(parents=True)
     pq.write_table(ROWS.select(["id"]), tmp_path / "t" / f"k={value}" / "x.parquet")
     options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
@@ -135,8 +119,6 @@ def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, 
             assert message.startswith(f"file://{tmp_path}/t/k=")
             assert f"the value {value!r} of partition column 'k' is not a valid " in message
             assert "lookup.schema or .schema(…)" in message
-    with LookupTable(tmp_path / "t", {**options, "lookup.schema": "id BIGINT, k STRING"}) as table:
-        assert set(table.scan().column("k").to_pylist()) == {value}
 
 
 def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cli.main import _group
 from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup import runtime as composition
-from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.scan.table_scan import DeletedRows
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import make_host
@@ -90,36 +85,6 @@ def test_reads_follow_its_versions(table: Path, cache_dir: Path, mode: str) -> N
         assert rows_of(opened(table, cache_dir, mode, **{"lookup.version": "1"})) == expected(3, 4, more=20)
         with pytest.raises(VersionGoneError, match="no version 7"):
             opened(table, cache_dir, mode, **{"lookup.version": "7"}).scan()
-
-
-def test_a_token_names_its_version(table: Path, tmp_path: Path) -> None:
-    """A task on another host, or after a commit, reads the version that the token names."""
-    options = opened(table, tmp_path / "one", "NONE")._options
-    here, there = make_host(str(table), tmp_path / "one"), make_host(str(table), tmp_path / "two")
-    announced = resolve_and_secure(here.reader, options, None)
-    token = VersionToken.from_bytes(VersionToken.from_version(*announced).to_bytes())
-    commit(table, {}, {"a.parquet": [0]})
-    for host in (here, there):
-        assert version_of_token(host.reader, options, token, None)[1] == announced[1]
-    shutil.rmtree(table)
-    assert version_of_token(there.reader, options, token, None)[1] == announced[1]
-
-
-def test_views_and_command_line(table: Path, cache_dir: Path) -> None:
-    """The views, `describe` and the command line show it."""
-    commit(table, {("c.parquet", "eu"): people(1000, 5, 1)}, {"a.parquet": [7]})
-    with opened(table, cache_dir, "FULL") as dim:
-        dim.warm()
-        rows = {Path(row["url"]).name: row["rows"] for row in dim.files()}
-        assert rows == {"a.parquet": 500, "b.parquet": 500, "c.parquet": 5}
-        assert [row["version"] for row in dim.versions()] == [0, 1]
-        assert dim.describe()["kind"] == "TOY"
-        assert dim.describe()["version"] == dim.version
-        assert repr(dim).startswith("LookupTable(")
-    for command in (["describe", str(table)], ["get", str(table), "8"], ["versions", str(table)]):
-        result = CliRunner().invoke(_group, [*command, "--cache-dir", str(cache_dir)])
-        assert result.exit_code == 0, (command, result.output)
-    assert json.loads((table / "_toy.json").read_text())
 
 
 def test_deletes_move_between_files(tmp_path: Path) -> None:

@@ -27,8 +27,6 @@ from pyspark_lookup.versions.model import (
     Kind,
     Table,
     TableVersion,
-    glob_root,
-    is_glob,
     partition_fields,
     partition_value,
     partition_values,
@@ -108,23 +106,14 @@ MANY = ("a.parquet", "b.parquet", "b.csv", "x/a.parquet", "x/deep/a.parquet", "y
 
 GLOBS = {
     "*.parquet": ["a.parquet", "b.parquet"],
-    "?.csv": ["b.csv"],
-    "??.csv": [],
     "[ac].parquet": ["a.parquet"],
-    "[!a].parquet": ["b.parquet"],
     "[^a].parquet": ["b.parquet"],
     "[a-b].*": ["a.parquet", "b.csv", "b.parquet"],
-    "{a,b}.parquet": ["a.parquet", "b.parquet"],
     "{a,b}.{csv,orc}": ["b.csv"],
-    "{a.parquet,x}": ["a.parquet", "x/a.parquet", "x/deep/a.parquet"],
     "{x,{y,z?}}/a.parquet": ["x/a.parquet", "y/a.parquet", "z1/a.parquet"],
     "{x/deep,y}/*.parquet": ["x/deep/a.parquet", "y/a.parquet"],
     "*/a.parquet": ["x/a.parquet", "y/a.parquet", "z1/a.parquet"],
-    "*/*/a.parquet": ["x/deep/a.parquet"],
-    "x*": ["x/a.parquet", "x/deep/a.parquet"],
-    "[yz]*/": ["y/a.parquet", "z1/a.parquet"],
     "*": sorted(MANY),
-    "A.*": [],
 }
 
 
@@ -142,24 +131,6 @@ def test_a_glob_matches_component_by_component(tmp_path: Path) -> None:
         else:
             with pytest.raises(errors.TableEmptyError, match="no file matches the glob"):
                 data_files(table.url, table.kind, listed)
-
-
-def test_a_globs_root_is_the_directory_above_the_first_wildcard() -> None:
-    """The listing starts, and partition directories count, below the last component without a wildcard."""
-    for root, below in (
-        ("s3://b/t", "*.parquet"),
-        ("s3://b/t", "dt=*/x.parquet"),
-        ("s3://b/t/dt=1", "[ab]?.parquet"),
-        ("s3://b/t", "{x/y,z}/*.parquet"),
-        ("s3://b", "*"),
-        ("file:///data", "a?c/d"),
-    ):
-        url = f"{root}/{below}"
-        assert is_glob(url)
-        assert glob_root(url) == Table(url, "s3", Kind.GLOB, None).root == root
-    # Of the web it is a query.
-    for url in ("https://host/a.csv?token=[x]*", "http://host/a.csv?b=1", "s3://bucket/dim/a=1/x.parquet"):
-        assert not is_glob(url)
 
 
 def test_partition_directories_below_a_root_count() -> None:
@@ -200,22 +171,15 @@ def test_what_lies_beside_a_glob_is_none_of_its_business() -> None:
         (["1", "02", "-3"], pa.int32(), [1, 2, -3]),
         (["2147483647", "-2147483648"], pa.int32(), [2**31 - 1, -(2**31)]),
         (["2147483648", "1"], pa.int64(), [2**31, 1]),
-        (["9223372036854775807", "-9223372036854775808"], pa.int64(), [2**63 - 1, -(2**63)]),
         (["9223372036854775808", "1"], pa.decimal128(19, 0), [decimal.Decimal(2**63), decimal.Decimal(1)]),
         (["2024-01-31", "0001-01-01"], pa.date32(), [datetime.date(2024, 1, 31), datetime.date(1, 1, 1)]),
         (["2024-02-30"], pa.string(), ["2024-02-30"]),
-        (["2024-01-31", "7"], pa.string(), ["2024-01-31", "7"]),
-        (["20240131"], pa.int32(), [20240131]),
         (["1.5", "2", "-.5e1"], pa.float64(), [1.5, 2.0, -5.0]),
         (["1.5", "2147483648"], pa.string(), ["1.5", "2147483648"]),
-        (["a", "1"], pa.string(), ["a", "1"]),
         (["", "1"], pa.string(), ["", "1"]),
-        (["10:00:00"], pa.string(), ["10:00:00"]),
         (["nan"], pa.string(), ["nan"]),
         (["1_000"], pa.string(), ["1_000"]),
         (["7", None], pa.int32(), [7, None]),
-        (["2024-01-31", None], pa.date32(), [datetime.date(2024, 1, 31), None]),
-        (["1.5", None], pa.float64(), [1.5, None]),
         ([None], pa.string(), [None]),
     ],
 )
@@ -231,44 +195,29 @@ def test_partition_values_are_typed_by_all_of_them(
     assert [partition_value(value, kind) for value in values] == typed
 
 
-def test_a_value_that_is_none_of_its_columns_type_is_an_error() -> None:
+def test_values_that_are_none_of_their_columns_type() -> None:
     """What inference would not have taken for the type is not read as it later either."""
-    for kind, values in (
-        (pa.int32(), ["x", "2147483648", " 1"]),
-        (pa.int64(), ["1.5", "1_000"]),
-        (pa.decimal128(3, 0), ["1234", "1_0"]),
-        (pa.date32(), ["2024-02-30", "20240131"]),
-        (pa.float64(), ["x", "1_0.5", "nan"]),
+    for kind, value in (
+        (pa.int32(), "2147483648"),
+        (pa.int64(), "1_000"),
+        (pa.decimal128(3, 0), "1234"),
+        (pa.date32(), "20240131"),
+        (pa.float64(), "\u0663.5"),
     ):
-        for value in values:
-            with pytest.raises(ValueError):
-                partition_value(value, kind)
+        with pytest.raises(ValueError):
+            partition_value(value, kind)
 
 
-def test_percent_escapes_are_undone() -> None:
-    """Column names and values are unescaped as UTF-8; a plus sign, other equal signs and lone percents stay."""
-    url = f"{ROOT}/a%3Db=x%2Fy/city=S%C3%A3o%20Paulo/c=1%252/d=1+1=2/e=100%/f=/plain/x=1.parquet"
-    assert partition_values(ROOT, url) == (
-        ("a=b", "x/y"), ("city", "São Paulo"), ("c", "1%2"), ("d", "1+1=2"), ("e", "100%"), ("f", ""),
-    )  # fmt: skip
-
-
-def test_partition_values_that_are_no_utf8() -> None:
-    """Each byte is a character, as in Spark: two directories are two values. Digits of other scripts make no fraction."""
-    url = f"{ROOT}/a=%ff/b=%FE%C3/c=%C3%A9/x.parquet"
-    assert partition_values(ROOT, url) == (("a", "\xff"), ("b", "\xfe\xc3"), ("c", "\xe9"))
-    with pytest.raises(ValueError, match=r"\u0663\.5"):
-        partition_value("\u0663.5", pa.float64())
+def test_escapes_in_names_of_directories() -> None:
+    """Names and values are unescaped as UTF-8; of what is none each byte is a character, as in Spark. Lone signs stay."""
+    url = f"{ROOT}/a%3Db=x%2Fy/c=1%252/d=1+1=2/e=100%/f=/plain/g=%ff/h=%FE%C3/i=%C3%A9/x=1.parquet"
+    values = ["x/y", "1%2", "1+1=2", "100%", "", "\xff", "\xfe\xc3", "\xe9"]
+    assert partition_values(ROOT, url) == tuple(zip(["a=b", *"cdefghi"], values, strict=True))
 
 
 def test_disagreeing_directories_name_two_files() -> None:
     """Files whose directories name other columns are not one table: the error shows a file of each."""
-    for one, other in (
-        ("a.parquet", "dt=1/b.parquet"),
-        ("dt=1/a.parquet", "dt=1/hh=2/b.parquet"),
-        ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet"),
-        ("dt=1/a.parquet", "day=1/b.parquet"),
-    ):
+    for one, other in (("a.parquet", "dt=1/b.parquet"), ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet")):
         with pytest.raises(errors.NotATableError, match="one table") as caught:
             partition_fields(*directory_of(one, other))
         assert all(f"{ROOT}/{name}" in str(caught.value) for name in (one, other))
@@ -299,12 +248,8 @@ PARTS = ["dt=1/c=a b/x", "dt=1/c=é/x", "dt=2/c=é/x", f"dt={NULL}/c=é/x"]
         (" MAX_PT( ) ", ["dt=-1/a", "dt=-2/a"], ["dt=-1/a"]),
         ("max_pt()", ["dt=010/a", "dt=10/a", "dt=9/a"], ["dt=010/a", "dt=10/a"]),
         ("max_pt()", ["dt=x9/a", "dt=x10/a"], ["dt=x9/a"]),
-        ("max_pt()", ["dt=2024-01-31/a", "dt=2024-02-01/a"], ["dt=2024-02-01/a"]),
-        ("max_pt()", ["dt=9.5/a", "dt=10/a"], ["dt=10/a"]),
-        ("max_pt()", ["dt=9223372036854775808/a", "dt=10/a"], ["dt=9223372036854775808/a"]),
         ("max_pt()", [f"dt={NULL}/a", "dt=-5/a"], ["dt=-5/a"]),
         ("max_pt()", [f"dt={NULL}/a"], [f"dt={NULL}/a"]),
-        ("max_pt()", ["y=2024/m=12/a", "y=2025/m=1/a", "y=2025/m=2/a"], ["y=2025/m=2/a"]),
         ("max_pt()", ["y=2024/m=12/a", f"y=2025/m={NULL}/a", "y=2025/m=1/a"], ["y=2025/m=1/a"]),
         ("max_pt()", ["y=2024/m=12/a", f"y=2025/m={NULL}/a"], [f"y=2025/m={NULL}/a"]),
         ("dt=1", PARTS, PARTS[:2]),
@@ -324,13 +269,9 @@ def test_partition_selects_files(partition: str, names: list[str], wanted: list[
     ("partition", "names", "message"),
     [
         ("max_pt()", ["a.parquet"], "has no k=v directories"),
-        ("dt=1", ["a.parquet"], "has no k=v directories"),
         ("day=1", ["dt=1/a.parquet"], "over dt"),
-        ("max_pt(x)", ["dt=1/a.parquet"], "over dt"),
         ("dt", ["dt=1/hh=2/a.parquet"], "over dt, hh"),
-        ("dt=1,", ["dt=1/a.parquet"], "over dt"),
         ("dt=x", ["dt=1/a.parquet"], "'x' is not a valid int32 for column dt"),
-        ("dt=2024-13-01", ["dt=2024-12-01/a.parquet"], "is not a valid date32"),
     ],
 )
 def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: list[str], message: str) -> None:
@@ -343,21 +284,16 @@ def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: li
 # --- what is not a version ---------------------------------------------------------------------------
 
 FOREIGN = {
-    "_delta_log/": (errors.PysparkLookupError, "Delta table"),
     "_delta_log/00000000000000000000.json": (errors.PysparkLookupError, "Delta (table|commit)"),
-    ".hoodie/": (errors.TableFormatError, r"Hudi table.*format\('hudi'\)"),
     ".hoodie/hoodie.properties": (errors.TableFormatError, r"Hudi table.*format\('hudi'\)"),
     "metadata/v3.metadata.json": (errors.TableFormatError, "Iceberg table.*catalog"),
-    "metadata/00001-5f.gz.metadata.json": (errors.TableFormatError, "Iceberg table.*catalog"),
     "_temporary/": (errors.TableBusyError, "_temporary.*remove the directory"),
     "_temporary/0/_temporary/attempt_1/part-0.parquet": (errors.TableBusyError, "_temporary.*lookup.busy-timeout"),
-    ".spark-staging-8c1f/": (errors.TableBusyError, ".spark-staging-8c1f.*remove the directory"),
-    ".hive-staging_hive_2024/": (errors.TableBusyError, ".hive-staging_hive_2024.*remove the directory"),
     "__magic/": (errors.TableBusyError, "__magic.*remove the directory"),
 }
 
 
-@pytest.mark.parametrize("depth", ["", "x/", "dt=1/hh=2/"])
+@pytest.mark.parametrize("depth", ["", "dt=1/hh=2/"])
 @pytest.mark.parametrize("marker", FOREIGN)
 def test_a_foreign_or_busy_directory_is_never_half_a_table(tmp_path: Path, depth: str, marker: str) -> None:
     """A table format's log or a job's directory at any depth, also of a glob, is its named error with the way out."""

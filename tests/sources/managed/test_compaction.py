@@ -141,30 +141,6 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
     assert ids_of(site.table(host="late").scan()) == list(range(30))
 
 
-def test_a_large_write_stays_as_it_is(site: Site) -> None:
-    """What is much larger than the small writes is not folded, nor read again by a full cache; the rows that they hide stay hidden."""
-    site.resize(compact_bytes=20_000)
-    table = site.created(OFF)
-    table.write(wide(0, 5000))
-    base = site.committed()
-    for number in range(4):
-        table.upsert(rows(number, name="new"))
-    table.delete(pa.table({"id": [4999]}))
-    full = site.table(MODES["full"], host="b")
-    assert full.scan().num_rows == 4999
-    bytes_before = full.metrics()["ufsGetBytes"]
-    table.compact()
-    state = site.state()
-    assert len(site.committed()) == 2
-    assert set(base) < set(site.committed())
-    assert len(list(state.deletes(state.valid_write_ids()))) == 1
-    for reader in (full, *(site.table(mode, host="c") for mode in MODES.values())):
-        assert ids_of(reader.scan()) == list(range(4999))
-        assert [reader.get(id_)[0]["name"] for id_ in range(4)] == ["new"] * 4
-        assert reader.get(4999) == []
-    assert full.metrics()["ufsGetBytes"] - bytes_before < 20_000
-
-
 @pytest.mark.parametrize(
     ("keys", "size", "files"),
     [

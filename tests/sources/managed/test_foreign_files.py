@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -41,20 +40,7 @@ def a_pipe(place: Path, private: Path) -> None:
     os.mkfifo(place)
 
 
-def a_file(place: Path, private: Path) -> None:
-    os.link(private / OTHERS[0], place)
-
-
-def a_socket(place: Path, private: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
-        directory = os.open(place.parent, os.O_RDONLY)
-        one.bind(f"/proc/self/fd/{directory}/{place.name}")  # its name may be longer than a socket's
-        os.close(directory)
-
-
-FOREIGN: dict[str, Callable[[Path, Path], None]] = {
-    "a link": a_link, "a directory": a_directory, "a pipe": a_pipe, "a file": a_file, "a socket": a_socket,
-}  # fmt: skip
+FOREIGN: dict[str, Callable[[Path, Path], None]] = {"a link": a_link, "a directory": a_directory, "a pipe": a_pipe}
 BY_DAY = ("a link", "a directory")
 
 

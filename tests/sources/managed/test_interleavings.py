@@ -11,10 +11,9 @@ import pytest
 
 from pyspark_lookup.errors import NonUniqueKeyError, PysparkLookupError, UfsNotFoundError, WriteConflictError
 from pyspark_lookup.sources.managed import Job, TableWriter
-from pyspark_lookup.sources.managed import data_files as files_module
 from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import WriteMode
-from tests.support.managed_tables import OFF, SCHEMA, Site, beside, ids_of, of_ids, put, rows, site
+from tests.support.managed_tables import OFF, SCHEMA, Site, beside, ids_of, put, rows, site
 
 __all__ = ["site"]
 
@@ -66,25 +65,6 @@ def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.Mon
     monkeypatch.setattr(TableWriter, "begin", begun)
     table.compact()
     assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7, None]
-
-
-def test_a_part_that_is_larger_than_its_files_say(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are small in files and large in memory are put in order some at a time."""
-    site.resize(merge_bytes=32 * 1024, file_bytes=128 * 1024)
-    table = site.created(OFF)
-    for low in (0, 20_000):
-        table.write(of_ids(low, low + 20_000, "the same long text in each row " * 10))
-    sizes = []
-    ordered = files_module.DataFiles._sorted
-
-    def watched(self: files_module.DataFiles, part: pa.Table) -> pa.Table:
-        sizes.append(part.nbytes)
-        return ordered(self, part)
-
-    monkeypatch.setattr(files_module.DataFiles, "_sorted", watched)
-    table.compact()
-    assert max(sizes) < 2 * 512 * 1024
-    assert ids_of(table.scan()) == list(range(40_000))
 
 
 # --- keys that are altered ------------------------------------------------------------------------------

@@ -23,22 +23,6 @@ def kinds(path: Path) -> list[str]:
     return [json.loads(file.read_text())["kind"] for file in sorted((path / "_lookup" / "log").iterdir())]
 
 
-def test_the_list_marks_its_own_id(site: Site) -> None:
-    """The list of write ids of a transaction lets its own writes through, and nothing that others began since."""
-    table = site.created()
-    table.write(rows(1))
-    with table.transaction() as t:
-        before = t.valid_write_ids
-        table.write(rows(2))
-        t.write(rows(3))
-        for seen, wanted in ((before, [1]), (t.valid_write_ids, [1, 3])):
-            assert seen is not None
-            assert [id_ for id_ in range(1, 5) if seen.is_valid(id_)] == wanted
-        assert ids_of(t.scan()) == [1, 3]
-        t.commit()
-        assert ids_of(table.scan()) == [1, 2, 3]
-
-
 def test_an_error_inside_takes_it_all_back(site: Site) -> None:
     """After an error in the block nothing of it is left: no row, no file, and the write is aborted."""
     table = site.created()
@@ -114,19 +98,6 @@ def test_unique_keys(site: Site) -> None:
         t.write(rows(5))
         site.table(host="b").write(rows(5))
     assert ids_of(table.scan()) == [1, 2, 3, 5]
-
-
-def test_new_columns(site: Site) -> None:
-    """With lookup.write.merge-schema it sees columns that it adds; others when it is committed."""
-    table = site.created({"lookup.write.merge-schema": "true"})
-    table.write(rows(1))
-    with table.transaction() as t:
-        t.write(pa.table({"id": [2], "name": ["b"], "more": [7]}))
-        t.write(pa.table({"id": [3], "most": ["x"]}))
-        assert t.scan().column_names == ["id", "name", "more", "most"]
-        assert t.scan(["more"], "id = 1").to_pylist() == [{"more": None}]
-        assert table.scan().column_names == ["id", "name"]
-    assert table.scan().sort_by("id").column("most").to_pylist() == [None, None, "x"]
 
 
 def test_a_store_that_fails(site: Site) -> None:

@@ -169,35 +169,6 @@ def test_a_checkpoint_that_comes_late(site: Site, table: LookupTable) -> None:
     assert append(beyond, 10)[0] > site.state().position
 
 
-def test_lists_that_leave_out_what_was_compacted(site: Site, table: LookupTable) -> None:
-    """They mean the same columns and rows as before, or are an error by name."""
-    append(table, 1, 2, 3)
-    site.writer().begin(SCHEMA, WriteMode.APPEND)
-    merging = site.writer({"lookup.write.merge-schema": "true"})
-    wide = pa.schema([*SCHEMA, ("more", pa.int64())])
-    job = merging.begin(wide, WriteMode.APPEND)
-    files = merging.write(job, pa.table({"id": [50], "name": ["z"], "more": [7]}, wide).to_batches(), "part")
-    natural = str(table.valid_write_ids)
-    merging.commit(job, files)
-    assert site.state().position % PAGE == 0
-    second = site.state().find_visible()[1].id
-    table.compact()
-    append(table, 100, 101, 102)
-    chosen = f"{site.state().table_id}:{site.state().high_watermark}:9223372036854775807::{second}"
-
-    def found(host: str, text: str) -> tuple[list[str], list[int]]:
-        scanned = site.table({**OFF, "lookup.valid-write-ids": text}, host).scan()
-        return scanned.schema.names, ids_of(scanned)
-
-    for id_ in range(200, 200 + 3 * PAGE):
-        append(table, id_)
-        assert found(f"n{id_}", natural) == (SCHEMA.names, [1, 2, 3])
-        try:
-            assert found(f"c{id_}", chosen) == (wide.names, [1, 3, 50, 100, 101, 102])
-        except VersionGoneError as problem:
-            assert "needs files that were compacted" in str(problem)
-
-
 def test_a_position_that_is_no_version(site: Site, table: LookupTable) -> None:
     """`lookup.version` of an event that made none, within the newest pages of the log and before, is refused; those that are listed,
     and that writes return, are read."""
