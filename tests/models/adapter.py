@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import itertools
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -51,8 +50,6 @@ class Past:
 class Table(abc.ABC):
     """A table of one kind, which takes steps, and knows what every reader must answer."""
 
-    has_versions = True
-    """Whether readers see a change without being told."""
     hides_files = True
     """Whether nothing inside its directory is a table."""
 
@@ -128,9 +125,3 @@ class DrawnRows(Table):
 
     def key_of(self, row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in self.keys)
-
-    def every_key(self) -> pa.Table:
-        """All keys that there may be."""
-        values = {"id": list(range(12)), **{name: [v for v in self.values if v is not None] for name in self.texts}}
-        keys = itertools.product(*(values[name] for name in self.keys))
-        return pa.Table.from_pylist([dict(zip(self.keys, key, strict=True)) for key in keys])

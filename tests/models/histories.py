@@ -11,7 +11,7 @@ import random
 from typing import Any, NamedTuple
 
 from tests.models.answers import CONDITIONS
-from tests.models.shapes import FAMILIES, JSON_FAMILIES, KEYS, SHAPES
+from tests.models.shapes import FAMILIES, KEYS, SHAPES
 
 Args = tuple[Any, ...]
 
@@ -29,21 +29,18 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
 )
 """Values of one partition column each, the later ones of other types than the first."""
 WHERES = tuple(CONDITIONS)
-WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars", "spark")
+WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
 
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
-COPIES = ("copy_aside", "restore", "swap_copies")
 FILES = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
 MANAGED = (*WRITES, "delete_where", "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
-PROVIDED = (*WRITES, "stalled", "stalled")
 DELTA = (*WRITES, "update", *["delete_places"] * 3, "compact", "checkpoint", "clean", "vacuum", "alter", "restore")
 ICEBERG = (
     *["append", "rewrite_rows"] * 2, "remove_file", *["compact"] * 2, "rewrite_manifests", *["delete_equal"] * 5,
-    *["delete_places"] * 4, "pyiceberg_append", "pyiceberg_overwrite", "pyiceberg_delete",
-    *["evolve"] * 2, "evolve_spec", "map_names", "upgrade", *["refer"] * 2, "write_branch", "roll_back", "expire",
+    *["delete_places"] * 4, *["evolve"] * 2, "evolve_spec", "map_names", "upgrade", *["refer"] * 2, "write_branch", "roll_back", "expire",
 )  # fmt: skip
 """The steps of each kind of table."""
-OPS = {"managed": MANAGED, "provider": PROVIDED, "delta": DELTA, "iceberg": ICEBERG}
+OPS = {"managed": MANAGED, "provider": WRITES, "delta": DELTA, "iceberg": ICEBERG}
 KINDS = ("file", "directory", "directory", "linked", *OPS)
 
 
@@ -97,21 +94,16 @@ class _Families(NamedTuple):
 def draw(seed: int, only: str = "") -> History:
     """The history of that seed. `only`: the one kind of table that there is in it."""
     rng = random.Random(f"history {only} {seed}")
-    form = rng.choices(("parquet", "arrow", "json"), (6, 2, 2))[0]
-    json = form == "json"
-    key = ("int64",) if json else rng.choice(list(KEYS.values()))
-    changing = rng.choice(list((JSON_FAMILIES if json else FAMILIES).values()))
-    families = _Families(key, tuple(SHAPES) if rng.random() < 0.05 and not json else changing)
-    setup = _setup(rng, form)
-    copies = not only and rng.random() < 0.1
-    kind = only or ("managed" if copies else rng.choice(KINDS))
-    becomes = 0.0 if only else 0.03 if copies else 0.12
+    changing = rng.choice(list(FAMILIES.values()))
+    families = _Families(rng.choice(list(KEYS.values())), tuple(SHAPES) if rng.random() < 0.05 else changing)
+    setup = _setup(rng, rng.choices(("parquet", "arrow"), (6, 2))[0])
+    kind = only or rng.choice(KINDS)
     steps = [Step("become", (kind, *_file(rng, setup, families)), rng.getrandbits(32))]
     for _ in range(rng.randint(14, 18) if only else rng.randint(4, 10)):
-        if rng.random() < becomes:
+        if not only and rng.random() < 0.12:
             step = Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), rng.getrandbits(32))
         else:
-            step = _step(rng, setup, families, kind, copies)
+            step = _step(rng, setup, families, kind)
         kind = step.args[0] if step.op == "become" else kind
         steps.append(step)
     return History(setup, tuple(steps), seed, only)
@@ -148,14 +140,14 @@ def _file(rng: random.Random, setup: Setup, families: _Families, shape: str | No
         places = None  # beside the directories of the others
     changing = shape or rng.choice((*families.changing, *families.changing, "null", "absent"))
     rows = rng.choice((0, 1, 3, 8, 8, 12, 60))
-    how = rng.choice(("rename", "rename", "in place", "same size"))
+    how = rng.choice(("rename", "in place"))
     return (rng.randrange(4), places, rng.choice(families.key), changing, rows, how, rng.choice(WRITERS))
 
 
-def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copies: bool) -> Step:
+def _step(rng: random.Random, setup: Setup, families: _Families, kind: str) -> Step:
     salt = rng.getrandbits(32)
     if kind in OPS:
-        op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(OPS[kind])
+        op = rng.choice(OPS[kind])
         more: Args = ()
         if op == "transaction":
             more = (tuple(rng.choice(WRITES) for _ in range(rng.randint(1, 3))),)

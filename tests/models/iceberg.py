@@ -1,4 +1,4 @@
-"""An Iceberg table: written by hand and by PyIceberg, and read by the specification, slowly and plainly, after each step."""
+"""An Iceberg table: written by hand, and read by the specification, slowly and plainly, after each step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import decimal
 import functools
 import random
 import uuid
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
-from pyiceberg.table import Table as PyIcebergTable
 
 from tests.models.adapter import Ground, Past, Table
 from tests.models.answers import Condition, Content
@@ -23,13 +21,12 @@ from tests.models.histories import ICEBERG, Step
 from tests.models.values import plain
 from tests.support.iceberg_definition import Publish, in_catalog
 from tests.support.iceberg_manifests import Entry, File, spec_of
-from tests.support.iceberg_oracle import DATA, EQUALITY, Oracle, is_vector
+from tests.support.iceberg_oracle import DATA, Oracle, is_vector
 from tests.support.iceberg_tables import sql_catalog
 from tests.support.iceberg_values import Field, Kind, arrow_field, from_raw
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.rest_catalog import RestCatalog
 
-Load = Callable[[], PyIcebergTable]
 _PLACE = {"type": "struct", "fields": [
     {"id": 101, "name": "x", "required": False, "type": "int"}, {"id": 102, "name": "y", "required": False, "type": "string"},
 ]}  # fmt: skip
@@ -108,7 +105,6 @@ class Iceberg(Table):
             **dict.fromkeys(self._texts, "string"),
         }
         self._closing = contextlib.ExitStack()
-        self._load: Load | None = None
         publish = self._publisher(rng.choice(["directory", "directory", "sql", "sql", "rest"]))
         spec = [(name, "identity") for name in self._texts] or rng.choice(self._specs(columns))
         self.table = IcebergTable.create(ground.path, columns, version, spec, publish)
@@ -127,7 +123,7 @@ class Iceberg(Table):
             home.mkdir()
             catalog, properties = sql_catalog(home)
             self._closing.callback(catalog.close)
-            publish, self._load = in_catalog(catalog, self.name), lambda: catalog.load_table(self.name)
+            publish = in_catalog(catalog, self.name)
         self.options = {
             "lookup.catalog": "tests",
             **{f"lookup.catalog.{name}": value for name, value in properties.items()},
@@ -202,8 +198,6 @@ class Iceberg(Table):
                 self.rewrite_rows()
             case "delete_places":
                 (self.rewrite_rows, self.delete_positions, self.delete_by_vectors)[version - 1]()
-            case "pyiceberg_append" | "pyiceberg_overwrite" | "pyiceberg_delete" if self._load is None or version > 2:
-                self.append()
             case "upgrade" if version > 2:
                 self.map_names()
             case "upsert" | "overwrite" | "transaction":
@@ -291,38 +285,6 @@ class Iceberg(Table):
 
     def rewrite_manifests(self) -> None:
         self.table.commit(rewrite=True)
-
-    # --- PyIceberg ----------------------------------------------------------------------------------
-
-    def _may_use_pyiceberg(self, reads: bool) -> bool:
-        """It computes no partitions without another package; of what it rewrites, it reads neither equality deletes nor all of ORC."""
-        meta, equality = self.table.meta, any(entry.file["content"] == EQUALITY for entry in self.table.live())
-        plain = all(one["transform"] == "identity" for one in spec_of(meta, meta["default-spec-id"]))
-        return plain and not (reads and (equality or "orc" in self.forms))
-
-    def by_pyiceberg(self, act: Callable[[PyIcebergTable], None]) -> None:
-        assert self._load is not None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Delete operation did not match any records")
-            act(self._load())
-        self.table = IcebergTable.open(self._load().metadata_location, self.table.publish)
-
-    def drawn_table(self) -> pa.Table:
-        schema = pa.schema([arrow_field(field, "parquet") for field in self.table.fields])
-        return pa.Table.from_pylist(self.drawn(8), schema)
-
-    def pyiceberg_append(self) -> None:
-        if self._may_use_pyiceberg(reads=False):
-            self.by_pyiceberg(lambda table: table.append(self.drawn_table()))
-
-    def pyiceberg_overwrite(self) -> None:
-        if self._may_use_pyiceberg(reads=True):
-            below = self.rng.randrange(12)
-            self.by_pyiceberg(lambda table: table.overwrite(self.drawn_table(), f"id < {below}"))
-
-    def pyiceberg_delete(self) -> None:
-        if self._may_use_pyiceberg(reads=True):
-            self.by_pyiceberg(lambda table: table.delete(f"id > {self.rng.randrange(12)}"))
 
     # --- deletes ------------------------------------------------------------------------------------
 

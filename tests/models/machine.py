@@ -73,12 +73,6 @@ class Discrepancy:
         asked = f"after step {self.step}, {self.reader}, {self.call}"
         return f"{asked}:\n  expected {self.expected}\n  actual   {self.actual}"
 
-    @property
-    def signature(self) -> str:
-        """What discrepancies of one cause have in common, about."""
-        cache, source, process, _ = [*self.reader.split("/"), "", "", ""][:4]
-        return f"{cache}/{source}/{'once' if process == 'once' else '*'} {self.call.split('(')[0]} {self.actual[:40]}"
-
 
 class _Machine:
     def __init__(self, history: History, root: Path, nursery: Nursery, name: str) -> None:
@@ -143,8 +137,6 @@ class _Machine:
         try:
             if step.op == "meanwhile":
                 self._take_meanwhile(*step.args, random.Random(step.salt))
-            elif step.op == "stalled":
-                self._take_stalled(step)
             else:
                 self.place.take(step)
         except Exception as problem:
@@ -171,31 +163,6 @@ class _Machine:
         allowed = [content.answer(question) for content in (before, after)]
         if all(self._difference(one, answer, "scan", one.schema, one.rows) for one in allowed):
             self._report(str(reader), f"scan() while {step.op}", " or ".join(map(_short, allowed)), _text(answer))
-
-    def _take_stalled(self, step: Step) -> None:
-        """Change a provider's rows while a call of `invalidate` stalls before it is on record: another process makes one that is not."""
-        table = self.place.table
-        if not isinstance(table, Provided) or table.has_versions:
-            return
-        keys, question = table.every_key(), self._question("all")
-
-        def ask(process: str, call: str) -> None:
-            reader = Reader("PARTIAL", "UFS", process, "all")
-            (answer,) = self._asked(reader, self._request(reader, question, ((call, keys),)))
-            if answer.error:
-                self._report(str(reader), call, "no error", _text(answer))
-            self._clock.tick(1.0)
-
-        def change() -> None:
-            self._clock.tick(1.0)
-            ask("here", "get_many")
-            table.change("upsert", step.args[1], random.Random(step.salt))
-            ask("other", "invalidate")
-
-        table.invalidate()  # so that the keys are loaded while the next call stalls
-        self._clock.tick(1.0)
-        with meanwhile.before_record("invalidated", change):
-            table.invalidate()
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -244,9 +211,7 @@ class _Machine:
         if table is not None and reader.question == "where":
             question = dataclasses.replace(question, where=table.condition(rng) or question.where)
         if isinstance(table, Provided):
-            # Without versions a full cache has a trigger; nobody else is told when to ask.
-            told = reader.cache == "FULL" and not table.has_versions
-            reader = dataclasses.replace(reader, source="CACHE" if told else "UFS")
+            reader = dataclasses.replace(reader, source="UFS")
         late = reader.process == "late"
         expected = content.answer(question)
         types = expected.types or next((e.types for e in reversed(self._before[question]) if e.types), {})
@@ -440,7 +405,7 @@ def run(
 
 
 def report(history: History, found: Sequence[Discrepancy]) -> str:
-    """What to print of a history that failed."""
+    """What to print of a history that failed: its first wrong answers, and how to replay it."""
     replay = f"LOOKUPCACHE_SEED={history.seed} scripts/test tests/models -k {history.only or 'any'}-"
     lines = [f"{replay}: {len(found)} answers were wrong"]
     lines += [str(one) for one in found[:_ANSWERS_SHOWN]]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -67,10 +65,6 @@ class _Model:
     oldest: int = 0
     """Position from which on all can be read."""
 
-    def copied(self) -> _Model:
-        """A model that goes its own way from here on. What is open stays so for ever in one that is a copy."""
-        return dataclasses.replace(self, opened=[], versions=dict(self.versions))
-
     @property
     def plain_rows(self) -> list[Row]:
         """What should be there now."""
@@ -78,13 +72,11 @@ class _Model:
 
 
 class Managed(DrawnRows):
-    """A managed table, its model, and a copy of both that may come in their place."""
+    """A managed table, and its model."""
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
-        self._model, self._copy = _Model(self.schema), _Model(self.schema)
-        self._aside = ground.root / "aside"
-        shutil.rmtree(self._aside, ignore_errors=True)
+        self._model = _Model(self.schema)
 
     def content(self) -> Content:
         return known_content(self._model.schema, self._model.plain_rows)
@@ -134,9 +126,6 @@ class Managed(DrawnRows):
         return ""
 
     def take(self, step: Step, rng: random.Random) -> None:
-        if step.op in ("copy_aside", "restore", "swap_copies"):
-            self._take_copy(step.op)
-            return
         host, count, *inner = step.args
         options = {
             "lookup.cache.dir": str(self.ground.hosts / host),
@@ -166,24 +155,6 @@ class Managed(DrawnRows):
                 table.alter(properties={"lookup.log.retention": "0 s"})
                 model.oldest = table.vacuum("0 s", force=True)["oldest"] or model.oldest
         model.versions[table.describe()["position"]] = (model.schema, model.plain_rows)
-
-    def _take_copy(self, op: str) -> None:
-        path, aside = self.ground.path, self._aside
-        if op == "copy_aside" or not aside.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.copytree(path, aside)
-            self._copy = self._model.copied()
-        elif op == "restore":
-            shutil.rmtree(path)
-            shutil.copytree(aside, path)
-            self._model = self._copy.copied()
-        else:
-            between = self.ground.root / "between"
-            os.rename(path, between)
-            os.rename(aside, path)
-            os.rename(between, aside)
-            self._model, self._copy = self._copy, self._model
-        self.schema = self._model.schema
 
     @staticmethod
     def _where(new: list[Row]) -> tuple[str, Callable[[Row], bool]]:

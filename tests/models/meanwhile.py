@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.storage.disk.records import Records
-
 _CALLS = ("scandir", "listdir", "stat", "lstat", "open", "readlink", "fstat")
 
 
@@ -82,19 +80,4 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
                 )
 
             patch.setattr(os, name, asked)
-        yield
-
-
-@contextlib.contextmanager
-def before_record(kind: str, change: Callable[[], None]) -> Iterator[None]:
-    """Run `change` once, before the next record of a kind is put: what it says has been decided, and nobody can read it yet."""
-    succeed, changes = Records.succeed_record, [change]
-
-    def succeeded(records: Records, of: str, *args: Any) -> bool:
-        if of == kind and changes:
-            changes.pop()()
-        return succeed(records, of, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Records, "succeed_record", succeeded)
         yield

@@ -6,7 +6,6 @@ Nothing of the package is used here.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -64,10 +63,6 @@ def _content(data_files: list[DataFile], busy: bool) -> Content:
 
 @functools.lru_cache(maxsize=256)
 def _read_version(path: Path, identity: tuple[int, ...]) -> tuple[pa.Schema, list[Row], set[str]]:
-    if path.suffix == ".json":
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pa.schema([(name, _json_type([row.get(name) for row in rows])) for name in names]), rows, set()
     if path.suffix == ".parquet":
         with pq.ParquetFile(path) as file:
             leaves = [file.metadata.schema.column(number) for number in range(file.metadata.num_columns)]
@@ -89,19 +84,6 @@ def _read(path: Path) -> tuple[pa.Schema, list[Row], set[str]]:
     """(its columns, its rows, columns whose times are instants without saying so)."""
     status = path.stat()
     return _read_version(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size))
-
-
-def _json_type(values: list[Any]) -> pa.DataType:
-    """The type of JSON values, of which only plain ones are written: no dates, no numbers of two kinds in one file."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return pa.null()
-    first = known[0]
-    if isinstance(first, dict):
-        return pa.struct([(name, _json_type([value[name] for value in known])) for name in first])
-    if isinstance(first, list):
-        return pa.list_(pa.field("element", _json_type([item for value in known for item in value])))
-    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}[type(first)]
 
 
 # --- directories ----------------------------------------------------------------------------------

@@ -23,35 +23,22 @@ class ImpossibleError(Exception):
 def shown(kind: pa.DataType) -> pa.DataType:
     """The type in which Spark takes values of an Arrow type; null stays null."""
     simple = {
-        "uint8": pa.int16(),
-        "uint16": pa.int32(),
-        "uint32": pa.int64(),
         "uint64": pa.decimal128(20, 0),
-        "halffloat": pa.float32(),
         **dict.fromkeys(("string", "large_string", "string_view"), pa.string()),
-        **dict.fromkeys(("binary", "large_binary", "binary_view"), pa.binary()),
     }
     if str(kind) in simple:
         return simple[str(kind)]
     types = pa.types
-    if types.is_fixed_size_binary(kind):
-        return pa.binary()
     if types.is_dictionary(kind):
         return shown(kind.value_type)
     if types.is_date(kind):
         return pa.date32()
     if types.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else "UTC")
-    if types.is_duration(kind):
-        return pa.duration("us")
-    if types.is_map(kind):
-        return pa.map_(shown(kind.key_type), shown(kind.item_type))
     if types.is_struct(kind):
         return pa.struct([(field.name, shown(field.type)) for field in kind])
     if types.is_nested(kind):
         return pa.list_(pa.field("element", shown(kind.value_type)))
-    if types.is_time(kind):
-        raise ImpossibleError(f"{kind} has no counterpart")
     return kind
 
 
@@ -65,8 +52,6 @@ def united(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         if [field.name for field in one] != [field.name for field in other]:
             raise ImpossibleError(f"{one} and {other}")
         return pa.struct([(a.name, united(a.type, b.type)) for a, b in zip(one, other, strict=True)])
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        return pa.map_(united(one.key_type, other.key_type), united(one.item_type, other.item_type))
     if pa.types.is_list(one) and pa.types.is_list(other):
         return pa.list_(pa.field("element", united(one.value_type, other.value_type)))
     if _holds(one, other):
@@ -95,8 +80,6 @@ def finished(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, finished(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(finished(kind.key_type), finished(kind.item_type))
     if pa.types.is_list(kind):
         return pa.list_(pa.field("element", finished(kind.value_type)))
     return kind
@@ -109,8 +92,6 @@ def converted(value: Any, kind: pa.DataType, utc: bool = False) -> Any:
     types = pa.types
     if types.is_struct(kind):
         return {field.name: converted(value[field.name], field.type, utc) for field in kind}
-    if types.is_map(kind):
-        return [(converted(k, kind.key_type, utc), converted(v, kind.item_type, utc)) for k, v in value]
     if types.is_list(kind):
         return [converted(item, kind.value_type, utc) for item in value]
     if types.is_decimal(kind):
@@ -119,8 +100,6 @@ def converted(value: Any, kind: pa.DataType, utc: bool = False) -> Any:
         return float(value)
     if hasattr(value, "to_pydatetime"):
         value = value.to_pydatetime()
-    if hasattr(value, "to_pytimedelta"):
-        value = value.to_pytimedelta()
     if types.is_timestamp(kind):
         if kind.tz is not None and value.tzinfo is None and utc:
             value = value.replace(tzinfo=datetime.timezone.utc)
