@@ -165,13 +165,6 @@ def test_a_signalling_nan_is_nan(kind: pa.DataType) -> None:
     assert Keys([array]).equal(left, Keys([array]), right).tolist() == alike
 
 
-def test_seeds_are_odd_and_drawn() -> None:
-    """A seed is two odd 64-bit numbers of the generator given."""
-    drawn = [draw_seed(random.Random(number // 2)) for number in range(50)]
-    assert len(set(drawn)) == 25
-    assert all(part % 2 == 1 and 0 < part < 2**64 for seed in drawn for part in (seed.first, seed.second))
-
-
 def cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     """One column of keys as the table's type; the values in the form of `plain`."""
     (found,) = cast_keys(pa.table({"k": array}), [pa.field("k", kind)])
@@ -476,40 +469,6 @@ def test_probing(kind: pa.DataType, data: st.DataObject) -> None:
     assert nothing.pairs(asked) == nothing.pairs([column.slice(0, 0) for column in asked]) == []
 
 
-DENSE: list[tuple[Sequence[Any], list[pa.DataType]]] = [
-    (range(100, 1100), [pa.int64(), pa.int16(), pa.date32(), US]),
-    ([-128, 127, 0], [pa.int8()]),
-    (range(0, 4000, 4), [pa.int32()]),  # as many slots as four for each key
-    ([0, 1023], [pa.int64()]),
-    ([-(2**63), -(2**63) + 5, -(2**63) + 1], [pa.int64()]),
-    ([2**63 - 1, 2**63 - 6], [pa.int64(), US]),
-    ([True, False], [pa.bool_()]),
-    ([True], [pa.bool_()]),
-]
-SPARSE: list[tuple[Sequence[Any], list[pa.DataType]]] = [
-    (range(0, 5000, 5), [pa.int32()]),
-    ([0, 1024], [pa.int64()]),
-    ([-(2**63), 2**63 - 1], [pa.int64(), US]),
-    ([-(2**31), 2**31 - 1], [pa.date32()]),
-]
-
-
-@pytest.mark.parametrize(("cases", "by_slot"), [(DENSE, True), (SPARSE, False)], ids=["dense", "sparse"])
-def test_dense_numbers_have_slots(cases: list[tuple[Sequence[Any], list[pa.DataType]]], by_slot: bool) -> None:
-    """Numbers close together are addressed by value, others by hash; at the ends of the type both are right."""
-    for values, kind in ((values, kind) for values, kinds in cases for kind in kinds):
-        index = built([pa.array([*values, *list(values)[:2]], kind)])
-        assert ("slots" in index.arrays, "starts" in index.arrays) == (by_slot, not by_slot)
-        low, high = -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
-        near = {v + d for v in (*values, low, high, 0) for d in (-1, 0, 1)}
-        known = [True, False] if pa.types.is_boolean(kind) else sorted(v for v in near if low <= v <= high)
-        asked = [pa.array([None, *known], kind)]
-        assert index.pairs(asked) == index.expected(asked)
-        if by_slot:
-            spread = int(max(values)) - int(min(values)) + 1
-            assert (index.arrays["slots"].dtype, len(index.arrays["slots"])) == (np.uint32, spread)
-
-
 def test_counts_of_64_bits() -> None:
     """Where there are 2^32 rows numbers take 64 bits, and what is found is the same."""
     column = pa.array([5, 7, 5, 9])
@@ -581,22 +540,3 @@ def test_keys_aimed_at_one_bucket_miss_it_under_another_seed() -> None:
     for seed in range(20):
         drawn = draw_seed(random.Random(100 + seed))
         assert built([column], drawn).pairs([column]) == [(n, n) for n in range(3000)]
-
-
-def test_regular_keys_are_no_skew() -> None:
-    """Keys as tables have them (steps of any size, one bit set, numbered texts, grids) fill no bucket under any seed drawn."""
-    numbers = range(3000)
-    columns: list[list[pa.Array]] = [
-        *([pa.array([n << shift for n in numbers])] for shift in (0, 1, 10, 32, 45)),
-        [pa.array([1 << n for n in range(63)] + [-(1 << n) for n in range(64)] + [(1 << n) - 1 for n in range(2, 63)])],
-        *([pa.array([f"{before}{n:08d}{after}" for n in numbers])] for before, after in (("", ""), ("k" * 20, ""), ("", "z" * 30))),
-        [pa.array([n % 60 for n in numbers]), pa.array([n // 60 for n in numbers])],
-        [pa.array([n / 4 for n in numbers])],
-        [pa.array([float(n << 30) for n in numbers])],
-        [pa.array([n * 86_400_000_000 for n in range(-1500, 1500)], US)],
-    ]  # fmt: skip
-    for arrays in columns:
-        for seed in range(8):
-            index = built(arrays, draw_seed(random.Random(seed)), slots=False)
-            assert len(index.pairs(arrays)) == len(arrays[0])
-            assert len(arrays[0]) * 4 // 3 < len(index.arrays["starts"]) - 1 <= len(arrays[0]) * 8 // 3

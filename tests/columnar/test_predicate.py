@@ -73,12 +73,10 @@ MEANINGS: list[tuple[Predicate, list[str]]] = [
     # combinations
     (Or((ID_1, And((ID_2, FLAG)))), ["id = 1 OR id = 2 AND flag"]),
     (And((Or((ID_1, ID_2)), FLAG)), ["(id = 1 OR id = 2) AND flag"]),
-    (And((ID_1, ID_2, FLAG)), ["id = 1 AND id = 2 AND flag"]),
     (And((ID_1, And((ID_2, FLAG)))), ["id = 1 AND (id = 2 AND flag)"]),
     (Or((Compare("id", "<>", 1), ID_2)), ["NOT (id = 1 AND NOT id = 2)", "NOT id = 1 OR id = 2"]),
     # names
     (Compare("Spaced Name", "=", 1), ["`spaced name` = 1"]),
-    (Compare("dotted.name", "=", 1), ["`dotted.name` = 1"]),
     (Compare("tick`ed", "=", 1), ["`tick``ed` = 1"]),
     (Compare("größe", "=", 1), ["größe = 1"]),
     (Or((IsNull("größe"), IsNull("größe"))), ["GrößE IS NULL OR `GRÖßE` IS NULL"]),
@@ -89,20 +87,14 @@ MEANINGS: list[tuple[Predicate, list[str]]] = [
     (Constant(True, "id"), ["id < 3000000000", "id > -3000000000", "id <> 2.5"]),
     (Constant(True), ["id < 3000000000.0"]),  # true of null as well: Spark's DecimalPrecision
     (Constant(False), ["big >= 9223372036854775808"]),
-    (Compare("id", "=", 1.0), ["id = 1e0"]),
     (Compare("big", "=", -(2**63)), ["big = -9223372036854775808"]),
     (Compare("amount", "=", Decimal("1.5")), ["amount = CAST('1.5' AS DECIMAL(3, 1))"]),
     (Compare("amount", "=", Decimal("0.5")), ["amount = .5"]),
-    (Compare("amount", "=", Decimal(5)), ["amount = 5."]),
     (Compare("amount", "<=", Decimal("-0.01")), ["amount < -0.005"]),
     (Constant(False, "amount"), ["amount < -99999999999999999999999999.999", "amount > 100000000"]),
-    (Compare("double", "=", 0.001), ["double = 1e-3"]),
     (Compare("double", "=", 0.10000000149011612), ["double = 0.1F"]),
     (Compare("double", "=", -math.inf), ["double = CAST('-Infinity' AS DOUBLE)"]),
     # text and bytes
-    (Compare("name", "=", "a"), ['name = "a"']),
-    (Compare("name", "=", "it's"), [r"name = 'it\'s'"]),
-    (Compare("name", "=", "a\\b\n\t\r\b\\%\\_"), [r"name = 'a\\b\n\t\r\b\%\_'"]),
     (Compare("name", "=", "id = 1) OR (1 = 1"), ["name = 'id = 1) OR (1 = 1'"]),
     (Compare("bytes", "=", b""), ["bytes = X''"]),
     (Compare("bytes", "=", b"\x0f"), ["bytes = X'F'"]),
@@ -202,16 +194,6 @@ def test_what_is_refused(part: str) -> None:
             shown = message.removeprefix("option lookup.where: ").partition(" is not supported")[0]
             assert part or {*WORD.findall(shown.lower())} & {*WORD.findall(text.lower())}
             assert "is not supported; supported are =, <>," in message or "LIKE takes a prefix only" in message
-
-
-def test_big_decimal_literals() -> None:
-    """`1.5BD` is the number it says; a sqlglot that reads it as DECIMAL without digits has it refused."""
-    try:
-        found = parse_where("amount = 1.5BD", SCHEMA)
-    except PredicateError as refused:
-        assert "CAST(1.5 AS DECIMAL)" in str(refused)
-    else:
-        assert found == Compare("amount", "=", Decimal("1.5"))
 
 
 TEXTS = st.text(st.sampled_from("\\'\"%_uUZq0\n") | st.characters(codec="utf-8"), max_size=6)
@@ -434,9 +416,3 @@ def test_string_literals(literal: str) -> None:
     """A string literal means what it means to Spark: doubled and escaped quotes, both kinds of them, escapes, raw and adjacent literals."""
     assert parse_where(f"`name` = {literal}", SCHEMA) == Compare("name", "=", STRINGS[literal])
     assert parse_where(f"name IN ({literal}\n, 'x')", SCHEMA) == In("name", (STRINGS[literal], "x"), False)
-
-
-def test_string_literals_in_errors() -> None:
-    """An error shows the literals that were written."""
-    with pytest.raises(PredicateError, match=r"UPPER\(name\) = 'O''Brien'"):
-        parse_where("upper(name) = 'O''Brien'", SCHEMA)
