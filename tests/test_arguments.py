@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pyspark_lookup import (
-    DefaultLookupCache,
     LookupTable,
     PeriodicCacheReloadTrigger,
     TimedCacheReloadTrigger,
@@ -57,16 +56,6 @@ def test_another_type(tmp_path: Path, argument: str) -> None:
             continue
         assert odd in (None, True, ["7 d"])
     assert table.describe()["position"] == position
-
-
-@pytest.mark.parametrize("odd", [-1, float("nan"), "5", True, datetime.timedelta(5)])
-@pytest.mark.parametrize("bound", ["max_rows", "max_bytes", "expire_after_access_s", "expire_after_write_s"])
-def test_a_bound_that_is_none(bound: str, odd: Any) -> None:
-    """Whichever way the cache is made."""
-    builder = getattr(DefaultLookupCache.new_builder(), bound.removesuffix("_s"))
-    for make in (builder, lambda bound_: DefaultLookupCache(**{bound: bound_})):
-        with pytest.raises(ValueError, match=rf"{bound} = .*: expected a number, 0 or more"):
-            make(odd)
 
 
 def test_durations_as_python_has_them(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import run
-from benchmarks.run import BENCHMARKS, Table, compared, plotted, tables_in
+from benchmarks.run import BENCHMARKS, Table, plotted, tables_in
 
 PRINTED = """
 ## A scan
@@ -36,18 +36,3 @@ def test_tables_are_read_from_what_is_printed(tmp_path: Path) -> None:
     assert not plotted(Table("x", ["name", "files"], [["a", 1.0]]), tmp_path / "b.svg")
     assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
     assert {path.stem for path in Path(run.__file__).parent.glob("bench_*.py")} == set(BENCHMARKS)
-
-
-def test_ratios_are_compared_where_there_are_some() -> None:
-    """A machine that is twice as slow moves no ratio; what moved is said with both numbers. Without ratios times are compared."""
-
-    def moved(before: list[list[object]], after: list[list[object]]) -> list[str]:
-        columns = ["contender", "median s", "ratio to peer"][: len(before[0])]
-        one, two = ({"bench_scan": [{"title": "A scan", "columns": columns, "rows": rows}]} for rows in (before, after))
-        return list(compared(one, two, 0.25))
-
-    before = [["ours", 1.0, 1.2], ["theirs", 0.8, "peer"]]
-    assert moved(before, [["ours", 2.0, 1.3], ["theirs", 1.6, "peer"]]) == []
-    said = "bench_scan: A scan: ours: ratio to peer was 1.2, is 2.4 (2.00 times)"
-    assert moved(before, [["ours", 1.0, 2.4], ["new", 5.0, 5.0]]) == [said]
-    assert moved([["ours", 1.0]], [["ours", 0.5]])[0].endswith("median s was 1, is 0.5 (0.50 times)")

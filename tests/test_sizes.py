@@ -26,7 +26,7 @@ from pyarrow import feather, orc
 from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.roaring import read_roaring
 from pyspark_lookup.core import memory
-from pyspark_lookup.errors import DamagedFileError, NotSupportedError, PysparkLookupError, without_credentials
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, PysparkLookupError
 from pyspark_lookup.scan import table_scan
 from pyspark_lookup.scan.formats import model as file_names
 from pyspark_lookup.scan.formats import parquet
@@ -34,31 +34,6 @@ from pyspark_lookup.sources.iceberg.manifests import read_manifest_list
 from pyspark_lookup.sources.iceberg.metadata import parse_metadata
 from pyspark_lookup.storage.stores import PART_OF_FILE, FileVersion
 from tests.support.fakes import make_host
-
-
-@pytest.mark.parametrize("head", ["a://", "?"])
-def test_messages_of_any_length(head: str) -> None:
-    """What is looked for in a message takes time by its length, whatever is in it."""
-    for part in (
-        "1",
-        "?",
-        "key",
-        "?key",
-        "&key",
-        "://@",
-        "a://",
-        "password=",
-        "x?",
-        "=@",
-        "pwd=x;",
-        "@",
-        "'key': ",
-        "key=",
-    ):
-        start = time.process_time()
-        without_credentials(head + part * 25_000)
-        assert time.process_time() - start < 1, part
-
 
 # --- columns --------------------------------------------------------------------------------------------
 
@@ -198,25 +173,6 @@ def test_lists_that_are_long_in_the_file_too(table: Path, monkeypatch: pytest.Mo
     rows = pa.table({"id": np.arange(2**10), "v": pa.FixedSizeListArray.from_arrays(values, 2**9)})
     pq.write_table(rows.cast(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32()))])), table / "a.parquet")
     assert _read(table).num_rows == 2**10
-
-
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_small_dictionary_is_not_read_beforehand(
-    table: Path, compression: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The header of its page bounds the length of its values."""
-    monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**24)
-    rows = pa.table({"id": np.arange(20_000), "v": pa.array(np.arange(20_000) % 97).cast(pa.string())})
-    pq.write_table(rows, table / "a.parquet", compression=compression, use_dictionary=["v"])
-    beforehand: list[int] = []
-    monkeypatch.setattr(
-        parquet.ParquetIndex, "_longest_text_bytes", lambda index, unit, leaf, source: beforehand.append(leaf) or 0
-    )
-    assert _read(table).equals(rows)
-    assert beforehand == []
-    monkeypatch.setattr(parquet, "_dictionary_bytes", lambda chunk, source: chunk.total_uncompressed_size)
-    assert _read(table).equals(rows)
-    assert beforehand == [1]
 
 
 def test_what_was_read_from_files_leaves_room_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,18 +364,6 @@ def test_a_file_that_is_said_to_be_large(tmp_path: Path, size: int) -> None:
     with pytest.raises(PysparkLookupError, match="parquet"):
         _read(tmp_path / "t")
     assert time.process_time() - start < 5
-
-
-def test_shares_are_those_of_all_cuts() -> None:
-    """Each share finds its cuts without a look at the others, and no cut is lost."""
-    files = [FileVersion(f"s3://b/{number}", size, "x") for number, size in enumerate([7, 1, 0, 1000, 33, 250, 2])]
-    for count in (1, 2, 5, 13, 100):
-        shares = [table_scan.cut_share(files, number, count, True) for number in range(count)]
-        pieces = sorted((piece.file.url, piece.start, piece.end) for share in shares for piece in share)
-        for file in files:
-            ends = [(start, end) for url, start, end in pieces if url == file.url and end > start]
-            assert sum(end - start for start, end in ends) == file.size
-            assert len(set(ends)) == len(ends)
 
 
 def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import sys
 import types
-import zipfile
 from pathlib import Path
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-import pyspark_lookup
-from pyspark_lookup.cli.main import _group
 from pyspark_lookup.core.credentials import names_shown
-from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError
 from pyspark_lookup.lookup.catalog_tables import absolute_path
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.lookup.planner import planned_names
 from pyspark_lookup.sources.providers.functions import LookupFunction, LookupFunctionProvider
 from pyspark_lookup.sources.registry import parse_options
-from pyspark_lookup.storage.stores.fsspec import FsspecStore
 
 MEANT = {
     "keys": "lookup.keys", "cache": "lookup.cache", "header": "lookup.csv.header", "sep": "lookup.csv.sep",
@@ -45,13 +36,6 @@ def test_the_option_that_is_meant(given: str) -> None:
     with pytest.raises(OptionError) as caught:
         parse_options({"path": "/t", given: "1"})
     assert str(caught.value) == f"unknown option {given.lower()} = '1': did you mean {MEANT[given]}?"
-
-
-def test_an_option_like_no_other() -> None:
-    """A list of all options helps nobody."""
-    with pytest.raises(OptionError) as caught:
-        parse_options({"path": "/t", "zzz.qqq": "1"})
-    assert len(str(caught.value)) < 100
 
 
 PLACES = {
@@ -83,64 +67,6 @@ def test_odd_names_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
         with pytest.raises(PysparkLookupError, match=r"^file:///.* does not exist$") as caught:
             LookupTable(f"{path}/none", {"lookup.cache.dir": str(tmp_path / "c")}).scan()
         assert "\n" not in str(caught.value)
-
-
-def test_schemes_in_capitals(tmp_path: Path) -> None:
-    """Are those in lower case; other text of a path stays."""
-    assert parse_options({"path": "S3://B/X"}).files.path == "s3://B/X"
-    assert parse_options({"path": "Memory://X"}).files.path == "memory://X"
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "A.parquet")
-    assert LookupTable(f"FILE:{tmp_path}/A.parquet").scan().num_rows == 1
-    for literal in ("/a:b/c", "%Y%m/t", "%E4%BD%A0/t", "%20%/t"):
-        assert parse_options({"path": literal}).files.path == literal
-
-
-def test_a_path_object(tmp_path: Path) -> None:
-    """A pathlib.Path is a path, as the argument, as the option, and as another option that is one."""
-    (tmp_path / "t").mkdir()
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / "a.parquet")
-    assert LookupTable(tmp_path / "t" / "a.parquet", {"lookup.cache.dir": tmp_path / "c"}).scan().num_rows == 1
-    assert LookupTable(None, {"path": tmp_path / "t"}).scan().num_rows == 1
-    assert parse_options({"path": tmp_path}).files.path == str(tmp_path)  # type: ignore[dict-item]
-
-
-def test_hdfs_without_java() -> None:
-    """Is one line that names JAVA_HOME, of the 15,000 characters that Arrow has to say."""
-    problem = OSError("Unable to load libjvm\n" + "dlopen(/usr/lib/jvm/libjvm.so) failed\n" * 300)
-    with (
-        mock.patch("fsspec.get_filesystem_class", side_effect=problem),
-        pytest.raises(OptionError, match="JAVA_HOME") as caught,
-    ):
-        FsspecStore("hdfs://nn/x", "hdfs", {}, lambda: 0.0)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 300
-
-
-def test_the_words_of_what_was_given() -> None:
-    """A column that a table has lost, one that somebody has declared, and an option of a write."""
-    there = pa.schema([("id", pa.int64())])
-    with pytest.raises(
-        SchemaError, match=r"^/t has no column 'x' \(it has id\), which it had .* the table changed; plan again"
-    ):
-        planned_names(["id", "x"], there, "/t")
-    with pytest.raises(SchemaError, match=r"^/t has no column 'x' \(it has id\), which the given schema names$"):
-        planned_names(["x"], there, "/t", declared=True)
-    with pytest.raises(OptionError, match=r"lookup.write.mode = 'x' \(write option\): expected"):
-        parse_options({"path": "/t", "lookup.write.mode": "x"}, origin="write option")
-
-
-def test_what_a_table_cannot_do(tmp_path: Path) -> None:
-    """The option's own value is named, and a table by what it is."""
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
-    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}
-    partial = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9"}
-    with LookupTable(tmp_path / "a.parquet", options | partial) as table:
-        with pytest.raises(OptionError, match=r"^option lookup.cache = 'PARTIAL': only lookup.cache = 'FULL' has a"):
-            table.warm()
-        with pytest.raises(TypeError, match=r"^keys of type int cannot be read \(.*\): give keys as a list"):
-            table.get_many(1)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"a\.parquet is a table of plain files and keeps no versions$"):
-        LookupTable(tmp_path / "a.parquet", {**options, "lookup.version": "1"}).scan()
 
 
 class Bytes(LookupFunction):
@@ -181,62 +107,6 @@ def test_text_that_is_no_utf8(cache_dir: Path, texts: str) -> None:
             with pytest.raises(LookupFunctionError, match=says):
                 table.get_many(pa.table({"id": [1, key, 2]}))
         assert table.get(1) == [{"id": 1, "name": "x", "tags": ["t"]}]
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(_group, [str(one) for one in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.output
-
-
-def test_what_the_command_line_shows(tmp_path: Path, cache_dir: Path, texts: str) -> None:
-    """Values that no terminal obeys; of a table what matters; and in counters no path where none ever was."""
-    pq.write_table(pa.table({"id": ["a\x1b[2J"], "name": ["b\r\nc\x9b\u202ed"]}), tmp_path / "x.parquet")
-    at = ("--cache-dir", cache_dir)
-    shown = run("get", tmp_path / "x.parquet", "a\x1b[2J", "-o", "lookup.keys=id", *at)
-    assert all(line.isprintable() for line in shown.splitlines())
-    assert r"b\r\nc\x9b\u202ed" in shown
-    described = run("describe", tmp_path / "x.parquet", "-o", "lookup.keys=id", *at)
-    assert "LookupOptions" not in described
-    assert "lookup.keys = id" in described
-    assert "files    1\n" in described
-    described = run("describe", "x", "-o", f"lookup.provider={texts}", "-o", "lookup.keys=id", *at)
-    assert "PROVIDER" in described
-    assert not {"files", "bytes"} & set(described.split())
-    with contextlib.suppress(OSError):
-        LookupTable(tmp_path / "typo", {"lookup.cache.dir": cache_dir}).scan()
-    for command in (("stats",), ("serve-metrics", "--textfile", tmp_path / "m.prom"), ("report", tmp_path / "r.html")):
-        shown = run(*command, *at) + "".join(
-            path.read_text() for path in tmp_path.glob("?.*m*") if path.suffix != ".parquet"
-        )
-        assert "x.parquet" in shown
-        assert "typo" not in shown
-    assert "Large" not in (tmp_path / "r.html").read_text()
-    assert "typo" in run("stats", tmp_path / "typo", *at)  # nothing is known of it
-    assert "tables known here: file:" in run("stats", tmp_path / "typo", *at)
-
-
-def test_the_report_from_a_zip(tmp_path: Path) -> None:
-    """The page's template is found where the package is in an archive."""
-    package = Path(pyspark_lookup.__file__).parent
-    with zipfile.ZipFile(tmp_path / "p.zip", "w") as archive:
-        for path in package.rglob("*"):
-            if path.suffix in (".py", ".jinja"):
-                archive.write(path, path.relative_to(package.parent))
-    (tmp_path / "c").mkdir(mode=0o700)
-    code = f"from pyspark_lookup.cli import main; main(['report', {str(tmp_path / 'r.html')!r}, '--cache-dir', {str(tmp_path / 'c')!r}])"
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "x.parquet")
-    LookupTable(tmp_path / "x.parquet", {"lookup.cache.dir": tmp_path / "c"}).scan()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path / "p.zip"), "PATH": "/usr/bin:/bin"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "r.html").read_text().startswith("<!")
 
 
 def test_the_column_that_is_meant(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup.errors import ReloadFailedError
-from tests.support.full_cache import CACHE, FULL, Table, publish
+from tests.support.full_cache import CACHE, Table, publish
 
 HOUR_S = 3600.0
 LIMITED = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
@@ -97,23 +97,3 @@ def test_the_limit_of_staleness_holds(path: Path, cache_dir: Path, step_s: float
         table.versions(0)
     table.up()
     assert table.versions(0) == [2]
-
-
-@each_step
-def test_superseded_snapshots_go(path: Path, cache_dir: Path, step_s: float) -> None:
-    """Of the snapshots from before the step none stays for ever, and the latest stays."""
-    table = Table(path, cache_dir, FULL)
-    for version in (1, 2, 3):
-        publish(path, 0, version)
-        table.warm()
-    assert len(table.segments()) == 3
-    table.host.clock.wall_s += step_s
-    table.host.clock.tick(601)
-    publish(path, 0, 4)
-    table.warm()
-    assert table.versions(0) == [4]
-    table.host.clock.tick(601)
-    table.versions(0)
-    table.later.loads()
-    assert len(table.segments()) == 1
-    assert table.versions(0) == [4]

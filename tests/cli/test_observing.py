@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cli.advise import advice, replay
+from pyspark_lookup.cli.advise import advice
 from pyspark_lookup.cli.host_commands import HostCollector, series_names
 from pyspark_lookup.cli.report import disk_hints, hints, report
 from pyspark_lookup.core.log_events import log_event
@@ -255,16 +255,6 @@ def test_each_hint_has_its_reason() -> None:
 
 
 ROOM = DiskSpace(0, 10**12, 0, 10**12)
-
-
-def test_a_trace_is_replayed_through_the_cache() -> None:
-    """What is said of a size is what that cache does: all of few keys, none of a scan. A key with a null asks for nothing."""
-    few = pa.table({"id": np.random.default_rng(5).integers(0, 100, 50_000)})
-    assert replay(few, 100).hits == 50_000 - 100
-    assert replay(pa.table({"id": np.arange(50_000)}), 50_000).hits == 0
-    # 10,000 keys are a batch: of the second one the keys of the first are there, and none of the fourth's.
-    found = replay(pa.table({"id": [*range(10_000), *range(12_000, 2_000, -1), *range(9_999, -1, -1)]}), 10_000)
-    assert (found.requests, found.hits) == (30_000, 7_999 + 7_999)
 
 
 def test_which_mode_is_advised() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -217,18 +216,6 @@ TYPES = [
 PAIRS = [(a, b) for a in TYPES for b in TYPES if a != b and widens(a, b)]
 
 
-def test_widens_is_a_partial_order() -> None:
-    """Every type widens to itself, no two to each other, and what widens in two steps widens in one."""
-    assert all(widens(kind, kind) for kind in TYPES)
-    above: dict[pa.DataType, set[pa.DataType]] = {kind: set() for kind in TYPES}
-    for narrow, wide in PAIRS:
-        above[narrow].add(wide)
-    for narrow, wide in PAIRS:
-        assert narrow not in above[wide], f"{narrow} and {wide} widen to each other"
-        assert above[wide] <= above[narrow], f"{narrow} widens to {wide}, which widens further"
-    assert len(PAIRS) > 300
-
-
 def extremes(kind: pa.DataType) -> list[Any]:
     """Values of a type that a narrower or less exact one would lose; times are whole seconds, which every unit has."""
     types = pa.types
@@ -286,30 +273,6 @@ def test_widening_keeps_every_value() -> None:
 
 
 # --- values ----------------------------------------------------------------------------------------------
-
-
-WRAPPED: list[Callable[[pa.DataType], pa.DataType]] = [
-    pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda kind: pa.list_(kind, 2),
-    lambda kind: pa.struct([("x", kind), ("y.z", pa.list_(kind))]), lambda kind: pa.map_(pa.large_string(), kind),
-]  # fmt: skip
-
-
-def test_cast_keeps_values() -> None:
-    """Any slice of any column, nested and null at any level, has the same values in Spark's type."""
-    for number, (kind, _) in enumerate(FLAT):
-        if isinstance(kind, pa.BaseExtensionType | pa.RunEndEncodedType):
-            continue
-        nested = [wrap(kind) for wrap in WRAPPED]
-        # With each of the kinds another one of the ways lies in each of them.
-        turned = [WRAPPED[(place + number) % len(WRAPPED)](inner) for place, inner in enumerate(nested)]
-        for held in (kind, *nested, *turned):
-            whole = pa.array(extremes(held) * 2, held)
-            for start in range(len(whole)):
-                column = whole.slice(start, 4)
-                found = cast_column(column, spark_type(held), "c", "f")
-                found.validate(full=True)
-                assert found.type.equals(spark_type(held))
-                assert found.to_pylist() == column.to_pylist(), held
 
 
 def test_layouts_of_other_writers() -> None:

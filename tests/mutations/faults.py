@@ -616,7 +616,7 @@ FAULTS = [
         ("tests/sources/delta/test_calls.py::test_what_is_new",)),
     Fault("the-last-bits-of-marks-are-lost", "cache/full/snapshot.py::Marks.between",
         replace("$stop + 7", "$stop"),
-        ("tests/cache/test_segments.py::test_layers_answer_as_one_table",)),
+        ("tests/cache/full/test_full_cache.py::test_what_a_change_makes_of_the_layers",)),
     # --- Iceberg tables
     Fault("equality-deletes-concern-their-own-rows", "sources/iceberg/files.py::_DeleteFileIndex.__init__",
         replace("$entry.sequence - 1", "$entry.sequence"),

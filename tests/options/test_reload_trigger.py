@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import math
 import os
-import pickle
 import time
 import zoneinfo
 from collections.abc import Callable, Iterator
@@ -358,26 +357,6 @@ def test_a_timed_reload_is_the_next_on_the_grid(
         assert trigger.next_due_s(last, started) == expected
 
 
-@given(st.data(), TIMES, st.sampled_from(ZONES), DAYS, st.sampled_from([0.0, 0.005, 3600.0]))
-def test_timed_reloads_take_every_grid_time_once(
-    data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, late_s: float
-) -> None:
-    """While timers run, if late, each grid time has its reload; reloads by hand in between add none and take none."""
-    first = data.draw(first_starts(reload_time, zone))
-    grid = calendar_grid(reload_time, days, zone, first, range(10))
-    context = opened(TimedCacheReloadTrigger(reload_time, days, zone), ManualContext(first, reload_s=0.0))
-    context.run_due()
-    for due in grid[1:] if grid[0] == first else grid:
-        share = data.draw(st.sampled_from([None, 0.1, 0.5, 0.9]))
-        if share is not None:
-            context.run_until(context.clock.wall_s + share * (due - context.clock.wall_s))
-            context.reloaded(context.clock.wall_s, context.clock.wall_s)
-        context.run_until(due - 0.0005)
-        context.clock.wall_s = due + late_s
-        context.run_due()
-    assert context.asked == [first] + [at_s if at_s == first else at_s + late_s for at_s in grid]
-
-
 @given(st.times(), st.none() | OFFSETS, st.sampled_from(["minutes", "seconds", "milliseconds", "microseconds"]))
 def test_iso_times(at: datetime.time, zone: datetime.tzinfo | None, precision: str) -> None:
     """A time of day is local without an offset, and otherwise has the one it names."""
@@ -444,20 +423,6 @@ def test_bad_blackouts(texts: list[str], words: str) -> None:
     for text in texts:
         with pytest.raises(ValueError, match=words):
             parse_blackout(text)
-
-
-@pytest.mark.parametrize("zone", [None, BERLIN, datetime.timezone(datetime.timedelta(hours=2))])
-def test_a_blackout_is_a_value(zone: datetime.tzinfo | None) -> None:
-    """`str` gives a text that parses to the same blackout, in one spelling; equal ones are one key of a dict and survive pickling."""
-    for text, canonical in (
-        ("22:00-06:00", None),
-        ("22:00-06:00Z, 12:00-13:00+05:30, 00:00-01:00-03:00", None),
-        ("22:00:30-06:00:00.250", "22:00:30-06:00:00.250000"),
-        (" 22:00:00 - 06:00+00:00 ,12:00-13:00 ", "22:00-06:00Z, 12:00-13:00"),
-    ):
-        blackout = parse_blackout(text, zone)
-        assert str(blackout) == (canonical or text)
-        assert {blackout: 1}[parse_blackout(str(blackout), zone)] == {blackout: 1}[pickle.loads(pickle.dumps(blackout))]
 
 
 MINUTES = st.integers(0, 24 * 60 - 1).map(lambda minute: f"{minute // 60:02}:{minute % 60:02}")

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import Bounds, Freshness, SharedCache, SharedRows
@@ -31,10 +30,8 @@ from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk
-from tests.support.column_values import nested_values
 from tests.support.fakes import FakeClock, Later
 from tests.support.full_cache import Table
-from tests.support.key_values import QUIET, SIGNALLING, bits, plain, values_of
 
 BOUND_S = 60.0  # far above what any of this takes
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
@@ -181,38 +178,6 @@ def new_directory() -> Iterator[Path]:
     """A directory of its own for one of many examples."""
     with tempfile.TemporaryDirectory() as root:
         yield Path(root)
-
-
-def forms_of(value: pa.Array) -> st.SearchStrategy[pa.Array]:
-    """A floating-point number in each of the forms that are one key: a zero of either sign, any NaN."""
-    kind, (number,) = value.type, value.to_pylist()
-    if math.isnan(number):
-        nans = bits([*QUIET[kind], *SIGNALLING[kind]], kind)
-        return st.sampled_from([nans.slice(n, 1) for n in range(len(nans))])
-    return st.sampled_from([value, pa.array([-0.0], kind)]) if number == 0 else st.just(value)
-
-
-@st.composite
-def loads(draw: st.DrawFn, key_kinds: st.SearchStrategy[Sequence[pa.DataType]], row_kinds: Any) -> Any:
-    """(key columns, all different, rows with an index): what a load brings, of any types."""
-    types = draw(key_kinds)
-    count = draw(st.integers(1, 8))
-    columns = [draw(st.lists(values_of(kind), min_size=count, max_size=count)) for kind in types]
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
-    firsts = {key: n for n, key in reversed(list(enumerate(zip(*map(plain, arrays), strict=True))))}
-    chosen = sorted(firsts.values())
-    arrays = [array.take(pa.array(chosen, pa.int64())) for array in arrays]
-    counts = draw(st.lists(st.integers(0, 3), min_size=len(chosen), max_size=len(chosen)))
-    places = [place for place, n in enumerate(counts) for _ in range(n)]
-    made = {}
-    for number, array in enumerate(arrays):
-        if pa.types.is_floating(array.type):  # kept with the rows, for it has several forms
-            forms = [array.slice(place, 1) for place in places]
-            made[f"k{number}"] = pa.concat_arrays([array.slice(0, 0), *map(draw, map(forms_of, forms))])
-    for number, kind in enumerate(draw(st.lists(row_kinds, max_size=3))):
-        values = draw(st.lists(nested_values(kind), min_size=len(places), max_size=len(places)))
-        made[f"c{number}"] = pa.array(values, kind)
-    return arrays, pa.table({**made, KEY_INDEX: pa.array(places, pa.int64())})
 
 
 EXPIRING = [{"expire_after_write_s": 10.0}, {"expire_after_access_s": 10.0}]

@@ -19,6 +19,7 @@ from pyarrow import orc
 from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.formats import BATCH_ROWS
@@ -134,6 +135,24 @@ def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> 
     table.up()
     table.warm()
     assert table.versions(0, 500) == [10, 10]
+
+
+def test_tasks_share_the_rows_of_a_snapshot(directory: Path, cache_dir: Path) -> None:
+    """Of several layers each row is in one task's share, however many tasks there are, and none reads a file."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    publish(directory, 3, 2)
+    table.warm()
+    table.fetched()
+    plan, shown = table._planned()
+    for count in (1, 2, 7):
+        tasks = [ReadTask(number, count) for number in range(count)]
+        rows = pa.Table.from_batches(
+            [batch for task in tasks for batch in table.host.reader.read(plan, task, None)], shown
+        )
+        expected = [2 if id_ // EACH == 3 else 1 for id_ in range(5000)]
+        assert rows.sort_by("id").column("version").to_pylist() == expected
+    assert table.fetched() == set()
 
 
 def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Path) -> None:
@@ -273,29 +292,6 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
     assert table.metric("loadCount") == 0
 
 
-def test_a_load_of_another_process_that_never_ends(directory: Path, cache_dir: Path) -> None:
-    """After build-wait a query reads the files where there is no snapshot yet, and fails where none may be used that is so old."""
-    limited = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
-    stopped, table = Table(directory, cache_dir, limited), Table(directory, cache_dir, limited)
-    with stopped.full._stored.lock():
-        assert table.versions(0, 501) == [1, 1]
-        publish(directory, 0, 2)
-        table.host.clock.tick(1)
-        assert table.versions(0, 501) == [2, 1]  # and is not waited for again
-        assert table.metrics("hitCount", "numLoadFailures") == [0, 0]
-    assert stopped.versions(0) == table.versions(0) == [2]
-    clock = table.host.clock
-    clock.tick(601)
-    stopped.host.clock.tick(601)
-    with (
-        stopped.full._stored.lock(),
-        pytest.raises(errors.ReloadFailedError, match=r"not ended after .*build-wait = 0 s"),
-    ):
-        table.versions(0)
-    clock.tick(61)
-    assert table.versions(0) == [2]
-
-
 def test_a_reload_of_which_nothing_can_be_recorded(
     directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,18 +429,6 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     assert [type(outcome) for outcome in trigger.outcomes] == [type(None), errors.UfsUnavailableError]
     table.end()
     assert trigger.closed
-
-
-def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
-    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A custom trigger that cannot be opened is logged once and harms no query."""
-    monkeypatch.setattr(EveryCall, "open", None)
-    table = with_trigger(directory, cache_dir)
-    for _ in range(3):
-        assert table.versions(0) == [1]
-        table.full.schedule.run_due()
-    assert len([r for r in caplog.records if "cannot be opened" in r.message]) == 1
 
 
 def test_loads_that_no_thread_can_make(directory: Path, cache_dir: Path) -> None:

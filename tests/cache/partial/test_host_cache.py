@@ -5,28 +5,18 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.columnar.keys import Seed
 from pyspark_lookup.storage.disk import Disk
-from tests.support.column_values import kinds
 from tests.support.disks import Opened, files_at_most, handles_below, published
 from tests.support.fakes import FakeClock
-from tests.support.fuzzing import fuzzed
-from tests.support.key_values import KINDS, plain, values_of
 from tests.support.partial_cache import (
     EXPIRING,
     NONE,
@@ -34,8 +24,6 @@ from tests.support.partial_cache import (
     SPACE,
     Process,
     differing,
-    loads,
-    new_directory,
     rows_of,
     using,
 )
@@ -63,52 +51,6 @@ def same(one: pa.Array, other: pa.Array) -> bool:
         whole = pa.int32() if one.type == pa.float32() else pa.int64()
         return bool(one.view(whole).equals(other.view(whole)))
     return bool(one.equals(other))
-
-
-@fuzzed(60)
-@given(load=loads(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), kinds(2)), data=st.data())
-def test_keys_and_columns_of_all_types(load: Any, data: st.DataObject) -> None:
-    """Any keys of a load have its rows, of every type, and no others are there, here and in another process, merged or not."""
-    keys, rows = load
-    fields = pa.schema([(f"k{number}", array.type) for number, array in enumerate(keys)])
-    schema = pa.schema([field for field in rows.schema if field.name != KEY_INDEX])
-    with new_directory() as root:
-        process = Process(root / "cache", keys=fields)
-        process.put_rows(keys, rows)
-        asked = data.draw(st.permutations(range(len(keys[0])))) if len(keys[0]) > 1 else [0]
-        asked = asked[: data.draw(st.integers(1, len(asked)))]
-        some = [array.take(pa.array(asked, pa.int64())) for array in keys]
-        if data.draw(st.booleans()):  # floating-point numbers in the plainest of their forms
-            some = [
-                pa.array(array.to_numpy() + 0, array.type) if pa.types.is_floating(array.type) else array
-                for array in some
-            ]
-        held = {*zip(*map(plain, keys), strict=True)}
-        near = data.draw(st.lists(st.tuples(*(values_of(array.type) for array in keys)), max_size=5))
-        absent = [pa.array([key[n] for key in near], array.type) for n, array in enumerate(keys)]
-        is_there = [key in held for key in zip(*map(plain, absent), strict=True)]
-        places = rows.column(KEY_INDEX).to_pylist()
-        wanted = [n for key in asked for n, place in enumerate(places) if place == key]
-        numbers = [n for n, key in enumerate(asked) for place in places if place == key]
-        expected = rows.select(schema.names).take(pa.array(wanted, pa.int64()))
-        for reader in (process, Process(root / "cache", process.clock, keys=fields)):
-            others = reader.get_rows(absent, schema)
-            assert (others.present.tolist() if others is not None else [False] * len(near)) == is_there
-            found = reader.get_rows(some, schema)
-            assert found is not None
-            assert found.present.all()
-            assert found.rows.column(KEY_INDEX).to_pylist() == numbers
-            for name in schema.names:
-                column = found.rows.column(name).combine_chunks()
-                column.validate(full=True)
-                assert same(column, expected.column(name).combine_chunks())
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
-                while not reader.later.waiting:
-                    reader.put_rows(keys, rows)
-                assert reader.merge() == 1
-                assert len(reader.names()) == 1
-        assert process.count("cacheFailureCount") == process.count("snapshotDamagedCount") == 0
 
 
 OTHER_SCHEMAS = {
@@ -150,52 +92,6 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
 
 
 OTHER_SEED = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-
-
-def test_a_large_segment_is_not_moved_each_time(process: Process) -> None:
-    """Small loads are merged among themselves until they are worth merging with what is large."""
-    process.put({n: [n] for n in range(1000)})
-    for number in range(8):
-        process.put({2000 + number: [1]})
-    (large, *small) = process.names()
-    assert process.merge() == 1
-    assert process.names() == [large, f"{small[-1]}+"]
-    assert process.get(999, 2000, 2007) == {999: [999], 2000: [1], 2007: [1]}
-
-
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("bound", EXPIRING, ids=["write", "access"])
-def test_what_a_merge_gives_up(cache_dir: Path, clock: FakeClock, bound: dict[str, float]) -> None:
-    """What has expired, lacks a column of the table, or is of a version that cannot be compared; if that is all, no segment is left."""
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, **bound))
-    wider = pa.schema([*ROWS, ("more", pa.int64())])
-
-    def put(key: int, version: str) -> None:
-        """A row with a column more; of the version v0 nothing is known."""
-        rows = rows_of([[key]]).add_column(2, "more", pa.array([6], pa.int64()))
-        differ = lambda of, keys: None if of == "v0" else np.zeros(len(keys[0]), np.bool_)  # noqa: E731
-        process.put_rows([pa.array([key], pa.int64())], rows, version, differ)
-
-    put(1, "v1")
-    clock.tick(5)
-    process.put({2: [2, 3]}, "v1", differing())
-    put(3, "v0")
-    clock.tick(5)
-    put(4, "v1")
-    put(5, "v2")
-    assert process.merge() == 1
-    assert (len(process.names()), process.shared.sizes()[0]) == (1, 2)
-    found = process.get_rows([pa.array(range(1, 6), pa.int64())], wider, "v2")
-    assert found is not None
-    assert found.present.tolist() == [False, False, False, True, True]
-    assert found.rows.column("more").to_pylist() == [6, 6]
-    clock.tick(10)
-    for number in range(3):
-        process.put({number: []})
-    clock.tick(10)
-    assert process.merge() == 1
-    assert process.names() == os.listdir(process.directory) == []
-    assert process.shared.sizes() == (0, 0)
 
 
 @pytest.mark.usefixtures("often")
@@ -290,60 +186,6 @@ def test_a_key_that_is_used_while_it_is_merged(
     assert merging.get(1, version="v2", may_differ=differing())[1] in ([1, 2, 3, 4], None)
 
 
-@pytest.mark.parametrize("merged_before", [False, True])
-@pytest.mark.parametrize("number", range(4))
-def test_eviction_keeps_what_was_used_last(cache_dir: Path, clock: FakeClock, number: int, merged_before: bool) -> None:
-    """Exactly the keys used last stay, as many as fit in seven eighths of the bound; each with all its rows."""
-    rng = random.Random(number)
-    counts = {key: rng.randrange(4) for key in range(120)}
-    large = Process(cache_dir, clock)
-    keys = list(counts)
-    rng.shuffle(keys)
-    for start in range(0, 120, 12):
-        large.put({key: [key * 10 + n for n in range(counts[key])] for key in keys[start : start + 12]})
-        clock.tick(1)
-    order = rng.sample([*counts], len(counts))
-    for key in reversed(order):
-        clock.tick(0.25)
-        if rng.random() < 0.5:
-            large.touch(key)
-        else:
-            assert large.get(key) == {key: [key * 10 + n for n in range(counts[key])]}
-    if merged_before:
-        assert large.merge() == 1
-        assert len(large.names()) == 1
-    small = Process(cache_dir, clock, dataclasses.replace(NONE, rows=80))
-    clock.tick(1)
-    small.get(999)  # has it look
-    small.put({2000: [5]})
-    assert small.count("sharedRefusedCount") == 1  # above nine eighths of 80
-    assert small.merge() == 1
-    room, kept = 70, []
-    for key in order:
-        room -= max(counts[key], 1)
-        if room < 0:
-            break
-        kept.append(key)
-    held = small.get(*counts)
-    assert {key for key, rows in held.items() if rows is not None} == set(kept)
-    assert all(len(held[key] or []) == counts[key] for key in kept)
-    total = sum(max(n, 1) for n in counts.values())
-    assert small.count("sharedEvictedCount") == total - small.shared.sizes()[0]
-    assert small.shared.sizes()[0] <= 70
-
-
-def test_of_those_used_at_one_moment_some_stay(cache_dir: Path, clock: FakeClock) -> None:
-    """A single large load that is all of one age is not given up as a whole; each key stays with all its rows or goes."""
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=1000))
-    process.put({n: [n, n] for n in range(450)})
-    process.put({n: [n, n] for n in range(450, 550)})
-    assert process.merge() == 1
-    held = process.get(*range(550))
-    there = [key for key, rows in held.items() if rows is not None]
-    assert 850 <= 2 * len(there) <= 875
-    assert all(held[key] == [key, key] for key in there)
-
-
 def test_too_much_is_refused(cache_dir: Path, clock: FakeClock) -> None:
     """Above nine eighths of a bound nothing more is put until a merge has made room; each refusal is counted."""
     process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=80))
@@ -373,19 +215,6 @@ def test_a_load_larger_than_the_bound_is_not_shared(cache_dir: Path, clock: Fake
     nothing.put({1: [1], 2: []})
     assert nothing.get(1, 2) == {1: None, 2: None}
     assert nothing.names() == []
-
-
-def test_what_is_used_during_an_eviction_is_not_taken_for_unused(cache_dir: Path, clock: FakeClock) -> None:
-    """Keys that another process uses while room is made are those used last."""
-    merging, reading = (Process(cache_dir, clock, dataclasses.replace(NONE, rows=100)) for _ in range(2))
-    for keys in (range(10), range(10, 60)):
-        merging.put({key: [key] for key in keys}, "v1")
-        clock.tick(1)
-    reading.touch(*range(10))
-    merging.put({key: [key] for key in range(60, 110)}, "v2", using(clock, reading, *range(10)))
-    assert merging.merge() == 1
-    assert merging.count("sharedEvictedCount") > 0
-    assert merging.get(*range(10), version="v2") == {key: [key] for key in range(10)}
 
 
 def test_what_is_used_during_a_get_has_not_expired(cache_dir: Path, clock: FakeClock) -> None:
@@ -425,37 +254,6 @@ def test_what_fails_changes_nothing(process: Process, what: int | str, merging: 
     assert process.merge() == 1
     assert len(process.names()) == 1
     assert Process(process.root, process.clock).get(*rows) == rows
-
-
-USED: dict[str, Callable[[Path], object]] = {
-    "gone": lambda path: path.unlink(),
-    "short": lambda path: path.write_bytes(b"\xff" * 3),
-    "no file": lambda path: (path.unlink(), path.mkdir()),
-    **{
-        str(used): lambda path, used=used: path.write_bytes(np.full(1, used).tobytes())  # type: ignore[misc]
-        for used in (-1, 10**15)
-    },
-}
-
-
-@pytest.mark.parametrize("change", USED.values(), ids=USED)
-def test_used_times_that_cannot_be(cache_dir: Path, clock: FakeClock, change: Callable[[Path], object]) -> None:
-    """Where the file of used times is gone, not whole or has times that nobody can have written, entries are as old as their load."""
-    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
-    for age_s, expected in ((10.0, None), (9.0, [1, 2])):
-        process = Process(cache_dir / str(age_s), clock, bounds)
-        process.put({1: [1, 2]})
-        (numbers,) = process.directory.glob("*.used")
-        change(numbers)
-        clock.tick(age_s)
-        process = Process(process.root, clock, bounds)
-        assert process.get(1) == {1: expected}
-    clock.tick(9)
-    assert process.get(1) == {1: [1, 2]}  # in this process it was used, wherever that is kept
-    process.put({2: [2]})
-    assert process.get(1, 2) == {1: [1, 2], 2: [2]}
-    clock.tick(10)
-    assert process.get(1, 2) == {1: None, 2: None}
 
 
 def test_the_sweep_removes_numbers_without_a_segment(opened: Opened) -> None:

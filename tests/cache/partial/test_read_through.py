@@ -75,31 +75,6 @@ def test_entries_are_as_old_as_the_moment_before_their_load(
         assert worker.count("latestLoadTime") == 0
 
 
-def in_use(worker: Worker) -> list[float]:
-    """When each shared key was last used, in seconds since the clock began; 0: not since its load, or no key."""
-    assert worker.process is not None
-    found: list[float] = []
-    for path in worker.process.directory.glob("*.used"):
-        found += [max(used / 1000 - 1000, 0) for used in np.frombuffer(path.read_bytes(), np.int64).tolist()]
-    return sorted(found)
-
-
-def test_the_host_is_told_what_is_in_use(cache_dir: Path, clock: FakeClock, source: Source) -> None:
-    """While a process answers all by itself it says once a second at most what it uses, or others would give that up."""
-    worker = Worker(cache_dir, source, clock)
-    worker.lookup(1, 2)
-    assert in_use(worker) == [0, 0, 0]
-    for seconds, expected in ((0.5, [0, 0, 0]), (0.5, [0, 0, 1]), (0.75, [0, 0, 1]), (0.25, [0, 0, 2])):
-        clock.tick(seconds)
-        worker.lookup(2, 2, None)
-        assert in_use(worker) == expected
-    clock.tick(3)
-    worker.lookup(1, 2)
-    assert in_use(worker) == [0, 5, 5]
-    Worker(cache_dir, source, clock).lookup(1)
-    assert worker.told() == (2 + 4 * 2, 2, 2, 0)
-
-
 @SHARED
 @pytest.mark.parametrize("before", [1, 0])
 def test_keys_that_are_to_be_forgotten(

@@ -26,7 +26,6 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.sources.providers.functions import LookupFunction, PartialCachingLookupProvider
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
@@ -349,27 +348,6 @@ def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
     assert [len(table.segments()) for table in (one, three, four)] == [1, 1, 0]
 
 
-def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cache_dir: Path) -> None:
-    """CACHE: where there is no room for both, queries read the newest files; once the old snapshot was not read for long, it makes room."""
-    noise = {"noise": [random.Random(n).randbytes(400) for n in range(EACH)]}
-    for number in range(4):
-        publish(tmp_path / "dim", number, 1, columns=noise)
-    clock = FakeClock(time.time() + 10)
-    table, other = (Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=3 * MIB // 2) for _ in range(2))
-    assert table.versions(0) == other.versions(0) == [1]
-    for number in range(4):
-        publish(tmp_path / "dim", number, 2, columns=noise)
-    table.due_after()
-    assert table.metrics("snapshotOverBudgetCount", "numLoadFailures") == [1, 0]
-    assert (table.versions(0), table.metric("missCount")) == ([2], 1)
-    assert (other.versions(0), other.metric("missCount")) == ([2], 1)
-    clock.tick(700)
-    table.due_after()
-    assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [2, 1]
-    before = table.metric("hitCount")
-    assert (table.versions(0), table.metric("hitCount")) == ([2], before + 1)
-
-
 def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the disk; half of what is free and ours if that is less, as it is at the moment."""
     disk = Disk(cache_dir, None, CacheMetricGroup(), time.time, random.Random(1))
@@ -395,43 +373,6 @@ def test_close_leaves_nothing_open(tmp_path: Path, cache_dir: Path) -> None:
         assert table.metrics()["lookupTimeCount"] == 8
     assert handles_below(cache_dir) == []
     assert threading.active_count() == threads
-
-
-def test_a_process_that_lives_long_sweeps(tmp_path: Path, cache_dir: Path) -> None:
-    """What is past its time goes while a process works on, beside it, though none begins; at most every ten minutes."""
-    clock, later = FakeClock(time.time()), Later()
-    options = parse_options({"path": str(publish(tmp_path / "dim", 0, 1)), "lookup.cache.dir": str(cache_dir)})
-    engine = Runtime(clock.host(), random.Random(1), start=later).engine(options)
-    assert engine.disk is not None
-    engine.disk.replace_record("execution", "old", 1)
-    for seconds, begun in ((100, 0), (86_400, 1), (100, 1)):
-        clock.tick(seconds)
-        engine.publish_metrics()
-        assert [name for name, _ in later.waiting] == ["lookupcache-sweep"] * begun
-    run_waiting(later)
-    assert not engine.disk.has_record("execution", "old")
-
-
-def test_clear_clears_everything(tmp_path: Path, cache_dir: Path) -> None:
-    """Nothing but empty directories, locks, and what says that versions were forgotten stays; queries go on."""
-    publish(tmp_path / "dim", 0, 1)
-    tables = [Table(tmp_path / "dim", cache_dir, options) for options in (*MODES.values(), CACHE)]
-    for table in tables:
-        table.get(1)
-        if table.options.version.source is MetadataSource.UFS:  # else there is a loop that does not end
-            run_waiting(table.later)
-    disk = tables[0].host.disk
-    assert disk is not None
-    files, freed = disk.clear()
-    assert files > 5
-    assert freed > 20_000
-    assert {path.parent.parent.name for path in (cache_dir / "v1").rglob("*") if path.is_file()} <= {
-        "v1",
-        "cache",
-        "records",
-    }
-    assert disk.usage().total == disk.used_bytes() <= 4096 * len(list((cache_dir / "v1" / "records").glob("*~*")))
-    assert [table.versions(1) for table in tables] == [[1]] * 4
 
 
 @pytest.mark.parametrize("mode", by_day(["FULL", "PARTIAL"], 2))
