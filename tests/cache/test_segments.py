@@ -260,38 +260,6 @@ WAYS = {
 in_every_way = pytest.mark.parametrize("way", WAYS)
 
 
-INDEXED: list[tuple[list[str], set[str]]] = [
-    (["dense"], {"slots", "first"}), (["sparse"], {"starts"}), (["text"], {"starts", "hashes", "first"}),
-    (["raw"], {"starts", "hashes", "first"}), (["dense", "sparse"], {"starts", "hashes"}), (["number"], {"starts", "first"}),
-    (["at"], {"slots", "first"}), (["few"], {"starts", "hashes", "first"}), ([], set()),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=lambda part: " ".join(sorted(map(str, part))))
-def test_the_index_suits_the_keys(workshop: Workshop, keys: list[str], regions: set[str]) -> None:
-    """Dense whole numbers have slots, wide keys hashes, duplicates `first`, few texts codes."""
-    dense = [10**12 + n % 150 if n % 10 else None for n in range(400)]
-    few = ["", "one", None, "é" * 100, "one\0"]
-    columns = {
-        "dense": pa.array(dense, pa.int64()),
-        "at": pa.array(dense, pa.timestamp("us")),
-        "sparse": range(0, 4 * 10**8, 10**6),
-        "text": [f"text {n % 90}" * (n % 4) if n % 11 else None for n in range(400)],
-        "raw": pa.array([b"raw %d" % (n % 9) for n in range(400)]),
-        "number": pa.array([n % 90 for n in range(400)], pa.decimal128(9, 2)),
-        "few": [few[n % 5] for n in range(400)],
-    }
-    batch = pa.RecordBatch.from_pydict(columns)
-    for deal, partition, memory, several, spilled in WAYS.values():
-        with limits(deal, partition):
-            opened = workshop.made([batch], keys, cut_up([batch], 50), memory=memory)
-        assert not keys or (workshop.parts > 1) is several
-        assert (workshop.spills > 0) is spilled
-        check(opened, [batch], keys)
-        assert {name.removeprefix("index.") for name in opened.regions if name.startswith("index.")} == regions
-        assert opened.meta["dictionaries"] == ({} if keys == ["few"] else {"6": 4})
-
-
 @in_every_way
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow on disk", "wide on disk"])
 def test_more_text_than_32_bits_reach(

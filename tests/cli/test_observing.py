@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import json
 import logging
@@ -13,7 +12,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,9 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cli.advise import advice
 from pyspark_lookup.cli.host_commands import HostCollector, series_names
-from pyspark_lookup.cli.report import disk_hints, hints, report
+from pyspark_lookup.cli.report import report
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import (
     COUNTERS,
@@ -32,7 +29,7 @@ from pyspark_lookup.core.metrics import (
     HOST_GAUGES,
     CacheMetricGroup,
 )
-from pyspark_lookup.storage.disk import Disk, DiskSpace
+from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.host_metrics import Publisher, Reload, read_reloads, remember_reload
 from tests.support.fakes import FakeClock
 
@@ -218,58 +215,3 @@ def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) ->
     assert json.loads(message.split("error=")[1].split(" seconds=")[0]) == error
     assert dict(part.split("=", 1) for part in shlex.split(message)[2:])["rows"] == "3"
     assert record.lookup_fields["seconds"] == 1.23456  # type: ignore[attr-defined]
-
-
-NOTHING = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys([*GAUGES, "reloadLag"], -1)}
-
-
-HINTS: list[tuple[dict[str, int], str, bool]] = [
-    ({"numLoadFailures": 1}, "max-staleness", True),
-    ({"staleServedCount": 1}, "on-reload-failure", True),
-    ({"blockDamagedCount": 1}, "check --repair", True),
-    ({"cacheFailureCount": 1}, "check --repair", True),
-    ({"blockHitCount": 50, "blockMissCount": 50, "blockEvictedCount": 40}, "lookup.cache.max-bytes", False),
-    ({"blockRefusedCount": 20}, "an eighth", False),
-    ({"snapshotReadThroughCount": 1}, "build-wait", False),
-    ({"snapshotOverBudgetCount": 1}, "Raise lookup.cache.max-bytes", False),
-    ({"hitCount": 400, "missCount": 600}, "partial-cache.max-rows", False),
-    ({"lookupTimeCount": 200}, "lookup.cache=FULL", False),
-    ({"ufsRetryCount": 20, "ufsGetCount": 100}, "throttles", False),
-    ({"reloadLag": 90_000_000}, "25 hours ago", False),
-]
-
-
-def test_each_hint_has_its_reason() -> None:
-    """A hint is given where its numbers are, alone; urgent things come first. A table that does well has nothing to tune."""
-    for counts, said, urgent in HINTS:
-        (hint,) = hints({**NOTHING, **counts})
-        assert said in f"{hint.symptom} {hint.advice}"
-        assert hint.urgent is urgent
-    good = {"hitCount": 10**6, "missCount": 100, "blockHitCount": 99, "blockMissCount": 1, "lookupTimeCount": 10**5}
-    assert hints(NOTHING) == hints({**NOTHING, **good}) == []
-
-    # A disk with less free than the budget has left; an unknown amount is nothing to say.
-    fine = DiskSpace(blocks=0, budget=3 * 10**10, segments=10**10, free=2 * 10**10)
-    assert disk_hints(fine) == disk_hints(dataclasses.replace(fine, free=-1)) == []
-    assert len(disk_hints(dataclasses.replace(fine, free=10**9))) == 1
-
-
-ROOM = DiskSpace(0, 10**12, 0, 10**12)
-
-
-def test_which_mode_is_advised() -> None:
-    """Small tables are kept whole, those that fit as well; what does not fit is kept by key."""
-    hot = pa.table({"id": np.random.default_rng(1).integers(0, 1000, 100_000)})
-    cold = pa.table({"id": np.arange(10_000)})
-    small, large = 2000, 4 * 10**10
-    assert advice(small, ROOM, 10**10, None).options == {"lookup.cache": "FULL"}
-    assert advice(large, ROOM, 10**12, hot).options == {"lookup.cache": "FULL"}
-    in_memory = advice(large, ROOM, 10**10, hot)
-    assert in_memory.options == {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
-    assert in_memory.distinct_keys == 1000
-    assert advice(large, ROOM, 10**10, cold).options == {"lookup.cache": "FULL"}
-    for less in ({"free": 10**10}, {"budget": 10**10}):
-        no_room = advice(large, dataclasses.replace(ROOM, **less), 10**12, None)
-        assert no_room.options["lookup.cache"] == "PARTIAL"
-        assert "may take 10,000 MB" in (reasons := " ".join(no_room.reasons))
-        assert "--trace" in reasons

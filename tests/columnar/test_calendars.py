@@ -18,7 +18,6 @@ from pyspark_lookup.columnar.calendars import ZoneHistory, convert_leaves, grego
 from pyspark_lookup.columnar.predicate import ColumnStats, Compare, may_match
 from pyspark_lookup.errors import SchemaError
 from tests.support.fakes import CACHES
-from tests.support.iceberg_tables import sql_catalog
 from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
 
 EPOCH = datetime.date(1970, 1, 1)
@@ -209,7 +208,7 @@ def test_times_of_legacy_parquet(tmp_path: Path, cache_dir: Path, mode: str) -> 
         check_legacy(options, str(path), days, times)
 
 
-def test_legacy_parquet_in_delta_and_iceberg(tmp_path: Path, cache_dir: Path) -> None:
+def test_legacy_parquet_in_delta(tmp_path: Path, cache_dir: Path) -> None:
     """Of tables that were converted, whose statistics are as the footers have them, or as Spark has read the values."""
     content = parquet_of_spark(LEGACY, "us")
     delta = tmp_path / "delta"
@@ -233,15 +232,8 @@ def test_legacy_parquet_in_delta_and_iceberg(tmp_path: Path, cache_dir: Path) ->
     }
     actions = [{"protocol": protocol}, {"metaData": metadata}, {"add": {**add, "stats": json.dumps(stats)}}]
     (delta / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
-    catalog, properties = sql_catalog(tmp_path)
-    data = tmp_path / "b.parquet"
-    data.write_bytes(parquet_of_spark(LEGACY, "us", ["n", "t"]))  # PyIceberg takes no bound before the year 1
-    table = catalog.create_table("ns.t", pq.read_schema(data).remove_metadata())
-    table.add_files([str(data)])
-    iceberg = {"lookup.catalog": "tests", **{f"lookup.catalog.{key}": value for key, value in properties.items()}}
     for mode in CACHES.values():
         check_legacy({"lookup.cache.dir": str(cache_dir), **mode}, str(delta))
-        check_legacy({"lookup.cache.dir": str(cache_dir), **mode, **iceberg}, "ns.t")
     # Each bound is that of the stored value, too late or too early by ten days.
     for stored, day in (("1206-04-07", "1206-03-31"), ("1582-10-14", "1582-10-04")):
         low = ColumnStats(*widened(*[datetime.date.fromisoformat(stored)] * 2), 0, 1)

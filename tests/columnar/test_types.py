@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import itertools
 from typing import Any
 
 import pyarrow as pa
@@ -193,83 +190,6 @@ def test_merge_refuses_types_that_do_not_fit(one: pa.DataType, other: pa.DataTyp
 
 
 # --- widening --------------------------------------------------------------------------------------------
-
-BASE = [
-    pa.null(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
-    pa.date32(), US, US_UTC, pa.duration("us"),
-    *(pa.decimal128(p, s) for p, s in [(1, 0), (3, 0), (3, 3), (5, 0), (5, 2), (7, 2), (10, 0), (19, 0), (20, 0), (21, 2), (38, 0), (38, 19), (38, 38)]),
-]  # fmt: skip
-TYPES = [
-    *BASE,
-    *(listed(kind) for kind in BASE),
-    *(pa.struct([("x", kind)]) for kind in BASE),
-    pa.struct([]),
-    pa.struct([("y", pa.int8())]),
-    *(pa.struct([("x", a), ("y", b)]) for a, b in itertools.product(BASE[2:6], BASE[6:8])),
-    *(
-        pa.map_(a, pa.field("value", b))
-        for a, b in itertools.product(BASE[2:6], [pa.null(), pa.int8(), pa.int64(), pa.string()])
-    ),
-    listed(listed(pa.int8())),
-    listed(listed(pa.float64())),
-]
-PAIRS = [(a, b) for a in TYPES for b in TYPES if a != b and widens(a, b)]
-
-
-def extremes(kind: pa.DataType) -> list[Any]:
-    """Values of a type that a narrower or less exact one would lose; times are whole seconds, which every unit has."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return extremes(kind.value_type)
-    if types.is_integer(kind):
-        bits = kind.bit_width - types.is_signed_integer(kind)
-        return [None, -(2**bits) if types.is_signed_integer(kind) else 2, 2**bits - 1, 0, 1]
-    if types.is_floating(kind):
-        top = {16: 65504.0, 32: 3.4028234663852886e38, 64: 1.7976931348623157e308}[kind.bit_width]
-        least = {16: 2.0**-24, 32: 1e-45, 64: 5e-324}[kind.bit_width]
-        return [None, top, least, 0.5 if kind.bit_width == 16 else 0.1, -0.0, float("inf")]
-    if types.is_decimal(kind):
-        most = 10**kind.precision - 1
-        return [None, *(decimal.Decimal(f"{digits}E{-kind.scale}") for digits in (most, -most, 1))]
-    if types.is_map(kind):
-        keys = [key for key in extremes(kind.key_type) if key is not None]
-        return [None, [], list(zip(keys, itertools.cycle(extremes(kind.item_type)), strict=False))]
-    if types.is_struct(kind):
-        columns = [extremes(field.type) for field in kind]
-        rows = max(map(len, columns), default=1)
-        return [None, *({f.name: c[n % len(c)] for f, c in zip(kind, columns, strict=True)} for n in range(rows))]
-    if types.is_fixed_size_list(kind):
-        return [None, extremes(kind.value_type)[-2:] * (kind.list_size // 2)]
-    if types.is_nested(kind):
-        return [None, [], extremes(kind.value_type)]
-    if types.is_date(kind):
-        return [None, datetime.date.min, datetime.date.max, datetime.date(1969, 12, 31)]
-    if types.is_timestamp(kind):
-        zone = kind.tz and datetime.timezone.utc
-        return [None, datetime.datetime(1678, 1, 1, tzinfo=zone), datetime.datetime(2262, 1, 1, 0, 0, 1, tzinfo=zone)]
-    if types.is_duration(kind):
-        return [None, datetime.timedelta(days=-(10**5)), datetime.timedelta(seconds=1)]
-    if types.is_boolean(kind):
-        return [None, True, False]
-    if types.is_null(kind):
-        return [None, None]
-    if "string" in str(kind):
-        return [None, "", "ä" * 300]
-    return [None, b"\xff" * (kind.byte_width if types.is_fixed_size_binary(kind) else 300)]
-
-
-def test_widening_keeps_every_value() -> None:
-    """The extreme values of a type are the same values after the cast to each type it widens to, which is that of both files."""
-    for narrow, wide in PAIRS:
-        for first, second in ((narrow, wide), (wide, narrow)):
-            assert merged({"c": first}, {"c": second}).field("c").type == spark_type(wide)
-        column = pa.array(extremes(narrow), spark_type(narrow, pa.null()))
-        found = cast_column(column, spark_type(wide), "c", "f")
-        found.validate(full=True)
-        assert found.type == spark_type(wide)
-        assert found.to_pylist() == column.to_pylist(), f"{narrow} as {wide}"
-    column = pa.array([1, 2, 3])
-    assert cast_column(column, pa.int64(), "c", "f") is column  # no copy is made of what is right
 
 
 # --- values ----------------------------------------------------------------------------------------------

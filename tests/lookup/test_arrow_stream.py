@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import polars as pl
@@ -39,24 +38,3 @@ def test_what_takes_a_stream(table: LookupTable, tmp_path: Path) -> None:
     assert other.scan() == table.scan()
     changes = LookupTable(table.given["path"], {"lookup.changes-from": 1, "lookup.cache.dir": str(tmp_path / "cache")})
     assert pl.DataFrame(changes).height == 4
-
-
-@pytest.mark.parametrize(
-    ("asked", "given"),
-    [
-        ([pa.int64(), pa.large_string(), pa.large_list(pa.int64())], None),
-        ([pa.int32(), pa.string(), pa.list_(pa.int64())], ROWS.schema.types),  # which one value does not fit
-    ],
-    ids=str,
-)
-def test_a_schema_that_is_asked_for(table: LookupTable, asked: list[Any], given: list[Any] | None) -> None:
-    """Types are as they are asked for, where that changes no value; other columns are not an answer."""
-    wanted = pa.schema(list(zip(ROWS.schema.names, asked, strict=True)))
-    stream = table.__arrow_c_stream__(wanted.__arrow_c_schema__())
-    found = pa.RecordBatchReader._import_from_c_capsule(stream).read_all()
-    assert [str(kind).replace("element", "item") for kind in found.schema.types] == [
-        str(kind).replace("element", "item") for kind in given or asked
-    ]
-    assert found.to_pylist() == ROWS.to_pylist()
-    with pytest.raises(ValueError, match="names"):
-        table.__arrow_c_stream__(pa.schema([("id", pa.int64())]).__arrow_c_schema__())

@@ -209,26 +209,6 @@ def test_columns_that_a_snapshot_leaves_out_are_read_from_the_files(opens: Opens
     assert (metrics["loadCount"], metrics["snapshotReadThroughCount"]) in ((0, 0), (1, 2))  # NONE, FULL
 
 
-@pytest.mark.nightly
-def test_more_than_two_gib_of_text_in_a_column(tmp_path: Path) -> None:
-    """A column whose text needs 64-bit offsets is kept, looked up and scanned like any other."""
-    rows, width = 36_000, 64 * 1024
-    path = tmp_path / "big"
-    path.mkdir()
-    for number in range(4):
-        ids = range(number * rows // 4, (number + 1) * rows // 4)
-        texts = pa.array([f"{n:08d}" + "x" * (width - 8) for n in ids])
-        pq.write_table(pa.table({"id": ids, "text": texts}), path / f"{number}.parquet", row_group_size=3000)
-        wait_until_settled(path / f"{number}.parquet")
-    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.cache": "FULL"}
-    full = LookupTable(str(path), options)
-    full.warm()
-    assert full.metrics()["numCachedBytes"] > 2**31
-    found = full.get_many(pa.table({"id": [35_999, 0, 17_000, 36_000]}))
-    assert [text[:8] for text in found.column("text").to_pylist()] == ["00035999", "00000000", "00017000"]
-    assert {len(text) for text in found.column("text").to_pylist()} == {width}
-
-
 # --- options, closing, errors ---------------------------------------------------------------------
 
 

@@ -91,17 +91,6 @@ def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -
         assert len(host.clock.slept) == attempts - 1 == counts(host).get("ufsRetryCount", 0)
 
 
-def test_pauses_grow_and_are_bounded(path: Path) -> None:
-    """The pauses lie between nothing and a bound that doubles from 0.1 s up to 5 s."""
-    host = make_host(str(path), None, max_retries=12)
-    for _ in range(20):
-        fail(host, [errors.UfsUnavailableError("503")] * 12)
-        host.ufs.get_meta(str(path))
-    assert len(host.clock.slept) == 240
-    assert all(0 <= pause <= min(0.1 * 2 ** (n % 12), 5) for n, pause in enumerate(host.clock.slept))
-    assert max(host.clock.slept) > 2
-
-
 def test_one_ranges_failure_repeats_that_range_only(path: Path) -> None:
     """Of several ranges the one that failed is asked again, the others are not."""
     host, failed = make_host(str(path), None, max_retries=1), list[object]()

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
+from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.disk import CounterFile, Counts, Disk
 from pyspark_lookup.storage.host_metrics import Publisher
 from tests.support.disks import Opened
@@ -171,19 +171,3 @@ def test_a_process_that_ends(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=Path(__file__).parents[3])
     assert LookupTable(str(tmp_path / "dim.parquet"), options).metrics()["lookupTimeCount"] == 7
-
-
-def test_a_directory_that_fails_and_another_release(host: Host) -> None:
-    """A publisher whose file cannot be made goes on counting, and says so. Files of other metrics are added up as far as they go."""
-    host.counters.rmdir()
-    host.counters.symlink_to("nowhere")
-    publisher = host.publisher(hits=1)
-    assert publisher.metrics.snapshot()["cacheFailureCount"] == 1
-    host.counters.unlink()
-    assert publisher.host_total()["hitCount"] == 1
-    about = {"url": "/data/t", "host": "h", "process": 1}
-    host.disk.new_counters("t-old", about, {"hitCount": 5, "goneCount": 7})
-    total = publisher.host_total()
-    assert total["hitCount"] == 6
-    assert set(total) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
-    assert publisher.by_worker()["h-1"]["hitCount"] == 5
