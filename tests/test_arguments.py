@@ -13,10 +13,8 @@ from pyspark_lookup import (
     LookupTable,
     PeriodicCacheReloadTrigger,
     TimedCacheReloadTrigger,
-    ValidWriteIdList,
 )
 from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.sources.managed.options import WriteOptions
 from pyspark_lookup.sources.registry import parse_options
 
 NOON, ODD = datetime.time(12), (0, 7, 1.5, None, True, b"7 d", ["7 d"], datetime.date(2026, 1, 1), object)
@@ -56,22 +54,3 @@ def test_another_type(tmp_path: Path, argument: str) -> None:
             continue
         assert odd in (None, True, ["7 d"])
     assert table.describe()["position"] == position
-
-
-def test_durations_as_python_has_them(tmp_path: Path) -> None:
-    """A timedelta is one, also as the value of an option; a time and a list of ids are what they are."""
-    table = LookupTable(
-        str(tmp_path / "t"), {"lookup.cache.dir": tmp_path / "c", "lookup.write.timeout": datetime.timedelta(hours=2)}
-    )
-    table.write([{"id": 1}])
-    assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
-    assert table._options.kind(WriteOptions).timeout_s == 7200
-    for odd in (5, None, b"t:1"):
-        with pytest.raises(ValueError, match="not a list of valid write ids"):
-            ValidWriteIdList.parse(odd)  # type: ignore[arg-type]
-    for interval in ("5 s", None, True):
-        with pytest.raises(OptionError, match=r"periodic-reload\.interval = "):
-            PeriodicCacheReloadTrigger(interval)  # type: ignore[arg-type]
-    for days in ("1", None, 0):
-        with pytest.raises(OptionError, match="interval-in-days = "):
-            TimedCacheReloadTrigger(NOON, days)  # type: ignore[arg-type]

@@ -12,14 +12,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
-from pyspark_lookup import LookupTable
 from pyspark_lookup.cli.host_commands import HostCollector, series_names
 from pyspark_lookup.cli.report import report
 from pyspark_lookup.core.log_events import log_event
@@ -30,7 +27,7 @@ from pyspark_lookup.core.metrics import (
     CacheMetricGroup,
 )
 from pyspark_lookup.storage.disk import Disk
-from pyspark_lookup.storage.host_metrics import Publisher, Reload, read_reloads, remember_reload
+from pyspark_lookup.storage.host_metrics import Publisher, Reload, remember_reload
 from tests.support.fakes import FakeClock
 
 DASHBOARD = Path(pyspark_lookup.__file__).parent.parent / "conf" / "grafana" / "lookupcache.json"
@@ -172,36 +169,6 @@ def test_the_report_in_a_browser(disk: Disk, tmp_path: Path) -> None:
     assert needed <= given
     assert bars == 5
     del held
-
-
-def test_reloads_that_fail_and_go_well_again(
-    disk: Disk, tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each load is put on record with its rows and bytes, or why it failed; and has its line in the log, as has that failing is over."""
-    path = tmp_path / "dim"
-    path.mkdir()
-    pq.write_table(pa.table({"id": range(3)}), path / "a.parquet")
-    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(cache_dir)}
-    with caplog.at_level(logging.INFO), LookupTable(str(path), options) as table:
-        version = table.reload()
-        loaded = caplog.records[-1].lookup_fields  # type: ignore[attr-defined]
-        assert (loaded["version"], loaded["rows"], loaded["failures_before"]) == (version, 3, 0)
-        (path / "b.parquet").write_bytes(b"noise")
-        for _ in range(2):
-            with pytest.raises(Exception, match="parquet"):
-                table.reload()
-        pq.write_table(pa.table({"id": range(100_000)}), path / "b.parquet")
-        table.reload()
-        assert caplog.records[-1].lookup_fields["fetched"] > 0  # type: ignore[attr-defined]
-    events = [(r.lookup_event, r.levelname) for r in caplog.records if hasattr(r, "lookup_event")]
-    failed = [("reload-failed", "WARNING"), ("reload-failed", "INFO")]
-    assert events == [("reload", "INFO"), *failed, ("reload", "WARNING")]
-    assert all(str(path) in record.getMessage() for record in caplog.records)
-    ((url, loads),) = read_reloads(disk).items()
-    assert url.endswith("/dim")
-    assert [load.rows for load in loads] == [3, 0, 0, 100_003]
-    assert ["parquet" in load.error for load in loads] == [False, True, True, False]
-    assert loads[0].version == version
 
 
 def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) -> None:

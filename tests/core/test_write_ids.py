@@ -110,12 +110,10 @@ def test_histories() -> None:
         (lambda: ValidWriteIdList("", 1), "name"),
         (lambda: ValidWriteIdList("t", 2, open=(3,)), "write id 3"),
         (lambda: ValidWriteIdList("t", 2, (1,), (1,)), "open and aborted"),
-        (lambda: ValidWriteIdList("t", 2).is_valid(0), "begin at 1"),
         (lambda: ValidWriteIdList("t", 2).is_range_valid(2, 1), "2 to 1"),
         (lambda: ValidWriteIdList("t", 2).covers(ValidWriteIdList("u", 2)), "t and u"),
         (lambda: ValidWriteIdList("t", 2, aborted=(1,)).commit(1), "was aborted"),
         (lambda: ValidWriteIdList("t", 2).abort(1), "was committed"),
-        (lambda: ValidWriteIdList("t", 2).open(1), "has ended"),
     ],
 )
 def test_refusals(call: object, says: str) -> None:

@@ -74,7 +74,6 @@ TWOS = [{"name": "a", "size": 1}, {"name": "c", "size": None}, {"name": None, "s
 V1, V2 = ({"name": name, "size": 0} for name in ("v1", "v2"))
 LOST = {"name": None, "size": None, ERROR_COLUMN: "UfsUnavailableError: the store is down"}
 
-texts = st.text()
 FAILURES: dict[str, Callable[[Host, Path], object]] = {
     "TableFormatError": lambda host, path: (path / ".hoodie").mkdir(),
     "UfsNotFoundError": lambda host, path: path.rename(path.with_name("gone")),
@@ -585,29 +584,6 @@ def test_versions_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = list(whole.answers([pa.array([1, 2, 3, 4, 5])], versions, [None]))
     assert asked == [(b"x", [1, 2]), (b"x", [3]), (b"y", [4, 5])]
     assert [answer for part in parts for answer in part.to_pylist()] == [[{"c": n}] for n in range(1, 6)]
-
-
-def test_results_with_much_text_are_given_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text that one lookup finds, and another repeats, is bounded by its bytes, not only by how often it is repeated."""
-
-    class Lookup(FakeLookup):
-        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> LookupRows:
-            places = np.repeat(np.arange(len(keys[0])), 1 if self.fields[0].name == "text" else 10)
-            texts = pa.array(["x" * (1000 if key == 7 else 10) for key in keys[0].to_pylist()])
-            return LookupRows(places, [texts if self.fields[0].name == "text" else pa.array(places)])
-
-    specs = [LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([(c, pa.int64())]), (c,)) for c in ("text", "n")]
-    monkeypatch.setattr(joining, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
-    monkeypatch.setattr(joining, "_BYTES_AT_ONCE", 3000)
-    monkeypatch.setattr(LookupPass, "_shape", lambda self, arguments, results: results)
-    whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0, 0), "left") for spec in specs), many=True), {})
-    keys = [*range(40)]
-    parts: list[Any] = list(whole.answers([pa.array(keys)], [pa.array([b"a"] * 40)], [None, None]))
-    assert [row for part in parts for row in part.rows.tolist()] == [key for key in keys for _ in range(10)]
-    sizes = {tuple(range(part.first, part.last)): int(part.bytes.sum()) for part in parts}
-    assert sizes.pop((7,)) > 10_000  # a row stays together
-    assert max(sizes.values()) <= 3000
-    assert len(parts) <= 6
 
 
 def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,24 +219,20 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
     assert table({"lookup.success-file": False, "lookup.max-retries": 0}, at=root).scan().num_rows == 1
     with pytest.raises(TableBusyError, match="_SUCCESS"):
         table({"lookup.success-file": True}, at=root).scan()
-    cached = table({"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": -1}, at=root)
-    cached.scan()
-    put(root / "b.parquet", id=[2])
-    assert cached.scan().num_rows == 1
+
     for options, says in (
         ({"lookup.success-file": 2}, r"lookup\.success-file = '2'"),
         ({"lookup.view": "files"}, r"describe\(\), metrics\(\)"),  # views are Spark's
     ):
         with pytest.raises(OptionError, match=says):
             table(options, at=tmp_path / "absent")
-    # What does nothing in any use of it is refused at once, what does nothing in a read when it is read, and not when it is written.
-    for name, options, says in (
-        ("a.parquet", {"lookup.on-error": "NULL"}, "is for lookup_join and register_lookup"),
-        ("a.parquet", {"lookup.stream.start": "LATEST"}, "is for streams of changes"),
-        ("a.parquet", {"lookup.valid-from": "id"}, "is for lookup_join with as_of"),
+    # What does nothing in a read is refused when it is read.
+    for option, value, says in (
+        ("lookup.on-error", "NULL", "is for lookup_join and register_lookup"),
+        ("lookup.stream.start", "LATEST", "is for streams of changes"),
     ):
-        with pytest.raises(OptionError, match=f"{min(options)} {says}"):
-            table({**options, "lookup.keys": "id"}, at=root / name).get(1)
+        with pytest.raises(OptionError, match=f"{option} {says}"):
+            table({option: value, "lookup.keys": "id"}, at=root / "a.parquet").get(1)
 
 
 def test_a_closed_table_refuses_every_use(table: Opens, site: Site, path: Path) -> None:
@@ -541,26 +537,6 @@ def test_values_of_dictionaries_do_not_change(site: Site) -> None:
             assert [v for v in table.get(n)[0].values() if v is not None] == [n, kept]
     with pytest.raises(SchemaError, match=r"column .id. of the rows"):
         table.write([{"id": 2**40}])
-
-
-def test_odd_arguments_are_named(site: Site) -> None:
-    """What is of another kind than an argument wants is an error that says what to give; NaN is a key."""
-    table = site.table({"lookup.keys": "d"})
-    table.write([{"d": 1.5, "Name": "a"}, {"d": float("nan"), "Name": "n"}])
-    assert table.get_many([float("nan"), 1.5]).num_rows == 2
-    assert table.get({"D": 1.5}) == [{"d": 1.5, "Name": "a"}]
-    wrong: list[tuple[Callable[..., object], Any, type[Exception], str]] = [
-        (table.get, (1.5, "x"), TypeError, "positional argument"),  # a second value is not a version
-        (table.scan, ("Name",), SchemaError, r"argument columns = 'Name': give a list of names, such as \['Name'\]"),
-        (table.alter, ({"w": "INT"},), TypeError, r"give a pyarrow\.Schema"),
-        (table.alter, ("w",), SchemaError, "argument columns = 'w': expected columns"),
-    ]
-    for call, arguments, error, says in wrong:
-        with pytest.raises(error, match=says):
-            call(*arguments)
-    table.alter("w INT")
-    assert table.get(1.5) == [{"d": 1.5, "Name": "a", "w": None}]
-    assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
 
 
 def test_files_of_a_managed_table_are_no_table(tmp_path: Path) -> None:

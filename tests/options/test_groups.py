@@ -23,7 +23,7 @@ TIMED = {**CACHE, FULL + "reload-strategy": "TIMED", FULL + "timed-reload.iso-ti
         ({**TIMED, FULL + "timed-reload.interval-in-days": "0"}, ["interval-in-days = '0'", "at least 1 day"]),
 
         ({**TIMED, FULL + "timed-reload.iso-time": "10"}, ["iso-time = '10'", "ISO time"]),
-        ({**CACHE, FULL + "reload-strategy": "HOURLY"}, ["'HOURLY'", "PERIODIC, TIMED"]),
+
         ({**CACHE, FULL + "reload-strategy": "a b:c"}, ["module:factory"]),
         ({**PERIODIC, FULL + "max-staleness": "0 s"}, ["greater than zero"]),
         ({**PERIODIC, FULL + "blackout": "6-8"}, [FULL + "blackout"]),
@@ -31,14 +31,13 @@ TIMED = {**CACHE, FULL + "reload-strategy": "TIMED", FULL + "timed-reload.iso-ti
         ({"path": "/t", FULL + "retain": "1 h"}, ["'NONE'", "set lookup.cache = 'FULL'"]),
         (CACHE, [f"option {FULL}periodic-reload.interval is missing"]),
         ({**CACHE, FULL + "reload-strategy": "TIMED"}, [f"option {FULL}timed-reload.iso-time is missing"]),
-        ({**PATH, FULL + "reload-strategy": "PERIODIC"}, [f"option {FULL}periodic-reload.interval is missing"]),
-        ({**PATH, FULL + "periodic-reload.schedule-mode": "FIXED_RATE"}, [f"option {FULL}periodic-reload.interval is missing"]),
+
         ({**TIMED, FULL + "periodic-reload.interval": "1 min"}, ["periodic-reload.interval", "set 'PERIODIC'"]),
         ({**PERIODIC, FULL + "timed-reload.iso-time": "10:15"}, ["timed-reload.iso-time", "set 'TIMED'"]),
         # Without a meaning.
         ({**PERIODIC, "lookup.metadata.sync-interval": "1 min"}, ["lookup.metadata.sync-interval", "reload strategy"]),
         ({**PATH, FULL + "on-reload-failure": "FAIL"}, ["on-reload-failure", "'UFS'"]),
-        ({**PATH, FULL + "max-staleness": "1 h"}, ["max-staleness", "'UFS'"]),
+
         ({**PATH, FULL + "blackout": "22:00-06:00"}, ["blackout", "periodic-reload.interval"]),
         ({**PERIODIC, FULL + "max-staleness": "30 s"}, ["max-staleness = 30 s", "less than"]),
     ],
@@ -59,15 +58,3 @@ def test_one_read_may_go_without_the_full_cache() -> None:
     assert fresh.full_cache.max_staleness_s is None
     cached = parse_options({"lookup.cache": "NONE", "lookup.metadata.sync-interval": "5 s"}, table)
     assert cached.version.sync_interval_s == 5
-
-
-def test_superseded_snapshots_stay_for_two_intervals() -> None:
-    """`retain` is ten minutes or two intervals, whichever is longer, unless it is set."""
-    for options, seconds in (
-        (PATH, 600),
-        (PERIODIC, 600),
-        ({**PERIODIC, FULL + "periodic-reload.interval": "1 h"}, 7200),
-        ({**TIMED, FULL + "timed-reload.interval-in-days": "2"}, 4 * 86400),
-        ({**PATH, FULL + "retain": "5 s"}, 5),
-    ):
-        assert parse_options(options).full_cache.retained_s == seconds

@@ -301,19 +301,6 @@ def test_files_and_units_without_rows(name: str) -> None:
         assert stored.table(["pair"]).num_rows == 0
 
 
-def test_a_large_unit_comes_in_batches() -> None:
-    """A unit of more rows than a batch comes in several, in order."""
-    table = pa.table({"id": range(BATCH_ROWS * 2 + 5)})
-    rows = table.num_rows
-    contents = {"a.parquet": parquet(table, row_group_size=rows), "a.arrow": arrow(table, rows), "a.orc": orc(table)}
-    for name, content in contents.items():
-        stored = Stored(name, content)
-        index = stored.open()
-        batches = list(stored.batches(index, index.units[0], ["id"]))
-        assert [batch.num_rows for batch in batches] == [BATCH_ROWS, BATCH_ROWS, 5]
-        assert pa.Table.from_batches(batches).equals(table)
-
-
 D = decimal.Decimal
 
 

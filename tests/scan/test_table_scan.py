@@ -294,21 +294,6 @@ def test_only_what_is_needed_is_fetched(
     assert covered(gets) == covered([*tested, *others])
 
 
-def test_a_read_of_many_row_groups_is_one_phase(tmp_path: Path) -> None:
-    """Above eight row groups a second round of requests does not pay: each group's neighbouring columns come together."""
-    rows = 9 * 10_000
-    ids, noise = pa.array([(i * 7919) % rows for i in range(rows)]), pa.array([os.urandom(16) for _ in range(rows)])
-    path = put(tmp_path / "a.parquet", 10_000, id=ids, noise=noise)
-    host = make_host(str(path), None)
-    made, _ = planned(host, path, {"where": "id = 4242"})
-    gets, rows_found = gets_of(host, made)
-    assert len(rows_found) == 1
-    assert sum(length for _, length in gets) > 9 * 10_000 * 24
-    whole, _ = planned(host, path, {"columns": "id"})
-    for number in range(3):  # groups go where their middle lies
-        assert sum(batch.num_rows for batch in batches_of(host, whole, ReadTask(number, 3))) == 30_000
-
-
 # --- columns --------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.columnar.keys import Seed
 from pyspark_lookup.storage.disk import Disk
-from tests.support.disks import Opened, files_at_most, handles_below, published
+from tests.support.disks import files_at_most, handles_below
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import (
     EXPIRING,
@@ -204,30 +204,6 @@ def test_too_much_is_refused(cache_dir: Path, clock: FakeClock) -> None:
     assert process.get(600) == {600: [1]}
 
 
-def test_a_load_larger_than_the_bound_is_not_shared(cache_dir: Path, clock: FakeClock) -> None:
-    """It would drive out all the rest for itself."""
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=10))
-    process.put({1: [1]})
-    process.put({2: list(range(11))})
-    process.put({3: list(range(10))})
-    assert process.get(1, 2, 3) == {1: [1], 2: None, 3: list(range(10))}
-    nothing = Process(cache_dir.parent / "none", clock, dataclasses.replace(NONE, rows=0))
-    nothing.put({1: [1], 2: []})
-    assert nothing.get(1, 2) == {1: None, 2: None}
-    assert nothing.names() == []
-
-
-def test_what_is_used_during_a_get_has_not_expired(cache_dir: Path, clock: FakeClock) -> None:
-    """An entry that another process uses while one looks for it is there."""
-    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
-    one, other = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
-    one.put({1: [1]}, "v1")
-    clock.tick(9)
-    other.touch(1)
-    clock.tick(9)
-    assert one.get(1, version="v2", may_differ=using(clock, other, 1)) == {1: [1]}
-
-
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("merging", [False, True], ids=["put", "merge"])
 @pytest.mark.parametrize("what", [0, 100, 1500, "create_segment", "open_numbers", "publish_segment"])
@@ -254,15 +230,3 @@ def test_what_fails_changes_nothing(process: Process, what: int | str, merging: 
     assert process.merge() == 1
     assert len(process.names()) == 1
     assert Process(process.root, process.clock).get(*rows) == rows
-
-
-def test_the_sweep_removes_numbers_without_a_segment(opened: Opened) -> None:
-    """Numbers whose segment is gone go after a while, also of a table in use; others stay."""
-    opened.disk.create_record("snapshot", SPACE, {"seed": [1, 3]})
-    path = published(opened, "s", SPACE)
-    for name in ("s", "gone", "new"):
-        assert opened.disk.open_numbers(SPACE, name, 1, create=True) is not None
-    for name in ("s", "s.used", "gone.used"):
-        os.utime(path.parent / name, (opened.clock.wall_s - 7200,) * 2)
-    opened.disk.sweep()
-    assert sorted(os.listdir(path.parent)) == ["new.used", "s", "s.used"]

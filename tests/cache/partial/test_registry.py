@@ -22,7 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv
 
-from pyspark_lookup.cache.partial import registry
 from pyspark_lookup.cache.partial.registry import Changes
 from pyspark_lookup.columnar.predicate import ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
@@ -92,17 +91,6 @@ def test_versions_are_recorded_once(cache_dir: Path) -> None:
         two_columns.remember("a.1")
     assert two_columns.asked == 1
     assert Known(None, RANGES).changes.is_latest(one.digest)
-
-
-def test_too_many_changes(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more changed files than are worth comparing nothing is carried over."""
-    bounds = {f"{n}.1": [stats(n, n)] for n in range(6)}
-    known = Known(cache_dir, bounds)
-    one, other = known.remember("0.1", "1.1", "2.1", "3.1"), known.remember("0.1", "1.1", "4.1")
-    monkeypatch.setattr(registry, "_CHANGED_AT_MOST", 3)
-    assert known.differ(one, other, [0, 1, 2, 3, 4, 5]) == [False, False, True, True, True, False]
-    monkeypatch.setattr(registry, "_CHANGED_AT_MOST", 2)
-    assert known.differ(one, other, [0, 1]) is None
 
 
 def test_many_versions(cache_dir: Path) -> None:

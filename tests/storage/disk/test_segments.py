@@ -45,7 +45,6 @@ __all__ = ["opened"]
 
 TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"
-HOUR_S = 3600.0
 
 
 def record_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
@@ -351,33 +350,6 @@ def test_check_reads_every_region(opened: Opened) -> None:
     assert sound.exists()
     assert content(opened, "sound", "u") == REGIONS
     assert opened.count("snapshotDamagedCount") == 0
-
-
-def test_a_sweep_removes_segments_of_forgotten_tables(opened: Opened) -> None:
-    """Segments of a table without a sound snapshot record go an hour after they were written, but not what is in use."""
-    opened.disk.replace_record("snapshot", "known", {})
-
-    def aged(name: str, table: str, age_s: float) -> Path:
-        path = published(opened, name, table)
-        os.utime(path, (opened.clock.wall_s - age_s,) * 2)
-        return path
-
-    kept, used = aged("old", "known", 2 * HOUR_S), aged("s", "t", 2 * HOUR_S)
-    old, young = aged("old", "forgotten", HOUR_S + 60), aged("young", "forgotten", HOUR_S - 60)
-    opened.disk.replace_record("snapshot", "damaged", {})
-    (opened.root / "records" / "snapshot" / "damaged").write_bytes(b"noise")
-    alone = aged("old", "damaged", HOUR_S + 60)
-    found = opened.disk.open_segment("t", "s")
-    assert found is not None
-    opened.disk.sweep()
-    assert [path.exists() for path in (kept, old, young, alone, used)] == [True, False, True, False, True]
-    assert not record_of(opened, "old", "forgotten").exists()
-    assert sorted(os.listdir(opened.root / "snapshots")) == ["forgotten", "known", "t"]
-    del found
-    gc.collect()
-    opened.clock.tick(700)
-    opened.disk.sweep()
-    assert sorted(os.listdir(opened.root / "snapshots")) == ["known"]
 
 
 def mappings() -> list[list[str]]:
