@@ -88,7 +88,6 @@ def test_the_model() -> None:
     "notes",
     [
         [note("scan", 1, ROWS[1]), note("scan", 2, ROWS[1] + ROWS[2]), note("scan", 3, ROWS[3])],
-        [note("scan", 1, ROWS[3]), note("scan", 2, ROWS[1], who="another")],
         [note("get", 1, [], keys=[9]), note("get", 2, ROWS[2], keys=[2, 9]), note("scan", 3, ROWS[3])],
         [note("acknowledged", 1, tag="b", position=7), note("unknown", 2, tag="x"), note("failed", 3, tag="y")],
         [note("own", 5, ROWS[1] + ROWS[2], position=7)],
@@ -105,9 +104,7 @@ def test_a_right_history_passes(notes: list[dict[str, Any]]) -> None:
         ([note("scan", 1, ROWS[2])], False),  # no prefix of commits
         ([note("scan", 1, ROWS[1] + ROWS[1])], False),  # a row twice
         ([note("scan", 1, ROWS[1] + ROWS[3])], False),  # half an overwrite
-        ([note("scan", 1, [(9, "aborted", 0)])], False),
         ([note("scan", 1, ROWS[3]), note("scan", 2, ROWS[1])], False),  # back again
-        ([note("get", 1, ROWS[3], keys=[3]), note("get", 2, ROWS[1], keys=[1])], False),
         ([note("acknowledged", 1, tag="c", position=10), note("scan", 5, ROWS[1])], True),  # not current
         ([note("acknowledged", 1, tag="lost", position=14)], False),
         ([note("failed", 1, tag="b")], False),

@@ -205,13 +205,3 @@ def test_partition_values_as_some_writers_have_them(tmp_path: Path) -> None:
     assert (row["none"], row["at"]) == (None, datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc))
     for where in ("f = 0.1F", "f IN (0.1F)", "f > 0.1D", "none IS NULL", "at = TIMESTAMP '2024-01-01 00:00:00Z'"):
         assert opened(tmp_path / "t", tmp_path / "cache", where=where).scan().num_rows == 1, where
-
-
-def test_names_that_are_others_to_spark(tmp_path: Path) -> None:
-    """They would be one without letter case, but are two in lower case, which is how Spark compares them."""
-    mode, names = "partial", ("ma\u00df", "mass")
-    values = dict(zip(names, ("one", "two"), strict=True))
-    rows = pa.table({"id": [1], **{name: [value] for name, value in values.items()}, "of": [values]})
-    write_deltalake(str(tmp_path / "t"), rows)
-    assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, **values, "of": values}]
-    assert opened(tmp_path / "t", tmp_path / "cache", mode, names[1].upper()).get("two")[0]["id"] == 1

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -167,50 +166,6 @@ def test_statistics_that_are_rounded(tmp_path: Path) -> None:
         assert bytes_read(tmp_path / "t", tmp_path / "cache", where=f"d = {number}")[0] == 1
     for where in ("f < -0.1", "f = -0.10000000149011612D", "f = CAST(-0.1 AS FLOAT)"):
         assert bytes_read(tmp_path / "t", tmp_path / "cache", where=where)[0] == len(numbers), where
-
-
-def check_in_values(path: Path, name: str, kind: pa.DataType, low: Any, high: Any, **form: Any) -> None:
-    """Make a checkpoint of the only version, which has the bounds of a column as values; `form`: of its Parquet."""
-    commit = path / "_delta_log" / f"{0:020}.json"
-    actions = {name: of for line in commit.open() for name, of in json.loads(line).items() if name != "commitInfo"}
-    said = {"numRecords": 1, "minValues": {name: low}, "maxValues": {name: high}}
-    actions["add"] |= {"stats": None, "stats_parsed": said}
-    texts = pa.map_(pa.string(), pa.string())
-    kinds = {"protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()})}
-    kinds["metaData"] = pa.struct(
-        {"id": pa.string(), "schemaString": pa.string(), "partitionColumns": pa.list_(pa.string())}
-    )
-    bounds = pa.struct({name: kind})
-    statistics = pa.struct({"numRecords": pa.int64(), "minValues": bounds, "maxValues": bounds})
-    kinds["add"] = pa.struct(
-        {"path": pa.string(), "partitionValues": texts, "size": pa.int64(), "stats_parsed": statistics}
-    )
-    rows = [{name: {**of, "partitionValues": []} if name == "add" else of} for name, of in actions.items()]
-    made = pa.Table.from_pylist(rows, pa.schema(kinds))
-    pq.write_table(made, path / "_delta_log" / f"{0:020}.checkpoint.parquet", **form)
-    commit.write_text('{"commitInfo": {}}\n')
-
-
-def test_statistics_of_decimals_that_are_values(tmp_path: Path) -> None:
-    """A checkpoint whose statistics are not JSON has decimals as such: they rule out a file as numbers in JSON do."""
-    path, text, kind = tmp_path / "t", "12345678901234567890.123456789", pa.decimal128(38, 9)
-    number = decimal.Decimal(text)
-    write_deltalake(str(path), pa.table({"d": pa.array([number], kind)}))
-    check_in_values(path, "d", kind, number, number)
-    assert bytes_read(path, tmp_path / "cache", where=f"d = {text}")[0] == 1
-    assert bytes_read(path, tmp_path / "cold", where=f"d > {number.copy_abs() * 2}") == (0, 0)
-
-
-def test_statistics_of_instants_beyond_nanoseconds(tmp_path: Path) -> None:
-    """Spark writes those in a checkpoint as INT96, which reaches further than 64 bits of nanoseconds."""
-    path, times = tmp_path / "t", [datetime.datetime(year, 1, 1) for year in (1, 2024, 9999)]
-    instants = pa.array(times, pa.timestamp("us", "UTC"))
-    write_deltalake(str(path), pa.table({"id": [0, 1, 2], "at": instants}))
-    check_in_values(path, "at", pa.timestamp("us"), times[0], times[-1], use_deprecated_int96_timestamps=True)
-    table = opened(path, tmp_path / "cache", "partial", "at")
-    assert [table.get(at.as_py())[0]["id"] for at in instants] == [0, 1, 2]
-    later = "at > TIMESTAMP '2100-01-01 00:00:00Z'"
-    assert opened(path, tmp_path / "cache", where=later).scan().num_rows == 1
 
 
 @pytest.mark.parametrize("high", ["a" * 32 + "\ufffd", "a" * 31 + "?\ufffd", "a" * 31 + "\ud83d\ufffd"])

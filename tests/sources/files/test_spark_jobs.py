@@ -140,25 +140,6 @@ def test_a_dead_job_is_ignored(dim: Dim, caplog: pytest.LogCaptureFixture) -> No
     assert ids(dim.site.table({"lookup.busy-timeout": "0 s"}, host="b").scan()) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("mode", ["NONE", "FULL"])
-def test_an_overwrite_that_has_removed_files(dim: Dim, mode: str) -> None:
-    """A host that holds the bytes goes on with them; one that does not waits for the job, and reads what it has written."""
-    dim.put("a", 1, large=2**20)  # whoever asks for the version reads the end of it only
-    holds, knows = (dim.site.table({**KEYED, **MODES[mode]}, host=host) for host in ("holds", "knows"))
-    assert ids(holds.scan()) == [1]
-    assert knows.version == holds.version
-    dim.begin("_temporary/0")
-    (dim.site.path / "a.parquet").unlink()
-    assert ids(holds.scan()) == [1]
-    assert [row["name"] for row in holds.get(1)] == ["a"]
-    assert dim.site.clock.slept == []
-    dim.put("c", 1, 3)
-    dim.beside(dim.end, listings=4)
-    assert ids(knows.scan()) == [1, 3]
-    assert 0 < sum(dim.site.clock.slept) < 5
-    assert (ids(holds.scan()), [row["name"] for row in holds.get(1)]) == ([1, 3], ["c"])
-
-
 def test_an_overwrite_before_it_begins_to_write(dim: Dim) -> None:
     """Between removing the directory and making the job's there is nothing: who knows the table waits, who does not is told."""
     table = dim.site.table()
@@ -223,38 +204,6 @@ def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, left: str
     assert ids(table.scan()) == [2]  # a job has begun, and the bytes are here
     dim.end()
     assert waited_s() == pytest.approx(30)
-
-
-def test_a_directory_that_only_grows(dim: Dim) -> None:
-    """A listing that is older than what another query has learned meanwhile has lost no file: nobody waits or fails."""
-    one, two = (dim.site.table(host="same") for _ in range(2))
-    one.scan()
-    one_store = dim.site.stores[-1]
-    listed = one_store._inner.list_status
-
-    def slow(path: str, count: Callable[[str], None]) -> object:
-        listing = listed(path, count)
-        one_store._inner.list_status = listed  # type: ignore[method-assign]
-        dim.put("b", 2)
-        dim.site.clock.tick(0.1)
-        assert ids(two.scan()) == [1, 2]
-        return listing
-
-    one_store._inner.list_status = slow  # type: ignore[method-assign,assignment]
-    assert ids(one.scan()) == [1, 2]
-    number = 2
-
-    def grow(kind: str, subject: object) -> None:
-        nonlocal number
-        if kind in ("list", "status"):
-            number += 1
-            dim.put(f"n{number}", number)
-
-    (dim.site.path / "a.parquet").unlink()
-    for store in dim.site.stores:
-        store.before = grow
-    assert 1 not in ids(one.scan())
-    assert sum(dim.site.clock.slept) <= 1
 
 
 def test_the_clock_of_an_object_store(s3: S3Server) -> None:

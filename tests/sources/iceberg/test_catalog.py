@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import gzip
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -195,15 +192,6 @@ def test_a_table_that_was_moved(tmp_path: Path, location: str) -> None:
     assert ids(tmp_path / "copy", tmp_path / "cache") == [0, 1, 3]
 
 
-def test_a_relative_path_from_nowhere(tmp_path: Path) -> None:
-    """It is named, and refused."""
-    table = IcebergTable.create(tmp_path / "t", COLUMNS, location="s3://bucket/other")
-    (file,) = table.data([{"id": 1, "name": "x"}])
-    table.commit([file | {"file_path": "somewhere/x.parquet"}])
-    with pytest.raises(Exception, match=r"snapshot \d+ .*somewhere/x\.parquet"):
-        ids(table.home, tmp_path / "cache")
-
-
 def spelled(table: IcebergTable, made: File, change: Callable[[str], str], bounds: str) -> File:
     """A position delete file whose rows call their data files otherwise."""
     path = table.local(made["file_path"])
@@ -245,22 +233,6 @@ def test_positions_that_spell_paths_otherwise(
 
 
 # --- what others wrote ----------------------------------------------------------------------------------
-
-
-def test_manifests_within_metadata(tmp_path: Path) -> None:
-    """A snapshot of format 1 may have no list, and name its manifests itself."""
-    table = make(tmp_path / "t", form=1)
-    table.commit(table.data([{"id": 7, "name": "x"}]))
-    last = table.meta["snapshots"][-1]
-    with table.local(last["manifest-list"]).open("rb") as source:
-        rows: Any = fastavro.reader(source)
-        last["manifests"] = [row["manifest_path"] for row in rows]
-    table.local(last.pop("manifest-list")).unlink()
-    table.save()
-    for mode in MODES:
-        assert opened(table.home, tmp_path / "cache", mode, "id").get_many([0, 7]).num_rows == 2
-    table.set_spec([("id", "bucket[4]")])
-    assert ids(table.home, tmp_path / "cache", where="id = 7") == [7]
 
 
 @pytest.mark.parametrize("form", ["parquet", "orc"])
@@ -312,39 +284,6 @@ def test_defaults(rest: RestCatalog, tmp_path: Path, kind: str) -> None:
         check(reader, table)
     where = "l = 1099511627776 AND t2 AND d = DATE '2020-02-29'"
     assert ids(name, tmp_path / "cache", catalog=known, where=where) == [1, 2]
-
-
-KEYS: dict[str, Sequence[Any]] = {
-    "uuid": [uuid.UUID(int=1), uuid.UUID(int=2**128 - 1)],
-    "fixed[4]": [b"\0\1\2\3", b"\xff" * 4],
-    "decimal(38, 0)": [decimal.Decimal(10**37), decimal.Decimal(-1)],
-    "date": [datetime.date(1969, 12, 31), datetime.date(2024, 2, 29)],
-    "timestamptz": [datetime.datetime(1969, 12, 31, 23, 59, 59, 999999, datetime.timezone.utc), datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)],
-    "string": ["", "ß" * 40],
-    "double": [0.0, float("nan")],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KEYS)
-def test_keys_of_each_type(tmp_path: Path, kind: str) -> None:
-    """Looked up in each mode, in buckets of them or not, in either format, and deleted by them."""
-    form = "orc" if kind not in ("string", "double") else "parquet"
-    specs: list[list[tuple[str, str]]] = [[], [("k", "bucket[4]" if kind != "double" else "identity")]]
-    for number, spec in enumerate(specs):
-        table = IcebergTable.create(tmp_path / f"t{number}", {"k": kind, "n": "int"}, spec=spec)
-        rows = [{"k": key, "n": place} for place, key in enumerate([*KEYS[kind], None])]
-        table.commit(table.data(rows, form))
-        for mode in MODES:
-            reader = opened(table.home, tmp_path / f"cache{number}", mode, "k")
-            for _ in range(2):
-                for place, key in enumerate(KEYS[kind]):
-                    asked = str(key) if kind == "uuid" else key
-                    assert [row["n"] for row in reader.get(asked)] == [place], (mode, spec, key)
-        gone = {"k": KEYS[kind][0], "n": 0}
-        table.commit([table.equality([gone], ["k"], form, partition=table.partition_of(gone))])
-        for mode in ("none", "full"):
-            reader = opened(table.home, tmp_path / f"cache{number}", mode, "k")
-            assert sorted(reader.scan().column("n").to_pylist()) == [1, 2]
 
 
 # --- equality deletes and changes of the table under a process that goes on ------------------------------
@@ -431,17 +370,6 @@ def test_which_rows_a_delete_by_value_concerns(tmp_path: Path, mode: str) -> Non
     anew = table.data([{"id": 5, "name": "y"}])
     assert ids_after(*anew, table.equality([{"id": 2}, {"id": 5}], ["id"])) == [5]
     assert ids_after(*table.data([{"id": 2, "name": "z"}])) == [2, 5]
-
-
-def test_partition_values_that_python_lacks(tmp_path: Path) -> None:
-    """An instant after the year 9999 is a value like others."""
-    table = IcebergTable.create(tmp_path / "t", {"id": "int", "at": "timestamp"}, spec=[("at", "hour")])
-    (file,) = table.data([{"id": 1, "at": datetime.datetime(2024, 1, 1)}])
-    bound = {2: b"\xff" * 7 + b"\x70"}
-    late = {"partition": dict.fromkeys(file["partition"], 2**31 - 1), "lower_bounds": bound, "upper_bounds": bound}
-    table.commit([{**file, **late}])
-    for mode in MODES:
-        assert opened(table.home, tmp_path / "cache", mode, "id").get_many([1]).num_rows == 1
 
 
 # --- several at once -----------------------------------------------------------------------------------

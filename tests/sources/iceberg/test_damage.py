@@ -145,18 +145,6 @@ def test_hints(table: IcebergTable, tmp_path: Path) -> None:
     assert ids(table.home, tmp_path / "cache") == ROWS
 
 
-def test_what_was_there_and_is_not(table: IcebergTable, tmp_path: Path) -> None:
-    """A known table whose hint is removed: the same advice; one that is removed whole is not found."""
-    reader = opened(table.home, tmp_path / "cache", "full", "id")
-    assert reader.scan().num_rows == len(ROWS)
-    (table.home / "metadata" / "version-hint.text").unlink()
-    with pytest.raises(errors.PysparkLookupError, match=r"version-hint\.text.*lookup\.catalog"):
-        reader.scan()
-    table.home.rename(tmp_path / "moved")
-    with pytest.raises(errors.UfsNotFoundError):
-        reader.scan()
-
-
 @pytest.mark.parametrize("mode", ["none", "partial"])
 @pytest.mark.parametrize("which", ["metadata", "list", "manifest", "hint"])
 def test_a_cached_version_outlives_damage(table: IcebergTable, tmp_path: Path, which: str, mode: str) -> None:
@@ -318,15 +306,6 @@ def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None
     with pytest.raises(errors.NotSupportedError, match="letter case"):
         ids(table.home, tmp_path / "cache")
     assert ids(table.home, tmp_path / "cache", columns="id") == ROWS
-
-
-def test_other_metadata_that_makes_no_sense(table: IcebergTable, tmp_path: Path) -> None:
-    """An error of the package that names metadata.json."""
-    packed = gzip.compress(table.metadata.read_bytes())
-    for text in (b"[]", b"{}", b"1e999", b'{"format-version": 2}', b"[" * 100_000, packed[:-20]):
-        table.metadata.write_bytes(text)
-        with pytest.raises(errors.DamagedFileError, match=rf"{table.metadata.name} is not Iceberg metadata"):
-            ids(table.home, tmp_path / f"cache{hash(text)}")
 
 
 def rewrite(path: Path, codec: str) -> list[Any]:

@@ -119,7 +119,7 @@ def test_dates_before_1970_that_were_rounded_towards_it(tmp_path: Path) -> None:
     expect(table, tmp_path, f"at = {literal(ROWS[1]['at'])}", [1], 1)
 
 
-@pytest.mark.parametrize("form", [1, 2, 3])
+@pytest.mark.parametrize("form", [1, 2])
 def test_specs_that_evolved(tmp_path: Path, form: int) -> None:
     """Each file is ruled out by the spec that it was written with."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, form, [("name", "identity")])

@@ -164,25 +164,6 @@ def test_no_snapshot_at_all(tmp_path: Path) -> None:
         assert ids(table) == [1]
 
 
-def test_views(table: Clocked) -> None:
-    """`versions` names snapshots as `lookup.version` and `lookup.timestamp` take them; `describe` says which one is read."""
-    table.meta["properties"]["owner"] = "somebody"
-    table.save()
-    reader = opened(table.home, table.home.parent / "cache", keys="id")
-    rows = reader.versions()
-    assert [row["version"] for row in rows] == snapshots(table)
-    for number, row in enumerate(rows):
-        assert row["operation"] == "append"
-        for pin in ({"version": row["version"]}, {"timestamp": row["committed_at"].isoformat()}):
-            assert ids(table, **pin) == [*range(number + 1)]
-    shown = reader.describe()
-    assert shown["kind"] == "ICEBERG"
-    assert (shown["snapshot_id"], shown["table_id"]) == (snapshots(table)[-1], table.meta["table-uuid"])
-    assert (shown["format_version"], shown["properties"]["owner"]) == (2, "somebody")
-    older = opened(table.home, table.home.parent / "cache", version=snapshots(table)[1])
-    assert older.describe()["snapshot_id"] == snapshots(table)[1]
-
-
 def test_options_that_have_no_meaning(table: Clocked) -> None:
     """They are refused by name."""
     for name, value in {"valid-write-ids": "t1:5:2:2,4:", "schema": "id int", "csv.header": "true"}.items():

@@ -74,16 +74,3 @@ def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, mode: str, c
     reader = opened(table.home, tmp_path / "cache", mode, "id")
     assert reader.get(1) == [{"id": 1, "p": 1, "q": 2}]
     assert opened(table.home, tmp_path / "cache", where="p = 1").scan().num_rows == 1
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_column_with_the_name_of_a_number(tmp_path: Path, mode: str) -> None:
-    """It is not the dropped column with this field id, by which rows are deleted."""
-    table = IcebergTable.create(tmp_path / "t", {"id": "int", "old": "string", "#2": "string", "2": "string"})
-    table.commit(table.data([{"id": 1, "old": "x", "#2": "y", "2": "y"}, {"id": 2, "old": "y", "#2": "x", "2": "x"}]))
-    by_old = table.equality([{"old": "x"}], ["old"])
-    table.drop_column("old")
-    reader = opened(table.home, tmp_path / "cache", mode, "id")
-    assert [len(reader.get(key)) for key in (1, 2)] == [1, 1]
-    table.commit([by_old])
-    assert [len(reader.get(key)) for key in (1, 2)] == [0, 1]

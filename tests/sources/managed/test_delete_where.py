@@ -10,9 +10,8 @@ import pytest
 
 from pyspark_lookup import errors
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.sources.managed.log import WriteMode
 from tests.support.change_feed import changes_of, told
-from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, put, rows, site, wide
+from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, rows, site, wide
 
 __all__ = ["site"]
 
@@ -77,21 +76,6 @@ def test_what_others_commit_before(site: Site, what: str) -> None:
         with pytest.raises(errors.WriteConflictError, match="write again"):
             table.delete(where="name = 'b'")
         assert seen(table) == "5b"
-
-
-def test_what_others_commit_after(site: Site) -> None:
-    """It stays, whenever it began; an overwrite that began before is refused."""
-    table, writer = site.created(OFF), site.writer(host="b")
-    table.write(rows(1, 2))
-    modes = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.OVERWRITE)
-    append, upsert, overwrite = (writer.begin(rows().schema, mode) for mode in modes)
-    table.delete(where="id < 3")
-    writer.commit(append, put(writer, append, 2))
-    writer.commit(upsert, writer.write(upsert, rows(1, name="b").to_batches(), "part"))
-    assert seen(table) == "1b 2a"
-    with pytest.raises(errors.WriteConflictError, match="write again"):
-        writer.commit(overwrite, put(writer, overwrite, 6))
-    assert seen(table) == "1b 2a"
 
 
 @pytest.mark.parametrize("keys", ["id", None])

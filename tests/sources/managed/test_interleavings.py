@@ -168,21 +168,6 @@ def test_a_compaction_under_a_transaction(site: Site) -> None:
     assert named(table.scan()) == [(1, "mine"), (4, "again")]
 
 
-def test_a_transaction_that_found_no_table(site: Site) -> None:
-    """One that began before the table is by key as any other: an overwrite with a lower write id is refused after it."""
-    t = site.table(OFF).transaction()
-    table = site.created(OFF)
-    table.write(rows(5))
-    writer = site.writer(host="b")
-    overwrite = writer.begin(SCHEMA, WriteMode.OVERWRITE)
-    t.write(rows(9))
-    t.upsert(rows(1, name="mine"))
-    t.commit()
-    with pytest.raises(WriteConflictError, match="by key"):
-        writer.commit(overwrite, put(writer, overwrite, 1))
-    assert ids_of(table.scan()) == [1, 5, 9]
-
-
 def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
     """A writer of the dropped table, and a transaction, are refused by name, and remove none of the new table's files, which lie in
     directories of the same names."""

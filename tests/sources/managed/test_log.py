@@ -255,21 +255,6 @@ def test_versions_by_lists() -> None:
             state.resolve_version(ValidWriteIdList(table, high))
 
 
-def test_events_that_contradict_the_log() -> None:
-    """What cannot follow is damage: another position's, a second creation, ids that are not open."""
-    state = state_of(history("t", 1))
-    impossible: list[Event] = [log.Create(*at(5), DEFINITION)]
-    impossible += [Allocate(*at(place), id_, APPEND) for place, id_ in ((6, 2), (4, 2), (5, 3), (5, 1))]
-    for id_ in (1, 2):
-        impossible += [log.Write(*at(5), id_, ()), log.Commit(*at(5), id_), log.Abort(*at(5), id_)]
-    for event in impossible:
-        with pytest.raises(errors.DamagedFileError):
-            state.advance([event])
-    for first in (Allocate(*at(1), 1, APPEND), log.Create(*at(2), DEFINITION)):
-        with pytest.raises(errors.DamagedFileError, match="the-file"):
-            TableState.begin(first, "the-file")
-
-
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where a table may lie, and a way to it that is not ours."""

@@ -83,23 +83,6 @@ def test_what_it_refuses(site: Site) -> None:
     assert ids_of(keyless.scan()) == [1]
 
 
-def test_unique_keys(site: Site) -> None:
-    """With lookup.write.unique-keys a key that is there, own or another's, is refused; one that it has deleted is not."""
-    table = site.created({"lookup.write.unique-keys": "true"})
-    table.write(rows(1, 2))
-    with table.transaction() as t:
-        t.write(rows(3))
-        for wrong in (1, 3):
-            with pytest.raises(errors.NonUniqueKeyError, match=f"id = {wrong}"):
-                t.write(rows(wrong))
-        t.delete(pa.table({"id": [1]}))
-        t.write(rows(1, name="again"))
-    with pytest.raises(errors.NonUniqueKeyError, match="id = 5"), table.transaction() as t:
-        t.write(rows(5))
-        site.table(host="b").write(rows(5))
-    assert ids_of(table.scan()) == [1, 2, 3, 5]
-
-
 def test_a_store_that_fails(site: Site) -> None:
     """After an event that may be in the log or not a transaction is given up: it goes on with nothing, and says so."""
     table = site.created()

@@ -11,9 +11,7 @@ from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.sources.managed.log import WriteMode
 from pyspark_lookup.sources.managed.log import state as properties
-from pyspark_lookup.sources.registry import parse_options
-from pyspark_lookup.spark import change_stream
-from tests.support.change_feed import feed_of, told
+from tests.support.change_feed import feed_of
 from tests.support.fakes import CACHES
 from tests.support.managed_tables import DAY_S, OFF, SCHEMA, Site, aged, ids_of, rows, site
 
@@ -92,19 +90,6 @@ def test_the_oldest_version_stays_readable(site: Site, table: LookupTable) -> No
     site.calls()
     append(table, 20, 21)  # the first looks for what is old, and says in the log that it did
     assert [kind for kind, _ in site.calls()].count("tree") == 1
-
-
-def test_a_stream_that_begins_with_the_rows_there_are(
-    site: Site, table: LookupTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It begins, whatever of the log is gone."""
-    append(table, 1, 2, 3, 4)
-    trim(table)
-    monkeypatch.setattr(change_stream, "runtime", lambda: site.runtime)
-    options = parse_options({**site.options("s", OFF), "lookup.view": "changes"})
-    reader = change_stream.ChangeReader(options, SCHEMA)
-    assert reader.latestOffset(reader.initialOffset())["position"] == site.state().position
-    assert told(feed_of(site).snapshot(feed_of(site).last)) == "1a+ 2a+ 3a+ 4a+"
 
 
 def test_a_stream_that_needs_what_was_vacuumed(site: Site) -> None:
