@@ -27,31 +27,21 @@ Ids = set[int]
 
 
 def write_delta(root: Path) -> Callable[[], None]:
-    """A table of four commits; its log is cleaned up after one more and a checkpoint."""
-    for number in range(4):
+    """A table with a checkpoint of its last commit but one; its log is cleaned up, of that too, after one more and a checkpoint."""
+    for number in range(5):
         write_deltalake(str(root), pa.table({"id": [number]}), mode="append")
+        if number == 3:
+            DeltaTable(str(root)).create_checkpoint()
+    log = root / "_delta_log"
 
     def clean_up() -> None:
+        gone = [*log.glob("*.json"), *log.glob("*.checkpoint.parquet")]
         write_deltalake(str(root), pa.table({"id": [10]}), mode="append")
         DeltaTable(str(root)).create_checkpoint()
-        for commit in sorted((root / "_delta_log").glob("*.json"))[:-1]:
-            commit.unlink()
+        for file in gone:
+            file.unlink()
 
     return clean_up
-
-
-def write_delta_with_checkpoints(root: Path) -> Callable[[], None]:
-    """As above, with a checkpoint of an earlier version, which goes as well."""
-    clean_up = write_delta(root)
-    DeltaTable(str(root)).create_checkpoint()
-    write_deltalake(str(root), pa.table({"id": [100]}), mode="append")
-    (earlier,) = (root / "_delta_log").glob("*.checkpoint.parquet")
-
-    def clean_up_all() -> None:
-        clean_up()
-        earlier.unlink()
-
-    return clean_up_all
 
 
 def write_iceberg(root: Path) -> Callable[[], None]:
@@ -103,8 +93,7 @@ def write_managed(root: Path) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("write", "pinned"),
     [
-        pytest.param(write_delta, False, marks=pytest.mark.nightly),
-        (write_delta_with_checkpoints, True),
+        (write_delta, True),
         (write_iceberg, False),
         (write_managed, False),
         pytest.param(write_managed, True, marks=pytest.mark.nightly),

@@ -105,22 +105,6 @@ def test_a_directory_of_a_tables_name(tmp_path: Path, marker: str, says: str | N
             LookupTable(tmp_path / "t", options).scan()
 
 
-@pytest.mark.parametrize(("kind", "value"), [("TINYINT", "300"), ("DECIMAL(5, 2)", "a\nb")])
-def test_a_directory_that_is_none_of_a_declared_type(tmp_path: Path, kind: str, value: str) -> None:
-    """The error has its path, its value and the type, by scan and by key."""
-    (tmp_path / "t" / f"k={value}").mkdir(parents=True)
-    pq.write_table(ROWS.select(["id"]), tmp_path / "t" / f"k={value}" / "x.parquet")
-    options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
-    with LookupTable(tmp_path / "t", {**options, "lookup.schema": f"id BIGINT, k {kind}"}) as table:
-        for ask in (table.scan, lambda: table.get(1)):
-            with pytest.raises(errors.SchemaError) as caught:
-                ask()
-            message = str(caught.value)
-            assert message.startswith(f"file://{tmp_path}/t/k=")
-            assert f"the value {value!r} of partition column 'k' is not a valid " in message
-            assert "lookup.schema or .schema(…)" in message
-
-
 def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look of a host lists one entry for each directory above; later ones nothing. A forbidden listing refuses no table."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)

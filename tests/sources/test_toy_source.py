@@ -9,10 +9,7 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup import runtime as composition
-from pyspark_lookup.scan.table_scan import DeletedRows
-from pyspark_lookup.storage.stores import FileVersion
-from tests.support.fakes import make_host
-from tests.support.toy_source import InlineDeletes, commit, people
+from tests.support.toy_source import commit, people
 
 MODES = {
     "NONE": {},
@@ -85,18 +82,3 @@ def test_reads_follow_its_versions(table: Path, cache_dir: Path, mode: str) -> N
         assert rows_of(opened(table, cache_dir, mode, **{"lookup.version": "1"})) == expected(3, 4, more=20)
         with pytest.raises(VersionGoneError, match="no version 7"):
             opened(table, cache_dir, mode, **{"lookup.version": "7"}).scan()
-
-
-def test_deletes_move_between_files(tmp_path: Path) -> None:
-    """Which deletes a file has may change while all of them together stay the same: each answer is of its own version."""
-    one, two = InlineDeletes("a", (0,)), InlineDeletes("b", (0,))
-    both = InlineDeletes("b", (1,)), InlineDeletes("a", (1,))
-    rows = DeletedRows(make_host(str(tmp_path), None).blocks)
-
-    def deleted(*deletes: tuple[InlineDeletes, ...]) -> dict[str, list[int]]:
-        files = [FileVersion(f"t/{name}", 1, "1", deletes=some) for name, some in zip("ab", deletes, strict=True)]
-        return {url: positions.tolist() for url, positions in rows.read_positions("t", files).items()}
-
-    assert deleted((one, both[1]), (two, both[0])) == {"t/a": [0, 1], "t/b": [0, 1]}
-    assert deleted((one,), (both[1], two, both[0])) == {"t/a": [0], "t/b": [0, 1]}
-    assert deleted((one, both[1], two), (both[0],)) == {"t/a": [0, 1], "t/b": [1]}

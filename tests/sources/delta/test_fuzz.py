@@ -189,24 +189,6 @@ def test_a_damaged_checkpoint(data: st.DataObject) -> None:
     tried(data, hurt_checkpoint)
 
 
-@given(data=st.data())
-@fuzzed(16)
-def test_a_damaged_hint(data: st.DataObject) -> None:
-    """Whatever `_last_checkpoint` says: the rows are right."""
-    shape = data.draw(st.sampled_from(list(SHAPES)))
-    with copied(shape) as path, in_bounds():
-        hint = path / "_delta_log" / "_last_checkpoint"
-        if data.draw(st.booleans()):
-            hint.write_bytes(data.draw(damaged(hint.read_bytes(), [commit(path, LAST).read_bytes()])))
-        else:
-            said = data.draw(altered(json.loads(hint.read_text())) | st.integers(-1, 8).map(lambda n: {"version": n}))
-            hint.write_text(json.dumps(said))
-        if data.draw(st.booleans()):
-            for version in range(CHECKPOINT):
-                commit(path, version).unlink()
-        assert Reader(path, path.parent / "cache").scan() == world(shape)[1]
-
-
 # --- deletion vectors -------------------------------------------------------------------------------------
 
 

@@ -16,9 +16,7 @@ from deltalake import write_deltalake
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import VersionGoneError
 from tests.support.delta_tables import append_commit, opened
-from tests.support.managed_tables import Site, ids_of, rows, site
-
-__all__ = ["site"]
+from tests.support.managed_tables import Site, ids_of, rows
 
 DAY = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)

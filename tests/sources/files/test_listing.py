@@ -19,7 +19,6 @@ from pyspark_lookup import errors
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.sources.files.source import data_files, refuse_tables
-from pyspark_lookup.sources.managed.source import MANAGED
 from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.storage.stores import FileVersion, Listing
 from pyspark_lookup.versions.model import (
@@ -89,14 +88,6 @@ def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
     hidden = "file:///home/.cache/_tables/dim"  # names above the table say nothing
     found = Listing(hidden, (FileVersion(f"{hidden}/x/a.parquet", 1, "1"),), frozenset({"x"}))
     assert data_files(hidden, Kind.DIRECTORY, found) == found.files
-
-
-def test_an_explicit_file_may_have_any_name(tmp_path: Path) -> None:
-    """The skip rules are for what a directory happens to hold, not for a file that is asked for."""
-    for name in (".dim.parquet", "_dim.parquet", "_dir/dim.parquet", ".dir/dim.parquet"):
-        path = put(tmp_path / name)
-        table, version = discovered(path)
-        assert (table.kind, [file.url for file in version.files]) == (Kind.FILE, [f"file://{path}"])
 
 
 # --- globs ----------------------------------------------------------------------------------------
@@ -370,22 +361,3 @@ def test_deleted_rows_make_another_digest() -> None:
     several = [(), (DeleteFile("s3://a/dim/one", 1),), (DeleteFile("s3://a/dim/two", 1),)]
     files = [FileVersion("s3://a/dim/a", 1, "i", deletes=deletes) for deletes in several]
     assert len({TableVersion("t", (file,)).digest for file in files}) == 3
-
-
-TABLES = st.builds(
-    Table,
-    url=st.sampled_from(["s3://a/dim", "s3://b/dim", "s3://a/dim2", "s3://a/dim/*"]),
-    scope=st.sampled_from(['s3"http://one"', 's3"http://two"', "file"]),
-    kind=st.sampled_from([Kind.FILE, Kind.DIRECTORY, Kind.GLOB, MANAGED]),
-    format=st.sampled_from([None, FileFormatName.PARQUET]),
-    success_file=st.booleans(),
-    settle_s=st.sampled_from([None, 0.0, 1.0]),
-)
-
-
-@given(TABLES, TABLES)
-def test_ids_are_equal_if_and_only_if_references_must_agree(one: Table, other: Table) -> None:
-    """Store, location, kind and what counts as a version make the id; how files are parsed does not."""
-    same = dataclasses.replace(one, format=None) == dataclasses.replace(other, format=None)
-    assert (one.id == other.id) == same
-    assert len(one.id) == 32

@@ -16,10 +16,8 @@ from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundEr
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores import open_store
 from tests.support.fakes import CACHES, FakeClock, make_host
-from tests.support.managed_tables import Site, site
+from tests.support.managed_tables import Site
 from tests.support.s3server import S3Server
-
-__all__ = ["site"]
 
 JOBS = ["_temporary", "_temporary/0/_temporary/attempt_1", ".spark-staging-8c1f/p=1", "__magic/job-1"]
 MODES = {**CACHES, "cached": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"}}

@@ -43,12 +43,6 @@ def make(home: Path, count: int = 3, form: int = 2, **given: Any) -> IcebergTabl
     return table
 
 
-@pytest.fixture
-def rest() -> Iterator[RestCatalog]:
-    with RestCatalog() as server:
-        yield server
-
-
 def check(reader: LookupTable, table: IcebergTable, count: int = 40) -> None:
     """Its rows are those that the oracle reads, by their ids below `count`."""
     assert rows_of(reader.get_many([*range(count)]).drop_columns(["key_index"])) == rows_of(read(table.metadata))

@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +166,6 @@ def test_a_cached_version_outlives_damage(table: IcebergTable, tmp_path: Path, w
 
 
 # --- catalogs -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rest() -> Iterator[RestCatalog]:
-    with RestCatalog() as server:
-        yield server
 
 
 def _refused(status: int, message: str, kind: str) -> Callable[[], tuple[int, Any]]:

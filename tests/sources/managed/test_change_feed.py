@@ -17,9 +17,7 @@ from pyspark_lookup.sources.managed.change_feed import (
     cost,
 )
 from tests.support.change_feed import changes_of, feed_of, told
-from tests.support.managed_tables import OFF, Site, rows, site
-
-__all__ = ["site"]
+from tests.support.managed_tables import OFF, Site, rows
 
 
 def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> None:

@@ -31,11 +31,8 @@ from tests.support.managed_tables import (
     of_ids,
     put,
     rows,
-    site,
     wide,
 )
-
-__all__ = ["site"]
 
 
 def appended(site: Site, count: int) -> LookupTable:
@@ -208,22 +205,6 @@ def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     table.compact()
     assert len(folds(site.state())) == 1
     assert ids_of(table.scan()) == list(range(30))
-
-
-def test_an_overwrite_that_began_before_what_was_folded(site: Site) -> None:
-    """It would replace some of a compaction's rows and not others: refused by name. One that began later replaces all."""
-    table = site.created(OFF)
-    table.write(rows(1))
-    writer = site.writer(host="b")
-    early = writer.begin(SCHEMA, WriteMode.OVERWRITE)
-    table.write(rows(2))
-    late = writer.begin(SCHEMA, WriteMode.OVERWRITE)
-    table.compact()
-    with pytest.raises(errors.WriteConflictError, match="compacted"):
-        writer.commit(early, put(writer, early, 7))
-    assert ids_of(table.scan()) == [1, 2]
-    writer.commit(late, put(writer, late, 8))
-    assert ids_of(table.scan()) == [8]
 
 
 def test_a_list_of_some_of_what_was_folded(site: Site) -> None:

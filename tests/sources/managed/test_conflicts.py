@@ -7,9 +7,7 @@ import pytest
 
 from pyspark_lookup.errors import WriteConflictError
 from pyspark_lookup.sources.managed.log import WriteMode
-from tests.support.managed_tables import MODES, Site, ids_of, put, rows, site
-
-__all__ = ["site"]
+from tests.support.managed_tables import MODES, Site, ids_of, put, rows
 
 
 def test_an_append_beside_an_upsert_stays(site: Site) -> None:

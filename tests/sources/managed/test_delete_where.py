@@ -11,9 +11,7 @@ import pytest
 from pyspark_lookup import errors
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from tests.support.change_feed import changes_of, told
-from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, rows, site, wide
-
-__all__ = ["site"]
+from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, rows, wide
 
 
 def seen(table: LookupTable) -> str:

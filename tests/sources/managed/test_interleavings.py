@@ -13,9 +13,7 @@ from pyspark_lookup.errors import NonUniqueKeyError, PysparkLookupError, UfsNotF
 from pyspark_lookup.sources.managed import Job, TableWriter
 from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import WriteMode
-from tests.support.managed_tables import OFF, SCHEMA, Site, beside, ids_of, put, rows, site
-
-__all__ = ["site"]
+from tests.support.managed_tables import OFF, SCHEMA, Site, beside, ids_of, put, rows
 
 UNIQUE = {**OFF, "lookup.write.unique-keys": "true"}
 

@@ -225,36 +225,6 @@ def test_states_follow_the_model(found: list[Truth]) -> None:
         assert (one.digest == other.digest) == (seen == also)
 
 
-def test_commits_that_cannot_be() -> None:
-    """A write that an overwrite has passed, or that has ended, is refused by name; a batch is committed once."""
-    begun = [Allocate(*at(5), 2, APPEND), Allocate(*at(6), 3, OVERWRITE), Allocate(*at(7), 4, APPEND)]
-    state = state_of([*history("t", 1), *begun])
-    assert state.check_open(2).id == 2
-    state = state.advance([log.Commit(*at(8), 3, None, log.Batch("q", 7)), log.Abort(*at(9), 4)])
-    for id_, says in ((2, "write 2 .*write 3"), (3, "committed already"), (4, "aborted"), (5, "write 5")):
-        with pytest.raises(errors.WriteConflictError, match=says):
-            state.check_open(id_)
-    assert [state.is_committed(log.Batch(*batch)) for batch in (("q", 6), ("q", 7), ("q", 8), ("r", 0))] == [True, True, False, False]  # fmt: skip
-
-
-def test_versions_by_lists() -> None:
-    """A list says which version is read: of this table, not ahead of its log, without writes that are aborted or open."""
-    state = state_of(history("t", 3)).advance([Allocate(*at(11), 4, APPEND), log.Abort(*at(12), 4)])
-    assert state.resolve_version(state.valid_write_ids()).digest == state.version().digest
-    equivalent = ("t:2:9223372036854775807::", "t:3:3:3:", "t:4:3:3,4:", "t:4:9223372036854775807::3,4")
-    versions = [state.resolve_version(ValidWriteIdList.parse(text)) for text in equivalent]
-    assert {version.digest for version in versions} == {state.version(7).digest}
-    assert [version.state for version in versions] == list(equivalent)
-    assert paths(state, ValidWriteIdList("t", 3, open=(2,))) == ["w/1.parquet", "w/3.parquet"]
-    for table, high, error, says in (
-        ("u", 2, ValueError, "of another table"),
-        ("t", 5, ValueError, "ahead of"),
-        ("t", 4, errors.VersionGoneError, "write 4"),
-    ):
-        with pytest.raises(error, match=says):
-            state.resolve_version(ValidWriteIdList(table, high))
-
-
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where a table may lie, and a way to it that is not ours."""

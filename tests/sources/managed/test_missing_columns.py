@@ -16,9 +16,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NonUniqueKeyError, SchemaError, WriteConflictError
 from pyspark_lookup.sources.managed.log import NotificationLog
 from tests.support.fuzzing import fuzzed
-from tests.support.managed_tables import Site, site
-
-__all__ = ["site"]
+from tests.support.managed_tables import Site
 
 KEEP, NULL = ({"lookup.write.missing-columns": text} for text in ("KEEP", "NULL"))
 SCHEMA = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
@@ -66,19 +64,6 @@ def test_a_key_that_two_rows_have(site: Site) -> None:
     with pytest.raises(NonUniqueKeyError, match="key id = 2 is in the new rows more than once: write each key once"):
         site.table(KEEP).upsert(rows({"id": 2, "a": "z"}, {"id": 2, "a": "q"}))
     assert len(held(table)) == 2
-
-
-def test_in_a_transaction(site: Site) -> None:
-    """Values are kept of what the transaction sees, its own rows among them."""
-    begun(site, {"id": 1, "a": "x", "b": 1})
-    table = site.table(KEEP)
-    with table.transaction() as t:
-        t.upsert(rows({"id": 1, "b": 5}, {"id": 2, "b": 6}))
-        t.upsert(rows({"id": 1, "a": "X"}))
-        assert t.get(1) == [{"id": 1, "a": "X", "b": 5}]
-    assert held(table) == [{"id": 1, "a": "X", "b": 5}, {"id": 2, "a": None, "b": 6}]
-    with pytest.raises(SchemaError, match="have no column 'a'"), site.table().transaction() as t:
-        t.upsert(rows({"id": 1, "b": 5}))
 
 
 IDS = st.integers(1, 4)

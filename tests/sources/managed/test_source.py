@@ -21,10 +21,8 @@ from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.model import TableVersion
 from tests.support.fakes import CACHES, make_host
 from tests.support.managed_hosts import Dim, rows
-from tests.support.managed_tables import Site, site
+from tests.support.managed_tables import Site
 from tests.support.version_tokens import Process
-
-__all__ = ["site"]
 
 PARTIAL, FULL = CACHES["PARTIAL"], CACHES["FULL"]
 

@@ -18,9 +18,7 @@ from pyspark_lookup.sources.managed.log import Batch, WriteMode
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fakes import CACHES
-from tests.support.managed_tables import SCHEMA, Site, ids_of, put, rows, site
-
-__all__ = ["site"]
+from tests.support.managed_tables import SCHEMA, Site, ids_of, put, rows
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
 INTERVAL = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 min"}
