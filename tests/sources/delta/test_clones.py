@@ -14,7 +14,7 @@ from tests.support.delta_tables import append_commit, files_of, opened, vector_o
 from tests.support.lake_tables import MODES
 
 
-@pytest.mark.parametrize(("mode", "form"), zip(MODES, ["file://{}", "{}", "FILE://localhost{}"], strict=True))
+@pytest.mark.parametrize(("mode", "form"), [*zip(MODES, ["file://{}", "{}", "FILE://localhost{}"], strict=True)])
 def test_files_of_another_table(tmp_path: Path, mode: str, form: str) -> None:
     """Absolute paths lead to them and their vectors, whatever characters they have; the clone goes on by itself."""
     of, clone = tmp_path / "a b%ü", tmp_path / "clone"

@@ -179,18 +179,7 @@ def test_texts_that_were_cut(tmp_path: Path, high: str) -> None:
     assert bytes_read(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1
 
 
-NO_BOUNDS = [
-    '"5"',
-    "true",
-    '{"a": 1}',
-    "-3",
-    '"Infinity"',
-    "NaN",
-    "1e300000000",
-    "-1e300000000",
-    f"1e{10**20}",
-    "9" * 5000,
-]
+NO_BOUNDS = ['"5"', "true", '{"a": 1}', "-3", "NaN", "1e300000000", "-1e300000000", f"1e{10**20}", "9" * 4000]
 
 
 @pytest.mark.parametrize(

@@ -104,20 +104,7 @@ def test_events_round_trip(event: Event, data: st.DataObject) -> None:
         parse_event(bytes(blob), event.position, "the-file")
 
 
-LEAVING = [
-    "../other/x",
-    "..",
-    ".",
-    "/etc/x",
-    "",
-    "a//x",
-    "a/./x",
-    "%2e%2e/x",
-    "a%2F..%2f..%2fx",
-    "a\\..\\x",
-    "a\0b",
-    "\ud800",
-]
+LEAVING = ["../x", "..", ".", "/etc/x", "", "a//x", "a/./x", "%2e%2e/x", "a%2F..%2fx", "a\\..\\x", "a\0b", "\ud800"]
 
 
 def test_paths_that_leave_the_table() -> None:
