@@ -143,22 +143,6 @@ def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, sha
         assert table.get(2) == [{"id": 2, "of": None}]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_partition_columns_that_are_renamed(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / "t"
-    metadata = write_mapped(path, [("id", "id")], pa.table({"id": [1]}), MAPPED)
-    add = json.loads((path / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])["add"]
-    actions: list[dict[str, Any]] = [{"add": {**add, "partitionValues": {"p": "7", "q": "8"}}}]
-    for names, found in ((["p", "q"], [7, 8]), (["q", "p"], [7, 8]), (["x", "y"], [7, 8])):
-        columns = [("id", "id"), *zip(names, ["p", "q"], strict=True)]
-        now = {**metadata, "schemaString": schema(columns), "partitionColumns": names}
-        append_commit(path, [{"metaData": now}, *actions])
-        actions = []
-        table = opened(path, tmp_path / "cache", mode, "id")
-        assert table.get(1) == [{"id": 1, **dict(zip(names, found, strict=True))}]
-        assert opened(path, tmp_path / "cache", mode, names[0]).get(7)[0]["id"] == 1
-
-
 def write_raw(path: Path, fields: dict[str, Any], rows: pa.Table, parts: dict[str, str | None]) -> None:
     """A table with one file, whatever the log says of it. `fields`: their types; `parts`: partition columns, and values if not None."""
     metadata = write_mapped(path, [], rows, {"minReaderVersion": 1, "minWriterVersion": 2})

@@ -93,22 +93,6 @@ def test_in_commit_timestamps(tmp_path: Path, copied: str) -> None:
     assert shown[2:] == [BEGIN + 2 * DAY, BEGIN + 3 * DAY]
 
 
-def test_a_time_that_is_past_costs_one_look_at_the_log(tmp_path: Path) -> None:
-    """Once known, a version by time costs what one by number does."""
-    table, cache = tmp_path / "t", tmp_path / "cache"
-    write_days(table, 3)
-
-    def calls(**pin: Any) -> int:
-        reader = opened(table, cache, "full", "id", **pin)
-        reader.scan()
-        before = reader.metrics()
-        reader.scan()
-        after = reader.metrics()
-        return sum(after[name] - before[name] for name in ("ufsHeadCount", "ufsListCount", "ufsGetCount"))
-
-    assert calls(timestamp=(BEGIN + DAY).isoformat()) == calls(version=1)
-
-
 @pytest.mark.parametrize("ahead_s", [365 * 86400.0, -365 * 86400.0], ids=["ahead", "behind"])
 def test_one_host_has_a_wrong_clock(site: Site, ahead_s: float) -> None:
     """Times are the store's, whatever the writers' clocks show: of `lookup.timestamp`, of the view, now and at each commit."""

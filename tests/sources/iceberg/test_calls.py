@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,41 +269,3 @@ def test_what_a_partial_cache_keeps(either: Remote) -> None:
     assert (table.get(1), len(table.get(3))) == ([], 1)
     either.commit([either.table.equality([{"name": "n4"}], ["name"])])  # says nothing of keys
     assert table.get(43) == []
-
-
-def test_a_full_cache_goes_on_while_it_adopts_a_compaction(either: Remote) -> None:
-    """Compaction changes no rows, so queries need not wait for its file, here one that cannot be read yet; later deletes name it."""
-    table = either.open()
-    rows = sorted(table.scan().to_pylist(), key=lambda row: row["id"])
-    made = either.table.data(rows)
-    path = either.table.local(made[0]["file_path"])
-    aside = path.rename(either.local.parent / "aside")
-    either.commit(made, either.data_files(), "replace")
-    assert table.get(3) == [{"id": 3, "name": "n0"}]
-    assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows
-    aside.rename(path)
-    either.send()
-    assert counting(table, table.reload)[3] <= made[0]["file_size_in_bytes"] + 2  # perhaps the hint, too
-    either.commit(either.table.vectors([(made[0], range(5))]))
-    _, _, _, size = counting(table, lambda: table.get(3))
-    assert size < made[0]["file_size_in_bytes"] + _metadata_bytes(either)
-    assert table.get(3) == []
-    assert table.scan().num_rows == len(rows) - 5
-
-
-def test_a_snapshot_that_is_not_the_current_one(either: Remote, tmp_path: Path) -> None:
-    """A new host reads the metadata, the list of that snapshot and its manifests; then it costs what the current one does, however it is named."""
-    either.table.add_tag("it")
-    either.send()
-    snapshot = either.table.meta["snapshots"][1]
-    late = either.open("none", tmp_path / "late", version=str(snapshot["snapshot-id"]))
-    rows: list[int] = []
-    _, _, gets, _ = counting(late, lambda: rows.append(late.scan().num_rows))
-    read = {"hint": 2, "sql": 1}[either.kind] + 1 + 2
-    assert (rows, gets - read <= 4) == ([20], True)
-    assert costs(either, late, late.scan) == either.pointer
-    at = datetime.datetime.fromtimestamp(snapshot["timestamp-ms"] / 1000, datetime.timezone.utc)
-    for pin in ({"tag": "it"}, {"branch": "main"}, {"timestamp": at.isoformat()}):
-        reader = either.open("full", **pin)
-        reader.scan()
-        assert costs(either, reader, reader.scan) == either.pointer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from pyspark_lookup import LookupTable, NotSupportedError
 from pyspark_lookup.sources.iceberg.metadata import Locations
-from pyspark_lookup.sources.iceberg.source import IcebergSource
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.iceberg_definition import in_catalog
@@ -129,27 +127,6 @@ def test_a_table_that_took_the_name_of_another(rest: RestCatalog, tmp_path: Path
 
 
 # --- hints and files of metadata ------------------------------------------------------------------------
-
-
-def test_forms_of_hints(tmp_path: Path) -> None:
-    """The hint counts, whatever else lies there. Metadata is packed if its bytes say so, whatever its name."""
-    table = make(tmp_path / "t")
-    text = table.metadata.read_bytes()
-    for hint, name in (
-        ("7", "v7.metadata.json"),
-        ("7\n", "v7.gz.metadata.json"),
-        ("7", "7.metadata.json.gz"),
-        ("00001-1b2c3d4e", "00001-1b2c3d4e.metadata.json"),
-        ("v7.metadata.json", "v7.metadata.json"),
-    ):
-        for path in table.home.glob("metadata/*.json*"):
-            path.unlink()
-        file = table.home / "metadata" / name
-        file.write_bytes(gzip.compress(text) if "7" in hint else text)
-        (table.home / "metadata" / "v9.metadata.json").write_text("{")
-        (table.home / "metadata" / "version-hint.text").write_text(hint)
-        for path in (table.home, file):
-            assert ids(path, tmp_path / f"cache-{hint.strip()}-{name}") == [0, 1, 2]
 
 
 # --- where the files are --------------------------------------------------------------------------------
@@ -367,28 +344,6 @@ def test_which_rows_a_delete_by_value_concerns(tmp_path: Path, mode: str) -> Non
 
 
 # --- several at once -----------------------------------------------------------------------------------
-
-
-def test_a_table_that_changes_between_the_pointer_and_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot that is expired then: the newer one is read instead, or the error names the old one."""
-    table = make(tmp_path / "t")
-    reader = opened(table.home, tmp_path / "cache", "none", "id", None, **{"on-version-gone": "NEWER"})
-    gone: list[int] = []
-
-    before = IcebergSource._version
-
-    def version(self: Any, *given: Any) -> Any:
-        found = before(self, *given)
-        if not gone:
-            gone.append(1)
-            entries = table.live()
-            table.commit(table.data([{"id": 9, "name": "new"}]), entries, "overwrite")
-            table.expire(1)
-        return found
-
-    monkeypatch.setattr(IcebergSource, "_version", version)
-    assert reader.get_many([0, 9]).column("id").to_pylist() == [9]
-    assert gone
 
 
 @pytest.mark.parametrize(

@@ -145,26 +145,6 @@ def test_hints(table: IcebergTable, tmp_path: Path) -> None:
     assert ids(table.home, tmp_path / "cache") == ROWS
 
 
-@pytest.mark.parametrize("mode", ["none", "partial"])
-@pytest.mark.parametrize("which", ["metadata", "list", "manifest", "hint"])
-def test_a_cached_version_outlives_damage(table: IcebergTable, tmp_path: Path, which: str, mode: str) -> None:
-    """In CACHE mode queries go on with the last version, and it is counted; they follow once the table is whole again."""
-    reader = opened(table.home, tmp_path / "cache", mode, "id", None, **CACHED)
-    assert reader.get_many([0, 1, 2]).num_rows == 2
-    table.commit(table.data([{"id": 10, "name": "new"}]))
-    hint = table.home / "metadata" / "version-hint.text"
-    path = hint if which == "hint" else FILES[which](table)
-    data = path.read_bytes()
-    garbage(path)
-    before = reader.metrics()["staleServedCount"]
-    assert reader.get_many([0, 1, 2, 10]).num_rows == 2
-    assert reader.metrics()["staleServedCount"] > before
-    other = opened(table.home, tmp_path / "cache", mode, "id", None, **CACHED)
-    assert other.get_many([0, 1, 2, 10]).num_rows == 2
-    path.write_bytes(data)
-    assert reader.get_many([0, 1, 2, 10]).num_rows == 3
-
-
 # --- catalogs -------------------------------------------------------------------------------------------
 
 
@@ -260,23 +240,6 @@ def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
 
 
 # --- what is not known here -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "catalog"),
-    [("geometry(srid:4326)", False), ("timestamp_ns", False), ("variant", True), ("invented", True)],
-)
-def test_types_that_are_not_known(rest: RestCatalog, tmp_path: Path, kind: str, catalog: bool) -> None:
-    """The column is refused by its name; those beside it are read."""
-    table = write(tmp_path / "t", rest.publisher("ns.table") if catalog else None)
-    table.add_column("v", kind)
-    name, properties = ("ns.table", {"type": "rest", "uri": rest.uri}) if catalog else (table.home, None)
-    with pytest.raises(errors.NotSupportedError, match=f"column 'v' is of type .*{kind.partition('(')[0]}"):
-        ids(name, tmp_path / "cache", catalog=properties)
-    for mode in MODES:
-        reader = opened(name, tmp_path / "cache", mode, "id", properties, columns="id, name")
-        assert sorted(reader.scan().column("id").to_pylist()) == ROWS
-        assert reader.get(9) == [{"id": 9, "name": "x"}]
 
 
 def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None:

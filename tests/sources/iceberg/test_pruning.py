@@ -203,21 +203,6 @@ def test_what_bounds_do_not_say(tmp_path: Path) -> None:
         assert found == sorted(row["id"] for row in every if row["name"] == value), value
 
 
-@pytest.mark.parametrize(
-    ("spec", "partition", "id_"),
-    [
-        ({"name": "identity", "id": "bucket[4]"}, "name=n03", 3),
-        ({"name": "identity", "day": "identity"}, "max_pt()", 19),
-        ({"price": "identity"}, "price=3.25", 13),
-    ],
-)
-def test_the_option_partition(tmp_path: Path, spec: dict[str, str], partition: str, id_: int) -> None:
-    table = made(tmp_path, [*spec.items()])
-    for _ in range(2):
-        ids, gets = gets_of(table.home, tmp_path / "cache", partition=partition)
-        assert (ids, gets <= 2) == ([id_], True)
-
-
 def test_columns_that_swap_names(tmp_path: Path) -> None:
     """Bounds are of field ids, and narrower than the column by now; rows from before a column was added have its default."""
     table = IcebergTable.create(tmp_path / "t", {"id": "int", "a": "int", "b": "int", "f": "float"}, 3)

@@ -178,26 +178,6 @@ def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch)
             assert reader.get(5) == reader.get(30) == []
 
 
-@pytest.mark.parametrize("times", [1, 9])
-def test_an_overwrite_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """A compaction of rows that were replaced meanwhile begins anew, leaves nothing of its first attempt, and gives up by name."""
-    table = appended(site, 2)
-
-    def replaced() -> None:
-        table.write(of_ids(50, 60), "overwrite")
-        table.write(of_ids(60, 70))
-
-    beside(site, monkeypatch, replaced, times)
-    if times == 1:
-        table.compact()
-        assert len(site.committed()) == 1
-    else:
-        with pytest.raises(errors.WriteConflictError, match=r"(compact it|write) again"):
-            table.compact()
-    assert ids_of(table.scan()) == list(range(50, 70))
-    assert [file for file in site.files() if "compacted" in file] == (site.committed() if times == 1 else [])
-
-
 def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """One wins; the other finds its rows folded already, and then nothing to do."""
     table, other = appended(site, 3), site.table(OFF, host="b")

@@ -147,25 +147,6 @@ def test_a_transaction_that_others_have_aborted(site: Site) -> None:
         t.commit()
 
 
-def test_a_compaction_under_a_transaction(site: Site) -> None:
-    """It goes on seeing the rows as they were, and what it hides of them; at its end that is hidden in the new files. A key that
-    is to be unique may be written anew after its delete, though its old row is in a file that the transaction has not seen."""
-    table = site.created(UNIQUE)
-    table.write(rows(1, 2))
-    table.write(rows(3, 4))
-    with table.transaction() as t:
-        t.upsert(rows(1, name="mine"))
-        t.delete(pa.table({"id": [4]}))
-        t.write(rows(4, name="again"))
-        site.table(OFF, host="b").compact()
-        assert named(t.scan()) == [(1, "mine"), (2, "a"), (3, "a"), (4, "again")]
-        table.delete(pa.table({"id": [2]}))
-        t.delete(pa.table({"id": [3]}))
-        assert named(t.scan()) == [(1, "mine"), (2, "a"), (4, "again")]
-        assert t.get(3) == []
-    assert named(table.scan()) == [(1, "mine"), (4, "again")]
-
-
 def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
     """A writer of the dropped table, and a transaction, are refused by name, and remove none of the new table's files, which lie in
     directories of the same names."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
+from pyspark_lookup.errors import OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import FileVersion
@@ -36,32 +34,6 @@ def dim(tmp_path: Path) -> Dim:
 
 
 # --- one version, on any host ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", CACHES)
-def test_another_host_finds_the_version_it_was_told(dim: Dim, tmp_path: Path, mode: str) -> None:
-    """A host told of a version that is no longer the newest reads that one, by its position in the log. One whose table was
-    dropped and created anew, or whose files are gone, is gone: an error, or the new one's if it is to be."""
-    options = {"lookup.keys": "id", **CACHES[mode]}
-    one, two = (Process(dim.path, tmp_path / host, options) for host in ("one", "two"))
-    first = one.announce()
-    dim.writer.write(rows([100], 2))
-    dim.writer.write(rows([5], 3), "overwrite")
-    assert one.states(first) == two.states(first) == {1}
-    second = two.announce()
-    assert one.states(second) == two.states(second) == {3}
-    assert one.gone() + two.gone() == 0
-    shutil.rmtree(dim.path)
-    for version in (8, 9):
-        dim.writer.write(rows([1], version), "overwrite")
-    with pytest.raises(VersionGoneError):
-        Process(dim.path, tmp_path / "three", options).told(second)
-    newer = Process(dim.path, tmp_path / "four", {**options, "lookup.on-version-gone": "NEWER"})
-    assert newer.states(second) == {9}
-    for file in dim.path.rglob("*.parquet"):
-        file.unlink()
-    with pytest.raises(VersionGoneError):  # files of a managed table are never replaced
-        dim.table("another", options).scan()
 
 
 def test_a_host_never_goes_back(dim: Dim) -> None:
@@ -233,14 +205,9 @@ def test_columns_keys_and_properties_can_be_altered(dim: Dim, tmp_path: Path) ->
     assert len(found.get(1)) == 100
     told = found.describe()
     assert (told["keys"], told["properties"], told["position"]) == (["version"], {"owner.token": "us"}, position)
-    # What else a table says of itself; one of plain files has no write ids.
     assert (told["kind"], told["valid_write_ids"]) == ("MANAGED", f"{told['table_id']}:2:9223372036854775807::")
     assert str(dim.writer.valid_write_ids) == told["valid_write_ids"]
     assert (dim.writer.floor, found.floor) == (f"{told['table_id']}:{position}", None)
-    pq.write_table(rows(range(3)), tmp_path / "plain.parquet")
-    plain = LookupTable(str(tmp_path / "plain.parquet"), {"lookup.cache.dir": str(tmp_path / "c")})
-    with pytest.raises(NotSupportedError, match="write ids"):
-        _ = plain.valid_write_ids
 
 
 def test_a_copy_in_another_store_is_read(dim: Dim) -> None:

@@ -171,13 +171,6 @@ def test_rows_of_keys(database: Database, cache: Options) -> None:
     assert table.get_many(ids()).num_rows == 0
 
 
-def test_composite_keys(database: Database) -> None:
-    """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
-    name = database.create_of(pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
-    found = database.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
-    assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
-
-
 def test_text_is_never_sql(database: Database) -> None:
     """Keys, and names of tables and columns, that look like SQL are what they are."""
     texts = [*TEXTS, "x" * 5000]
@@ -199,15 +192,6 @@ def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None
     assert provider.function.lookup(ids(1)).column_names == ["id", "name"]
     assert '"name"' in database.statements()[-1]
     assert '"n"' not in database.statements()[-1]
-
-
-def test_mistakes_are_named(database: Database) -> None:
-    """A table that is not there, or not named, is an error when the table is made."""
-    database.create_of(PEOPLE)
-    with pytest.raises(OptionError, match="nope"):
-        database.table("nope", "id")
-    with pytest.raises(OptionError, match=r"lookup\.provider\.table"):
-        LookupTable(None, {"lookup.provider": f"{database.module}:provider", "lookup.keys": "id"})
 
 
 # --- databases' own ----------------------------------------------------------------------------------
