@@ -50,9 +50,6 @@ class Past:
 class Table(abc.ABC):
     """A table of one kind, which takes steps, and knows what every reader must answer."""
 
-    hides_files = True
-    """Whether nothing inside its directory is a table."""
-
     def __init__(self, ground: Ground) -> None:
         self.ground, self.name = ground, str(ground.path)
         self.options: dict[str, str] = {}

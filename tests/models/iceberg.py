@@ -114,7 +114,7 @@ class Iceberg(Table):
         """How a version is made known: by a hint in the directory, or to a catalog."""
         if kind == "directory":
             return None
-        self.name, self.hides_files = "ns.table", False
+        self.name = "ns.table"
         if kind == "rest":
             server = self._closing.enter_context(RestCatalog())
             properties, publish = {"type": "rest", "uri": server.uri}, server.publisher(self.name)

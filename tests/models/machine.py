@@ -19,7 +19,6 @@ import pyarrow as pa
 from tests.models import meanwhile
 from tests.models.adapter import Past, Table
 from tests.models.answers import CONDITIONS, Content, Expected, Question
-from tests.models.files import Files
 from tests.models.histories import History, Step
 from tests.models.place import Place
 from tests.models.processes import Answer, Nursery, Request, Session, key_table, reader_runtime
@@ -115,12 +114,10 @@ class _Machine:
             self._note(self._question(name), content)
 
     def _check_more(self, table: Table, rng: random.Random, count: int) -> None:
-        """Earlier states, what lies inside of the table, and what only tables of its kind can be asked."""
+        """Earlier states, and what only tables of its kind can be asked."""
         past = table.past()
         for one in rng.sample(past, min(len(past), count)):
             self._check_past(one, rng)
-        if table.hides_files and not isinstance(table, Files):
-            self._check_inside(rng)
         for options, verdict in table.other_checks(rng):
             reader = Reader("NONE", "UFS", rng.choice(("here", "new", "late")), "all")
             question = Question(self._setup.keys, more=tuple(options.items()))
@@ -263,18 +260,6 @@ class _Machine:
         for ask, answer in zip(asks, self._asked(reader, self._request(reader, question, asks)), strict=True):
             if answer.error != "VersionGoneError" or past.kept:
                 self._compare(reader, ask, answer, [expected], question, keys)
-
-    def _check_inside(self, rng: random.Random) -> None:
-        """A directory or a file inside a table is not a table; but an Iceberg table's metadata names it."""
-        reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
-        inside = [
-            path for path in sorted(self.place.ground.path.rglob("*")) if not path.name.endswith(".metadata.json")
-        ]
-        path, ask = rng.choice(inside), ("scan",)
-        request = dataclasses.replace(self._request(reader, Question(self._setup.keys), (ask,)), path=str(path))
-        (answer,) = self._asked(reader, request)
-        if answer.error != "TableFormatError":
-            self._report(str(reader), f"scan of {path.relative_to(self._root)}", "a TableFormatError", _text(answer))
 
     def _wanted(
         self, expected: Expected, types: dict[str, pa.DataType] | Any, rng: random.Random

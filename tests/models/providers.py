@@ -24,8 +24,6 @@ from tests.models.histories import Step
 class Provided(DrawnRows):
     """Rows in a file, and their version."""
 
-    hides_files = False
-
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
         self._rows: list[Row] = []

@@ -98,19 +98,14 @@ class Found:
 
 def found() -> Iterator[Found]:
     """What is tried by day."""
-    for values in (("01234", "98765", "SW1A"), ("1e3", "2", "x")):
-        # Of a column that directories made numbers, and then text, each value is what its directory says.
-        setup = Setup(keys=("zip",), partitions=(("zip", values),))
-        steps = [become("directory", file(0, (0,)), 1), Step("put", file(1, (1,)), 2), Step("put", file(2, (2,)), 3)]
-        yield Found(f"W1 {values}", setup, steps, [*readers_of("FULL", "here"), *readers_of("NONE", "here")])
+    # Of a column that directories made numbers, and then text, each value is what its directory says.
+    setup = Setup(keys=("zip",), partitions=(("zip", ("01234", "98765", "SW1A")),))
+    steps = [become("directory", file(0, (0,)), 1), Step("put", file(1, (1,)), 2), Step("put", file(2, (2,)), 3)]
+    yield Found("W1", setup, steps, [*readers_of("FULL", "here"), *readers_of("NONE", "here")])
     for cache in CACHES:
         # With lookup.partition types are those of all directories and files, also of those that are not read.
         steps = [become("directory", file(0, (0,), "null"), 1), Step("put", file(1, (2,), "date32"), 2)]
         yield Found(f"W2 {cache}", IN_PARTITION, steps, readers_of(cache, "here", question="partition"))
-        # Of a partition of which there is no directory there are no rows, and all columns.
-        setup = Setup(partitions=REGIONS, partition="r=7")
-        steps = [become("directory", file(0, (0,)), 1)]
-        yield Found(f"no partition {cache}", setup, steps, readers_of(cache, "here", question="partition"))
     for cache in CACHES:
         # What the path is now is found, also by a reload of the full cache, in a process that knew it otherwise and in a new one.
         steps = [become(kind, file(0), number) for number, kind in enumerate(KINDS)]
@@ -118,14 +113,6 @@ def found() -> Iterator[Found]:
     # Processes that live for one query see a version that is older than the reload interval.
     steps = [become("directory", file(0), 1), Step("put", file(1), 2), Step("put", file(0), 3)]
     yield Found("W3", Setup(), steps, [Reader("FULL", "CACHE", "once", "all")])
-    for kind, ops in (
-        ("delta", "upsert alter clean delete restore"),
-        ("iceberg", "delete_equal evolve expire roll_back"),
-    ):
-        # Nothing inside a table is one, and clean-up, restored versions and new columns are seen.
-        steps = [become(kind, file(0), 1), *(Step(op, ("here", 4), number) for number, op in enumerate(ops.split()))]
-        readers = [Reader(cache, "UFS", "here", "all") for cache in CACHES]
-        yield Found(f"a table of others {kind}", Setup(partitions=REGIONS), steps, readers)
     for before, after in (("null", "list32"), ("struct32", "null"), ("dec12", "null"), ("list_null", "list64")):
         # A full cache goes on when a column that was null in all rows, or empty lists, has values, and the other way.
         steps = [become("directory", file(0, shape=before), ONE_FILE), Step("put", file(1, shape=after), 1)]

@@ -178,7 +178,6 @@ def test_what_bounds_do_not_say(tmp_path: Path) -> None:
     add([{"real": float("nan")}, {"real": 1.0}], nan_value_counts={})
     add([{"real": float("nan")}, {"real": float("nan")}])
     add([{"name": "m"}], lower_bounds={name: b"\xff\xfe", real: b"\0"}, upper_bounds={name: b"\xff\xff", real: b"\0\0"})
-    add([{"name": "m"}], record_count=-1)
     nan = {real: to_bytes("double", float("nan"))}
     add([{"name": "m"}, {"real": float("inf")}], lower_bounds=nan, upper_bounds=nan)
     table.commit(files)
@@ -191,13 +190,11 @@ def test_what_bounds_do_not_say(tmp_path: Path) -> None:
 
     check("name = 'm'", lambda row: row["name"] == "m")
     check(f"name = '{long}'", lambda row: row["name"] == long)
-    check(f"name = '{'x' * 40}'", lambda row: row["name"] == "x" * 40)
     check("name >= 'z'", lambda row: row["name"] is not None and row["name"] >= "z")
     check("name IS NULL", lambda row: row["name"] is None)
     check("name IS NOT NULL", lambda row: row["name"] is not None)
     check("real > 1000", lambda row: row["real"] is not None and not row["real"] <= 1000)
     check("real = CAST('NaN' AS DOUBLE)", lambda row: row["real"] is not None and row["real"] != row["real"])
-    check("real = 1.0D", lambda row: row["real"] == 1.0)
     for value in ("m", long, "x" * 40):
         found = gets_of(table.home, tmp_path / "keys", ("name", [value]))[0]
         assert found == sorted(row["id"] for row in every if row["name"] == value), value

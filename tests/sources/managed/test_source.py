@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.sources.registry import parse_options
-from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.model import TableVersion
 from tests.support.fakes import CACHES, make_host
@@ -55,8 +53,7 @@ def test_a_host_never_goes_back(dim: Dim) -> None:
 def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this host has committed it goes on reading, though one that began to ask before does not find it in the log.
 
-    Who finds the floor of a table that is gone does not take away the one that a commit raises meanwhile. On a full disk the
-    host forgets what it knew, and this process knows its commit: both ask the store.
+    Who finds the floor of a table that is gone does not take away the one that a commit raises meanwhile.
     """
     host, table, old, log = dim.known()
     versions, began_s = host.resolver.host, host.clock.steady_s
@@ -81,17 +78,6 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pyte
     host.clock.tick(1)
     versions.learn(table, old, host.clock.steady_s)
     assert versions.floor(table.url) == (log.table_id, log.position)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Disk, "replace_record", full)
-        versions.raise_floor(table, log.table_id, log.position + 3)
-    assert versions.last(table) is None
-    for further in (3, 6):
-        assert versions.floor(table.url) == (log.table_id, log.position + further)
-        versions.raise_floor(table, log.table_id, log.position + 6)
 
 
 def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> None:
