@@ -171,6 +171,13 @@ def test_rows_of_keys(database: Database, cache: Options) -> None:
     assert table.get_many(ids()).num_rows == 0
 
 
+def test_composite_keys(database: Database) -> None:
+    """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
+    name = database.create_of(pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
+    found = database.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
+    assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
+
+
 def test_text_is_never_sql(database: Database) -> None:
     """Keys, and names of tables and columns, that look like SQL are what they are."""
     texts = [*TEXTS, "x" * 5000]
