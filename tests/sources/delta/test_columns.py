@@ -19,10 +19,6 @@ from tests.support.lake_tables import MODES
 
 MAPPED = {"minReaderVersion": 2, "minWriterVersion": 5}
 
-NEEDS_PYARROW_26 = pytest.mark.skipif(
-    int(pa.__version__.split(".")[0]) < 26, reason="pyarrow before 26 refuses nulls among lists of a fixed size"
-)
-
 
 def test_partitions_that_are_no_numbers(tmp_path: Path) -> None:
     """NaN and infinities are values of a partition column, NaN the largest; a value that is none of its type is named."""
@@ -105,20 +101,14 @@ def test_a_mapping_that_only_writers_are_asked_for(tmp_path: Path) -> None:
     assert opened(tmp_path / "t", tmp_path / "cache").scan().to_pylist() == [{"a": 1, "b": 2}]
 
 
-@pytest.mark.parametrize("shape", ["struct", "list", pytest.param("fixed list", marks=NEEDS_PYARROW_26), "map"])
+@pytest.mark.parametrize("shape", ["struct", "list", "map"])
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, shape: str) -> None:
     """The fields of a struct are told by their mapping, also where the file's have the planned names and types."""
     path, values = tmp_path / "t", {"a": 10, "b": 20}
     wrap = {"struct": lambda one: one, "map": lambda one: [("k", one)]}.get(shape, lambda one: [one])
     kind = pa.struct({"a": pa.int64(), "b": pa.int64()})
-    shapes = {
-        "struct": kind,
-        "map": pa.map_(pa.string(), kind),
-        "list": pa.list_(kind),
-        "fixed list": pa.list_(kind, 1),
-    }
-    kind = shapes[shape]
+    kind = {"struct": kind, "map": pa.map_(pa.string(), kind), "list": pa.list_(kind)}[shape]
     rows = pa.table({"id": [1, 2], "of": pa.array([wrap(values), None], kind)})
     metadata = write_mapped(path, [("id", "id")], rows, MAPPED)
 

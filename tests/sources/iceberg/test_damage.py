@@ -32,16 +32,15 @@ CACHED = {"metadata.source": "CACHE", "metadata.sync-interval": "0"}
 ROWS = [0, 2, 5, 6, 8, 9]
 
 
-def write(home: Path, publish: Callable[[str], None] | None = None, form: int = 3) -> IcebergTable:
+def write(home: Path, publish: Callable[[str], None] | None = None) -> IcebergTable:
     """A table with deletes of each kind: rows 0 to 9 without 1, 3, 4, 7."""
     table = IcebergTable.create(home, COLUMNS, 2, publish=publish)
     files = [table.data([{"id": number, "name": "x"} for number in range(start, start + 5)])[0] for start in (0, 5)]
     table.commit(files)
     table.commit([table.equality([{"id": 1}], ["id"])])
     table.commit([table.positions([(files[0], 3), (files[0], 4)])])
-    if form > 2:
-        table.upgrade(3)
-        table.commit(table.vectors([(files[1], [2])]))
+    table.upgrade(3)
+    table.commit(table.vectors([(files[1], [2])]))
     return table
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
+import functools
 import importlib
 import itertools
-import os
+import operator
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +31,8 @@ Options = dict[str, str]
 
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 ONCE = {"lookup.max-retries": "0"}
+SQLITE_FILE = "a b%41?#.db"
+NUMBERS = itertools.count()  # of tables, in databases that several tests use
 PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
 REQUESTED = ids(1, 2, 9, 3, 1, None)
 ANSWER = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
@@ -41,114 +45,92 @@ def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
 
 
 def literal(value: object) -> str:
-    return (
-        "NULL" if value is None else str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
-    )
+    text = "'" + str(value).replace("'", "''") + "'"
+    return "NULL" if value is None else str(value) if isinstance(value, int) else text
 
 
+@dataclasses.dataclass
 class Database:
-    """A database with a log of what providers ask it. Statements that are executed here are not in it."""
+    """A database; how statements are executed in it; those that providers sent so far, one for each execution; and the path and the
+    options by which users say which table is meant."""
 
     module: str
-    execute: Callable[[str], None]
-    statements: Callable[[], list[str]]  # that providers sent so far: one entry for each execution
-    refer: Callable[[str], tuple[str | None, Options]]  # the path and the options that say which table is meant
-    _numbers = itertools.count(1)
-
-    def __init__(self, cache_dir: Path) -> None:
-        self._cache_dir = cache_dir
-        self._opened: list[LookupTable] = []
+    execute: Callable[[str], object]
+    statements: Callable[[], list[str]]
+    refer: Callable[[str], tuple[str | None, Options]]
+    cache_dir: Path
+    tables: list[LookupTable] = dataclasses.field(default_factory=list)
 
     def named(self, name: str, keys: str, *more: Options) -> tuple[str | None, Options]:
         """The path and the options of a lookup in a table."""
         path, options = self.refer(name)
-        options |= {"lookup.provider": f"{self.module}:provider", "lookup.keys": keys}
-        for each in ({"lookup.cache.dir": str(self._cache_dir)}, *more):
-            options |= each
-        return path, options
+        ours = {"lookup.provider": f"{self.module}:provider", "lookup.cache.dir": str(self.cache_dir)}
+        return path, functools.reduce(operator.or_, more, {**options, **ours, "lookup.keys": keys})
 
     def table(self, name: str, keys: str, *more: Options) -> LookupTable:
-        self._opened.append(LookupTable(*self.named(name, keys, *more)))
-        return self._opened[-1]
+        self.tables.append(LookupTable(*self.named(name, keys, *more)))
+        return self.tables[-1]
 
     def create(self, columns: str, *rows: str, name: str = "t") -> str:
         """A new table's name."""
-        name += str(next(self._numbers))
-        quoted = '"' + name.replace('"', '""') + '"'
-        self.execute(f"CREATE TABLE {quoted} ({columns})")
+        name += str(next(NUMBERS))
+        self.execute(f"CREATE TABLE {quoted(name)} ({columns})")
         if rows:
-            self.execute(f"INSERT INTO {quoted} VALUES {', '.join(rows)}")
+            self.execute(f"INSERT INTO {quoted(name)} VALUES {', '.join(rows)}")
         return name
 
     def create_of(self, rows: pa.Table, name: str = "t") -> str:
         """The name of a new table of these rows."""
         kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
-        quoted = ('"' + field.name.replace('"', '""') + f'" {kinds[field.type]}' for field in rows.schema)
+        columns = ", ".join(f"{quoted(field.name)} {kinds[field.type]}" for field in rows.schema)
         values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
-        return self.create(", ".join(quoted), *(f"({', '.join(map(literal, row))})" for row in values), name=name)
-
-    def close(self) -> None:
-        for table in self._opened:
-            table.close()
+        return self.create(columns, *(f"({', '.join(map(literal, row))})" for row in values), name=name)
 
 
-class SqliteDatabase(Database):
-    module = "examples.sqlite_provider"
-
-    def __init__(self, directory: Path, cache_dir: Path) -> None:
-        super().__init__(cache_dir)
-        self.file = directory / "a b%41?#.db"
-        self.sent: list[str] = []
-
-    def refer(self, name: str) -> tuple[str, Options]:
-        return str(self.file), {"lookup.provider.table": name}
-
-    def execute(self, statement: str) -> None:
-        with contextlib.closing(sqlite3.Connection(self.file)) as connection, connection:
-            connection.execute(statement)
-
-    def statements(self) -> list[str]:
-        return self.sent
-
-
-class PostgresDatabase(Database):
-    module = "examples.postgres_provider"
-
-    def __init__(self, server: PostgresServer, cache_dir: Path) -> None:
-        super().__init__(cache_dir)
-        self.server = server
-        self.execute, self.statements = server.execute, server.statements
-
-    def refer(self, name: str) -> tuple[None, Options]:
-        return None, {"lookup.provider.uri": self.server.uri, "lookup.provider.table": name}
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    yield server
-    server.close()
+    with contextlib.closing(PostgresServer()) as server:
+        yield server
 
 
 @pytest.fixture
-def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteDatabase]:
-    connect = sqlite3.connect
-    with contextlib.closing(SqliteDatabase(tmp_path, cache_dir)) as database:
+def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    file, sent, connect = tmp_path / SQLITE_FILE, list[str](), sqlite3.connect
 
-        def connected(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-            connection: sqlite3.Connection = connect(*args, **kwargs)
-            connection.set_trace_callback(database.sent.append)
-            return connection
+    def connected(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **kwargs)
+        connection.set_trace_callback(sent.append)
+        return connection
 
-        monkeypatch.setattr(sqlite3, "connect", connected)
-        yield database
+    def execute(statement: str) -> None:
+        with contextlib.closing(sqlite3.Connection(file)) as connection, connection:
+            connection.execute(statement)
+
+    def refer(name: str) -> tuple[str, Options]:
+        return str(file), {"lookup.provider.table": name}
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    database = Database("examples.sqlite_provider", execute, lambda: sent, refer, cache_dir)
+    yield database
+    for table in database.tables:
+        table.close()
 
 
 @pytest.fixture
-def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[PostgresDatabase]:
-    with contextlib.closing(PostgresDatabase(postgres_server, cache_dir)) as database:
-        yield database
-        postgres_server.start()  # whatever a test did
+def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[Database]:
+    def refer(name: str) -> tuple[None, Options]:
+        return None, {"lookup.provider.uri": postgres_server.uri, "lookup.provider.table": name}
+
+    module, execute, statements = "examples.postgres_provider", postgres_server.execute, postgres_server.statements
+    database = Database(module, execute, statements, refer, cache_dir)
+    yield database
+    for table in database.tables:
+        table.close()
+    postgres_server.start()  # whatever a test did
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -219,7 +201,7 @@ POSTGRES = [
 NO_KEYS = {"numeric(10, 2)", "jsonb", "integer[]"}
 
 
-def test_postgres_values_and_keys_of_every_type(postgres: PostgresDatabase) -> None:
+def test_postgres_values_and_keys_of_every_type(postgres: Database) -> None:
     """Each type has its Arrow type, values and nulls come back, a key finds its row; types whose values come as others are not keys."""
     declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(POSTGRES))
     values, nulls = ", ".join(text for _, text, *_ in POSTGRES), ", ".join(["NULL"] * len(POSTGRES))
@@ -238,7 +220,7 @@ def test_postgres_values_and_keys_of_every_type(postgres: PostgresDatabase) -> N
             assert found["id"].to_pylist() == [1]
 
 
-def test_sqlite_values(sqlite: SqliteDatabase) -> None:
+def test_sqlite_values(sqlite: Database) -> None:
     """Limits and null come back; text is found by its bytes in any collation; a value of another type than declared is named."""
     low, high = -(2**63), 2**63 - 1
     columns = "i INTEGER, r REAL, t TEXT COLLATE NOCASE, b BLOB"
@@ -252,17 +234,17 @@ def test_sqlite_values(sqlite: SqliteDatabase) -> None:
         sqlite.table(sqlite.create("a INTEGER, b VARCHAR(9)"), "a")
 
 
-def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
+def test_a_replaced_sqlite_file_is_seen(sqlite: Database, tmp_path: Path) -> None:
     """A file that was put in the place of the database is the database from then on."""
     table = sqlite.table(sqlite.create_of(PEOPLE), "id")
     assert table.get(1)[0]["name"] == "one"
-    other = sqlite.file.with_name("other")
-    other.write_bytes(sqlite.file.read_bytes().replace(b"one", b"new"))
-    os.replace(other, sqlite.file)
+    other = tmp_path / "other"
+    other.write_bytes((tmp_path / SQLITE_FILE).read_bytes().replace(b"one", b"new"))
+    other.replace(tmp_path / SQLITE_FILE)
     assert table.get(1)[0]["name"] == "new"
 
 
-def test_postgres_is_only_read(postgres: PostgresDatabase) -> None:
+def test_postgres_is_only_read(postgres: Database) -> None:
     """Not even a view can write."""
     postgres.execute("CREATE SEQUENCE counter")
     postgres.execute("CREATE VIEW counting AS SELECT nextval('counter') AS id")
@@ -270,7 +252,7 @@ def test_postgres_is_only_read(postgres: PostgresDatabase) -> None:
         postgres.table("public.counting", "id", ONCE).get(1)
 
 
-def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
+def test_postgres_without_a_server(postgres: Database, postgres_server: PostgresServer) -> None:
     """Lookups without a server are tried again as often as allowed, and served by one that comes back; what fails leaves nothing."""
 
     def opened(retries: int, cache: Options) -> LookupTable:
@@ -279,13 +261,13 @@ def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
         return table
 
     failing, later = opened(2, PARTIAL), opened(1, {})
-    postgres.server.stop()
+    postgres_server.stop()
     expected = r"examples\.postgres_provider:provider failed to look up key id = [29] and 1 more in 3 attempts"
     with pytest.raises(LookupFunctionError, match=expected):
         failing.get_many(ids(2, 1, 9))
     assert counted(failing) == {"hitCount": 1, "missCount": 3, "loadCount": 1, "numLoadFailures": 2}
     assert failing.get(1)[0]["name"] == "one"
-    postgres.server.start()
+    postgres_server.start()
     assert shown(later.get_many(REQUESTED)) == ANSWER  # its connection was lost
     assert later.metrics()["lookupRetryCount"] == 4
     assert shown(failing.get_many(REQUESTED)) == ANSWER
@@ -309,5 +291,5 @@ def test_through_spark(spark: SparkSession, database: Database) -> None:
         assert [row.name for row in rows] == ["two", "zwei"]
     finally:
         spark.sql("DROP TABLE provided")
-    if isinstance(database, PostgresDatabase):  # the server has what Spark's workers sent
+    if "postgres" in database.module:  # the server has what Spark's workers sent
         assert len([text for text in database.statements()[before:] if "unnest" in text]) == 1
