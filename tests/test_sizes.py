@@ -35,8 +35,6 @@ from pyspark_lookup.sources.iceberg.metadata import parse_metadata
 from pyspark_lookup.storage.stores import PART_OF_FILE, FileVersion
 from tests.support.fakes import make_host
 
-# --- columns --------------------------------------------------------------------------------------------
-
 
 def _write_csv(table: pa.Table, path: Path) -> None:
     lines = [table.column_names, *(map(str, row.values()) for row in table.to_pylist())]
@@ -71,9 +69,6 @@ def test_time_by_the_number_of_columns(tmp_path: Path, form: str) -> None:
         seconds[count] = time.process_time() - start
     assert seconds[6000] < 8 * seconds[1500] + 1
     assert seconds[6000] < 20
-
-
-# --- bombs ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -371,9 +366,6 @@ def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)
     with pytest.raises(NotSupportedError, match=r"v1\.gz\.metadata\.json: 16777216 bytes of Iceberg metadata"):
         parse_metadata("file:///t/metadata/v1.gz.metadata.json", gzip.compress(b" " * 2**24), "file:///t")
-
-
-# --- lines ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["x", '""', "1", "x\n", " \n", "\\", ",", "'"], ids=ascii)

@@ -37,7 +37,6 @@ from tests.support.fuzzing import MORE
 
 UTC = datetime.timezone.utc
 
-# --- texts ----------------------------------------------------------------------------------------
 
 SCHEMA = pa.schema(
     [
@@ -210,8 +209,6 @@ def test_any_text_can_be_quoted(text: str) -> None:
         assert parse_where(f"name LIKE {quoted[:-1]}%'", SCHEMA) == StartsWith("name", text)
 
 
-# --- answers --------------------------------------------------------------------------------------
-
 Answers = list[bool | None]
 FIELDS = {
     "tiny": pa.field("tiny", pa.int8()),
@@ -362,9 +359,6 @@ def test_may_match_prunes() -> None:
             assert not may_match(node, {C: stats}.get), (stats, node)
 
 
-# --- binding --------------------------------------------------------------------------------------
-
-
 def test_bind_refuses_what_spark_would_round() -> None:
     """Digits beyond the 38 that Spark compares with are an error; beyond the column's range they do not matter."""
     huge = pa.field("huge", pa.decimal128(38, 10))
@@ -376,9 +370,6 @@ def test_bind_refuses_what_spark_would_round() -> None:
         bind_in(huge, [Decimal("1.5"), 10**29])
     with pytest.raises(PredicateError, match="would have to round"):
         bind_compare(FIELDS["big"], "=", Decimal("1.0000000000000000001"))
-
-
-# --- values at the edges --------------------------------------------------------------------------
 
 
 def test_doubles_meet_decimals_to_the_last_digit() -> None:

@@ -27,8 +27,6 @@ def listed(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", kind))
 
 
-# --- one type ----------------------------------------------------------------------------------------
-
 # What Spark takes, and what of it files may hold.
 UNITS = ("s", "ms", "us", "ns")
 BECOMES: dict[pa.DataType, list[pa.DataType]] = {
@@ -105,9 +103,6 @@ def test_unsupported_type_names_column_and_file(kind: pa.DataType) -> None:
         assert caught.value.__cause__ is None
 
 
-# --- one file's schema ---------------------------------------------------------------------------------
-
-
 def test_spark_schema_keeps_names_and_order_only() -> None:
     """Columns keep names and order, nothing else; two that Spark would not tell apart are an error naming both and the file."""
     fields = [("A.x y", pa.null()), ("ü", pa.list_(pa.null())), ("s", pa.struct([("x", pa.null())]))]
@@ -119,9 +114,6 @@ def test_spark_schema_keeps_names_and_order_only() -> None:
     for one, other in (("id", "id"), ("id", "ID"), ("Größe", "GRÖßE")):
         with pytest.raises(SchemaError, match=f"dim.csv: columns '{one}' and '{other}' differ at most in letter case"):
             spark_schema(pa.schema([(one, pa.int8()), ("x", pa.int8()), (other, pa.int8())]), "dim.csv")
-
-
-# --- many files ----------------------------------------------------------------------------------------
 
 
 def merged(*schemas: dict[str, pa.DataType]) -> pa.Schema:
@@ -187,12 +179,6 @@ def test_merge_refuses_types_that_do_not_fit(one: pa.DataType, other: pa.DataTyp
             check_all_readable(merged({"k": pa.int8(), "c": first}, {"c": first}, {"k": pa.int8()}, {"c": second}))
         told = f"column 'c' is {spark_type(first)} in file-0 but {spark_type(second)} in file-3"
         assert str(caught.value).startswith(told)
-
-
-# --- widening --------------------------------------------------------------------------------------------
-
-
-# --- values ----------------------------------------------------------------------------------------------
 
 
 def test_layouts_of_other_writers() -> None:

@@ -61,8 +61,6 @@ def moved(host: Host, before: Mapping[str, int]) -> dict[str, int]:
     return {name: after[name] - before[name] for name in after if after[name] != before[name]}
 
 
-# --- shares ---------------------------------------------------------------------------------------
-
 SIZES = st.one_of(
     st.lists(st.one_of(st.integers(1, 20), st.integers(1, 2**40)), min_size=1, max_size=12),
     st.lists(st.integers(1000, 10**9), min_size=1, max_size=12),
@@ -115,12 +113,6 @@ def write(path: Path, table: pa.Table, rows: int = 97) -> None:
             path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
         case ".orc":
             pa.orc.write_table(table, path)
-
-
-# --- batches --------------------------------------------------------------------------------------
-
-
-# --- pruning --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,8 +205,6 @@ def test_filtered_rows_are_those_of_all(form: str, files: list[File], where: str
     assert all(part.num_rows and part.schema.equals(made.projection.columns, check_metadata=True) for part in parts)
 
 
-# --- which bytes ----------------------------------------------------------------------------------
-
 GROUPS, GROUP_ROWS = 4, 20_000
 
 
@@ -292,9 +282,6 @@ def test_only_what_is_needed_is_fetched(
     groups = [place // GROUP_ROWS] if rows == 1 else range(GROUPS)
     others = [part for group in groups for part in chunks(wide, *then)[group]]
     assert covered(gets) == covered([*tested, *others])
-
-
-# --- columns --------------------------------------------------------------------------------------
 
 
 Files = Mapping[str, Mapping[str, Any] | None]
