@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup import (
-    LookupTable,
-    PeriodicCacheReloadTrigger,
-    TimedCacheReloadTrigger,
-)
+from pyspark_lookup import LookupTable, PeriodicCacheReloadTrigger, TimedCacheReloadTrigger
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.sources.registry import parse_options
 

@@ -158,10 +158,7 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
 
 # What is found in the output of those that explain what they print.
 SHOWN: dict[str, dict[str, list[str]]] = {
-    "joins.md": {
-        r"strategy: (\w+ \(a batch) of about": ["cache (a batch"] * 2,
-        r"Kennedy": ["Kennedy"] * 3,
-    },
+    "joins.md": {r"strategy: (\w+ \(a batch) of about": ["cache (a batch"] * 2, r"Kennedy": ["Kennedy"] * 3},
     "managed.md": {
         r"^\| (BOS|EWR|JFK|LGA)\|": ["BOS", "EWR", "JFK", "LGA"],
         r"^\['BOS', 'EWR', (.*)\]$": ["'JFK', 'LGA'"],
@@ -171,7 +168,7 @@ SHOWN: dict[str, dict[str, list[str]]] = {
         r"^\{'files': 0, 'bytes': 0, (.*)\}": ["'oldest': None"],
         r"\| JFK\|John F. Kennedy\|\s+(\w+)\|": ["insert"],
         r"\|\s*(create|append|upsert|delete|overwrite)\|": [
-            *("create", "append", "append", "append", "upsert", "delete", "upsert", "append", "overwrite"),
+            *("create", "append", "append", "append", "upsert", "delete", "upsert", "append", "overwrite")
         ],
     },
 }

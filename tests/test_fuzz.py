@@ -511,10 +511,7 @@ SMALL: list[tuple[Callable[[st.DataObject, Path], None], int, type[Exception], s
     (version_tokens, 40, PysparkLookupError, ""),
 ]
 if DATA_SOURCES:
-    SMALL += [
-        (stream_offsets, 24, PysparkLookupError, ""),
-        (table_options_of_a_catalog, 80, OptionError, ""),
-    ]
+    SMALL += [(stream_offsets, 24, PysparkLookupError, ""), (table_options_of_a_catalog, 80, OptionError, "")]
 """What is damaged and read, how often by day, and what may come of it beside an answer: an error that says so."""
 
 

@@ -324,18 +324,6 @@ def test_a_bomb_of_delta_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         _read(tmp_path / "t")
 
 
-def test_many_files_that_were_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint names them for a week, and nobody keeps what it says: they need no memory."""
-    write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}))
-    DeltaTable(str(tmp_path / "t")).create_checkpoint()
-    (checkpoint,) = (tmp_path / "t" / "_delta_log").glob("*.parquet")
-    rows = pq.read_table(checkpoint)
-    (other,) = pc.indices_nonzero(pc.is_null(rows["add"])).to_pylist()[:1]
-    pq.write_table(rows.take([*range(rows.num_rows), *[other] * 2**17]), checkpoint)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)
-    assert _read(tmp_path / "t").num_rows == 1
-
-
 def test_more_bytes_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that does not fit in memory, because another file claims such a size, does not reach the store."""
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**26)

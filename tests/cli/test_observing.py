@@ -20,12 +20,7 @@ import pyspark_lookup
 from pyspark_lookup.cli.host_commands import HostCollector, series_names
 from pyspark_lookup.cli.report import report
 from pyspark_lookup.core.log_events import log_event
-from pyspark_lookup.core.metrics import (
-    COUNTERS,
-    GAUGES,
-    HOST_GAUGES,
-    CacheMetricGroup,
-)
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.host_metrics import Publisher, Reload, remember_reload
 from tests.support.fakes import FakeClock

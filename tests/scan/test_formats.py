@@ -428,24 +428,6 @@ def test_a_late_value_decides_the_type(name: str, head: str, line: str, last: st
 # --- whole files -----------------------------------------------------------------------------------------
 
 
-def test_whole_files_are_asked_for_in_blocks() -> None:
-    """The blocks are aligned, cover the file once, and are all that the one unit needs."""
-    table = pa.table({"id": range(5000), "noise": [f"{n * 7919 % 10007}" for n in range(5000)]})
-    lines = b"".join(b'{"id":%d}\n' % n for n in range(5000))
-    for name, content in {"a.csv": csv_of(table), "a.json": lines, "a.orc": orc(table)}.items():
-        stored = Stored(name, content)
-        index = stored.open()
-        blocks = [(start, min(BLOCK, len(content) - start)) for start in range(0, len(content), BLOCK)]
-        assert len(blocks) > 2
-        assert not stored.form.splittable
-        assert stored.asked == [blocks]
-        assert [(unit.number, unit.middle) for unit in index.units] == [(0, 0)]
-        assert index.ranges(index.units[0], ["id"]) == blocks
-        assert index.stats(index.units[0], "id") is None
-        assert stored.table(["id"])["id"].to_pylist() == list(range(5000))
-        assert sum(batch.num_rows for batch in stored.batches(index, index.units[0], [])) == 5000
-
-
 # --- damaged and foreign files ---------------------------------------------------------------------------
 
 

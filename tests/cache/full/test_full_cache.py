@@ -23,7 +23,6 @@ from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.formats import BATCH_ROWS
-from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FakeClock, make_host, wait_until_settled
@@ -91,19 +90,6 @@ def test_a_failing_build_does_not_fail_the_query(directory: Path, cache_dir: Pat
     assert table.metric("numLoadFailures") == 1
     assert table.versions(3) == [1]
     assert table.metric("cacheFailureCount") > 0 or options is not CACHE
-
-
-def test_files_too_new_to_tell_apart_are_read_through(directory: Path, cache_dir: Path) -> None:
-    """A version whose identity may yet stand for other bytes is read, and not kept as a snapshot."""
-    clock = FakeClock(wall_s=(directory / "0.parquet").stat().st_mtime)
-    table = Table(directory, cache_dir, FULL, clock)
-    assert table.versions(3) == [1]
-    assert table.segments() == []
-    clock.tick(10)
-    table.options = parse_options({"path": str(directory), **FULL, "lookup.full-cache.build-wait": "0 s"})
-    assert table.versions(3) == [1]
-    table.later.loads()
-    assert len(table.segments()) == 1
 
 
 def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> None:
@@ -336,27 +322,6 @@ def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cac
     assert table.metrics("loadCount", "staleServedCount") == [0, 0]
 
 
-@pytest.mark.parametrize("kind", ["files", "snapshot"])
-@pytest.mark.parametrize("damage", ["lost", "of another release"])
-def test_a_lost_record_of_a_version(directory: Path, cache_dir: Path, kind: str, damage: str) -> None:
-    """A snapshot goes on serving without the store when one of the two records of its version is gone, which is made anew."""
-    first = Table(directory, cache_dir, CACHE)
-    first.warm()
-    digest = first.full.reload().version.digest
-    first.end()
-    disk = first.host.disk
-    assert disk is not None
-    place = {"files": digest, "snapshot": f"{first.full.key}-{digest}"}[kind]
-    if damage == "lost":
-        disk.remove_record(kind, place)
-    else:
-        disk.replace_record(kind, place, [["of", "old"]])
-    late = Table(directory, cache_dir, CACHE, first.host.clock)
-    late.down()
-    assert late.versions(5) == [1]
-    assert kind == "files" or isinstance(disk.get_record(kind, place), dict)
-
-
 def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
     """A reload that comes due in a blackout begins when that ends; the first load does not wait."""
     clock = FakeClock(wall_s=4_000_000_800.0)  # 2096-10-02T07:20:00Z
@@ -443,10 +408,7 @@ def test_loads_that_no_thread_can_make(directory: Path, cache_dir: Path) -> None
         if "-load-" in name:
             run()
 
-    full = dataclasses.replace(
-        table.full,
-        context=dataclasses.replace(table.full.context, start=start),
-    )
+    full = dataclasses.replace(table.full, context=dataclasses.replace(table.full.context, start=start))
     publish(directory, 0, 2)
     table.host.clock.tick(DAY_S)
     for version, stale in ((1, 1), (2, 1)):

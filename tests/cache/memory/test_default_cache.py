@@ -276,12 +276,7 @@ TEXT = "text of some length"
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (pa.string(), TEXT),
-        (pa.map_(pa.string(), pa.binary()), [(TEXT, TEXT.encode())]),
-    ],
-    ids=str,
+    ("kind", "value"), [(pa.string(), TEXT), (pa.map_(pa.string(), pa.binary()), [(TEXT, TEXT.encode())])], ids=str
 )
 def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text whose offsets need 64 bits comes back in the type that was put, from then on and after dead rows went."""

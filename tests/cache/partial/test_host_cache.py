@@ -12,21 +12,11 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.partial import host_cache
-from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.columnar.keys import Seed
 from pyspark_lookup.storage.disk import Disk
 from tests.support.disks import files_at_most, handles_below
 from tests.support.fakes import FakeClock
-from tests.support.partial_cache import (
-    EXPIRING,
-    NONE,
-    ROWS,
-    SPACE,
-    Process,
-    differing,
-    rows_of,
-    using,
-)
+from tests.support.partial_cache import EXPIRING, NONE, ROWS, SPACE, Process, differing, rows_of, using
 
 
 def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> None:
@@ -184,24 +174,6 @@ def test_a_key_that_is_used_while_it_is_merged(
         merging.put({key: [key] * 4}, "v2", using(clock, reading, 1))
     assert merging.merge() == 1
     assert merging.get(1, version="v2", may_differ=differing())[1] in ([1, 2, 3, 4], None)
-
-
-def test_too_much_is_refused(cache_dir: Path, clock: FakeClock) -> None:
-    """Above nine eighths of a bound nothing more is put until a merge has made room; each refusal is counted."""
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=80))
-    for number in range(9):
-        process.put({number * 10 + n: [n] for n in range(10)})
-    assert process.shared.sizes()[0] == 80 * REFUSE_ABOVE
-    process.put({500: [1]})
-    assert process.shared.sizes()[0] == 80 * REFUSE_ABOVE + 1
-    assert process.count("sharedRefusedCount") == 0
-    process.put({600: [1]})
-    process.put({601: [1], 602: []})
-    assert process.count("sharedRefusedCount") == 2
-    assert process.get(600, 601) == {600: None, 601: None}
-    assert process.merge() == 1
-    process.put({600: [1]})
-    assert process.get(600) == {600: [1]}
 
 
 @pytest.mark.usefixtures("often")

@@ -6,7 +6,6 @@ import os
 import struct
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -141,21 +140,6 @@ def test_damaged_files(host: Host, how: str) -> None:
     assert host.disk.check().damaged == ()
     assert host.sums() == {"a": 1, "b": 1}
     del keep, damaged
-
-
-def test_threads_that_publish_at_once(host: Host) -> None:
-    """However the threads of a process take turns, what is put last is what was counted last."""
-    publisher = host.publisher()
-
-    def work(thread: int) -> None:
-        for _ in range(300):
-            publisher.metrics.inc("hitCount")
-            publisher.publish()
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    (counts,) = host.disk.counters("t")
-    assert counts.values["hitCount"] == 1200
 
 
 def test_a_process_that_ends(tmp_path: Path) -> None:
