@@ -59,7 +59,7 @@ class FileOptions:
     )
     keys: tuple[str, ...] | None = option(
         "lookup.keys", NAMES, None,
-        doc="Key columns of the table.",
+        doc="Key columns of the table, by which lookups find rows and upserts replace them.",
     )
     format: FileFormatName | None = option(
         "lookup.format", choice(FileFormatName), None, default_text="from the file names",
@@ -73,19 +73,20 @@ class FileOptions:
     )
     partition: str | None = option(
         "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, default_text="all",
-        doc="Partition directories to read; `max_pt()` is the latest.",
+        doc="Partitions to read: those with the values that are named, or the one with the largest values (`max_pt()`).",
     )
     success_file: bool = option(
         "lookup.success-file", BOOLEAN, False,
-        doc="Refuse a directory without `_SUCCESS`.",
+        doc="Refuse a directory without a file `_SUCCESS`, which a job of Spark or Hadoop writes when it has finished.",
     )
     settle_s: float | None = option(
         "lookup.settle", DURATION, None,
-        doc="Wait until the newest file is at least this old.",
+        doc="Read a version only when its newest file is at least this old: until then, a query waits, because a job may still be "
+            "writing files.",
     )
     on_busy: OnBusy = option(
         "lookup.on-busy", choice(OnBusy), OnBusy.KEEP,
-        doc="While a job writes the files (`_temporary`): use the last version that this host knows, or fail.",
+        doc="While a job writes the files (`_temporary`): use the last version that this host knows (KEEP), or fail (FAIL).",
     )
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
@@ -197,7 +198,7 @@ class ReadOptions:
     )
     overlap: enums.Overlap = option(
         "lookup.overlap", choice(enums.Overlap), enums.Overlap.ERROR,
-        doc="If two rows of a key are valid at the same time: fail, or take the row whose validity started last.",
+        doc="If two rows of a key are valid at the same time: fail (ERROR), or take the row whose validity started last (NEWEST).",
     )
     view: enums.View = option(
         "lookup.view", choice(enums.View), enums.View.DATA,
@@ -208,8 +209,8 @@ class ReadOptions:
     )
     on_error: enums.OnError = option(
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
-        doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query, or return null in its columns "
-            "and the reason in the column `lookup_error`.",
+        doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query (FAIL), or return null in its columns and "
+            "the reason in the column `lookup_error` (NULL).",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
@@ -229,7 +230,7 @@ class ReadOptions:
         if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
             raise OptionError(
                 f"option lookup.view = {self.view.value!r} returns other columns than the table's: "
-                "remove lookup.where and lookup.columns, and filter it in Spark"
+                "remove lookup.where and lookup.columns, and filter the result in Spark"
             )
 
 
@@ -258,8 +259,8 @@ class VersionOptions:
     )
     valid_write_ids: str | None = option(
         "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
-        doc="Managed tables: read only the writes that are valid in this list. It has Hive's format: table id, high "
-            "watermark, least open id, open ids, aborted ids.",
+        doc="Managed tables: read only the writes that are valid in this list, which `LookupTable.valid_write_ids` returns. It has "
+            "Hive's format: table id, high watermark, least open id, open ids, aborted ids.",
     )
     floor: str | None = option(
         "lookup.floor", Kind("`table id:log position`", parse_commit), None,
@@ -268,12 +269,12 @@ class VersionOptions:
     )
     at: enums.VersionAt = option(
         "lookup.version-at", choice(enums.VersionAt), enums.VersionAt.AUTO,
-        doc="When a scan resolves its version. PLAN: when it is planned; READ: when its task reads; AUTO: READ if the "
+        doc="When a scan decides which version it reads. PLAN: when it is planned; READ: when its task reads; AUTO: READ if the "
             "table fits into one task, else PLAN.",
     )
     on_gone: enums.OnVersionGone | None = option(
         "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
-        doc="If a file is replaced after the version was resolved: read the newer version, or fail.",
+        doc="If a file is replaced after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL).",
     )
     # fmt: on
 
@@ -450,7 +451,7 @@ class FullCacheOptions:
     )
     interval_s: float | None = option(
         "lookup.full-cache.periodic-reload.interval", POSITIVE_DURATION, None,
-        doc="PERIODIC: time between reloads.",
+        doc="PERIODIC: the time between reloads.",
     )
     schedule_mode: ScheduleMode = option(
         "lookup.full-cache.periodic-reload.schedule-mode", choice(ScheduleMode), ScheduleMode.FIXED_DELAY,
@@ -459,7 +460,7 @@ class FullCacheOptions:
     )
     iso_time: datetime.time | None = option(
         "lookup.full-cache.timed-reload.iso-time", Kind("ISO time", parse_iso_time), None,
-        doc="TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.",
+        doc="TIMED: the time of day at which a reload starts, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.",
     )
     interval_days: int = option(
         "lookup.full-cache.timed-reload.interval-in-days", _DAYS, 1,
@@ -489,7 +490,7 @@ class FullCacheOptions:
     on_reload_failure: OnReloadFailure = option(
         "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,
         doc="With CACHE, if a reload has failed, or is overdue and has not ended after `build-wait`: answer from the "
-            "last snapshot, or fail until a reload succeeds.",
+            "last snapshot (KEEP), or fail until a reload succeeds (FAIL).",
     )
     max_staleness_s: float | None = option(
         "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, default_text="any age",
@@ -567,5 +568,5 @@ class FullCacheOptions:
         if self.max_staleness_s is not None and self.max_staleness_s < (self.interval_s or 0):
             raise OptionError(
                 f"option {FULL}max-staleness = {self.max_staleness_s:g} s is less than {FULL}periodic-reload.interval = "
-                f"{self.interval_s:g} s: queries would fail between reloads"
+                f"{self.interval_s:g} s: queries would fail between reloads; give it the length of the interval or more"
             )

@@ -2,8 +2,8 @@
 
 `LookupOptions.parse` takes the layers in order of precedence and returns one frozen value:
 read option > table option > `spark.lookupcache.*` > conf file > default.
-A key that its layer may not have, a value that does not parse and a combination that contradicts itself are `OptionError`s that name the
-key, the value and the nearest valid choice.
+An unknown key, a value that does not parse and a combination that contradicts itself raise an `OptionError`, which names the key, the value
+and the nearest valid choice.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class KindOptions:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Values that distinguish the table from others with the same path."""
+        """The values of options that distinguish the table from others with the same path."""
         return ()
 
     @property
@@ -115,7 +115,7 @@ class LookupOptions:
     ) -> LookupOptions:
         """The options of a read: those in `read`, else those stored with the table (`table`), else those of the conf file (`conf`).
 
-        `origin`: how errors call an option in `read`.
+        `origin`: what errors call an option in `read`.
 
         Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside the conf file, or a missing path.
         """
@@ -237,9 +237,9 @@ class LookupOptions:
         )
 
     def on_host(self, overrides: Mapping[str, str]) -> LookupOptions:
-        """These options, with `overrides` (key -> text) for host options that are not set explicitly.
+        """These options, with the values of a session (key -> text) for options of the host that neither the read nor the table has set.
 
-        Only keys of `HOST_KEYS` have an effect; others raise OptionError.
+        Raises OptionError for a key that is not in `HOST_KEYS`, or for a bad value.
         """
         values: dict[str, Any] = {}
         for key, text in overrides.items():
@@ -400,7 +400,10 @@ def is_local(path: str) -> bool:
 
 
 def _retract(layer: Mapping[str, str]) -> set[str]:
-    """Options of lower layers that this layer makes meaningless, for instance an interval together with UFS."""
+    """The options that have no meaning with those of this layer, so that values from layers of lower precedence are dropped.
+
+    For instance, with `lookup.metadata.source` = UFS there is no `lookup.metadata.sync-interval`.
+    """
     values = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
     cache, source = values.get("lookup.cache"), values.get("lookup.metadata.source")
     meaningless: set[str] = set()

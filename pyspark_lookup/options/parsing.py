@@ -1,4 +1,4 @@
-"""Declares options, and parses their texts: each parser returns a value, or raises ValueError that says what was expected."""
+"""How options are declared and their texts parsed. Each parser returns a value, or raises a ValueError that says what was expected."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def size(low: int, high: int) -> Kind:
 def option(
     key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True, secrets: str = ""
 ) -> Any:
-    """The field of an option in a group of options.
+    """The dataclass field that declares an option, for a group of options.
 
     `default_text`: the default as users see it, if that is not the text of `default`. `hashed`: whether the value counts for the group's
     hash. `secrets`: where to put a credential, for options that refuse one.
@@ -380,7 +380,7 @@ def duration_argument_s(name: str, value: Any) -> float:
 
 
 def option_text(value: Any) -> str:
-    """An option value in the text that Spark passes: "true" for `True`, one text for a list of names, seconds for a timedelta."""
+    """The text of an option's value, as Spark passes it: "true" for `True`, names in backquotes for a list, seconds for a timedelta."""
     if isinstance(value, datetime.timedelta):
         return f"{value / datetime.timedelta(seconds=1):f} s"
     if isinstance(value, os.PathLike):

@@ -92,7 +92,7 @@ class CacheReloadTrigger(abc.ABC):
 
 
 def _cancel_nothing() -> None:
-    """Does nothing: the cancel function while no reload is planned."""
+    """Does nothing. It stands in for the function that cancels the planned reload while none is planned."""
 
 
 class DueTrigger(CacheReloadTrigger):
@@ -113,7 +113,7 @@ class DueTrigger(CacheReloadTrigger):
 
     @abc.abstractmethod
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        """The time after `now_s` at which the next reload is due, given that a reload is requested at `now_s`, which is not `last`."""
+        """The time after `now_s` at which the next reload is due, if a reload is requested at `now_s`. `last`: the reload before that one."""
 
     def open(self, context: CacheReloadTrigger.Context) -> None:
         self.close()
@@ -248,7 +248,7 @@ class TimedCacheReloadTrigger(DueTrigger):
         return min(due_s for due_s, _ in self._instants_around(at_s) if due_s >= at_s)
 
     def _after_s(self, last: LastReload, at_s: float) -> float:
-        """The first reload time after `at_s` on a day that is a multiple of the interval after the very first one."""
+        """The first reload time after `at_s` that is a whole number of intervals after the first reload time of all."""
         anchor_s = last.first_started_at_s
         _, anchor = min(entry for entry in self._instants_around(anchor_s) if entry[0] >= anchor_s)
         latest = max(day for due_s, day in self._instants_around(at_s) if due_s <= at_s)

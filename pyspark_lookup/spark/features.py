@@ -1,7 +1,7 @@
-"""What the Spark of this process can do, found by looking: vendors backport features, so a version number tells little.
+"""What the Spark of this process can do. This module looks for each feature, because vendors backport features to older version numbers.
 
-No other module asks for a version of Spark, or handles a part of PySpark that may be missing. A worker's Spark is the server's; over Spark
-Connect the client may have another one.
+No other module asks for a version of Spark, or handles a part of PySpark that may be missing. A worker has the server's Spark; over Spark
+Connect, the client may have another version.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ else:
     DataSourceStreamReader = _class(_BATCH, "DataSourceStreamReader")
     DataSourceStreamWriter = _class(_BATCH, "DataSourceStreamWriter")
     DataSourceArrowWriter = _class(_BATCH, "DataSourceArrowWriter")
-    # Where there is no such class, a sink gets Arrow batches if it is also a writer of batches.
+    # Before Spark had this class, a sink got Arrow batches if it was a DataSourceArrowWriter, too.
     DataSourceStreamArrowWriter = find(_BATCH, "DataSourceStreamArrowWriter") or type(
         "DataSourceStreamArrowWriter", (DataSourceStreamWriter, DataSourceArrowWriter), {}
     )
@@ -108,4 +108,4 @@ SQL_FUNCTIONS = Feature("functions defined in SQL", "4.0", _has("pyspark.sql.typ
 ARROW_WRITERS = Feature("writers of Arrow batches", "4.0", _has("pyspark.sql.datasource", "DataSourceArrowWriter"))
 STREAM_LIMITS = Feature("limits of micro-batches", "4.2", _has("pyspark.sql.streaming.datasource", "ReadMaxRows"))
 TYPES_HAVE_TIME_ZONES = "timezone" in inspect.signature(types.to_arrow_type).parameters
-"""Whether PySpark makes the Arrow type of a timestamp for a time zone; without, it is in UTC."""
+"""Whether PySpark's `to_arrow_type` takes a time zone for timestamps. If not, their Arrow type is in UTC."""

@@ -1,7 +1,7 @@
-"""A table as a DataFrame: by the data source, or, where Spark has none in Python, by tasks of `mapInArrow`.
+"""`load`: a table as a DataFrame, through the data source or, if Spark has no data sources in Python, through tasks of `mapInArrow`.
 
-Then one task resolves the version for each execution and micro-batch, as for a lookup join, and every other task plans the read of that
-version for itself and reads its share of it.
+In the second case, one task resolves the version for each query or micro-batch, as for a lookup join. Each of the other tasks plans the
+read of that version for itself, and reads its share of the rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _VERSION = "version"
 
 
 def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None = "") -> DataFrame:
-    """A table, or a view of it (`lookup.view`). `explicit`: the names of the options that the user gave for this read; None: all of them."""
+    """A table, or a view of it (`lookup.view`). `explicit`: which of the options the user has set for this read: names separated by commas,
+    or None for all."""
     build = current_build(spark)
     load_options = dict(options)
     if explicit is not None:
@@ -60,12 +61,13 @@ def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None =
 
 
 def _folded(key: str) -> str:
-    """The name of an option in lower case, as Spark's own readers take it; the others are not ours."""
+    """The name of a `lookup.` option in lower case, because Spark's readers ignore case; other names are unchanged."""
     return key.lower() if key.lower().startswith("lookup.") else key
 
 
 class _Planned(NamedTuple):
-    """A read by tasks: its columns, the number of tasks, the options with which each plans it again, and whether a version is resolved for it."""
+    """How tasks read a table. `options`: with these, each task plans the read again. `versioned`: whether one task resolves the version for all;
+    otherwise it is a view, which resolves its version itself."""
 
     schema: StructType
     tasks: int
@@ -74,7 +76,7 @@ class _Planned(NamedTuple):
 
 
 def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned, build: Build | None) -> DataFrame:
-    """A relation of one row: the version that an execution reads; null for a view, which resolves its own."""
+    """A DataFrame of one row: the version that the query or micro-batch reads, as a token; null for a view, which resolves it itself."""
     if not planned.versioned:
         return spark.range(0, 1, 1, 1).select(sf.lit(None).cast(BinaryType()).alias(_VERSION))
     texts = {key: text for key, text in options.items() if key not in (EXPLICIT, BUILT)}
@@ -85,7 +87,7 @@ def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned,
 
 
 def load_columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
-    """The columns of a table now."""
+    """The columns that the table has now."""
     if plans_here(spark):
         return planning.plan_schema({**options, EXPLICIT: ""})[0]
     if features.DATA_SOURCES:
@@ -94,21 +96,22 @@ def load_columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
 
 
 def plans_here(spark: SparkSession) -> bool:
-    """Whether this process plans tables itself: the driver does, and so does a flow's function, to which a Connect server reveals nothing.
+    """Whether this process plans reads of tables itself, instead of asking Spark.
 
-    The driver does it because Spark would start a Python process for each plan.
+    The driver does, because Spark would start a Python process for each plan. So does the function of a pipeline's flow, which gets no
+    answer from its Connect server.
     """
     return in_flow_function(spark) or isinstance(spark, SparkSession)
 
 
 def numbered_rows(spark: SparkSession, count: int) -> DataFrame:
-    """The numbers from 0, each in a task of its own, for a function of `mapInArrow` that makes its rows itself."""
+    """The numbers from 0 to `count` - 1, each in a task of its own: the input of a `mapInArrow` function that produces its rows itself."""
     # Without a schema, Spark Connect asks the server for the columns of the input of `mapInArrow`.
     return spark.range(0, count, 1, count).to(StructType([StructField("id", LongType())]))
 
 
 def _describe(spark: SparkSession, options: Mapping[str, str]) -> _Planned:
-    """How tasks read a table now. Over Connect a task of the server finds out."""
+    """How tasks read a table now. Over Spark Connect, a task on the server plans this."""
     if plans_here(spark):
         return _plan(options)
     columns = StructType([StructField("planned", StringType())])
@@ -139,7 +142,7 @@ def _plan(options: Mapping[str, str]) -> _Planned:
 
 
 class Describe:
-    """For `mapInArrow`: how tasks read a table, as JSON."""
+    """The function for `mapInArrow` that returns how tasks read a table: one row with a `_Planned` as JSON. `options`: the read's, as JSON."""
 
     def __init__(self, options: str) -> None:
         self._options = options
@@ -154,9 +157,10 @@ class Describe:
 
 
 class ReadShare:
-    """For `mapInArrow`: the rows of a task. Its input is a row: the task's number, and the version to read.
+    """The function for `mapInArrow` that returns a task's share of a table's rows. Its input is one row: the task's number, and the version
+    to read.
 
-    `schema`: the columns to read; `tasks`: how many tasks share the read; `nonce`: identifies the read.
+    `options`: the read's, as JSON. `schema`: the columns to read. `tasks`: how many tasks share the read. `nonce`: identifies the read.
     """
 
     def __init__(self, options: str, schema: str, tasks: int, nonce: str) -> None:
@@ -180,9 +184,10 @@ class ReadShare:
 
 
 def _find_table(options: Mapping[str, str], token: bytes | None, tasks: int) -> ResolvedTable | None:
-    """The version of a token; None for a view, which has none.
+    """The table in the version that a token names; None for a view, which has no token.
 
-    Raises VersionGoneError if several `tasks` share the version and this host can no longer read it: a newer one has other shares.
+    Raises VersionGoneError if several `tasks` share the version and this host can no longer read it, because a newer version would be
+    divided into other shares.
     """
     if token is None:
         return None
@@ -197,9 +202,13 @@ def _find_table(options: Mapping[str, str], token: bytes | None, tasks: int) -> 
 def read_table(spark: SparkSession, path: TablePath = None, options: Mapping[str, Any] | None = None) -> DataFrame:
     """A table as a DataFrame, on every Spark: `spark.read.format("lookupcache").options(**options).load(path)` where Spark has that.
 
-    `path`: a file, directory, glob or table; None if the options name one (`lookup.provider`). `options`: as for `spark.read`. A Spark
-    without data sources in Python reads the version that is current when a query or micro-batch starts, and all of the columns, even if
-    the query selects fewer: name them in `lookup.columns`. Raises OptionError for options that do not fit, and the errors of reading.
+    `path`: a file, directory, glob or table; None if an option names the table (`lookup.provider`). `options`: as for `spark.read`.
+
+    Without data sources in Python (Spark 3.5), each query or micro-batch reads the version that is current when it starts. It reads all
+    columns, even if it selects fewer, so name those that you need in `lookup.columns`.
+
+    Raises OptionError for options that are unknown or contradict each other, and other subclasses of PysparkLookupError if the table
+    cannot be read.
     """
     texts = {key: option_text(value) for key, value in (options or {}).items()}
     if path is not None:

@@ -1,8 +1,8 @@
-"""The UDF of a pass: how keys and versions reach Python, and how rows come back.
+"""The UDF that looks rows up in a join or SQL function: how keys and versions reach Python, and how rows come back.
 
-It is an iterator Arrow UDF where Spark has those, else an iterator pandas UDF. A pandas UDF gets Series, in which a nullable BIGINT is a
-double, a null number is NaN, and times end in 2262. So the plan encodes keys as numbers without nulls and as bytes, and the answer is a
-Series that gives Spark its Arrow array unchanged (docs/decisions/pandas-udf.md).
+It is an iterator Arrow UDF where Spark has those, else an iterator pandas UDF. pandas would change keys: a nullable BIGINT becomes a
+double, a null number NaN, and times after 2262 do not fit. So the plan passes each key as a number without nulls and a flag, or as
+bytes. The answer is a Series that gives Spark its Arrow array unchanged (docs/decisions/pandas-udf.md).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _EXACT_DOUBLES = 2**53
 
 
 class LookupUdf:
-    """The UDF that looks rows up. Its arguments are keys, then columns with versions; its answer is a list of structs of `fields` for each
-    row, or, if `spec` says so, one struct or null.
+    """The UDF that carries out the lookups of `spec`. Its arguments are the keys, then `versions` columns that name the versions to read.
 
-    `function`: what Spark registers and calls. `keys`: the types of the keys.
+    For each row it returns a list of structs of `fields` or, unless `spec.many`, one struct or null. `function`: the object that Spark
+    registers and calls. `keys`: the types of the keys.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class LookupUdf:
             self.function = pandas_function(encoded, fields, spec.many or self._single)
 
     def arguments(self, keys: Sequence[str]) -> list[str]:
-        """The arguments of a call, in SQL, for keys in SQL; the versions come after them."""
+        """The SQL of the arguments that pass these keys (SQL expressions) to the function. The versions come after them."""
         if features.ARROW_UDFS:
             return list(keys)
         return [column for sql, kind in zip(keys, self._keys, strict=True) for column in encode(sql, kind)]
 
     def answer(self, call: str) -> str:
-        """The answer, in SQL, of a call of the function."""
+        """The SQL that returns the answer of `call`, the SQL of a call of the function."""
         # A pandas UDF cannot return a null struct.
         return f"get({call}, 0)" if self._single else call
 
 
 def pandas_function(probe: Probe, fields: Sequence[StructField], many: bool) -> Any:
-    """The pandas UDF that calls `probe`. It returns lists of structs of `fields`, or structs."""
+    """The pandas UDF that calls `probe`. For each row it returns a list of structs of `fields` (`many`) or one struct."""
     return _udf(pandas_udf, probe, fields, many, "SQL_SCALAR_PANDAS_ITER_UDF")
 
 
@@ -98,7 +98,8 @@ def _udf(make: Any, probe: Probe, fields: Sequence[StructField], many: bool, eva
 
 
 def encode(sql: str, kind: DataType) -> list[str]:
-    """The columns, in SQL, in which a pandas UDF gets a key unchanged: a number and whether it is null, or one column of bytes or decimals."""
+    """The SQL of the columns that pass a key to a pandas UDF unchanged: a number and whether the key is null, or one column of bytes or
+    decimals. Raises NotSupportedError for a type that neither can express."""
     if isinstance(kind, StringType):
         return [f"CAST({sql} AS BINARY)"]  # text that is not UTF-8 has no Python string
     if isinstance(kind, (BinaryType, DecimalType)):
@@ -107,7 +108,7 @@ def encode(sql: str, kind: DataType) -> list[str]:
 
 
 def _number(sql: str, kind: DataType) -> str:
-    """A key as a number, in SQL. Raises NotSupportedError for a type that has none."""
+    """The SQL of a key as a number: days for a date, microseconds for a time or interval. Raises NotSupportedError for other types."""
     if isinstance(kind, BooleanType):
         return f"CAST({sql} AS INT)"
     if isinstance(kind, (*_INTEGERS, FloatType, DoubleType)):
@@ -121,8 +122,8 @@ def _number(sql: str, kind: DataType) -> str:
     if isinstance(kind, DayTimeIntervalType):
         return f"extract(DAY FROM {sql}) * {_DAY_US}L + {micros}"
     if isinstance(kind, TimestampNTZType):
-        # By its parts: not every Spark's `unix_micros` takes a time without a zone, and a cast to TIMESTAMP goes through the session's time
-        # zone, in which hours are missing.
+        # Added up from its parts, because not every Spark's `unix_micros` takes a time without a zone, and a cast to TIMESTAMP would use
+        # the session's time zone, in which some hours do not exist.
         return f"unix_date(CAST({sql} AS DATE)) * {_DAY_US}L + {micros}"
     raise NotSupportedError(
         f"key {sql} is {kind.simpleString()}, which lookups on this Spark do not pass to Python: cast it with df.withColumn to the type of the "
@@ -131,7 +132,7 @@ def _number(sql: str, kind: DataType) -> str:
 
 
 def decode(columns: Sequence[Any], types: pa.Schema) -> list[pa.Array]:
-    """The keys of which `encode` made the Series `columns`, in these types."""
+    """The keys that `encode` turned into the Series `columns`. `types`: the schema of the keys."""
     series = iter(columns)
     return [_decode(series, kind) for kind in types.types]
 
@@ -148,7 +149,10 @@ def _decode(series: Iterator[Any], kind: pa.DataType) -> pa.Array:
 
 
 class EncodedProbe(Probe):
-    """The iterator pandas UDF of a pass. `types`: the schema of the keys, as text; `single`: the answer is a list of one row or none."""
+    """An iterator pandas UDF that looks rows up by keys that `encode` has encoded. `types`: the schema of the keys, as text.
+
+    `single`: whether a lookup returns one struct or null, which goes to Spark as a list of at most one struct.
+    """
 
     def __init__(self, name: str, spec: str, versions: int, types: str, single: bool) -> None:
         super().__init__(name, spec, versions)
@@ -174,10 +178,10 @@ def _as_lists(structs: pa.StructArray) -> pa.ListArray:
 
 
 class PlainProbe(Probe):
-    """An iterator pandas UDF that users call with keys alone, for a Spark without functions in SQL.
+    """An iterator pandas UDF whose only arguments are keys, for a Spark without functions defined in SQL, which could pass a version.
 
-    Each task takes the version of its execution on its host. `keys`: the schema of the table's keys, as text; `options`: the table's, as
-    JSON. The answer of a lookup of single rows is a struct, of nulls where there is no row.
+    All tasks of a query or micro-batch on one host read the same version. `keys`: the columns of the table's keys. `options`: the table's
+    options, as JSON. Unless `spec.many`, the answer for each row is a struct; its fields are null if no row has the key.
     """
 
     def __init__(self, name: str, spec: PassSpec, keys: pa.Schema, options: str, build: Build | None) -> None:
@@ -214,16 +218,16 @@ def check_plain_key(name: str, field: StructField) -> None:
 
 
 def plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
-    """A key as a pandas UDF gets it, in the type of the table's key. Raises SchemaError if it does not fit."""
+    """The values of an argument, a Series as a pandas UDF gets it, in the type of the table's key. Raises SchemaError if they do not fit."""
     key_type, subject = field.type, f"function {function}: key {field.name!r}"
     try:
         if column.ndim != 1:
-            raise TypeError("it is a struct")
+            raise TypeError("it is a struct: pass one of its fields")
         values = pa.array(column, from_pandas=True)
         if _is_number(key_type) and pa.types.is_floating(values.type):
             values = _whole_numbers(values, subject)
         if not (pa.types.is_null(values.type) or any(is_kind(key_type) and is_kind(values.type) for is_kind in _ALIKE)):
-            # Arrow would write a number or time as another text than Spark, and count a time in units.
+            # Arrow's cast differs from Spark's: it writes other texts for numbers and times, and turns a time into a count of its unit.
             raise TypeError(f"it is {values.type}: cast it in SQL")
         return cast_exactly(values, key_type) if pa.types.is_decimal(key_type) else values.cast(key_type)
     except SchemaError:
@@ -233,11 +237,12 @@ def plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
 
 
 def _whole_numbers(doubles: pa.Array, subject: str) -> pa.Array:
-    """The integers of an argument that has nulls, too. Raises ArrowInvalid for a fraction."""
+    """The integers of an argument with nulls, which pandas has turned into doubles. Raises ArrowInvalid for a fraction, SchemaError for
+    doubles so large that they may have been rounded."""
     if (pc.max(pc.abs(doubles)).as_py() or 0) >= _EXACT_DOUBLES:
         raise SchemaError(
-            f"{subject} is null in some rows and beyond 2^53 in others, and this Spark passes such numbers as doubles: use lookup_join, or filter "
-            "the nulls out first"
+            f"{subject} is null in some rows and beyond 2^53 in others, and this Spark passes a column with nulls as doubles, which would round "
+            "them: use lookup_join, or filter the nulls out first"
         )
     return doubles.cast(pa.int64())
 
@@ -255,7 +260,7 @@ _ALIKE = (_is_number, _is_bytes, pa.types.is_boolean, pa.types.is_date32)
 
 @functools.cache
 def _pandas() -> Any:
-    """pandas, which only tasks need."""
+    """The module pandas, imported when it is first used, because only tasks need it."""
     return importlib.import_module("pandas")
 
 
@@ -266,7 +271,8 @@ def _pandas_array(values: pa.Array) -> Any:
 @functools.cache
 def _arrow_series_class() -> Any:
     class ArrowSeries(_pandas().Series):  # type: ignore[misc]
-        """A Series over an Arrow array. Where PySpark would convert its values one by one, it stays as it is: the array has their types."""
+        """A Series over an Arrow array that already has Spark's types. So `apply` and `map`, by which PySpark would convert the values one by
+        one, return it unchanged."""
 
         @property
         def _constructor(self) -> Any:
@@ -288,7 +294,7 @@ def arrow_series(answers: pa.Array) -> Any:
 @functools.cache
 def _arrow_frame_class() -> Any:
     class ArrowFrame(_pandas().DataFrame):  # type: ignore[misc]
-        """A DataFrame whose columns are of the class of `arrow_series`."""
+        """A DataFrame of pandas whose columns are `ArrowSeries`."""
 
         @property
         def _constructor_sliced(self) -> Any:
@@ -298,6 +304,6 @@ def _arrow_frame_class() -> Any:
 
 
 def arrow_frame(structs: pa.StructArray) -> Any:
-    """A DataFrame that gives Spark the fields of these structs without a copy."""
+    """A DataFrame of pandas that gives Spark the fields of these structs without a copy."""
     columns = zip(structs.type, structs.flatten(), strict=True)
     return _arrow_frame_class()({field.name: _pandas_array(column) for field, column in columns})

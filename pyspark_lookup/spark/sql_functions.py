@@ -1,7 +1,7 @@
 """`register_lookup`: a lookup table as an SQL function.
 
-Spark calls an Arrow UDF with the keys and, from a scalar subquery on a source, the version. The subquery runs once for each use of the
-function; the execution's record makes them agree on one version on each host.
+The function calls a UDF with the keys and the version, which a scalar subquery on a view gets. Each use of the function in a query has its
+own subquery. On one host they all return the same version: the first one records it for the query, and the others read this record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyspark_lookup.spark.table_argument import (
 )
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A lookup's functions and its view belong together, even if other threads register lookups with the same name.
+# The race: two threads may register lookups with the same name. Under the lock, the functions and the view are of one of them.
 _creating = ForkSafeLock()
 _TRIED = "_lookup_tried_"  # prefix of functions that are created to see whether Spark accepts them
 
@@ -48,15 +48,17 @@ def register_lookup(
     multi: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make `SELECT f.*, airport(f.dest).name FROM flights f` work: temporary functions of this session.
+    """Make a lookup table a temporary function of this session, as in `SELECT f.*, airport(f.dest).name FROM flights f`.
 
-    `name(key…)`: a struct of the table's `columns` (default: all but the key), null if no row has the key; with `multi` an array of
-    structs, empty if no row has it. `name_rows(key…)`: a table function that returns the rows of one constant key, key columns first.
-    `key`: the table's key column, or several in the order of the arguments. `table`, `options`: as for `lookup_join`. A Spark without
-    functions in SQL has no `name_rows`; `name(key…)` is a struct of nulls if no row has the key, and answers on each host by itself.
+    `name(key…)` returns a struct of the table's `columns` (default: all but the key), null if no row has the key; with `multi` an array of
+    structs, empty if no row has it. `name_rows(key…)` is a table function that returns the rows of one constant key, key columns first.
+    `key`: the table's key column, or several in the order of the arguments. `table`, `options`: as for `lookup_join`.
 
-    Each execution answers from the newest version at its start. Raises OptionError and SchemaError for arguments that do not fit; a query
-    raises NonUniqueKeyError for a key with several rows, unless `multi`.
+    Each query or micro-batch answers from the version that is current when it starts. Without functions defined in SQL (Spark 3.5), each
+    host finds that version by itself, there is no `name_rows`, and `name(key…)` returns a struct of nulls if no row has the key.
+
+    Raises OptionError and SchemaError for arguments that do not fit. A query raises NonUniqueKeyError for a key with several rows, unless
+    `multi`.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
@@ -70,7 +72,9 @@ def register_lookup(
     if defaults_to_full(dim_table):
         dim_table = with_default_cache(dim_table, dim_table.facts().bytes)
     if not dim_table.returned_fields:
-        raise OptionError("argument columns: give at least one column of the table")
+        raise OptionError(
+            "argument columns: the function would return no columns: name at least one column of the table"
+        )
     # The rows of a key also show the key, in the table's spelling if it was selected.
     key_fields = tuple(StructField(column, dim_table.column_type(column)) for column in dim_table.keys)
     value_fields = tuple(field for field in dim_table.returned_fields if field.name not in dim_table.keys)
@@ -83,14 +87,14 @@ def register_lookup(
         _check_name(name, registered)
         try:
             _create(dim_table, whole, _TRIED + name.lower(), multi)
-        finally:  # the existing functions stay until Spark has accepted both new ones
+        finally:  # functions of an earlier call with this name stay until Spark has accepted both new ones
             _drop(spark, _TRIED + name.lower())
         _create(dim_table, whole, name, multi)
         registered.add(name.lower())
 
 
 def _single_lookup(table: DimensionTable, many: bool) -> tuple[ChainedLookup, PassSpec]:
-    """(a function's lookup by the table's keys, the pass that is this lookup alone)."""
+    """(the lookup of a function by the table's keys, the spec of a UDF that carries out only this lookup)."""
     names = tuple(field.name for field in table.returned_fields)
     keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
     lookup = ChainedLookup(table, keys, names, "left", None, current_build(table.spark))
@@ -99,7 +103,7 @@ def _single_lookup(table: DimensionTable, many: bool) -> tuple[ChainedLookup, Pa
 
 
 def _register_plain(table: DimensionTable, name: str, multi: bool) -> None:
-    """Register one UDF as the whole function, for a Spark without functions in SQL. There is no `name_rows`."""
+    """Register one UDF as `name`, for a Spark without functions defined in SQL. There is no `name_rows`."""
     for key in table.keys:
         check_plain_key(name, table.schema[key])
     lookup, spec = _single_lookup(table, multi)
@@ -108,7 +112,7 @@ def _register_plain(table: DimensionTable, name: str, multi: bool) -> None:
 
 
 def _create(dim_table: DimensionTable, whole: DimensionTable, name: str, multi: bool) -> None:
-    """Create both functions, and what they use: the view of the version, and a UDF for each."""
+    """Create both functions, a UDF for each, and the view from which they get the version."""
     base = f"_lookup_{name.lower()}"
     # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
     options = {**dim_table.options, "lookup.on-error": OnError.NULL.value}

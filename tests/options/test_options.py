@@ -200,7 +200,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     *(({**PROVIDER, key: text}, [f"{key} is for tables of files"]) for key, text in [
         ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
         ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
-    ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter it in Spark"]),
+    ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter the result in Spark"]),
     *((given, ["has no effect without lookup.valid-from and lookup.valid-to"]) for given in [
         {"lookup.valid-to": "until"}, {"lookup.overlap": "NEWEST"}, {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"}]),
 ]  # fmt: skip

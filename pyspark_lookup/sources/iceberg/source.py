@@ -75,8 +75,8 @@ class IcebergOptions(KindOptions):
     )
     catalog_properties: tuple[tuple[str, str], ...] = option(
         "lookup.catalog.*", Kind("any", str), (),
-        doc="Properties of that catalog, instead of those in PyIceberg's configuration, e.g. `lookup.catalog.uri`; "
-            "never credentials.",
+        doc="Properties of the catalog that `lookup.catalog` names, instead of those in PyIceberg's configuration, e.g. "
+            "`lookup.catalog.uri`; never credentials.",
         secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads",
     )
     branch: str | None = option(

@@ -34,8 +34,7 @@ class ChangeOptions(KindOptions):
     # fmt: off
     first: int | None = option(
         "lookup.changes-from", Kind("version number", _CHANGES), None,
-        doc="Managed tables: read the changes of the commits from this version on (inclusive), as with "
-            "`lookup.view=changes`.",
+        doc="Managed tables: read the changes of the commits from this version on (inclusive). Implies `lookup.view=changes`.",
     )
     last: int | None = option(
         "lookup.changes-to", Kind("version number", _CHANGES), None, default_text="the current version",
@@ -114,7 +113,7 @@ class WriteOptions(KindOptions):
     )
     mode: enums.KeyedWrite | None = option(
         "lookup.write.mode", choice(enums.KeyedWrite), None,
-        doc="Writes in Spark's append mode: `upsert` replaces the rows that have the same keys.",
+        doc="Writes in Spark's append mode: `upsert` replaces the rows that have the same keys. Without it, rows are added.",
     )
     unique_keys: bool = option(
         "lookup.write.unique-keys", BOOLEAN, False,
@@ -126,8 +125,7 @@ class WriteOptions(KindOptions):
     )
     missing_columns: enums.MissingColumns | None = option(
         "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="the upsert is refused",
-        doc="Upserts whose rows lack columns: an existing row keeps its values there (KEEP), or they become null "
-            "(NULL).",
+        doc="Upserts whose rows lack columns: in these, an existing row keeps its values (KEEP), or gets null (NULL).",
     )
     batch: tuple[str, int] | None = option(
         "lookup.write.batch", Kind("`name:number`", parse_batch), None,
@@ -141,7 +139,7 @@ class WriteOptions(KindOptions):
     )
     timeout_s: float = option(
         "lookup.write.timeout", POSITIVE_DURATION, 86400.0, default_text="24 h",
-        doc="Writes: others may abort a write that has shown no sign of life for this long.",
+        doc="Writes: other writers may abort a write that has shown no sign of life for this long.",
     )
     # fmt: on
 
