@@ -200,8 +200,7 @@ class _TableSection:
 
 
 class _Finding(NamedTuple):
-    """A line of the overview: a kind of problem, the tables to look at first because of it, each with a remark, and the number of more such
-    tables."""
+    """A line of the overview: a kind of problem, the tables that have it most, each with a remark, and how many other tables have it."""
 
     title: str
     tables: Sequence[tuple[_TableSection, str]]

@@ -240,8 +240,8 @@ def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
 def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """The key columns of `table` in the types of `fields`; a value outside a type's range becomes null.
 
-    Columns are matched by name (ignoring letter case) or, if none has such a name and the count agrees, by position. Raises SchemaError
-    if neither is possible, and if the types of two matched columns do not compare without a loss.
+    Columns are matched by name (ignoring letter case) or, if no name matches and there are as many columns as fields, by
+    position. Raises SchemaError if neither is possible, and if the types of two matched columns do not compare without a loss.
     """
     spelled = {name.lower(): number for number, name in enumerate(table.column_names)}
     key_names = [field.name.lower() for field in fields]

@@ -257,5 +257,5 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
         inferred_type == kind or (pa.types.is_date(inferred_type) and kind.tz is None)
     )
     if not (converts(inferred_type, kind) or of_times):
-        raise SchemaError(f"the values are {inferred_type}, but the table's column is {kind}")
+        raise SchemaError(f"the values are {inferred_type}, but the table's column is {kind}: cast them")
     return cast_exactly(array, kind)

@@ -188,7 +188,7 @@ def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
 
 
 def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
-    """A schema with every type as Spark takes it, all columns nullable, without metadata except collations.
+    """A schema with the types that Spark takes (`spark_type`), all columns nullable, and no metadata except collations.
 
     A column of nulls only keeps the null type: another file may tell its type. Raises SchemaError naming `origin` and the column for a type
     that Spark lacks or a name that occurs twice.
@@ -226,7 +226,7 @@ def _schema(schema: pa.Schema, instead: Callable[[str], pa.DataType]) -> pa.Sche
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether `wide` has every value of `narrow` (a type as Spark takes it) without loss."""
+    """Whether `wide` can hold every value of `narrow` without loss. `narrow`: a type that `spark_type` returns."""
     if narrow == wide or pa.types.is_null(narrow):
         return True
     if narrow in _INTS and wide in _INTS:

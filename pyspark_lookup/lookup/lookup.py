@@ -192,8 +192,11 @@ def _from_snapshot(
 
 @dataclasses.dataclass(frozen=True)
 class _PartialRequest:
-    """A request to the partial cache. `space`: the part of the cache for such rows. `arrays`: the keys, in the types `keys`. `value_schema`: the
-    columns that the cache stores beside the keys. `key_columns`: the columns that the answer takes from the request."""
+    """A request to the partial cache. `space`: the part of the cache for this table, its keys and the selected columns and partitions.
+
+    `arrays`: the keys, in the types `keys`. `value_schema`: the columns that the cache stores beside the keys. `key_columns`: the columns
+    that the answer takes from the request.
+    """
 
     space: str
     keys: pa.Schema

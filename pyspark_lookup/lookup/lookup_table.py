@@ -381,7 +381,8 @@ class LookupTable:
             refuse_in_reads(self._idle_options)
         if self._reads_changes:
             raise OptionError(
-                "option lookup.changes-from reads changes, which cannot be looked up by key or read by valid_write_ids: call scan() without them"
+                "option lookup.changes-from reads changes, which scan() returns. They cannot be looked up by key, and take no valid_write_ids: leave the "
+                "option out to read rows"
             )
         options, open_table = self._options, self._open_table
         if valid_write_ids is not None:

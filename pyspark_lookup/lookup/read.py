@@ -57,7 +57,7 @@ _AT_MOST = 8  # versions whose columns a process keeps in memory
 
 
 class HostSchemas:
-    """Reads the columns of versions with `scan`, and caches them in this process and on this host."""
+    """The schemas of versions: the names and types of their columns. `scan` reads them; this process and this host cache them."""
 
     def __init__(self, scan: TableScan, context: HostContext) -> None:
         self._scan = scan

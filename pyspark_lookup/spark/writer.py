@@ -40,7 +40,7 @@ class Written(WriterCommitMessage):
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
     """Begin a batch write, and return its writer, which has the write id that the log has given to the write.
 
-    Raises the errors of `TableWriter.begin`, and OptionError for options that such a write cannot have.
+    Raises the errors of `TableWriter.begin`, and OptionError for options that a write cannot have.
     """
     parsed = _parse(options, schema)
     batch = parsed.kind(WriteOptions).batch
@@ -49,7 +49,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query; each micro-batch begins when it commits. Raises the same errors as `batch_writer`."""
+    """The writer of a streaming query. Each micro-batch gets its write id when it commits. Raises the same errors as `batch_writer`."""
     if "path" not in {key.lower() for key in options}:
         raise OptionError(
             "option path is missing: write a stream with df.writeStream.format('lookupcache').start(path); "

@@ -145,7 +145,7 @@ class HostVersions:
         self.attempt(lambda disk: disk.remove_record("missing", table.id))
 
     def _record_successor(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
-        """Record a version in the record after record `number`. Returns False if another process has created that record first."""
+        """Create the record that follows record `number`, with a version. Returns False if another process has created it first."""
         self._remember_files(table, version)
         value = {
             "digest": version.digest,

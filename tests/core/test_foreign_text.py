@@ -112,7 +112,7 @@ def test_credentials_of_every_spelling() -> None:
     "text",
     [
         "provider a:b failed to look up key id = 13: ValueError('id = 13')", "lookup.keys = 'id'", "http://h:9/x@y", "hdfs://h:8020/x",
-        "option lookup.storage.token: local paths take no storage options", "abfss://container@account.dfs.core.windows.net/x",
+        "option lookup.storage.token: local paths take no storage options: remove it", "abfss://container@account.dfs.core.windows.net/x",
         "primary_key=5, partition_key: 7", "tokenCount=1", "password authentication failed for user 'bob'", 'Bearer realm="x"',
         "s3://bucket/a:b@c/x", "SharedAccessKeyName=Root", "Basic authentication failed",
         "customer_key = 5", "primary key: 5", "the values of a key", "http://h//x/y@z", "kv.get_token()", "-u x",

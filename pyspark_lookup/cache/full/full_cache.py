@@ -85,8 +85,8 @@ def draw_progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of a `with` block, which reports (bytes done, bytes in total) to the function that it gets.
 
-    `interactive`: draw a bar (None: if somebody watches the output). Otherwise a line is logged every ten seconds, and one at the end if
-    there were others. A block of less than a second shows nothing.
+    `interactive`: draw a bar (None: if somebody watches the output). Otherwise log a line every ten seconds, and a last one at the end of
+    a block that has logged any. A block of less than a second shows nothing.
     """
     if _is_interactive() if interactive is None else interactive:
         with _Bar(desc=label, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
@@ -390,7 +390,8 @@ class FullCache:
             self.schedule.ensure()
             raise ReloadFailedError(
                 f"the overdue reload of {self._url} has not ended after lookup.full-cache.build-wait = "
-                f"{self.options.full_cache.build_wait_s:g} s"
+                f"{self.options.full_cache.build_wait_s:g} s: try again later, or set lookup.full-cache.on-reload-failure = KEEP to answer "
+                "from the last snapshot"
             )
         elif state.failures or is_late:
             self.context.metrics.inc("staleServedCount")
@@ -503,7 +504,10 @@ class FullCache:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
                 after = self._stored.state()
-        reason = f"has not ended after lookup.full-cache.build-wait = {self.options.full_cache.build_wait_s:g} s"
+        reason = (
+            f"has not ended after lookup.full-cache.build-wait = {self.options.full_cache.build_wait_s:g} s: try again later, or raise "
+            "one of these options"
+        )
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
             f"{self.options.full_cache.max_staleness_s:g} s, and its reload {f'failed: {after.error}' if is_locked else reason}"
@@ -644,7 +648,8 @@ class FullCache:
         return None
 
     def _make(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
-        """Build the snapshot of a version (None: the store's current one), and fetch only files that have changed."""
+        """The snapshot of a version (None: the store's current one), built from the latest one and the files that have changed since, and its entry
+        in the table's state."""
 
         def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
             selected_version, stored_version = self._choose(version), state.find(version.digest)

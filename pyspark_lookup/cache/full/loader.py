@@ -332,7 +332,7 @@ class SnapshotLoader:
         share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
-        """Write the layers of exactly `version` to disk. `last` and `stored` are the latest layers, which are reused.
+        """Write the layers of exactly `version` to disk, and return them. `last` and `stored` are the latest layers, which are reused.
 
         `share`: about how many bytes a snapshot takes per byte of file (None: it is estimated). `compact`: write a single base. Raises
         SourceChangedError if a file is no longer in its version, SchemaError, UfsError, CacheFullError if the budget has no room for the
@@ -450,7 +450,7 @@ class SnapshotLoader:
         return name
 
     def _write(self, load: _Load, files: Sequence[FileVersion], seed: Seed, strict: bool) -> StoredLayer:
-        """Write a new segment of these files. Rows of files that the layers have are copied; all others are fetched."""
+        """Write a new segment with the rows of these files, and return its layer. Rows of files that the layers have are copied; all others are fetched."""
         schema = load.layout.columns
         counts = [0] * len(files)
         units: list[list[tuple[int, int]]] = [[] for _ in files]

@@ -340,7 +340,8 @@ class StoredSnapshots:
             self.disk.use_lock(self.lock_path)
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        """Map the layers of a new version, and put the version on record. Raises OSError if the layers cannot be opened."""
+        """Map the layers of a new version, and record the version. Returns its snapshot and its record. Raises OSError if the layers cannot be
+        opened."""
         snapshot = open_layers(self.disk, self.key, layers)
         if snapshot is None:
             url = redact("path", self.table.url)

@@ -698,7 +698,9 @@ class DefaultLookupCache(LookupCache):
     def from_options(cls, options: LookupOptions, clock: Callable[[], float] = _CLOCK.steady_s) -> DefaultLookupCache:
         """The cache that `lookup.partial-cache.*` describe. Raises OptionError unless lookup.cache is PARTIAL."""
         if options.cache.mode is not CacheMode.PARTIAL:
-            raise OptionError(f"option lookup.cache = {options.cache.mode.value!r} should be 'PARTIAL'")
+            raise OptionError(
+                f"option lookup.cache = {options.cache.mode.value!r} should be 'PARTIAL' for this cache: set it"
+            )
         return cls(**options.partial_cache.parameters, clock=clock)
 
     @property
@@ -908,7 +910,7 @@ def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[
     if not rows.num_rows:
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)
     if KEY_INDEX not in rows.column_names:
-        raise SchemaError(f"rows have no column {KEY_INDEX}, the number of each row's key")
+        raise SchemaError(f"rows have no column {KEY_INDEX}: add it, with the number of each row's key")
     missing_columns = [field.name for field in fields if field.name not in rows.column_names]
     if missing_columns or len(fields) + 1 != rows.num_columns:
         names = [name for name in rows.column_names if name != KEY_INDEX]

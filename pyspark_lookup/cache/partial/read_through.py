@@ -91,7 +91,7 @@ class Flights:
 
     @contextlib.contextmanager
     def claim(self, hashes: Numbers, version: str) -> Iterator[Flight]:
-        """Claim the keys that nobody else is loading, until the block ends."""
+        """Claim the keys that nobody else is loading, until the `with` block ends. The block gets a `Flight`, which says which keys to load."""
         flight = Flight(hashes)
         with self._lock:
             for flight_number, (of_version, hashes_elsewhere, event) in self._in_process.items():
@@ -320,7 +320,7 @@ class PartialCache:
                 query.cache.put(self._table(keys), rows, ages_s)
 
     def _query(self, keys: Sequence[pa.Array], fresh: Freshness) -> _Query:
-        """Begin a lookup. Entries that were invalidated before are dropped first."""
+        """A new lookup and the cache that answers it, without the entries that were invalidated before."""
         with self._lock:
             if self._cache is None or not self._cache.holds(fresh):
                 self._renew(fresh)

@@ -587,7 +587,9 @@ class StoredTimes:
         fractions[valid] = self._tail.fractions(self._stripe, number, int(valid.sum()))
         seconds = np.where(valid, view_numbers(column, np.int64), 0)
         if (np.abs(seconds) > _LONGEST - _BASE).any():
-            raise SchemaError(f"{self._column_label} has a time beyond what microseconds in 64 bits can express")
+            raise SchemaError(
+                f"{self._column_label} has a time beyond what microseconds in 64 bits can express: leave the column out with lookup.columns"
+            )
         seconds += np.where(valid, base, 0)
         # Java's writers round seconds before 1970 towards 1970.
         seconds -= (seconds < 0) & (fractions > 999_999)
@@ -595,7 +597,10 @@ class StoredTimes:
 
     def _array(self, column: pa.Array, seconds: Numbers, fractions: Numbers, zone: str | None) -> pa.Array:
         if (fractions % 1000).any():
-            raise SchemaError(f"{self._column_label} has nanoseconds and cannot be read as {pa.timestamp('us', zone)}")
+            raise SchemaError(
+                f"{self._column_label} has nanoseconds and cannot be read as {pa.timestamp('us', zone)}: leave the column out with "
+                "lookup.columns, or write its times in microseconds"
+            )
         return build_array(column, seconds * _MICROS + fractions // 1000, pa.timestamp("us", zone))
 
 

@@ -210,7 +210,10 @@ class DeltaState:
         return any("columnMapping" in features for features in feature_lists)
 
     def check(self) -> None:
-        """Raise NotSupportedError for a table that needs a later reader, one of `decoding.UNREADABLE` if its metadata is malformed."""
+        """Raise NotSupportedError if this package does not support the table's reader version or one of its reader features.
+
+        Raises one of `decoding.UNREADABLE` if the metadata is malformed.
+        """
         least = as_count(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
             raise NotSupportedError(f"it requires reader version {least}; up to {_FEATURES_VERSION} is supported")

@@ -73,7 +73,9 @@ def data_files(
         )
     names = {file.url: file.url[len(listing.url) :].lstrip("/") for file in listing.files}
     if success_file and "_SUCCESS" not in names.values():
-        raise TableBusyError(f"{listing.url} has no _SUCCESS file, which lookup.success-file=true requires")
+        raise TableBusyError(
+            f"{listing.url} has no _SUCCESS file, which lookup.success-file = true requires: wait for the job that writes the table, or remove the option"
+        )
     files = tuple(
         file
         for file in listing.files

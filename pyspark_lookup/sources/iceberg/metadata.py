@@ -238,7 +238,7 @@ class IcebergMetadata:
             return self._with_own_schema(self._find_by_time(pin, redacted_path))
         if isinstance(pin, int):
             return self._with_own_schema(self._snapshot(pin, redacted_path))
-        raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {redacted_path}")
+        raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {redacted_path}: remove it")
 
     def find_selection(self, digest: str) -> Selection | None:
         """The snapshot and schema with that digest; None if there are none."""

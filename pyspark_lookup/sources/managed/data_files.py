@@ -297,7 +297,7 @@ class DataFiles:
             yield pa.Table.from_batches(pending, schema)
 
     def put_deletes(self, rows: pa.Table) -> DataFile:
-        """Write a delete file that names rows of other files (see `versions.model`)."""
+        """Write a delete file, and return it. `rows`: the deleted rows of other files, by path and position (see `versions.model`)."""
         places = distinct_places(rows)
         return self._put_bytes(delete_file_bytes(places), f"{self._job.directory}/deletes", places.num_rows)
 

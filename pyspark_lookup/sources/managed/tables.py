@@ -126,7 +126,8 @@ class ManagedTables:
         vacuum_if_due(self._ufs, log, self._nonce())
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
-        """Remove the files that the table at `options.files.path` has not needed for `older_than_s`. Raises the errors of `vacuum.vacuum`."""
+        """Remove the files that the table at `options.files.path` has not needed for `older_than_s`, and return what was removed. Raises the
+        errors of `vacuum.vacuum`."""
         log, _, _ = self._parts(options)
         return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
 

@@ -340,11 +340,11 @@ class TableWriter:
     # --- the driver's side ------------------------------------------------------------------------
 
     def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None, first: bool = False) -> Job:
-        """Begin a write of rows with these columns, and allocate its write id. `first`: it is the first write of a transaction, so other writes,
-        also by key, may follow under this id.
+        """Begin a write of rows with these columns, and return what its tasks need. Allocates the write id, unless there is a `name`.
 
-        `name`: the directory for its files. The id is then allocated at the commit, and the write may begin again under this name. Raises
-        SchemaError, OptionError or NotATableError if such a write is impossible.
+        `name`: the directory for the files. The id is then allocated at the commit, and the write may begin again under this name.
+        `first`: this is the first write of a transaction, so other writes, also by key, may follow under its id. Raises SchemaError,
+        OptionError or NotATableError if the table cannot take the write.
         """
         state = self._log.latest() or self._create(schema)
         kept_columns = () if first else self.find_kept_columns(state.definition, schema, mode)
@@ -397,7 +397,7 @@ class TableWriter:
             raise_ours(nothing_written(self._log, problem), problem)
         state = created_state or self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url}: the table was removed while it was being created")
+            raise UfsNotFoundError(f"{self._url}: the table was removed while it was being created: write again")
         return state
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
@@ -545,7 +545,7 @@ class TableWriter:
             definition = self._check(state, job, write_id, effect)
             if batch is not None and state.is_committed(batch):
                 raise WriteConflictError(
-                    f"batch {batch.id} of query {batch.query} was committed by another writer: nothing is written twice"
+                    f"batch {batch.id} of query {batch.query} was already committed by another writer, so this one has written nothing"
                 )
             if effect.is_due(state):
                 return None  # there are commits that must be looked into first

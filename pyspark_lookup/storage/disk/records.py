@@ -168,7 +168,7 @@ class Records(Space):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
                     self._drop("records", path)  # damaged: the next attempt creates it anew
         raise OSError(
-            f"record {path} cannot be created, because something that is no valid record keeps its place: remove it"
+            f"record {path} cannot be created, because there is something at this path that is no record: remove it"
         )
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
@@ -383,7 +383,7 @@ class Counters(Records):
     """A directory with the counters of processes. The prefix of a file's name shows which table they belong to."""
 
     def new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
-        """Create a file for this process, with these numbers. Raises OSError if the directory cannot be written."""
+        """A new file with this process's counters, which begin with these values. Raises OSError if the directory cannot be written."""
         return self._retry(lambda: self._new_counters(name, about, values))
 
     def _new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:

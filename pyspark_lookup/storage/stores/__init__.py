@@ -66,7 +66,7 @@ def open_store(path: str, storage_options: Mapping[str, Any], now_s: Callable[[]
     if is_local(path):
         if storage_options:
             raise OptionError(
-                f"option lookup.storage.{next(iter(storage_options))}: local paths take no storage options"
+                f"option lookup.storage.{next(iter(storage_options))}: local paths take no storage options: remove it"
             )
         return LocalStore(now_s)
     if protocol in ("s3", "s3a", "s3n"):

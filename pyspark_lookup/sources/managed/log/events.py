@@ -58,7 +58,7 @@ class WriteMode(enum.Enum):
 
     @property
     def by_key(self) -> bool:
-        """Whether such a write replaces or deletes the rows that have its keys when it is committed."""
+        """Whether a write of this mode, when it is committed, replaces or deletes the table's rows that have its keys."""
         return self in (WriteMode.UPSERT, WriteMode.DELETE)
 
 
