@@ -38,6 +38,9 @@ from pyspark_lookup.versions.executions import Build
 TablePath = str | os.PathLike[str] | None
 _FORMAT = "lookupcache"
 _VERSION = "version"
+# Spark takes a number for 8 bytes and a version for 4 or more, so a task for 128 MiB or more, the size that a task reads at most by default.
+_NUMBERS_PER_TASK = 2**22
+_NUMBER = StructType([StructField("id", LongType())])
 
 
 def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None = "") -> DataFrame:
@@ -57,7 +60,7 @@ def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None =
         json.dumps(planned.options, sort_keys=True), planned.schema.json(), planned.tasks, runtime().nonce()
     )
     version = _version(spark, load_options, planned, build)
-    return numbered_rows(spark, planned.tasks).crossJoin(sf.broadcast(version)).mapInArrow(share, planned.schema)
+    return _numbered_tasks(spark, planned.tasks).crossJoin(sf.broadcast(version)).mapInArrow(share, planned.schema)
 
 
 def _folded(key: str) -> str:
@@ -107,7 +110,16 @@ def plans_here(spark: SparkSession) -> bool:
 def numbered_rows(spark: SparkSession, count: int) -> DataFrame:
     """The numbers from 0 to `count` - 1, each in a task of its own: the input of a `mapInArrow` function that produces its rows itself."""
     # Without a schema, Spark Connect asks the server for the columns of the input of `mapInArrow`.
-    return spark.range(0, count, 1, count).to(StructType([StructField("id", LongType())]))
+    return spark.range(0, count, 1, count).to(_NUMBER)
+
+
+def _numbered_tasks(spark: SparkSession, count: int) -> DataFrame:
+    """`numbered_rows`, but so large in Spark's eyes that it does not broadcast a table that is read by these tasks.
+
+    Spark does not know what `mapInArrow` returns, and takes it for as large as its input.
+    """
+    numbers = spark.range(0, count * _NUMBERS_PER_TASK, 1, count).where(f"id % {_NUMBERS_PER_TASK} = 0")
+    return numbers.selectExpr(f"id div {_NUMBERS_PER_TASK} AS id").to(_NUMBER)
 
 
 def _describe(spark: SparkSession, options: Mapping[str, str]) -> _Planned:

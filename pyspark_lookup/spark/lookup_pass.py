@@ -164,7 +164,7 @@ class Chain:
         udf = LookupUdf(self.name, spec, fields, [key.type for key in arguments.values()], len(relations))
         rows = self.base
         for _, relation in relations:
-            # Spark takes the relation for huge. Without the hint it would broadcast the DataFrame.
+            # The hint, because spark.sql.autoBroadcastJoinThreshold may be -1.
             rows = rows.crossJoin(sf.broadcast(relation))
         joined = [_joined_column(tables) for tables, _ in relations]
         keys = map(sf.expr, udf.arguments([key.sql for key in arguments.values()]))

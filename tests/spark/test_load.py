@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,7 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join, read_table
 from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.spark import features, load
+from pyspark_lookup.spark.lookup_pass import estimated_rows, plan_text
 from pyspark_lookup.spark.reading import Resolve
 from pyspark_lookup.spark.source import DefaultSource
 from tests.support.spark_tables import Calls, batches_of, events, put, saved, stream_of
@@ -137,6 +138,46 @@ def test_calls_of_a_read_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
         calls = Calls(tmp_path / "dim")
         table.select("*").collect()
     assert calls.calls() == (0, 1, 0)
+
+
+def test_tasks_are_not_tiny(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark broadcasts the table only if it is told to: it does not take the few rows that say what tasks read for the table."""
+    path = put(tmp_path / "dim.parquet", 1)
+    with without(DATA_SOURCES):
+        table = read_table(spark, path)
+    facts = spark.range(10_000_000)
+    assert "BroadcastHashJoin" not in plan_text(facts.join(table, "id", "left"))
+    assert "BroadcastHashJoin" in plan_text(facts.join(sf.broadcast(table), "id", "left"))
+    rows = estimated_rows(table)
+    assert rows is not None
+    assert rows > 2**20
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_second_action(spark: SparkSession, tmp_path: Path) -> None:
+    """Tasks read the version of the first action again if the second one runs the same plan; one that makes a plan reads the current version."""
+    path = put(tmp_path / "dim.parquet", 0)
+    table = read_table(spark, path)
+    table.createTempView("second_action")
+    actions: dict[str, tuple[Callable[[], list[Any]], bool]] = {
+        "collect": (table.collect, True),
+        "toLocalIterator": (lambda: list(table.toLocalIterator()), True),
+        "rdd": (lambda: table.rdd.take(1), True),
+        "take": (lambda: table.take(1), False),
+        "count": (lambda: [table.agg(sf.max("version").alias("version")).first()], False),
+        "select": (lambda: table.select("*").collect(), False),
+        "view": (lambda: spark.table("second_action").collect(), False),
+    }
+    seen = {}
+    for number, (name, (run, _)) in enumerate(actions.items()):
+        put(path, number)
+        seen[name] = run()[0].version - number
+    tasks = not features.DATA_SOURCES
+    expected = {
+        name: -number if tasks and same_plan else 0 for number, (name, (_, same_plan)) in enumerate(actions.items())
+    }
+    spark.catalog.dropTempView("second_action")
+    assert seen == expected
 
 
 def _rows_of_host(cache: Path, planned: load._Planned, numbers: list[int], token: bytes) -> list[int]:
