@@ -413,7 +413,7 @@ FAULTS = [
         ("tests/sources/managed/test_delete_where.py::test_a_compaction_that_is_under_way_for_pages_of_the_log",)),
     Fault("an-overwrite-beside-an-upsert", "sources/managed/log/state.py::TableState.check_open",
         replace("self.keyed_by > $id", "self.keyed_by < 0"),
-        ("tests/sources/managed/test_conflicts.py::test_an_append_beside_an_upsert_stays",)),
+        ("tests/sources/managed/test_interleavings.py::test_an_append_beside_an_upsert_stays",)),
     Fault("an-append-that-an-overwrite-has-passed", "sources/managed/log/state.py::TableState.check_open",
         replace("self.replaced_by > $id", "self.replaced_by < 0"),
         ("tests/sources/managed/test_log.py::test_states_follow_the_model",)),

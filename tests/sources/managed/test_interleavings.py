@@ -13,7 +13,7 @@ from pyspark_lookup.errors import NonUniqueKeyError, PysparkLookupError, UfsNotF
 from pyspark_lookup.sources.managed import Job, TableWriter
 from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import WriteMode
-from tests.support.managed_tables import OFF, SCHEMA, Site, beside, ids_of, put, rows
+from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, ids_of, put, rows
 
 UNIQUE = {**OFF, "lookup.write.unique-keys": "true"}
 
@@ -65,7 +65,7 @@ def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.Mon
     assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7, None]
 
 
-# --- keys that are altered ------------------------------------------------------------------------------
+# --- writes by key ------------------------------------------------------------------------------
 
 
 CHANGED = pytest.raises(WriteConflictError, match="other key columns")
@@ -111,6 +111,26 @@ def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> N
         table.alter(keys=["id"])
         t.upsert(rows(1, name="new"))  # what began without keys is not written by key
     assert named(table.scan()) == [(1, "a"), (2, "a")]
+
+
+def test_an_append_beside_an_upsert_stays(site: Site) -> None:
+    """An append that an upsert overtakes adds its rows, an overwrite is refused; what a delete has hidden stays so beside an overwrite."""
+    table, writer, keys = site.created(), site.writer(host="b"), pa.table({"id": [1]})
+    table.write(rows(1))
+    append, overwrite = (writer.begin(rows().schema, mode) for mode in (WriteMode.APPEND, WriteMode.OVERWRITE))
+    table.upsert(rows(1, name="new"))
+    writer.commit(append, put(writer, append, 5))
+    assert {(row["id"], row["name"]) for row in table.scan().to_pylist()} == {(1, "new"), (5, "a")}
+    with pytest.raises(WriteConflictError, match="by key"):
+        writer.commit(overwrite, put(writer, overwrite, 6))
+    delete = writer.begin(keys.schema, WriteMode.DELETE)
+    overwrite = writer.begin(rows().schema, WriteMode.OVERWRITE)
+    table.write(rows(1, 2))
+    assert writer.commit(delete, (), effect=writer.deletion(keys)) is not None
+    assert ids_of(table.scan()) == [2, 5]
+    writer.commit(overwrite, put(writer, overwrite, 7))
+    for mode in MODES.values():
+        assert ids_of(site.table(mode, host="c").scan()) == [2, 7]
 
 
 def test_an_overwrite_beside_an_append(site: Site) -> None:
