@@ -138,40 +138,6 @@ def test_a_dead_job_is_ignored(dim: Dim, caplog: pytest.LogCaptureFixture) -> No
     assert ids(dim.site.table({"lookup.busy-timeout": "0 s"}, host="b").scan()) == [1, 2, 3]
 
 
-def test_an_overwrite_before_it_begins_to_write(dim: Dim) -> None:
-    """Between removing the directory and making the job's there is nothing: who knows the table waits, who does not is told."""
-    table = dim.site.table()
-    table.scan()
-    shutil.rmtree(dim.site.path)
-    with pytest.raises(UfsNotFoundError):
-        dim.site.table(host="new").scan()
-    assert dim.site.clock.slept == []
-
-    def begin() -> None:
-        dim.begin()
-        dim.beside(end, listings=2)
-
-    def end() -> None:
-        dim.put("c", 3)
-        dim.end()
-
-    dim.beside(begin, listings=3)
-    # The job is there, and its old files are not: their bytes are here.
-    assert ids(table.scan()) in ([1], [3])
-    assert ids(dim.site.table(host="late").scan()) == [3]
-    for store in dim.site.stores:
-        store.before = lambda kind, subject: None
-    shutil.rmtree(dim.site.path)
-    with pytest.raises(UfsNotFoundError):
-        table.scan()
-    dim.site.path.mkdir()
-    dim.site.clock.tick(601)
-    dim.site.clock.slept.clear()
-    with pytest.raises(TableEmptyError):  # it was not here lately
-        table.scan()
-    assert dim.site.clock.slept == []
-
-
 @pytest.mark.parametrize("mode", ["NONE", "PARTIAL", "FULL"])
 @pytest.mark.parametrize("left", ["nothing", "an empty directory"])
 def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, left: str) -> None:

@@ -12,7 +12,6 @@ import pytest
 from pyspark_lookup import OptionError, VersionGoneError
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
-from tests.support.lake_tables import MODES
 
 DAY_MS = 86_400_000
 BEGIN = datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)
@@ -111,33 +110,6 @@ def test_what_was_expired(table: Clocked) -> None:
         ids(table, timestamp=first.isoformat())
     with pytest.raises(VersionGoneError, match="no snapshot 17: "):
         ids(table, version=17)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_columns_of_a_tag_and_of_a_branch(table: Clocked, mode: str) -> None:
-    """A snapshot by its id, time or tag has the columns of then; a branch has the table's."""
-    table.add_tag("then")
-    table.add_branch("dev")
-    then = at_of(table, -1)
-    cache = table.home.parent / "cache"
-    assert opened(table.home, cache, mode, "id").scan().column_names == ["id", "name"]
-    table.change_column("name", name="title")
-    table.add_column("more", "long")
-
-    def columns(**pin: Any) -> list[str]:
-        reader = opened(table.home, cache, mode, "id", **pin)
-        assert reader.get(0)[0].keys() == {*reader.scan().column_names}
-        return list(reader.scan().column_names)
-
-    for pin in ({"tag": "then"}, {"version": snapshots(table)[-1]}, {"timestamp": then.isoformat()}):
-        assert columns(**pin) == ["id", "name"]
-    for pin in ({}, {"branch": "dev"}, {"branch": "main"}):
-        assert columns(**pin) == ["id", "title", "more"]
-    # Snapshots of format 1 need not say which columns they have.
-    for one in table.meta["snapshots"]:
-        one.pop("schema-id")
-    table.save()
-    assert columns(version=snapshots(table)[0]) == ["id", "title", "more"]
 
 
 def test_a_table_without_refs_or_log(table: Clocked) -> None:

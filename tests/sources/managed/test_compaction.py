@@ -76,38 +76,6 @@ def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
         assert list(site.state().deletes(site.state().valid_write_ids())) == []
 
 
-def test_overlapping_upserts_are_folded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes that overlapped hide one row of a large file, which stays outside the fold: it is hidden once, and all can be read,
-    written and folded again."""
-    table = site.created(OFF)
-    table.write(wide(0, 2000))
-    find, others = KeyedRows.find, [of_ids(7, 9, "other")]
-
-    def found(rows: KeyedRows, *args: Any) -> pa.Table:
-        places = find(rows, *args)
-        if others:  # once the first has looked, the second comes and goes
-            site.table(OFF, host="b").upsert(others.pop())
-        return places
-
-    site.resize(compact_bytes=20_000)
-    with monkeypatch.context() as patch:
-        patch.setattr(KeyedRows, "find", found)
-        table.upsert(of_ids(7, 8, "last"))
-        table.compact()
-    assert len(site.committed()) == 2  # the large file stays, and what hides its rows with it
-    for mode in MODES.values():
-        names = {row["id"]: row["name"] for row in site.table(mode, host="late").scan().to_pylist()}
-        assert (len(names), names[7], names[8]) == (2000, "last", "other")
-        assert site.table(mode, host="b").get(7) == [{"id": 7, "name": "last"}]
-    table.upsert(of_ids(7, 8, "new"))
-    for size, files in ((20_000, 2), (2**26, 1)):
-        site.resize(compact_bytes=size)
-        table.compact()
-        assert (len(site.committed()), table.scan().num_rows) == (files, 2000)
-        for mode in MODES.values():
-            assert site.table(mode, host="c").get(7) == [{"id": 7, "name": "new"}]
-
-
 def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
     """A compaction reads its files before it commits: one that a store has damaged leaves the table as it was."""
     table = appended(site, 3)

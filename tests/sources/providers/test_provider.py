@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
@@ -109,9 +108,6 @@ class Whole:
 
     def versioned(self, context: LookupContext) -> LookupProvider:
         return FullCachingLookupProvider(self.scan, SCHEMA, version=lambda: self.version)
-
-    def plain(self, context: LookupContext) -> LookupProvider:
-        return FullCachingLookupProvider(self.scan, SCHEMA)
 
 
 def test_what_a_factory_is_told(desk: Desk) -> None:
@@ -235,7 +231,9 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     (Whole().versioned, [
         ({"lookup.async.capacity": 5}, "lookup.async.capacity has no meaning, because provider .* is read as a whole"),
     ]),
-    (Whole().plain, [(NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy")]),
+    (lambda context: FullCachingLookupProvider(Whole().scan, SCHEMA), [
+        (NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy"),
+    ]),
     (Whole().triggered, [
         (PARTIAL, "lookup.cache = 'PARTIAL': provider .* determines that it is 'FULL'"),
         ({"lookup.metadata.source": "UFS"}, r"lookup.metadata.source = 'UFS': provider .* has no version\(\)"),
@@ -472,31 +470,6 @@ def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
     assert (table.get(1), table.scan()) == ([], SCHEMA.empty_table())
     table.close()
     assert whole.trigger.closed.wait(BOUND_S)
-
-
-@pytest.mark.parametrize("make", ["triggered", "versioned"])
-def test_copies(desk: Desk, monkeypatch: pytest.MonkeyPatch, make: str) -> None:
-    """`LookupTable.reload` copies the table as it is, in place of the copy before; with a version a lookup does, once for a host."""
-    folds: list[int] = []
-    monkeypatch.setattr(Snapshot, "is_worth_compacting", lambda snapshot: folds.append(len(snapshot.layers)))
-    whole, versioned = Whole(), make == "versioned"
-    table = desk.table(getattr(whole, make))
-    first = table.reload()
-    assert (names(table, 1), names(table, 1), whole.scans) == (["Julian"], ["Julian"], 1)
-    desk.clock.tick(1)
-    assert (table.reload() == first) == versioned
-    for number in range(2, 4):
-        whole.version, whole.people = str(number), {1: [f"n{number}"], number: ["x"]}
-        desk.clock.tick(1)
-        if not versioned:
-            assert table.reload() != first
-        assert names(table, 1) == [f"n{number}"]
-        assert everybody(table) == whole.people
-        assert whole.scans == number + (not versioned)
-    assert table.metrics()["numCachedRecords"] == 2
-    assert set(folds) == {1}
-    desk.restart()
-    assert (names(table, 3), whole.scans) == (["x"], 3 + (not versioned))
 
 
 SCANS: dict[str, tuple[Callable[[], Any], str]] = {
