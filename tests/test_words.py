@@ -7,7 +7,6 @@ import types
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.core.credentials import names_shown
@@ -54,19 +53,6 @@ def test_paths_of_other_programs(path: str) -> None:
         with pytest.raises(OptionError, match=r"^option path = ") as caught:
             use(path)
         assert PLACES[path] in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["a b", "a%20b", "größe", "100%", "$5", "a$b", "~", "a\nb", "C:x"])
-def test_odd_names_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """They are taken literally, relative or absolute; an error about one is one line."""
-    monkeypatch.chdir(tmp_path)
-    pq.write_table(pa.table({"id": [1]}), tmp_path / name)
-    for path in (f"./{name}", f"{tmp_path}/{name}", f"file:{tmp_path}/{name}", f"file://{tmp_path}/{name}"):
-        options = {"lookup.format": "parquet", "lookup.cache.dir": str(tmp_path / "c")}
-        assert LookupTable(path, options).scan().num_rows == 1
-        with pytest.raises(PysparkLookupError, match=r"^file:///.* does not exist$") as caught:
-            LookupTable(f"{path}/none", {"lookup.cache.dir": str(tmp_path / "c")}).scan()
-        assert "\n" not in str(caught.value)
 
 
 class Bytes(LookupFunction):

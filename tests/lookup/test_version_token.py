@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from pyspark_lookup.errors import VersionGoneError
-from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FakeClock, Later
 from tests.support.full_cache import publish
@@ -63,23 +61,6 @@ def test_announcing_costs_one_metadata_call(
     task = Process(directory / what, cache_dir)
     assert task.told(told) == process.told(told)
     assert task.calls() == process.calls() == []
-
-
-def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
-    """References with other columns share a reader, and each has its own here; of a table larger than a task reads none is fetched."""
-    noise = {name: pa.array([os.urandom(1100) for _ in range(1000)]) for name in ("a", "b")}
-    path = publish(tmp_path / "dim", 0, 1, rows=1000, columns=noise)
-    large = Process(path, other_dir, {"lookup.scan.split-size": "1 MiB"})
-    large.announce()
-    assert large.calls() == ["status"]
-    process = Process(path, cache_dir, {"lookup.columns": "version,a"})
-    process.announce(ONE)
-    process.options = parse_options({"path": str(path), "lookup.columns": "version,b"})
-    told = process.announce(TWO)
-    publish(path, 0, 2, rows=1000, columns=noise)
-    process.calls()
-    assert process.states(told) == {1}
-    assert process.calls() == []
 
 
 def test_bytes_that_were_too_new_to_keep_are_secured_later(directory: Path, cache_dir: Path) -> None:
@@ -171,16 +152,3 @@ def test_another_host_asks_once(what: str, call: str, directory: Path, cache_dir
         file.unlink()
     with pytest.raises(VersionGoneError, match="dim"):
         Process(directory / what, directory.with_name("late"), FAIL).told(told)
-
-
-@pytest.mark.parametrize("options", [NOTHING, PARTIAL, FULL], ids=["NONE", "PARTIAL", "FULL"])
-def test_without_a_cache_directory(options: Mapping[str, str], directory: Path) -> None:
-    """A host that can keep nothing announces, and is told, by a listing each; a version that is gone is replaced."""
-    process = Process(directory, None, options)
-    told = process.announce()
-    assert process.metadata_calls() == ["status"]
-    put(directory, 1, 3)
-    assert process.told(told)[1].digest == told.digest
-    assert process.calls() == ["list"]
-    put(directory, 2, 0)
-    assert process.told(told)[1].digest != told.digest

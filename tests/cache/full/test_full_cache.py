@@ -453,20 +453,6 @@ def test_what_is_refused_at_planning(
         planner.table_columns(planner.find(table.host.reader, table.options), table.options)
 
 
-def test_a_schedule_also_keeps_snapshots_ready_in_ufs_mode(directory: Path, cache_dir: Path) -> None:
-    """With a trigger, a version is built before the first query asks for it; queries check the version all the same."""
-    options = {**FULL, "lookup.full-cache.periodic-reload.interval": "1 min", "lookup.full-cache.build-wait": "0 s"}
-    table = Table(directory, cache_dir, options)
-    table.get(0)
-    table.later.loads()
-    table.full.schedule.run_due()
-    publish(directory, 0, 2)
-    assert table.due_after() == 1
-    before = table.metric("snapshotReadThroughCount")
-    assert table.versions(0) == [2]
-    assert table.metric("snapshotReadThroughCount") == before
-
-
 def publish_all(directory: Path) -> None:
     """Version 2 of all files."""
     for number in range(10):

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import random
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import csv
 
 from pyspark_lookup.cache.partial.registry import Changes
 from pyspark_lookup.columnar.predicate import ColumnStats, join_stats
@@ -33,7 +31,7 @@ from pyspark_lookup.versions.model import TableVersion
 from tests.support.disks import Opened, files_at_most
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import fuzzed
-from tests.support.partial_cache import COUNTERS, GROUP_ROWS, SPACE, Dim, is_nan, may_hold, new_directory, stats
+from tests.support.partial_cache import GROUP_ROWS, SPACE, is_nan, may_hold, new_directory, stats
 
 CLOCK, RNG = FakeClock().host(), random.Random(7)
 NUMBER_KEYS = pa.schema([("k", pa.int64())])
@@ -282,22 +280,3 @@ def test_what_cannot_differ_does_not(kind: pa.DataType, data: st.DataObject) -> 
             assert is_touched or rows[0].get(comparable(key), []) == rows[1].get(comparable(key), []), key
             if kind in DOMAIN:
                 assert is_touched == any(name == UNBOUNDED or may_hold(file, key) for name, file in changed), key
-
-
-def test_partition_columns_as_keys(tmp_path: Path, cache_dir: Path) -> None:
-    """A key that names its directory is touched by changes of that directory only, whatever the format of the files."""
-    path = tmp_path / "dim"
-    for day in (1, 2, 3):
-        (path / f"day={day}").mkdir(parents=True)
-        csv.write_csv(pa.table({"id": [1, 2], "v": [day * 10 + 1, day * 10 + 2]}), path / f"day={day}" / "a.csv")
-    dim = Dim(path, cache_dir, keys="day,id")
-    keys = {"day": [1, 1, 2, 3, 4], "id": [1, 2, 1, 1, 1]}
-    assert [row["v"] for row in dim.check(keys)] == [11, 12, 21, 31]
-    csv.write_csv(pa.table({"id": [1, 3], "v": [210, 230]}), path / "day=2" / "a.csv")
-    assert dim.grown(lambda: dim.rows(keys), *COUNTERS) == (4, 1, 1, 4)
-    assert [row["v"] for row in dim.check(keys)] == [11, 12, 210, 31]
-    (path / "day=4").mkdir()
-    csv.write_csv(pa.table({"id": [1], "v": [41]}), path / "day=4" / "a.csv")
-    assert dim.grown(lambda: dim.check(keys), *COUNTERS) == (4, 1, 1, 4)
-    shutil.rmtree(path / "day=1")
-    assert dim.grown(lambda: dim.check(keys), *COUNTERS) == (3, 2, 2, 3)
