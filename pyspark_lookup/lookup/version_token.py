@@ -64,10 +64,10 @@ class VersionToken:
 def resolve_and_secure(
     reader: TableReader, options: LookupOptions, execution: Execution | None, last_table: Table | None = None
 ) -> tuple[Table, TableVersion]:
-    """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
+    """The version that `execution` reads, resolved by at most one metadata call, and cached on this host so that later changes cannot take it away.
 
     With lookup.cache=FULL, the version's snapshot is built, or waited for. Otherwise all bytes of a table of up to `lookup.scan.split-size` are
-    cached; a larger table is not secured. `last_table`: the table that was last at the path. Raises UfsError or NotATableError if the table
+    cached, and nothing of a larger one. `last_table`: the table that was last at the path. Raises UfsError or NotATableError if the table
     cannot be resolved, VersionGoneError if it keeps changing.
     """
     table, version = _resolve(reader, options, execution, last_table)

@@ -178,9 +178,9 @@ def _as_lists(structs: pa.StructArray) -> pa.ListArray:
 
 
 class PlainProbe(Probe):
-    """An iterator pandas UDF whose only arguments are keys, for a Spark without functions defined in SQL, which could pass a version.
+    """An iterator pandas UDF whose only arguments are keys, for a Spark without functions defined in SQL.
 
-    All tasks of a query or micro-batch on one host read the same version. `keys`: the columns of the table's keys. `options`: the table's
+    No caller can pass a version, so the tasks resolve it themselves: all tasks of a query or micro-batch on one host read the same version. `keys`: the columns of the table's keys. `options`: the table's
     options, as JSON. Unless `spec.many`, the answer for each row is a struct; its fields are null if no row has the key.
     """
 

@@ -193,7 +193,10 @@ class VersionSource(abc.ABC):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """The versions that a token with that digest and `newest` may name: the current one, which `ask` returns, and earlier ones."""
+        """The versions that a version token may name: the current one, which `ask` returns, and earlier ones.
+
+        `digest`, `newest`: the token's.
+        """
         return [ask()]
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:

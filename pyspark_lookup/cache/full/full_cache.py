@@ -516,9 +516,9 @@ class FullCache:
     # --- loading ----------------------------------------------------------------------------------
 
     def reload(self) -> Snapshot:
-        """Load a snapshot of the store's current version, now, in this thread, and return it. Raises the errors of the load.
+        """Load a snapshot of the store's current version, now, in this thread, and return it.
 
-        Raises ReloadFailedError if another process is loading and makes no progress.
+        Raises the errors of `SnapshotLoader.load`, and ReloadFailedError if another process is loading and makes no progress.
         """
         with self._stored.lock(silent_s=_SILENT_S) as is_locked:
             if not is_locked:

@@ -188,7 +188,8 @@ def _changes(log: NotificationLog, state: TableState) -> Iterator[tuple[TableSta
 def _list_commit_times(log: NotificationLog, state: TableState) -> list[tuple[int, int]]:
     """(position, Unix ms) of each change, by the store's clock, because writers' clocks differ.
 
-    No time is later than the last one, so the latest version is the current one even if the store's clock was set back.
+    If the store's clock was set back, a change may seem to be later than the last one: then it gets the last one's time. So the version
+    that is latest in time is always the current one.
     """
     # If a trimmed log has no change left, the last change came before all events that are left.
     changes = [change for _, change in _changes(log, state)] or state.changes[-1:]
