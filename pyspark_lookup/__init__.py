@@ -107,6 +107,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"pyspark_lookup.{_HOME_OF[name]}"), name)
     except Exception as problem:
         if name != "DefaultSource":
+            if "NumPy" in str(problem):  # a pyarrow that does not fit: PySpark 3.5 keeps NumPy below 2
+                raise ImportError(f"pyspark_lookup: {problem}; pip install 'pyarrow<26', or a newer NumPy") from None
             raise
         # Spark asks with hasattr(). An error here must not break all other Python sources.
         raise AttributeError(

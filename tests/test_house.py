@@ -231,7 +231,7 @@ def test_records_have_a_lifetime() -> None:
 
 def test_what_modules_say() -> None:
     """None takes a name with an underscore from another; mypy refuses what that one imported. None
-    calls what pyarrow (25 and older) does with pandas only: the package does not require it."""
+    calls what pyarrow (25 and older) does with pandas only: importing it takes long."""
     wrong = []
     for name, tree in TREES.items():
         for node in ast.walk(tree):

@@ -7,9 +7,11 @@ to stdout.
 
 try:
     from pyspark_lookup.cli.main import main
-except ModuleNotFoundError as problem:
+except ImportError as problem:
     if (problem.name or "").startswith("pyspark_lookup"):
         raise
+    if not isinstance(problem, ModuleNotFoundError):  # a pyarrow that does not fit NumPy
+        raise SystemExit(str(problem)) from None
     raise SystemExit(f"{problem.name} is not installed: pip install 'pyspark-lookup[cli]'") from None
 
 __all__ = ["main"]

@@ -233,3 +233,11 @@ def test_what_it_needs(dim: Path, tmp_path: Path, cache_dir: Path) -> None:
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError('no click', name='click')")
     code, out, err = ran(f"{tmp_path}{os.pathsep}{ROOT}", "-m", "pyspark_lookup")
     assert (code, err) == (1, "click is not installed: pip install 'pyspark-lookup[cli]'\n")
+    (tmp_path / "click.py").unlink()
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0')")
+    code, out, err = ran(f"{tmp_path}{os.pathsep}{ROOT}", "-m", "pyspark_lookup")
+    assert (code, err) == (1, "pyarrow requires NumPy 2.0\n")
+    use = "try:\n    from pyspark_lookup import LookupTable\nexcept ImportError as problem:\n    print(problem)"
+    code, out, err = ran(f"{tmp_path}{os.pathsep}{ROOT}", "-c", use)
+    assert (code, err) == (0, "")
+    assert out == "pyspark_lookup: pyarrow requires NumPy 2.0; pip install 'pyarrow<26', or a newer NumPy\n"

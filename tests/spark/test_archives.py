@@ -41,7 +41,7 @@ def install(python: Path, wheel: Path) -> None:
     run(*pip, "install", "--no-index", "--no-deps", wheel)
     (site,) = python.parents[1].glob("lib/python*/site-packages")
     (ours,) = metadata.distributions(path=[str(site)])
-    needed = [*(ours.requires or []), "pandas"]
+    needed = list(ours.requires or [])
     copied = set()
     while needed:
         requirement = Requirement(needed.pop())
