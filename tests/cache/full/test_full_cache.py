@@ -278,6 +278,18 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
     assert table.metric("loadCount") == 0
 
 
+def test_a_first_load_that_another_process_does_not_end(directory: Path, cache_dir: Path) -> None:
+    """After build-wait a query reads the files, and the next one does not wait again."""
+    stopped, table = Table(directory, cache_dir, CACHE), Table(directory, cache_dir, CACHE)
+    with stopped.full._stored.lock():
+        assert table.versions(0, 501) == [1, 1]
+        publish(directory, 0, 2)
+        table.host.clock.tick(1)
+        assert table.versions(0, 501) == [2, 1]
+        assert table.metrics("hitCount", "numLoadFailures") == [0, 0]
+    assert stopped.versions(0) == [2]
+
+
 def test_a_reload_of_which_nothing_can_be_recorded(
     directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,24 @@ def test_a_change_in_another_partition(tmp_path: Path, cache_dir: Path) -> None:
     assert dim.grown(lambda: dim.check({"id": [1, 2, 3]}), *COUNTERS) == (3, 0, 0, 0)
 
 
+def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> None:
+    """A scan that does not say which keys it wants neither asks the cache nor fills it; one that does, does."""
+    dim = Dim(directory, cache_dir)
+    dim.get(0, 500)
+    before = sorted(path.name for path in (cache_dir / "v1" / "snapshots").glob("*/*"))
+
+    assert dim.grown(dim.matching, "hitCount", "missCount", "loadCount") == (0, 0, 0)
+    assert len(dim.matching()) == 200
+    assert len(dim.matching("id > 10 AND id < 15")) == 4
+    assert (dim.metric("hitCount"), dim.metric("missCount")) == (0, 2)
+    assert sorted(path.name for path in (cache_dir / "v1" / "snapshots").glob("*/*")) == before
+    assert dim.grown(lambda: dim.get(0, 500), "hitCount", "missCount", "loadCount") == (2, 0, 0)
+    where = "id IN (0, 500, 1000)"
+    assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (2, 1, 1)
+    assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (3, 0, 0)
+    assert len(dim.matching(where)) == 3
+
+
 def test_one_cache_for_all_predicates(directory: Path, cache_dir: Path) -> None:
     """Rows are kept whatever lookup.where says, so they answer under another predicate as well."""
     plain, some = Dim(directory, cache_dir), Dim(directory, cache_dir, {"lookup.where": "text LIKE '1-xx%'"})
