@@ -216,7 +216,8 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
     """True and False are Spark's true and false, numbers their digits. All are checked before."""
     root = tmp_path / "t"
     put(root / "a.parquet", id=[1])
-    assert table({"lookup.success-file": False, "lookup.max-retries": 0}, at=root).scan().num_rows == 1
+    odd = {"lookup.success-file": False, "lookup.max-retries": 0, "lookup.settle": datetime.timedelta(0)}
+    assert table(odd, at=root).scan().num_rows == 1
     with pytest.raises(TableBusyError, match="_SUCCESS"):
         table({"lookup.success-file": True}, at=root).scan()
 

@@ -77,6 +77,7 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.branch": {" audit ": "audit"},
         "lookup.timestamp": {" 2026-03-01T12:00:00+01:00": AT, "2026-03-01 11:00:00": AT, "2026-03-01T11:00:00Z": AT},
         "lookup.valid-write-ids": {" t1:5:4:2,4: ": "t1:5:2:2,4:"},
+        "lookup.floor": {" 8f3a:12": "8f3a:12"},
         "lookup.valid-from": {"`valid from`": "valid from"},
         "lookup.stream.start": {"12": 12},
         "lookup.cache.max-bytes": {"1 MiB": MIB, "20g": 20 * 2**30},

@@ -357,6 +357,15 @@ def test_a_timed_reload_is_the_next_on_the_grid(
         assert trigger.next_due_s(last, started) == expected
 
 
+def test_a_refused_timed_load_waits_for_its_time() -> None:
+    """An initial load that leaves no trace is asked for again at the next time of day, not at once."""
+    context = opened(TimedCacheReloadTrigger(datetime.time(12, 30), 7, UTC), ManualContext())
+    context.run_due()
+    context.end(trace=False)
+    context.run_due()
+    assert (context.asked, context.due()) == ([NOON], [NOON + 1800])
+
+
 @given(st.times(), st.none() | OFFSETS, st.sampled_from(["minutes", "seconds", "milliseconds", "microseconds"]))
 def test_iso_times(at: datetime.time, zone: datetime.tzinfo | None, precision: str) -> None:
     """A time of day is local without an offset, and otherwise has the one it names."""
