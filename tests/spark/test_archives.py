@@ -1,14 +1,12 @@
-"""Deploying as docs/deploying.md says: the wheel in a packed environment, on clusters whose own Python has no package of ours."""
+"""Deploying as docs/deploying.md says: the wheel in a packed environment, on a cluster whose own Python has no package of ours."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -57,10 +55,8 @@ def install(python: Path, wheel: Path) -> None:
     run(*pip, "check")
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed_environment(home: Path) -> Path:
     """A packed environment with the wheel of this checkout."""
-    home = tmp_path_factory.mktemp("packed")
     sources = home / "sources"  # a build writes beside its sources
     sources.mkdir()
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
@@ -72,23 +68,6 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed = home / "environment.tar.gz"
     run(sys.executable, "-m", "venv_pack", "--compress-level", 1, "-p", home / "environment", "-o", packed)
     return packed
-
-
-@contextlib.contextmanager
-def local_cluster(home: Path) -> Iterator[str]:
-    """Executors that a driver starts beside itself, in directories below its Spark."""
-    yield "local-cluster[2,1,1024]"
-
-
-@contextlib.contextmanager
-def standalone(home: Path) -> Iterator[str]:
-    """A master and two workers whose own Python is the system's."""
-    variables = {"PYTHONPATH": "", "PYSPARK_PYTHON": HOSTS_PYTHON, "PYSPARK_DRIVER_PYTHON": HOSTS_PYTHON}
-    cluster = Cluster(home, [home / "cache"] * 2, variables=[variables] * 2)
-    try:
-        yield cluster.master
-    finally:
-        cluster.close()
 
 
 _JOB = """
@@ -140,24 +119,18 @@ spark.stop()
 """
 
 
-@pytest.mark.parametrize("master_at", [local_cluster, standalone])
-def test_a_packed_environment(
-    tmp_path: Path, archive: Path, master_at: Callable[[Path], AbstractContextManager[str]]
-) -> None:
-    """Joins, reads, SQL functions, streams and managed tables use the package of the archive; the hosts' Python has none."""
+def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Joins, reads, SQL functions, streams and managed tables use the package of the archive; the hosts' Python, of the system, has none."""
+    archive = packed_environment(tmp_path_factory.mktemp("packed"))
     dim = put(tmp_path / "dim.parquet", 1, range(0, 400, 2))
     (tmp_path / "environment").mkdir()
     run("tar", "-xzf", archive, "-C", tmp_path / "environment")  # for the driver, which is a client
     (tmp_path / "job.py").write_text(_JOB)
-    spark = tmp_path / "spark"  # local executors have their directories in it
-    spark.mkdir()
-    for entry in HOME.iterdir():
-        (spark / entry.name).symlink_to(entry)
     conf = tmp_path / "lookupcache.conf"
     conf.write_text(f"lookup.cache.dir = {tmp_path / 'cache'}\n")
     ours = ("PYTHONPATH", "PYSPARK_", "LOOKUPCACHE_", "VIRTUAL_ENV")
     variables = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
-    variables |= {"SPARK_HOME": str(spark), "SPARK_LOCAL_IP": "127.0.0.1", "LOOKUPCACHE_CONF": str(conf)}
+    variables |= {"SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "LOOKUPCACHE_CONF": str(conf)}
     variables["PYSPARK_PYTHON"] = "./environment/bin/python"
     settings = {
         "spark.ui.enabled": "false",
@@ -166,9 +139,14 @@ def test_a_packed_environment(
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
     options = [part for key, text in settings.items() for part in ("--conf", f"{key}={text}")]
-    with master_at(tmp_path) as master:
-        command = [spark / "bin" / "spark-submit", "--master", master, *options, "--archives", f"{archive}#environment"]
-        printed = run(*command, "job.py", dim, f"{tmp_path}/", bool(DATA_SOURCES), cwd=tmp_path, env=variables)
+    hosts = {"PYTHONPATH": "", "PYSPARK_PYTHON": HOSTS_PYTHON, "PYSPARK_DRIVER_PYTHON": HOSTS_PYTHON}
+    cluster = Cluster(tmp_path, [tmp_path / "cache"] * 2, variables=[hosts] * 2)
+    try:
+        command = [HOME / "bin" / "spark-submit", "--master", cluster.master, *options]
+        command += ["--archives", f"{archive}#environment", "job.py", dim, f"{tmp_path}/", bool(DATA_SOURCES)]
+        printed = run(*command, cwd=tmp_path, env=variables)
+    finally:
+        cluster.close()
     found = dict(line.split(" ", 1) for line in printed.splitlines() if line.split(" ")[0].isupper())
     executors = found.pop("EXECUTORS").split()
     assert len(executors) == 2, executors

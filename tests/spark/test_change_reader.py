@@ -47,27 +47,24 @@ def consumed(reader: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -
 
 
 @needs(STREAM_LIMITS)
-@pytest.mark.parametrize(
-    ("limit", "most", "sizes"),
-    [
+def test_limits_of_a_micro_batch(table: LookupTable) -> None:
+    """It takes whole commits within its limit, and one at least."""
+    for number in range(4):
+        table.write(rows(number, 100 + number))
+    for limit, most, sizes in (
         ("rows", "4", [4, 4]),
         ("rows", "5", [4, 4]),
         ("files", "3", [6, 2]),
         ("bytes", "1 GiB", [8]),
         ("bytes", "1", [2, 2, 2, 2]),
-    ],
-)
-def test_limits_of_a_micro_batch(table: LookupTable, limit: str, most: str, sizes: list[int]) -> None:
-    """It takes whole commits within its limit, and one at least."""
-    for number in range(4):
-        table.write(rows(number, 100 + number))
-    reader = reader_of(table, start="1", **{f"max_{limit}_per_trigger": most})
-    batches, start = [], reader.initialOffset()
-    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
-        batches.append(consumed(reader, start, end))
-        start = end
-    assert [len(ids) for ids in batches] == sizes
-    assert sorted(itertools.chain(*batches)) == [0, 1, 2, 3, 100, 101, 102, 103]
+    ):
+        reader = reader_of(table, start="1", **{f"max_{limit}_per_trigger": most})
+        batches, start = [], reader.initialOffset()
+        while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+            batches.append(consumed(reader, start, end))
+            start = end
+        assert [len(ids) for ids in batches] == sizes, (limit, most)
+        assert sorted(itertools.chain(*batches)) == [0, 1, 2, 3, 100, 101, 102, 103]
 
 
 def test_where_a_stream_begins(table: LookupTable) -> None:
@@ -79,18 +76,15 @@ def test_where_a_stream_begins(table: LookupTable) -> None:
         assert consumed(reader, reader.initialOffset(), reader.latestOffset()) == ids
 
 
-@pytest.mark.parametrize("limit", ["rows", "files", "bytes"])
 def test_limits_of_a_micro_batch_need_a_spark_that_has_them(
-    table: LookupTable, limit: str, monkeypatch: pytest.MonkeyPatch
+    table: LookupTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elsewhere a stream with a limit fails when it begins, naming the option and both versions."""
-    option = f"max_{limit}_per_trigger"
-    if STREAM_LIMITS:
-        reader_of(table, **{option: "5"})
     monkeypatch.setattr(change_stream, "STREAM_LIMITS", dataclasses.replace(STREAM_LIMITS, present=False))
-    words = f"lookup.stream.max-{limit}-per-trigger needs limits of micro-batches .Spark 4.2.*{pyspark.__version__}.*: without it"
-    with pytest.raises(NotSupportedError, match=words):
-        reader_of(table, **{option: "5"})
+    for limit in ("rows", "files", "bytes"):
+        words = f"max-{limit}-per-trigger needs limits of micro-batches .Spark 4.2.*{pyspark.__version__}.*: without it"
+        with pytest.raises(NotSupportedError, match=words):
+            reader_of(table, **{f"max_{limit}_per_trigger": "5"})
     reader_of(table)
 
 

@@ -9,7 +9,7 @@ import logging
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup
 from pyspark_lookup.spark import join, reading
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.spark.lookup_pass import estimated_rows
-from tests.support.fuzzing import by_day
 from tests.support.lookup_service import options_of
 from tests.support.spark_tables import (
     MODES,
@@ -31,7 +30,6 @@ from tests.support.spark_tables import (
     catalog_options,
     conf,
     events,
-    load,
     put,
     running,
     said_by,
@@ -57,20 +55,18 @@ def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = 
     return lookup_join(facts, None, "id", how, options=options)
 
 
-@pytest.mark.parametrize(
-    ("properties", "size"),
-    [
-        ({"spark.master": "local[2]", "spark.driver.memory": "2g", "spark.executor.memory": "9g"}, 2**28),
-        ({"spark.master": "spark://host:7077", "spark.driver.memory": "2g", "spark.executor.memory": "4096"}, 2**29),
-        ({"spark.master": "yarn"}, 2**27),
-        ({"spark.master": "yarn", "spark.executor.memory": "64GB"}, 2**31 - 16),
-    ],
-)
-def test_what_spark_can_take_as_one_row(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], size: int) -> None:
+def test_what_spark_can_take_as_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """An eighth of the memory of the JVM that the rows go to, as a task is told."""
-    context = types.SimpleNamespace(get=lambda: types.SimpleNamespace(getLocalProperty=properties.get))
-    monkeypatch.setattr(reading, "TaskContext", context)
-    assert reading.largest_row() == size
+    for master, driver, executor, size in (
+        ("local[2]", "2g", "9g", 2**28),
+        ("spark://host:7077", "2g", "4096", 2**29),
+        ("yarn", None, None, 2**27),
+        ("yarn", None, "64GB", 2**31 - 16),
+    ):
+        properties = {"master": master, "driver.memory": driver, "executor.memory": executor}
+        local = types.SimpleNamespace(getLocalProperty=lambda name, of=properties: of.get(name.removeprefix("spark.")))
+        monkeypatch.setattr(reading, "TaskContext", types.SimpleNamespace(get=lambda local=local: local))
+        assert reading.largest_row() == size
 
 
 @pytest.mark.nightly
@@ -119,12 +115,10 @@ def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str
             spark.table(name).collect()
 
 
-@pytest.mark.parametrize("kind", ["cities", "async_cities"])
-def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
+def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A join to a provider asks it for the different keys of a batch, once while they are cached and not invalidated; so does a SQL function."""
-    options = options_of(tmp_path, kind)
-    if kind == "async_cities":
-        options |= {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
+    limits = {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
+    options = options_of(tmp_path, "async_cities", **limits)
     joined = enriched(spark, "1, 2, 3, NULL, 1", options)
     assert joined.collect() == [(1, "Oslo"), (2, "Bergen"), (3, None), (None, None), (1, "Oslo")]
     assert enriched(spark, "3, 2, 1", options, "inner").collect() == [(2, "Bergen"), (1, "Oslo")]
@@ -178,24 +172,6 @@ def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) ->
     rows = spark.table("unresolved").orderBy("batch").collect()
     assert [row.version for row in rows] == [1, 1, 1, None, None, None, 3, 3, 3]
     assert ["UfsNotFoundError" in str(row.lookup_error) for row in rows] == [row.version is None for row in rows]
-
-
-@needs(DATA_SOURCES)
-def test_options_that_a_table_has_for_other_uses(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """What is stored with a table, or given with a LookupTable, for writes, joins or the files that it had once, fails no read of it."""
-    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.mode": "upsert", "lookup.on-error": "FAIL"}
-    (tmp_path / "dim").mkdir()
-    (tmp_path / "dim" / "a.csv").write_text("id,version\n1,1\n")
-    spark.sql(f"CREATE TABLE {name} {catalog_options(tmp_path / 'dim', options)}")
-    (tmp_path / "dim" / "a.csv").unlink()
-    put(tmp_path / "dim" / "a.parquet", 7)
-    tables: dict[Strategy, Any] = {"cache": name, "broadcast": LookupTable(str(tmp_path / "dim"), options)}
-    for strategy, table in tables.items():
-        assert lookup_join(spark.range(1), table, "id", strategy=strategy).collect()[0].version == 7
-    register_lookup(spark, f"{name}_of", name, "id")
-    assert spark.sql(f"SELECT {name}_of(1L).version FROM {name} LIMIT 1").collect() == [(7,)]
-    with LookupTable.for_name(spark, name) as again:
-        assert again.scan(["version"]).num_rows == 10
 
 
 # --- strategies ----------------------------------------------------------------------------------
@@ -310,71 +286,52 @@ def test_what_auto_goes_by(
 
 VALIDITY = {"lookup.valid-from": "valid_from", "lookup.valid-to": "valid_to"}
 TIMES = {
-    "instant": (pa.timestamp("us", "UTC"), 86_400_000_000),
-    "local": (pa.timestamp("us"), 86_400_000_000),
-    "date": (pa.date32(), 1),
-    "number": (pa.int64(), 1),
+    "instant": "timestamp_seconds({} * 86400)",
+    "local": "CAST(timestamp_seconds({} * 86400) AS TIMESTAMP_NTZ)",
+    "date": "date_from_unix_date(CAST({} AS INT))",
+    "number": "{}",
 }
+"""Of each type the time so many units after the first."""
 
 
-def times(values: Iterable[int | None], kind: str) -> pa.Array:
-    """Times of a kind, so many units after the first."""
-    form, unit = TIMES[kind]
-    numbers = [None if value is None else value * unit for value in values]
-    return pa.array(numbers, pa.int32() if kind == "date" else pa.int64()).cast(form)
-
-
-def history(seed: int, kind: str, overlaps: bool) -> pa.Table:
+def history(overlaps: bool) -> list[tuple[int, int | None, int | None, str]]:
     """Rows of 60 keys with gaps, nulls on both ends, and overlaps if wanted; a key's rows begin at different times."""
-    draw = random.Random(seed)
-    found: list[tuple[int, int | None, int | None, str]] = []
+    draw, rows = random.Random(1), list[tuple[int, int | None, int | None, str]]()
     for key in range(60):
         ends = sorted(draw.sample(range(30), draw.randrange(1, 7)))
         for number, (start, end) in enumerate(itertools.pairwise(ends)):
             first = number == 0 and draw.random() < 0.3
             last = number == len(ends) - 2 and draw.random() < 0.4
             length = end - start + (draw.randrange(5) if overlaps else -draw.randrange(2))
-            found.append((key, None if first else start, None if last else start + length, f"{key}-{number}"))
-    draw.shuffle(found)
-    ids, since, until, names = zip(*found, strict=True)
-    return pa.table({"id": ids, "valid_from": times(since, kind), "valid_to": times(until, kind), "name": names})
+            rows.append((key, None if first else start, None if last else start + length, f"{key}-{number}"))
+    draw.shuffle(rows)
+    return rows
 
 
-def moments(spark: SparkSession, home: Path, seed: int, kind: str) -> DataFrame:
-    draw, numbers = random.Random(seed), range(2000)
-    ids = pa.array([None if draw.random() < 0.05 else draw.randrange(70) for _ in numbers], pa.int64())
-    at = times([None if draw.random() < 0.1 else draw.randrange(30) for _ in numbers], kind)
-    facts = saved(home / f"facts-{seed}.parquet", pa.table({"event": numbers, "id": ids, "at": at}))
-    found = spark.read.parquet(str(facts))
-    return found.withColumn("at", found["at"].cast("timestamp_ntz")) if kind == "local" else found
+def moments(spark: SparkSession, time: str) -> DataFrame:
+    key, at = "nullif(event * 7 % 73, 72)", "nullif(event * 11 % 31, 30)"
+    return spark.range(2000).selectExpr("id AS event").selectExpr("event", f"{key} AS id", f"{time.format(at)} AS at")
 
 
-def by_range(found: DataFrame, table: DataFrame, how: str) -> DataFrame:
-    """Spark's own answer: of the rows that are valid the one that begins last."""
-    right = table.withColumnRenamed("id", "key")
-    begun = right.valid_from.isNull() | (right.valid_from <= found["at"])
-    ended = right.valid_to.isNull() | (found["at"] < right.valid_to)
-    rows = found.join(right, (found.id == right.key) & found["at"].isNotNull() & begun & ended, how)
-    return rows.groupBy("event", found.id, "at").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
-
-
-@pytest.mark.parametrize(("kind", "mode"), by_day(itertools.product(TIMES, MODES), 4))
-def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str) -> None:
+@pytest.mark.parametrize(("kind", "mode", "how"), [*zip(TIMES, [*MODES, "full"], ["left", "inner"] * 2, strict=True)])
+def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str, how: str) -> None:
     """Generated histories with gaps and nulls: what Spark's join on ranges gives. Where two rows are valid at once: an error that
     names the key, or the one that is valid since later."""
-    facts, options = moments(spark, tmp_path, 2, kind), {**MODES[mode], **VALIDITY}
-    for overlaps, how in ((False, "left"), (True, "inner")):
-        path = str(tmp_path / how)
-        table = LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")})
-        table.write(history(1, kind, overlaps))
-        if overlaps:
-            with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid.*id = \d+ at "):
-                lookup_join(facts, path, "id", as_of="at", options=options).collect()
-            options["lookup.overlap"] = "NEWEST"
-        joined = lookup_join(facts, path, "id", how=how, columns=["name"], as_of="at", options=options)
-        answers = (rows.select("event", "name") for rows in (joined, by_range(facts, load(spark, path), how)))
-        ours, theirs = (sorted(map(tuple, rows.collect())) for rows in answers)
-        assert ours == theirs
+    path, options = str(tmp_path / "dim"), {**MODES[mode], **VALIDITY}
+    rows = spark.createDataFrame(history(how == "inner"), "id LONG, since LONG, until LONG, name STRING")
+    since, until = (TIMES[kind].format(column) for column in ("since", "until"))
+    rows.selectExpr("id", f"{since} AS valid_from", f"{until} AS valid_to", "name").coalesce(1).write.parquet(path)
+    facts = moments(spark, TIMES[kind])
+    if how == "inner":
+        with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid.*id = \d+ at "):
+            lookup_join(facts, path, "id", as_of="at", options=options).collect()
+        options["lookup.overlap"] = "NEWEST"
+    ours = lookup_join(facts, path, "id", how=how, columns=["name"], as_of="at", options=options)
+    valid = "(valid_from IS NULL OR valid_from <= at) AND (valid_to IS NULL OR at < valid_to)"
+    ranges = sf.expr(f"id = key AND at IS NOT NULL AND {valid}")
+    theirs = facts.join(spark.read.parquet(path).withColumnRenamed("id", "key"), ranges, how)
+    theirs = theirs.groupBy("event").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
+    assert sorted(map(tuple, ours.select("event", "name").collect())) == sorted(map(tuple, theirs.collect()))
 
 
 def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
@@ -384,7 +341,7 @@ def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     table = LookupTable(path, {"lookup.keys": "id,valid_from", "lookup.cache.dir": str(tmp_path / "c")})
 
     def row(since: int, until: int | None, city: str) -> pa.Table:
-        return pa.table({"id": [1], "valid_from": [since], "valid_to": times([until], "number"), "city": [city]})
+        return pa.table({"id": [1], "valid_from": [since], "valid_to": pa.array([until], pa.int64()), "city": [city]})
 
     table.write(row(0, None, "Rome"))
     (tmp_path / "in").mkdir()
@@ -407,12 +364,9 @@ def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
 def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
     """Without the columns' names, by a column that is not there, of another type, or broadcast: errors when it is called."""
     path = str(tmp_path / "t")
-    LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}).write(history(1, "date", False))
-    found = (
-        moments(spark, tmp_path, 2, "date")
-        .withColumn("text", sf.lit("x"))
-        .withColumn("instant", sf.current_timestamp())
-    )
+    rows = "id", "current_date() AS valid_from", "current_date() AS valid_to", "'a' AS name"
+    spark.range(1).selectExpr(*rows).write.parquet(path)
+    found = moments(spark, TIMES["date"]).selectExpr("*", "'x' AS text", "now() AS instant")
     for as_of, more, words in (
         ("at", {}, "argument as_of needs the table's columns"),
         ("then", VALIDITY, "no column 'then'"),
@@ -464,14 +418,18 @@ def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) 
     path, options = str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "cache")}
     spark.range(3).coalesce(1).write.parquet(path)
     df = spark.range(3)
+    views = {
+        "whole_view": "SELECT * FROM of_lookups",
+        "part_view": "SELECT * FROM of_lookups WHERE id > 1",
+        "with_view": "SELECT * FROM of_lookups WITH ('lookup.where' 'id > 1')",
+        "other_view": "SELECT * FROM range(3)",
+    }
     spark.sql(f"CREATE TABLE of_lookups USING lookupcache OPTIONS (path '{path}')")
     spark.sql(f"CREATE TABLE of_parquet USING parquet LOCATION '{path}'")
-    spark.sql("CREATE TEMPORARY VIEW with_view AS SELECT * FROM of_lookups WITH ('lookup.where' 'id > 1')")
-    spark.read.option("lookup.where", "id > 1").table("of_lookups").createOrReplaceTempView("read_view")
-    spark.sql("CREATE TEMPORARY VIEW part_view AS SELECT * FROM of_lookups WHERE id > 1")
-    spark.table("of_lookups").createOrReplaceTempView("whole_view")
-    df.createOrReplaceTempView("other_view")
     try:
+        for name, query in views.items():
+            spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS {query}")
+        spark.read.option("lookup.where", "id > 1").table("of_lookups").createOrReplaceTempView("read_view")
         assert lookup_join(df, "whole_view", "id", "inner", options=options).count() == 3
         for name in ("part_view", "with_view", "read_view", "other_view"):
             with pytest.raises(OptionError, match=f"^{name} is a view, .* lookup.where .* managed table"):
@@ -479,7 +437,7 @@ def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) 
         with pytest.raises(OptionError, match=r"^table of_parquet is not of the format lookupcache: give the path"):
             lookup_join(df, "of_parquet", "id", options=options)
     finally:
-        for name in ("whole_view", "part_view", "with_view", "read_view", "other_view"):
+        for name in (*views, "read_view"):
             spark.catalog.dropTempView(name)
         for name in ("of_lookups", "of_parquet"):
             spark.sql(f"DROP TABLE IF EXISTS {name}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,19 +30,16 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(params=[pytest.param("a source", marks=pytest.mark.nightly), "tasks"])
 def reading(request: pytest.FixtureRequest) -> Iterator[None]:
-    ways: dict[str, Callable[[], AbstractContextManager[None]]] = {
-        "a source": nullcontext,
-        "tasks": lambda: without(DATA_SOURCES),
-    }
-    with ways[request.param]():
+    with without(*[DATA_SOURCES] * (request.param == "tasks")):
         yield
 
 
-def versions(path: Path, count: int) -> None:
+def versions(path: Path, count: int, first: int = 0) -> None:
     """Files of a directory, each a task of its own with the smallest split size."""
     for number in range(count):
         fill = random.Random(number).randbytes(2**20)
-        saved(path / f"{number}.parquet", {"id": [number], "version": [number], "fill": [fill]})
+        version = first + number
+        saved(path / f"{version}.parquet", {"id": [number], "version": [version], "fill": [fill]})
 
 
 @pytest.mark.usefixtures("reading")
@@ -60,15 +56,8 @@ def test_rows_columns_and_versions(spark: SparkSession, tmp_path: Path) -> None:
     assert [tuple(row) for row in some.collect()] == [(1,)]
     files = read_table(spark, tmp_path / "dim", {"lookup.view": "files"})
     assert files.count() == 5
-    assert read_table(spark, tmp_path / "dim", {"Lookup.View": "FILES"}).count() == 5
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("reading")
-def test_metrics_of_each_host(spark: SparkSession, tmp_path: Path) -> None:
-    """Of the tasks that are asked, one answers for its host, in each query anew."""
-    metrics = read_table(spark, put(tmp_path / "dim.parquet", 1), {"lookup.view": "metrics"})
-    for _ in range(2):
+    metrics = read_table(spark, tmp_path / "dim", {"Lookup.View": "METRICS"})
+    for _ in range(2):  # of the tasks that are asked, one answers for its host, in each query anew
         assert metrics.where("name = 'ufsListCount'").count() == 1
 
 
@@ -92,18 +81,24 @@ def test_a_join_of_all_rows_and_a_lookup(spark: SparkSession, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("reading")
 def test_managed_tables(spark: SparkSession, tmp_path: Path) -> None:
-    """An earlier version, changes, and rows without a call to the store for what this host knows."""
+    """An earlier version; and changes of the named columns, which all tasks read up to the commit that was the newest one when the read
+    was planned."""
     table = LookupTable(tmp_path / "t", {"lookup.keys": "id"})
-    table.write(pa.table({"id": [1, 2], "v": ["a", "b"]}))
 
+    def read(**options: str) -> list[tuple[object, ...]]:
+        rows = read_table(spark, tmp_path / "t", {f"lookup.{key}": text for key, text in options.items()})
+        return sorted(map(tuple, rows.collect()))
+
+    table.write(pa.table({"id": [1, 2], "v": ["a", "b"]}))
+    options = {"lookup.changes-from": "1", "lookup.columns": "id"}
+    changes = read_table(spark, tmp_path / "t", options)
+    expected = sorted(tuple(row)[:2] for row in changes.select("*").collect())
+    assert expected == [(1, "insert"), (2, "insert")]
     table.upsert([{"id": 2, "v": "c"}])
-    assert sorted(map(tuple, read_table(spark, tmp_path / "t").collect())) == [(1, "a"), (2, "c")]
-    assert sorted(map(tuple, read_table(spark, tmp_path / "t", {"lookup.version": "4"}).collect())) == [
-        (1, "a"),
-        (2, "b"),
-    ]
-    changes = read_table(spark, tmp_path / "t", {"lookup.view": "changes", "lookup.changes-from": "1"})
-    assert changes.count() >= 3
+    assert (read(), read(version="4")) == ([(1, "a"), (2, "c")], [(1, "a"), (2, "b")])
+    assert read_table(spark, tmp_path / "t", options).count() == 4
+    if not features.DATA_SOURCES:
+        assert sorted(tuple(row)[:2] for row in changes.select("*").collect()) == expected
 
 
 @pytest.mark.usefixtures("reading")
@@ -199,10 +194,9 @@ def test_hosts_do_not_mix_versions(tmp_path: Path) -> None:
     (token,) = next(resolve(iter(()))).column("version").to_pylist()
     assert planned.tasks == 3
     assert _rows_of_host(here, planned, [0], token) == [0]
-    for number, file in enumerate(sorted((tmp_path / "dim").iterdir())):
+    for file in (tmp_path / "dim").iterdir():
         file.unlink()
-        fill = random.Random(number).randbytes(2**20)
-        saved(tmp_path / "dim" / f"new-{number}.parquet", {"id": [number], "version": [number + 10], "fill": [fill]})
+    versions(tmp_path / "dim", 3, first=10)
     with pytest.raises(VersionGoneError):
         _rows_of_host(there, planned, [1, 2], token)
 
@@ -213,18 +207,3 @@ def test_hosts_cut_files_alike(tmp_path: Path) -> None:
     planned = load._plan({"path": str(tmp_path / "dim"), "lookup.scan.split-size": "1 MiB"})
     assert planned.options["lookup.scan.split-size"] == str(2**20)
     assert "lookup.scan.split-size" not in load._plan({"path": str(tmp_path / "dim")}).options
-
-
-@pytest.mark.usefixtures("reading")
-def test_changes_end_at_one_commit(spark: SparkSession, tmp_path: Path) -> None:
-    """All tasks read the changes up to the commit that was the newest one when the read was planned, and only the named columns."""
-    table = LookupTable(tmp_path / "t", {"lookup.keys": "id"})
-    table.write(pa.table({"id": [1, 2], "v": ["a", "b"]}))
-    options = {"lookup.changes-from": "1", "lookup.columns": "id"}
-    changes = read_table(spark, tmp_path / "t", options)
-    expected = sorted(tuple(row)[:2] for row in changes.select("*").collect())
-    assert expected == [(1, "insert"), (2, "insert")]
-    if not features.DATA_SOURCES:
-        table.write(pa.table({"id": [3], "v": ["c"]}))
-        assert sorted(tuple(row)[:2] for row in changes.select("*").collect()) == expected
-        assert read_table(spark, tmp_path / "t", options).count() == 3

@@ -148,7 +148,9 @@ def test_keys_that_the_table_names(spark: SparkSession, tmp_path: Path, files: d
     """Without `on` a lookup is by the keys of a catalog table, of a managed table's log, or of the options, in columns of the same names."""
     df = spark.read.parquet(files["facts"]).select("ID", "code")
     wanted = by_spark(df, files["few"], ["id", "code"], columns=["label"])
-    spark.sql(f"CREATE TABLE {name} {catalog_options(files['few'], {'lookup.keys': 'code, id'})}")
+    spark.sql(
+        f"CREATE TABLE {name} {catalog_options(files['few'], {'lookup.keys': 'code, id', 'lookup.write.mode': 'upsert'})}"
+    )
     keyed = LookupTable(files["few"], {"lookup.keys": "id,code"})
     for table, options in ((name, {}), (keyed, {}), (files["few"], {"lookup.keys": "id, code"})):
         for strategy in ("cache", "broadcast"):
@@ -198,7 +200,6 @@ def test_chains_that_meet(spark: SparkSession, tmp_path: Path) -> None:
 def test_chains_in_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
     """A lookup that is built after a write sees it, also in one pass with a lookup that was built before."""
     path = put(tmp_path / "dim.parquet", 1)
-    (tmp_path / "events").mkdir()
     events(tmp_path / "events", 0, range(2))
     versions: list[Any] = []
 

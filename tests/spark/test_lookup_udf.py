@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import datetime
 import decimal
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pyspark_lookup import lookup_join, register_lookup
 from pyspark_lookup.errors import NotSupportedError, SchemaError
 from pyspark_lookup.spark.lookup_udf import arrow_frame, arrow_series, plain_key
-from tests.support.spark_tables import Calls, put, saved
+from tests.support.spark_tables import Calls, conf, put, saved
 from tests.support.sparks import ARROW_UDFS, SQL_FUNCTIONS, without
 
 if TYPE_CHECKING:
@@ -43,22 +42,31 @@ EXTREMES = {
 }
 
 
-def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path) -> None:
-    """They are found among nulls, in a session time zone whose clocks change; each column is looked up by itself."""
+EXACT = {"l": 2**53 - 1, "x": b"\xff", "s": "ö", "e": -1, "m": decimal.Decimal("-1E-10"), "b": True}
+"""Keys of a plain function, of types that pandas does not change."""
+
+
+def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """They are found among nulls, in a session time zone whose clocks change, each column by itself; and so are those of a plain function."""
     rows = {column: pa.array([*keys, None], kind) for column, (kind, keys) in EXTREMES.items()}
     facts = spark.read.parquet(str(saved(tmp_path / "facts.parquet", pa.table({**rows, "own": [0, 1, 2, 3]}))))
-    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    try:
-        with without(ARROW_UDFS):
-            for column, keys in rows.items():
-                table = pa.table({column: keys.slice(0, 3), "place": [0, 1, 2]})
-                path = saved(tmp_path / f"{column}.parquet", table)
-                facts = lookup_join(facts, str(path), column, prefix=f"{column}_", strategy="cache")
-        answers = facts.select("own", *(f"{column}_place" for column in rows)).collect()
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-    for row in answers:
-        assert [*row][1:] == [row.own if row.own < 3 else None] * len(rows)
+    exact = {column: pa.array([key, None], EXTREMES.get(column, [None])[0]) for column, key in EXACT.items()}
+    others = saved(tmp_path / "exact.parquet", pa.table({**exact, "own": [0, 1]}))
+    spark.read.parquet(str(others)).createOrReplaceTempView(f"{name}_facts")
+    with conf(spark, "spark.sql.session.timeZone", "America/New_York"), without(ARROW_UDFS):
+        for column, keys in rows.items():
+            table = pa.table({column: keys.slice(0, 3), "place": [0, 1, 2]})
+            path = saved(tmp_path / f"{column}.parquet", table)
+            facts = lookup_join(facts, str(path), column, prefix=f"{column}_", strategy="cache")
+        for row in facts.select("own", *(f"{column}_place" for column in rows)).collect():
+            assert [*row][1:] == [row.own if row.own < 3 else None] * len(rows)
+    with without(SQL_FUNCTIONS, ARROW_UDFS):
+        for column, keys in exact.items():
+            path = saved(tmp_path / f"exact_{column}.parquet", pa.table({column: keys.slice(0, 1), "place": [0]}))
+            register_lookup(spark, f"{name}_{column}", str(path), column)
+        calls = ", ".join(f"{name}_{column}({column}).place" for column in EXACT)
+        for row in spark.sql(f"SELECT own, {calls} FROM {name}_facts").collect():
+            assert [*row][1:] == [None if row.own else 0] * len(EXACT)
 
 
 def test_intervals_as_keys(spark: SparkSession, tmp_path: Path) -> None:
@@ -83,18 +91,6 @@ def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
     with without(ARROW_UDFS):
         joined = lookup_join(facts, str(path), "s", strategy="cache")
     assert sorted(str(row.place) for row in joined.select("place").collect()) == ["0", "None", "None"]
-
-
-def test_an_answer_stays_arrow() -> None:
-    """pyarrow takes the array itself, without a copy; what PySpark would convert value by value stays as it is."""
-    answers = pa.array([[{"a": 1}], None], pa.list_(pa.struct([("a", pa.int32())])))
-    series = arrow_series(answers)
-    assert isinstance(series, pd.Series)
-    assert len(series) == 2
-    converted = series.apply(lambda _: 1 / 0)
-    assert pa.Array.from_pandas(converted, type=answers.type).equals(answers)
-    wider = pa.list_(pa.struct([("a", pa.int64())]))
-    assert pa.Array.from_pandas(series, type=wider).type == wider
 
 
 def test_a_function_of_single_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
@@ -134,30 +130,6 @@ def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> Non
         assert {row.k: [item.version for item in row.r] for row in lists} == {
             1: [version], 2: [version], 99: [], None: []
         }  # fmt: skip
-
-
-PLAIN_KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
-    "number": (pa.int64(), [2**53 - 1, 1]),
-    "label": (pa.string(), ["ö", ""]),
-    "bytes": (pa.binary(), [b"\xff", b""]),
-    "flag": (pa.bool_(), [True, False]),
-    "day": (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]),
-    "amount": (pa.decimal128(38, 2), [decimal.Decimal("9" * 36 + ".99"), decimal.Decimal("-0.01")]),
-}
-
-
-@pytest.mark.usefixtures("plain")
-def test_keys_of_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Keys of each type that pandas does not change are found, among nulls."""
-    rows = pa.table({kind: pa.array([*keys, None], arrow) for kind, (arrow, keys) in PLAIN_KEYS.items()})
-    facts = saved(tmp_path / "facts.parquet", rows.append_column("own", [[0, 1, 2]]))
-    for kind in PLAIN_KEYS:
-        path = saved(tmp_path / f"{kind}.parquet", rows.select([kind]).slice(0, 2).append_column("place", [[0, 1]]))
-        register_lookup(spark, f"{name}_{kind}", str(path), kind)
-    spark.read.parquet(str(facts)).createOrReplaceTempView(f"{name}_facts")
-    calls = ", ".join(f"{name}_{kind}({kind}).place" for kind in PLAIN_KEYS)
-    for row in spark.sql(f"SELECT own, {calls} FROM {name}_facts").collect():
-        assert [*row][1:] == [row.own if row.own < 2 else None] * len(PLAIN_KEYS)
 
 
 @pytest.mark.usefixtures("plain")
@@ -204,14 +176,7 @@ def test_nested_columns_of_a_plain_function(spark: SparkSession, tmp_path: Path,
     assert rows == {1: spark.read.parquet(str(path)).selectExpr("to_json(struct(v)) AS v").collect()[0].v, 2: "{}"}
 
 
-def test_columns_of_an_answer_stay_arrow() -> None:
-    """Also under another name, and where PySpark would convert their values one by one."""
-    frame = arrow_frame(pa.array([{"l": [1]}, {"l": None}], pa.struct([("l", pa.list_(pa.int32()))])))
-    for column in (frame["l"], frame["l"].rename("other")):
-        assert pa.Array.from_pandas(column.apply(lambda _: 1 / 0)).to_pylist() == [[1], None]
-
-
-PLAIN_ARGUMENTS: list[tuple[pa.DataType, pd.Series[Any], list[Any] | str]] = [
+PLAIN_ARGUMENTS: list[tuple[pa.DataType, Any, list[Any] | str]] = [
     (pa.string(), pd.Series([1.0]), "it is double"),  # Arrow writes 1, Spark 1.0
     (pa.string(), pd.Series([pd.Timestamp("2020-01-01")]), "it is timestamp"),
     (pa.string(), pd.Series([b"\xff"]), "UTF8"),
@@ -227,20 +192,29 @@ PLAIN_ARGUMENTS: list[tuple[pa.DataType, pd.Series[Any], list[Any] | str]] = [
     (pa.bool_(), pd.Series([2]), "it is int64"),
     (pa.date32(), pd.Series([18_262]), "it is int64"),
     (pa.date32(), pd.Series([None, None]), [None, None]),
+    (pa.int64(), pd.DataFrame({"a": [1]}), "it is a struct"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "given", "found"), PLAIN_ARGUMENTS)
-def test_arguments_of_other_types(kind: pa.DataType, given: pd.Series[Any], found: list[Any] | str) -> None:
+def test_arguments_of_other_types() -> None:
     """A number is looked up as a number of another type. What Arrow would convert otherwise than Spark is an error, as is what does not fit."""
-    field = pa.field("k", kind)
-    if isinstance(found, list):
-        assert plain_key("f", field, given).to_pylist() == found
-        return
-    with pytest.raises(SchemaError, match=rf"function f: key 'k' .*{found}"):
-        plain_key("f", field, given)
+    for kind, argument, expected in PLAIN_ARGUMENTS:
+        if isinstance(expected, list):
+            assert plain_key("f", pa.field("k", kind), argument).to_pylist() == expected
+            continue
+        with pytest.raises(SchemaError, match=rf"function f: key 'k' .*{expected}"):
+            plain_key("f", pa.field("k", kind), argument)
 
 
-def test_a_struct_is_no_key() -> None:
-    with pytest.raises(SchemaError, match="it is a struct"):
-        plain_key("f", pa.field("k", pa.int64()), pd.DataFrame({"a": [1]}))
+def test_answers_stay_arrow() -> None:
+    """pyarrow takes the array itself, without a copy, also that of a column of another name; what PySpark would convert value by value stays
+    as it is."""
+    answers = pa.array([[{"a": 1}], None], pa.list_(pa.struct([("a", pa.int32())])))
+    series = arrow_series(answers)
+    frame = arrow_frame(pa.StructArray.from_arrays([answers], ["l"]))
+    assert len(series) == 2
+    for column in (series, frame["l"], frame["l"].rename("other")):
+        converted = column.apply(lambda _: 1 / 0)
+        assert pa.Array.from_pandas(converted, type=answers.type).equals(answers)
+    wider = pa.list_(pa.struct([("a", pa.int64())]))
+    assert pa.Array.from_pandas(series, type=wider).type == wider

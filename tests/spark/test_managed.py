@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import LookupTable, OptionError, lookup_join, register_lookup
+from pyspark_lookup import LookupTable, OptionError, lookup_join
 from pyspark_lookup.spark.source import DefaultSource
 from tests.support.spark_tables import (
     MODES,
@@ -28,13 +27,12 @@ from tests.support.spark_tables import (
     put,
     stream_of,
 )
-from tests.support.sparks import DATA_SOURCES, STREAM_LIMITS, needs
+from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
-    from tests.support.s3server import S3Server
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 
@@ -94,30 +92,6 @@ def test_every_mode(spark: SparkSession, tmp_path: Path) -> None:
         check()
 
 
-def test_own_writes_are_read_in_cache_mode(spark: SparkSession, s3: S3Server) -> None:
-    """A scan, a join and a SQL function planned after a write of this driver, on S3, see it, though the store is not asked again."""
-    s3.client.create_bucket(Bucket="written")
-    storage = {"lookup.storage.endpoint_url": s3.endpoint}
-    path, cache = "s3a://written/t", {**storage, "lookup.metadata.source": "CACHE"}
-    write(spark.range(3).withColumn("v", sf.lit("old")), path, storage)
-    ends = {name: {"lookup.metadata.sync-interval": "-1"} for name in ("none", "partial")}
-    ends["full"] = {"lookup.full-cache.periodic-reload.interval": "1 h"}
-    modes = {name: {**mode, **cache, **ends[name]} for name, mode in MODES.items()}
-
-    def joined(options: dict[str, str]) -> list[Any]:
-        return [row.v for row in lookup_join(spark.range(5), path, "id", options=options).orderBy("id").collect()]
-
-    for options in modes.values():
-        assert joined(options) == ["old"] * 3 + [None] * 2
-    write(spark.range(3, 5).withColumn("v", sf.lit("new")), path, storage)
-    for options in modes.values():
-        assert joined(options) == ["old"] * 3 + ["new"] * 2
-    for mode in ("none", "full"):
-        assert load(spark, path, {**modes[mode], "lookup.keys": "id"}).count() == 5
-    register_lookup(spark, "own_writes", path, "id", options=modes["partial"])
-    assert spark.sql("SELECT own_writes(4).v").collect() == [("new",)]
-
-
 def failing(spark: SparkSession, partitions: int, attempts: int) -> DataFrame:
     """1,000 rows; the task of one partition dies in its first attempts, after it has put files."""
 
@@ -149,13 +123,8 @@ def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
 def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A write refuses what only a read can follow, files of somebody else, which stay as they were, and a store without exclusive
     create; a column that the table does not have, unless it is to be added, and one of another type. A plain table is not a stream."""
-    for options, words in (
-        ({"lookup.where": "id = 1"}, "lookup.where is for reads"),
-        ({"lookup.version": "1"}, "lookup.version is for reads"),
-        ({"lookup.format": "csv"}, "lookup.format has no meaning"),
-    ):
-        with pytest.raises(Exception, match=words):
-            write(spark.range(1), tmp_path / "t", options)
+    with pytest.raises(Exception, match=r"lookup\.where is for reads"):
+        write(spark.range(1), tmp_path / "t", {"lookup.where": "id = 1"})
     noted = spark.range(1, 2).withColumn("note", sf.lit("x"))
     write(spark.range(1), tmp_path / "t")
     with pytest.raises(Exception, match=r"no column 'note'.*lookup.write.merge-schema"):
@@ -266,14 +235,14 @@ def rows(*ids: int, name: str = "a") -> pa.Table:
 class Desk:
     """A managed table and the streams that read it."""
 
-    def __init__(self, spark: SparkSession, home: Path, path: str, storage: Mapping[str, str] = NO_OPTIONS) -> None:
-        self.spark, self.home, self.path, self._storage = spark, home, path, storage
+    def __init__(self, spark: SparkSession, home: Path) -> None:
+        self.spark, self.home, self.path = spark, home, str(home / "t")
         own = {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache"), "lookup.write.compact-after": "0"}
-        self.table = LookupTable(path, {**storage, **own})
+        self.table = LookupTable(self.path, own)
         self.table.write(rows())
 
     def stream(self, options: Mapping[str, str] = NO_OPTIONS) -> DataFrame:
-        return self.spark.readStream.format("lookupcache").options(**self._storage, **options).load(self.path)
+        return self.spark.readStream.format("lookupcache").options(**options).load(self.path)
 
     def run(self, options: Mapping[str, str] = NO_OPTIONS, checkpoint: str = "c") -> Batches:
         """The micro-batches of what there is."""
@@ -282,7 +251,7 @@ class Desk:
 
 @pytest.fixture
 def desk(spark: SparkSession, tmp_path: Path) -> Desk:
-    return Desk(spark, tmp_path, str(tmp_path / "t"))
+    return Desk(spark, tmp_path)
 
 
 def test_rows_that_are_added(desk: Desk) -> None:
@@ -341,18 +310,9 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
     assert f'"position": {four}' in str(progress.sources[0].endOffset).replace("'", '"')
 
 
-@needs(STREAM_LIMITS)
-def test_limits(desk: Desk) -> None:
-    """A micro-batch takes whole commits within its limit, from a log position on (more limits: `test_change_reader`)."""
-    for number in range(3):
-        desk.table.write(rows(number, 100 + number))
-    batches = desk.run({"lookup.stream.start": "1", "lookup.stream.max-rows-per-trigger": "5"})
-    assert batches == [[(0, "a"), (1, "a"), (100, "a"), (101, "a")], [(102, "a"), (2, "a")]]
-
-
 def test_where_it_begins(desk: Desk) -> None:
-    """With what comes, also once it is started again; not with another table of the same name. What a stream cannot have is an error that
-    says what works."""
+    """With what comes, also once it is started again (more: `test_change_reader`). What a stream cannot have is an error that says what
+    works."""
     first = desk.table.write(rows(1))
     assert desk.run({"lookup.stream.start": "LATEST"}) == []
     desk.table.write(rows(3))
@@ -372,33 +332,10 @@ def test_where_it_begins(desk: Desk) -> None:
             source.streamReader(source.schema()).initialOffset()
     with pytest.raises(Exception, match=r"needs lookup.changes-from in a batch"):
         load(desk.spark, desk.path, CHANGES).collect()
-    shutil.rmtree(desk.path)
-    LookupTable(desk.path, {"lookup.keys": "id", "lookup.cache.dir": str(desk.home / "other")}).write(rows(5))
-    with pytest.raises(Exception, match="dropped and created anew since this stream began"):
-        desk.run()
 
 
-def test_changes_in_a_batch(desk: Desk) -> None:
-    """Between two versions they are what a stream gives, with the times of their commits (more: `test_change_feed`)."""
-    first = desk.table.write(rows(1, 2))
-    last = desk.table.upsert(rows(2, 3, name="b"))
-    times = {row["version"]: row["committed_at"] for row in desk.table.versions()}
-    changes = load(desk.spark, desk.path, {"lookup.changes-from": first, "lookup.changes-to": last})
-    assert changes.columns == ["id", "name", "_change_type", "_log_position", "_commit_timestamp"]
-    (streamed,) = desk.run({**CHANGES, "lookup.stream.start": str(first - 1)})
-    assert sorted(map(tuple, changes.collect())) == streamed
-    micros = changes.selectExpr("_log_position", "unix_micros(_commit_timestamp)").distinct().collect()
-    assert {row[0]: row[1] for row in micros} == {at: int(times[at].timestamp() * 10**6 + 0.5) for at in (first, last)}
-    open_end = load(desk.spark, desk.path, {**CHANGES, "lookup.changes-from": last}).filter("_change_type = 'insert'")
-    assert [row[:2] for row in open_end.collect()] == [(3, "b")]
-    with pytest.raises(Exception, match=r"lookup.changes-from"):
-        lookup_join(desk.spark.range(3), desk.path, "id", options={"lookup.changes-from": "1"}).collect()
-
-
-def test_columns_and_predicates(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
-    """lookup.columns and lookup.where are those of its rows; the columns of changes are beside them. On S3, too."""
-    s3.client.create_bucket(Bucket="streamed")
-    desk = Desk(spark, tmp_path, "s3://streamed/t", {"lookup.storage.endpoint_url": s3.endpoint})
+def test_columns_and_predicates(desk: Desk) -> None:
+    """lookup.columns and lookup.where are those of its rows; the columns of changes are beside them."""
     desk.table.write(rows(1, 2, 3))
     desk.table.upsert(rows(1, 3, name="b"))
     some = {"lookup.columns": "name", "lookup.where": "id >= 2", "lookup.stream.start": "1"}

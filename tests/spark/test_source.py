@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +20,8 @@ from pyspark.errors import AnalysisException
 from pyspark_lookup import LookupTable, configure, lookup_join, warm
 from pyspark_lookup.core.metrics import COUNTERS
 from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.spark.session import RECOMMENDED
-from tests.support.fakes import FakeClock, make_host
-from tests.support.spark_tables import MODES, Calls, catalog_options, conf, load, put, saved
+from tests.support.spark_tables import Calls, catalog_options, conf, load, put, saved
 from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
@@ -102,7 +99,7 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
     assert metrics["rowsReadCount"] == 300
 
 
-@pytest.mark.parametrize("shape", ["self join", "view twice", "retried task", "many tasks"])
+@pytest.mark.parametrize("shape", ["self join", "retried task", "many tasks"])
 def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: Path, shape: str) -> None:
     """Parts of one execution agree on its version and resolve once, though the table changes right after; so do tasks that resolve
     themselves (`lookup.version-at=READ`)."""
@@ -131,9 +128,6 @@ def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: 
     if shape == "self join":
         query = df.alias("a").join(df.alias("b"), "id").selectExpr("a.version", "b.version AS other")
         query = query.selectExpr("stack(2, version, other) AS version")
-    elif shape == "view twice":
-        df.createOrReplaceTempView("twice")
-        query = spark.sql("SELECT version FROM twice WHERE id > 4 UNION ALL SELECT version FROM twice WHERE id <= 4")
     elif shape == "many tasks":
         query = df.groupBy("version").max("id")
     else:
@@ -176,53 +170,16 @@ def test_shapes_that_leak_pushed_filters_are_right(
     assert calls.since()["rowGroupsPrunedCount"] == 3
 
 
-@pytest.mark.slow
-def test_cold_point_read(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
-    """`lookup.where = 'id = …'` of a large remote file: at most 1 HEAD + 3 GET and 1 MB (and planning's LIST, with one for each kind of table
-    that the bucket may be); then, or for an absent key of the same row group and without Spark: 1 HEAD, 0 GET."""
-    count = 1_000_000
-    ids, noise = np.arange(count) * 3, pa.py_buffer(os.urandom(72 * count))
-    rows = {"id": ids, "name": np.char.add("customer ", ids.astype(str)), "score": ids % 1009}
-    rows["payload"] = pa.FixedSizeBinaryArray.from_buffers(pa.binary(72), count, [None, noise])
-    path = saved(tmp_path / "dim.parquet", rows, group=count // 16)
-    s3.client.create_bucket(Bucket="large")
-    s3.client.upload_file(str(path), "large", "dim.parquet")
-    s3.log.clear()
-    storage = {"lookup.storage.endpoint_url": s3.endpoint}
-    where = {"lookup.columns": "id,name,score", "lookup.where": "id = 1500000"}
-    df = load(spark, "s3://large/dim.parquet", {**storage, **where})
-    lists = 1 + sum(len(source.markers) for source in SOURCES)
-    assert s3.count()["list"] == lists
-    assert [row.name for row in df.collect()] == ["customer 1500000"]
-    counts = s3.count()
-    assert (counts["head"], counts["list"]) == (1, lists)
-    assert (counts["get"] <= 3, counts["bytes"] <= 1_000_000) == (True, True)
-    with LookupTable("s3://large/dim.parquet", storage) as table:
-        table.describe()
-        for ask, found in (
-            (lambda: len(df.collect()), 1),
-            (lambda: table.scan(["name"], "id = 1500000").num_rows, 1),
-            (lambda: table.scan(None, "id = 1500001").num_rows, 0),
-        ):
-            s3.log.clear()
-            assert ask() == found
-            assert s3.count() == {"head": 1, "list": 0, "get": 0, "bytes": 0}
-
-
 # --- catalog, options and schemas -----------------------------------------------------------------
 
 
 MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"lookup.cache": "FULL", "lookup.keys": "nope"}, "option lookup.keys: the table has no column 'nope'"),
-    ({"lookup.full-cache.reload-strategy": "no.such:trigger", "lookup.cache": "FULL"}, "No module named 'no'"),
     ({"lookup.storage.secret": "hunter2"}, "looks like a credential"),
     ({"lookup.columns": "id,nam"}, "the table has no column 'nam'"),
     ({"lookup.where": "upper(id) = 'A'"}, "is not supported; supported are"),
-    ({"lookup.partition": "day=1"}, "no k=v directories"),
-    ({"lookup.create-if-not-exists": "true", "lookup.schema": "id INT"}, "is for CREATE TABLE"),
     ({"lookup.on-error": "NULL"}, "lookup.on-error is for lookup_join and register_lookup"),
     ({"lookup.view": "files", "LOOKUP.write.mode": "upsert"}, "lookup.write.mode is for writes"),
-    ({"lookup.valid-from": "id"}, "lookup.valid-from is for lookup_join with as_of"),
     ({"lookup.view": "files", "lookup.stream.start": "1"}, "lookup.stream.start is for streams of changes"),
 ]
 
@@ -405,27 +362,6 @@ def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) ->
         assert [named.get(3), named.get(9)] == [[{"id": 3, "version": 1}], []]  # lookup.where holds for lookups, too
 
 
-def test_metrics_of_all_hosts(spark: SparkSession, tmp_path: Path) -> None:
-    """Each host that could be reached answers once, whichever tasks ran on it, and whenever it is asked; what a worker counts says
-    which application it works for."""
-    path = put(tmp_path / "dim.parquet", 1)
-    assert lookup_join(spark.range(20), str(path), on="id", options=MODES["partial"]).count() == 20
-    view = load(spark, path, {"lookup.view": "metrics"})
-    for _ in range(2):  # of a DataFrame that is planned once
-        rows = view.collect()
-        assert {row.host for row in rows} == {HOST}
-        assert len({row.name for row in rows}) == len(rows)
-    values = {row.name: row.value for row in rows}
-    assert values["hitCount"] + values["missCount"] == 20
-    assert values["lookupTimeCount"] > 0
-    table = LookupTable(str(path))
-    assert table.metrics()["missCount"] == values["missCount"]
-    assert view.filter("name = 'diskFreeBytes'").first().value > 0
-    workers = table.metrics_by_worker()
-    assert workers
-    assert all(name.startswith(HOST) for name in workers)
-
-
 def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
     """Every cache directory that was reached has the current version then, and says so; what fails is told, too."""
     path = put(tmp_path / "dim" / "a.parquet", 1, range(1000)).parent
@@ -443,27 +379,3 @@ def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
         warm(spark, path, options={"lookup.keyz": "id"})
     with pytest.raises(ValueError, match="tasks = 0"):
         warm(spark, path, tasks=0)
-
-
-def test_an_interval_is_a_promise(spark: SparkSession, tmp_path: Path) -> None:
-    """CACHE mode: the first query waits for a reload that came due while no worker lived; the schedule of a worker that lives makes the
-    next one without any query."""
-    path, host = put(tmp_path / "dim" / "a.parquet", 1).parent, {"lookup.cache.dir": str(tmp_path / "host")}
-    begin_s = time.time()
-    options = {**host, **KEYED, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 s"}
-    parsed = parse_options({**options, "path": str(path)})
-    before = make_host(str(path), tmp_path / "host", FakeClock(begin_s - 2 * 86400))
-    full = before.reader.fulls.get_cache(before.resolver.discover(parsed)[0], parsed)
-    assert full is not None
-    full.reload()
-    put(path / "a.parquet", 2)
-    df = load(spark, path, options)
-    assert versions(df) == {2}
-    table = LookupTable(str(path), host)
-    known = len(table.versions())
-    put(path / "a.parquet", 3)
-    while len(table.versions()) == known:
-        assert time.time() < begin_s + 60, "the schedule does not fire"
-    while versions(df) != {3}:  # once the reload that has found it has ended
-        assert time.time() < begin_s + 60, "the reload does not end"
-    assert table.metrics()["staleServedCount"] == 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
 import uuid
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +12,24 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from pyspark_lookup import LookupTable
 from pyspark_lookup.sources.delta.source import _B85, _Z85
-from tests.support.lake_tables import MODES, roaring
+from tests.support.lake_tables import opened, roaring, sealed
+
+__all__ = [
+    "append_commit",
+    "by_deltalake",
+    "encode_z85",
+    "files_of",
+    "give_vectors",
+    "opened",
+    "vector_of",
+    "vectors_of",
+]
 
 
 def by_deltalake(table: Path, version: int | None = None) -> pa.Table:
     """All rows, as delta-rs reads them."""
     return pa.table(QueryBuilder().register("t", DeltaTable(str(table), version=version)).execute("SELECT * FROM t"))
-
-
-def opened(table: Path, cache: Path, mode: str = "none", keys: str | None = None, **options: Any) -> LookupTable:
-    """A table in a mode of `MODES`, on the host of a cache directory; `options`: as `version=3`."""
-    given = {"lookup.cache.dir": str(cache), **MODES[mode], **({} if keys is None else {"lookup.keys": f"`{keys}`"})}
-    return LookupTable(str(table), given | {f"lookup.{key}": str(value) for key, value in options.items()})
 
 
 def encode_z85(data: bytes) -> str:
@@ -53,7 +55,7 @@ def vectors_of(table: Path, many: Sequence[Sequence[int]], storage: str = "u") -
     for places in many:
         data = roaring(places)
         found.append(_described(storage, data, places) | {"pathOrInlineDv": place, "offset": len(blob)})
-        blob += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+        blob += sealed(data)
     path.write_bytes(blob)
     return found
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
-import struct
 import uuid
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.support.delta_tables import encode_z85
-from tests.support.lake_tables import roaring
+from tests.support.lake_tables import roaring, sealed
 
 HERE = "file:///HERE"
 """Stands in a log for the URL of the directory with the table."""
@@ -172,11 +170,6 @@ def _as_row(action: dict[str, Any]) -> dict[str, Any]:
     if name == "add" and "col-" not in of["stats"]:
         row["stats_parsed"] = json.loads(of["stats"])
     return {name: row}
-
-
-def sealed(data: bytes) -> bytes:
-    """A vector as a file holds it: between its size and its checksum."""
-    return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
 
 def write_world(path: Path, shape: str) -> None:

@@ -6,18 +6,16 @@ import dataclasses
 import functools
 import gzip
 import json
-import struct
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from tests.support.delta_evaluation import checked_values
 from tests.support.iceberg_manifests import Entry, File, Meta, every_field, read_list, read_manifest, spec_of
 from tests.support.iceberg_values import ID_KEYS, Field, Kind, arrow_field, from_json, from_raw, is_nan, ordered
 
@@ -128,7 +126,11 @@ class Oracle:
         for vector, found in self._vectors:
             if found == path:
                 assert vector.sequence >= entry.sequence
-                return set(_places(self.local(vector.file["file_path"]).read_bytes(), vector.file))
+                start, size = vector.file["content_offset"], vector.file["content_size_in_bytes"]
+                data = self.local(vector.file["file_path"]).read_bytes()
+                places = checked_values(data[start : start + size], size - 8)
+                assert len(places) == vector.file["record_count"]
+                return places
         return {
             place
             for delete, rows in self._position_deletes
@@ -209,40 +211,6 @@ def _key(row: Row, paths: Iterable[tuple[int, ...]]) -> tuple[Any, ...]:
             value = "NaN" if is_nan(value) else ordered(value)
         found.append(value)
     return tuple(found)
-
-
-def _places(data: bytes, file: File) -> list[int]:
-    """The positions of a deletion vector, whose bitmap is a 64-bit roaring one."""
-    blob = data[file["content_offset"] :][: file["content_size_in_bytes"]]
-    (size,) = struct.unpack_from(">I", blob)
-    body = blob[4 : 4 + size]
-    assert body[:4] == b"\xd1\xd3\x39\x64"
-    assert struct.unpack_from(">I", blob, 4 + size) == (zlib.crc32(body),)
-    (count,) = struct.unpack_from("<q", body, 4)
-    at, found = 12, []
-    for _ in range(count):
-        (high,) = struct.unpack_from("<I", body, at)
-        places, at = _bitmap(body, at + 4)
-        found += [high << 32 | place for place in places]
-    assert len(found) == file["record_count"]
-    return found
-
-
-def _bitmap(data: bytes, at: int) -> tuple[list[int], int]:
-    """The values of a 32-bit bitmap of arrays and bitmaps, and where it ends. Runs are not what the tests write."""
-    cookie, count = struct.unpack_from("<II", data, at)
-    assert cookie == 12346
-    heads = [struct.unpack_from("<HH", data, at + 8 + 4 * number) for number in range(count)]
-    at, found = at + 8 + 8 * count, []
-    for high, less in heads:
-        if less < 4096:
-            low, size = np.frombuffer(data, "<u2", less + 1, at), 2 * less + 2
-        else:
-            bits = np.frombuffer(data, np.uint8, 8192, at)
-            low, size = np.flatnonzero(np.unpackbits(bits, bitorder="little")), 8192
-        found += [high << 16 | int(value) for value in low]
-        at += size
-    return found, at
 
 
 # --- columns of files -------------------------------------------------------------------------------

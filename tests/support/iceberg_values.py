@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import functools
 import math
-import struct
 import uuid
+from collections.abc import Callable
 from typing import Any
 
-import mmh3
 import pyarrow as pa
+from pyiceberg import conversions
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import IcebergType, PrimitiveType
+from pyiceberg.utils.truncate import truncate_upper_bound_binary_string, truncate_upper_bound_text_string
 
 Kind = Any
 """A type as metadata has it: a text, or a dictionary that describes a struct, list or map."""
@@ -33,15 +37,6 @@ _PLAIN = {
     "timestamptz": pa.timestamp("us", "UTC"),
     "string": pa.string(),
     "binary": pa.binary(),
-}
-_PACKED = {
-    "int": "<i",
-    "long": "<q",
-    "float": "<f",
-    "double": "<d",
-    "date": "<i",
-    "timestamp": "<q",
-    "timestamptz": "<q",
 }
 
 
@@ -123,84 +118,40 @@ def from_json(kind: Kind, value: Any) -> Any:
     return uuid.UUID(value) if kind == "uuid" else value
 
 
-def to_bytes(kind: str, value: Any) -> bytes:
-    """A bound, not truncated; `value` may be raw."""
-    value = raw(kind, value)
-    if kind in _PACKED:
-        return struct.pack(_PACKED[kind], value)
-    if kind == "boolean":
-        return bytes([value])
-    if kind.startswith("decimal"):
-        return _unscaled_bytes(kind, value)
-    return value.encode() if isinstance(value, str) else bytes(value)
+@functools.cache
+def _transform(transform: str, kind: str) -> tuple[Callable[[Any], Any], str]:
+    """What PyIceberg makes of a value, and the type of that."""
+    found, source = parse_transform(transform), _type(kind)
+    return found.transform(source), str(found.result_type(source))
 
 
-def truncated_bounds(kind: str, low: Any, high: Any, length: int = 16) -> tuple[bytes, bytes | None]:
-    """Bounds of which texts and bytes are cut; no upper one, if nothing so short is above."""
-    if isinstance(high, str) and len(high) > length:
-        points = [ord(char) for char in high[:length]]
-        while points and points[-1] == 0x10FFFF:
-            points.pop()
-        if not points:
-            return to_bytes(kind, low[:length]), None
-        points[-1] = 0xE000 if points[-1] == 0xD7FF else points[-1] + 1
-        return to_bytes(kind, low[:length]), "".join(map(chr, points)).encode()
-    if isinstance(high, bytes) and kind == "binary" and len(high) > length:
-        kept = high[:length].rstrip(b"\xff")
-        return low[:length], kept[:-1] + bytes([kept[-1] + 1]) if kept else None
-    if isinstance(low, (str, bytes)) and kind in ("string", "binary"):
-        low = low[:length]
-    return to_bytes(kind, low), to_bytes(kind, high)
+@functools.cache
+def _type(kind: str) -> PrimitiveType:
+    found = IcebergType.handle_primitive_type(kind, lambda _: None)
+    assert isinstance(found, PrimitiveType)
+    return found
 
 
 def result_kind(transform: str, kind: str) -> str:
     """The type of what a transform gives."""
-    name = transform.partition("[")[0]
-    if name in ("identity", "truncate", "void"):
-        return kind
-    return "date" if name == "day" else "int"
+    return _transform(transform, kind)[1]
 
 
 def transformed(transform: str, kind: str, value: Any) -> Any:
     """What a transform gives for a value, raw."""
-    name, _, width = transform.rstrip("]").partition("[")
-    if value is None or name == "void":
-        return None
-    value = raw(kind, value)
-    if name == "identity":
-        return value
-    if name == "bucket":
-        return (mmh3.hash(_hashed(kind, value)) & 0x7FFFFFFF) % int(width)
-    if name == "truncate":
-        return _truncated(kind, value, int(width))
-    at = _EPOCH + (datetime.timedelta(value) if kind == "date" else value * _MICROSECOND)
-    months = (at.year - 1970) * 12 + at.month - 1
-    since = at - _EPOCH
-    hours = since // datetime.timedelta(hours=1)
-    return {"year": at.year - 1970, "month": months, "day": since.days, "hour": hours}[name]
+    return None if value is None else _transform(transform, kind)[0](raw(kind, value))
 
 
-def _truncated(kind: str, value: Any, width: int) -> Any:
-    if isinstance(value, (str, bytes)):
-        return value[:width]
-    if isinstance(value, decimal.Decimal):
-        unscaled = _unscaled(kind, value)
-        return raw(kind, unscaled - unscaled % width)
-    return value - value % width
+def to_bytes(kind: str, value: Any) -> bytes:
+    """A bound, not truncated; `value` may be raw."""
+    return conversions.to_bytes(_type(kind), raw(kind, value))
 
 
-def _hashed(kind: str, value: Any) -> bytes:
-    if kind in ("int", "long", "date", "timestamp", "timestamptz"):
-        return struct.pack("<q", value)
-    return to_bytes(kind, value)
-
-
-def _unscaled(kind: str, value: decimal.Decimal) -> int:
-    return int(value.scaleb(decimal_of(kind)[1], EXACT))
-
-
-def _unscaled_bytes(kind: str, value: decimal.Decimal) -> bytes:
-    """Of a decimal, the fewest bytes that hold it."""
-    unscaled = _unscaled(kind, value)
-    size = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
-    return unscaled.to_bytes(size, "big", signed=True)
+def truncated_bounds(kind: str, low: Any, high: Any, length: int = 16) -> tuple[bytes, bytes | None]:
+    """Bounds of which texts and bytes are cut; no upper one, if nothing so short is above."""
+    if kind == "string":
+        low, high = low[:length], truncate_upper_bound_text_string(high, length)
+        high = high and high.replace("\ud800", "\ue000")  # half of a pair is no character
+    elif kind == "binary":
+        low, high = low[:length], truncate_upper_bound_binary_string(high, length)
+    return to_bytes(kind, low), None if high is None else to_bytes(kind, high)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import struct
 import uuid
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.support.iceberg_definition import Definition
 from tests.support.iceberg_manifests import ADDED, DELETED, EXISTING, Entry, File, spec_of, write_list, write_manifest
 from tests.support.iceberg_oracle import DATA, EQUALITY, PATH_ID, PLACE_ID, POSITION, Oracle, is_vector
 from tests.support.iceberg_values import Field, arrow_field, is_nan, ordered, transformed, truncated_bounds
-from tests.support.lake_tables import roaring
+from tests.support.lake_tables import roaring, sealed
 
 Rows = Sequence[Mapping[str, Any]]
 _ROW_POSITION = 2147483645
@@ -103,8 +102,7 @@ class IcebergTable(Definition):
         blob, blobs, found = b"PFA1", [], []
         for file, some in many:
             places = sorted({*some})
-            body = roaring(places)
-            data = struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+            data = sealed(roaring(places))
             known = {"referenced-data-file": file["file_path"], "cardinality": str(len(places))}
             blobs.append(
                 {"type": "deletion-vector-v1", "fields": [_ROW_POSITION], "snapshot-id": -1, "sequence-number": -1}

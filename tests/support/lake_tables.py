@@ -1,15 +1,17 @@
-"""What tests of Delta and of Iceberg tables share: modes, rows as they compare, calls as they count, roaring bitmaps written by hand."""
+"""What tests of Delta and of Iceberg tables share: modes, rows as they compare, calls as they count, roaring bitmaps."""
 
 from __future__ import annotations
 
 import collections
 import struct
+import zlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap64
 
 from pyspark_lookup import LookupTable
 
@@ -21,6 +23,22 @@ MODES = {
     "full": {"lookup.cache": "FULL"},
 }
 COUNTS = ("ufsHeadCount", "ufsListCount", "ufsGetCount")
+
+
+def opened(
+    table: Path | str,
+    cache: Path,
+    mode: str = "none",
+    keys: str | None = None,
+    catalog: dict[str, str] | None = None,
+    **options: Any,
+) -> LookupTable:
+    """A table in a mode of `MODES`, on the host of a cache directory; `table`: a directory, a metadata.json, or `namespace.name` in a
+    `catalog` of these properties; `options`: as `version=3`."""
+    given = {"lookup.cache.dir": str(cache), **MODES[mode], **({} if keys is None else {"lookup.keys": f"`{keys}`"})}
+    if catalog is not None:
+        given |= {"lookup.catalog": "tests", **{f"lookup.catalog.{name}": value for name, value in catalog.items()}}
+    return LookupTable(str(table), given | {f"lookup.{name}": str(value) for name, value in options.items()})
 
 
 def rows_of(rows: pa.Table) -> Rows:
@@ -43,36 +61,13 @@ def counting(table: LookupTable, act: Callable[[], Any]) -> tuple[int, int, int,
 
 
 def roaring(values: Iterable[int], runs: bool = False) -> bytes:
-    """A 64-bit roaring bitmap in the portable form: containers as arrays or bitmaps, or as `runs`."""
-    every = np.unique(np.array([*values], np.int64))
-    highs = sorted({int(value) for value in every >> 32})
-    parts = [struct.pack("<iq", 1681511377, len(highs))]
-    for high in highs:
-        low = every[every >> 32 == high] & 0xFFFFFFFF
-        keys = sorted({int(value) for value in low >> 16})
-        containers = [(low[low >> 16 == key] & 0xFFFF).astype("<u2") for key in keys]
-        heads = b"".join(struct.pack("<HH", key, len(one) - 1) for key, one in zip(keys, containers, strict=True))
-        bodies = [_container(one, runs) for one in containers]
-        parts.append(struct.pack("<I", high))
-        if runs:
-            flags = np.packbits(np.ones(len(keys), bool), bitorder="little").tobytes()
-            parts.append(struct.pack("<I", 12347 | (len(keys) - 1) << 16) + flags + heads)
-        else:
-            parts.append(struct.pack("<II", 12346, len(keys)) + heads)
-        if not runs or len(keys) >= 4:
-            parts.append(bytes(4 * len(keys)))  # where each begins, which readers may skip
-        parts += bodies
-    return b"".join(parts)
-
-
-def _container(values: Any, runs: bool) -> bytes:
+    """A 64-bit roaring bitmap as tables have it, with `runs` where they are shorter."""
+    bitmap = BitMap64(values)
     if runs:
-        starts = np.flatnonzero(np.diff(values.astype(np.int64), prepend=-2) != 1)
-        lengths = np.diff([*starts, len(values)])
-        pairs = [struct.pack("<HH", values[start], length - 1) for start, length in zip(starts, lengths, strict=True)]
-        return struct.pack("<H", len(pairs)) + b"".join(pairs)
-    if len(values) <= 4096:
-        return bytes(values.tobytes())
-    bits = np.zeros(2**16, bool)
-    bits[values] = True
-    return np.packbits(bits, bitorder="little").tobytes()
+        bitmap.run_optimize()
+    return struct.pack("<i", 1681511377) + bytes(bitmap.serialize())
+
+
+def sealed(data: bytes) -> bytes:
+    """A bitmap as a file holds it: between its size and its checksum."""
+    return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))

@@ -25,7 +25,6 @@ USED = (
     "pyspark_lookup.spark.planning",
     "pyspark_lookup.spark.reading",
     "pyspark_lookup.spark.writer",
-    "tests.support.toy_source",
 )
 
 

@@ -82,11 +82,12 @@ class Calls:
 
 @contextlib.contextmanager
 def conf(spark: SparkSession, key: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(key, None)  # None: not set
     spark.conf.set(key, value)
     try:
         yield
     finally:
-        spark.conf.unset(key)
+        spark.conf.unset(key) if before is None else spark.conf.set(key, before)
 
 
 def events(directory: Path, number: int, keys: range = range(200)) -> None:
