@@ -87,11 +87,9 @@ def raw(kind: Kind, value: Any) -> Any:
         return (value - _DAY).days
     if isinstance(value, uuid.UUID):
         return value.bytes
-    return (
-        decimal.Decimal(value).scaleb(-decimal_of(kind)[1], EXACT)
-        if str(kind).startswith("decimal") and isinstance(value, int)
-        else value
-    )
+    if isinstance(value, decimal.Decimal):
+        return value.quantize(decimal.Decimal(1).scaleb(-decimal_of(kind)[1]), context=EXACT)
+    return value
 
 
 def from_raw(kind: Kind, value: Any) -> Any:
