@@ -137,6 +137,10 @@ class TableKinds:
         retained = last is not None and self._by_kind[last].retained
         return last if options.version.source is MetadataSource.CACHE or retained else None
 
+    def is_new(self, url: str, options: LookupOptions) -> bool:
+        """Whether only the store can tell what is at a path: the path itself does not show it, and this host has never resolved it."""
+        return self.kind_of_url(url) is None and self._last_kind(url, options) is None
+
     def _last_kind(self, url: str, options: LookupOptions) -> str | None:
         kind_by_time: dict[tuple[bool, float], str] = {}
         for kind, source in self._by_kind.items():
@@ -424,6 +428,7 @@ class Resolver:
         self._ufs = ufs
         self._context = context
         self._served_digests: dict[str, str] = {}
+        self._has_discovered = False
         self.kinds = kinds
         self.host = kinds.host
         self.current_versions = CurrentVersions(kinds, context)
@@ -435,8 +440,16 @@ class Resolver:
 
         In CACHE mode there is none for a table that this host knows and whose version is young enough. A path that ends with a slash names
         a directory, even if an object has its name.
+
+        The race: all workers of a new host begin at once. One of them reads the table's log or metadata, and the others find its records.
         """
         url = self._ufs.url_of(options.files.path)
+        is_first = not self._has_discovered and self.kinds.is_new(url, options)
+        self._has_discovered = True
+        with self.host.lock("discover", url, is_first):
+            return self._discover(options, url, patient)
+
+    def _discover(self, options: LookupOptions, url: str, patient: bool) -> tuple[Table, TableVersion]:
         status: FileVersion | Listing | None = None
         url_kind = self.kinds.kind_of_url(url)
         kind = url_kind or self.kinds.known_kind(url, options)
@@ -459,7 +472,7 @@ class Resolver:
             except UfsNotFoundError:
                 # The file with that literal name is gone, so the path is now a pattern.
                 if self.kinds.forget_literal(url):
-                    return self.discover(options, patient)
+                    return self._discover(options, url, patient)
                 kind = self.kinds.vanished_kind(url, options)
                 if kind is None:
                     raise

@@ -118,6 +118,25 @@ def test_cache_mode_makes_no_call_within_its_interval(dim: Dim) -> None:
     assert dim.host.store.kinds() == ["status", "list", "list", "list"]
 
 
+def test_of_workers_that_begin_at_once_one_asks(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of a new host wait for the first of them, and find its records. On a host that knows the table, none waits."""
+    opts, second, third = cached(dim.path, "10 s"), dim.process(), dim.process()
+    assert second.disk is not None
+    acquire, locks = second.disk.acquire, []
+
+    def wait(kind: str, name: str, timeout_s: float) -> object:
+        locks.append(kind)
+        if kind == "discover":
+            dim.discover(opts)
+        return acquire(kind, name, timeout_s)
+
+    for host in (second, third):
+        monkeypatch.setattr(host.disk, "acquire", wait)
+        host.resolver.discover(opts)
+        assert host.store.calls == []
+    assert (dim.host.store.kinds(), locks) == (["status"], ["discover"])
+
+
 def test_another_boot_is_not_trusted_for_an_age(dim: Dim) -> None:
     """After a reboot the steady clock starts anew, so a known version's age is unknown, and it is not newer either: the store is asked."""
     opts, clock = cached(dim.path, "1 h"), FakeClock()

@@ -482,7 +482,7 @@ class Directory:
 
         Release it when done; the kernel does so if the process dies. Raises OSError if the directory cannot be written. Names of one kind
         share 4096 lock files (those of kind reload have their own). To avoid deadlocks, wait for a lock only while holding none, or one of
-        an earlier kind in the order reload, resolve, refresh, block.
+        an earlier kind in the order discover, reload, resolve, refresh, block.
         """
         path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
         while True:
