@@ -208,6 +208,10 @@ class UfsUnavailableError(UfsError, ConnectionError):
     """The store could not be reached or answered 5xx / slow down, in any attempt."""
 
 
+class UfsThrottledError(UfsUnavailableError):
+    """The store refused a request because it gets too many of them (503 SlowDown, 429)."""
+
+
 class CatalogUnavailableError(UfsUnavailableError):
     """An Iceberg catalog gave no answer, or an invalid one."""
 

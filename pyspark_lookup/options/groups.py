@@ -371,7 +371,9 @@ class StorageOptions:
     # fmt: off
     max_retries: int = option(
         "lookup.max-retries", COUNT, 3,
-        doc="How often a call is repeated after a transient error of the store (FLIP-221), with growing pauses.",
+        doc="How often a call is repeated after a transient error of the store (FLIP-221), with growing pauses. If the store "
+            "refuses calls because it gets too many (503, 429), they are repeated for a minute before this number counts; "
+            "with 0, never.",
     )
     parameters: tuple[tuple[str, Any], ...] = option(
         "lookup.storage.*", Kind("any", str), (), hashed=False,

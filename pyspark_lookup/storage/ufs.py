@@ -21,6 +21,7 @@ from pyspark_lookup.errors import (
     SourceChangedError,
     UfsError,
     UfsNotFoundError,
+    UfsThrottledError,
     UfsTimeoutError,
     UfsUnavailableError,
     raise_ours,
@@ -34,17 +35,34 @@ T = TypeVar("T")
 _CONCURRENT_GETS = 16
 _UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
 """Errors after which a request may have been executed nevertheless; another attempt may succeed."""
+_PATIENCE_S = 60.0
+"""For so long, pauses added up, a request is repeated that the store refuses because it gets too many. If it were given up earlier, its query
+or load would begin anew, and the store would get still more requests."""
 
 
 class _ShortReadError(UfsUnavailableError):
     """The store returned fewer bytes than requested."""
 
 
+class _LastAttempt(tenacity.stop.stop_base):
+    """Whether an attempt is the last one. Refusals of a store that gets too many requests do not count until `_PATIENCE_S` is over."""
+
+    def __init__(self, max_retries: int) -> None:
+        self._max_retries = max_retries
+
+    def __call__(self, state: Any) -> bool:
+        refused = vars(state).get("refused", 0)
+        if isinstance(state.outcome.exception(), UfsThrottledError) and state.idle_for < _PATIENCE_S:
+            state.refused = refused + 1
+            return self._max_retries == 0
+        return bool(state.attempt_number - refused > self._max_retries)
+
+
 class Ufs:
     """The store of one table: its calls are counted and, after transient errors, repeated; its reads are pinned to a version.
 
-    Up to `max_retries` (>= 0) attempts follow the first one, after transient errors only; `sleep` waits the seconds between them. One
-    instance belongs to one process.
+    Up to `max_retries` (>= 0) attempts follow the first one, after transient errors only; more if the store refuses requests because it gets
+    too many, but none if it is 0. `sleep` waits the seconds between them. One instance belongs to one process.
     """
 
     def __init__(
@@ -53,7 +71,7 @@ class Ufs:
         self._store = store
         self._metrics = metrics
         self._retry = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(max_retries + 1),
+            stop=_LastAttempt(max_retries),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
             retry=tenacity.retry_if_exception_type(_UNANSWERED),
             before_sleep=lambda state: metrics.inc("ufsRetryCount"),

@@ -461,7 +461,8 @@ STATUSES = {
     **dict.fromkeys((404, 410), errors.UfsNotFoundError),
     **dict.fromkeys((401, 403), errors.UfsPermissionError),
     408: errors.UfsTimeoutError,
-    **dict.fromkeys((409, 429, 500, 502, 503), errors.UfsUnavailableError),
+    **dict.fromkeys((409, 500, 502), errors.UfsUnavailableError),
+    **dict.fromkeys((429, 503), errors.UfsThrottledError),
     412: errors.SourceChangedError,
     400: errors.UfsError,
 }
@@ -478,7 +479,7 @@ FOREIGN: list[tuple[type[BaseException], Sequence[BaseException]]] = [
     (errors.UfsUnavailableError, [*(kind(endpoint_url="h") for kind in ENDS), *(kind("f") for kind in LOST)]),
     (errors.UfsUnavailableError, [caused(FileNotFoundError("f"), aiohttp.ServerDisconnectedError())]),
     (errors.UfsUnavailableError, [botocore.exceptions.IncompleteReadError(actual_bytes=1, expected_bytes=2)]),
-    (errors.UfsUnavailableError, [caused(OSError(errno.EBUSY, "slow down"), client_error(503, "SlowDown"))]),
+    (errors.UfsThrottledError, [caused(OSError(errno.EBUSY, "slow down"), client_error(503, "SlowDown"))]),
     (errors.UfsError, [OSError(errno.EIO, "disk"), RuntimeError("odd")]),
     (KeyboardInterrupt, [KeyboardInterrupt("f")]),
     *((ours, [client_error(status)]) for status, ours in STATUSES.items()),
@@ -754,7 +755,7 @@ def test_a_busy_server_is_asked_again(s3: S3Server, bucket: str, call: Callable[
     assert len(s3.log) == 4 == counts["ufsHeadCount"] + counts["ufsListCount"] + counts["ufsGetCount"]
     assert counts["ufsRetryCount"] == 3 == len(host.clock.slept)
     for status, error, says, attempts in (
-        (503, errors.UfsUnavailableError, None, 4),
+        (500, errors.UfsUnavailableError, None, 4),
         (401, errors.UfsPermissionError, "check the credentials", 1),
         (403, errors.UfsPermissionError, "check the credentials", 1),
     ):

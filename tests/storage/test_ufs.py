@@ -91,6 +91,27 @@ def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -
         assert len(host.clock.slept) == attempts - 1 == counts(host).get("ufsRetryCount", 0)
 
 
+def test_a_store_that_gets_too_many_requests_is_given_time(path: Path) -> None:
+    """Its refusals count as attempts only after a minute of pauses, other errors at once; without retries there is none."""
+    slow, lost = errors.UfsThrottledError("503"), errors.UfsUnavailableError("lost")
+    for answers, retries in (([slow] * 12 + [lost] * 2, 2), ([lost, slow, lost], 2)):
+        host = make_host(str(path), None, max_retries=retries)
+        fail(host, answers)
+        host.ufs.get_meta(str(path))
+        assert len(host.clock.slept) == len(answers)
+    for answers, retries, most in (([lost, *[slow] * 9, lost, lost], 2, 12), ([slow], 0, 1)):
+        host = make_host(str(path), None, max_retries=retries)
+        fail(host, answers)
+        with pytest.raises(errors.UfsUnavailableError):
+            host.ufs.get_meta(str(path))
+        assert len(host.store.calls) == most
+    host = make_host(str(path), None, max_retries=2)
+    fail(host, itertools.repeat(slow))
+    with pytest.raises(errors.UfsThrottledError):
+        host.ufs.get_meta(str(path))
+    assert sum(host.clock.slept[:-2]) >= 60 > sum(host.clock.slept[:-3])
+
+
 def test_one_ranges_failure_repeats_that_range_only(path: Path) -> None:
     """Of several ranges the one that failed is asked again, the others are not."""
     host, failed = make_host(str(path), None, max_retries=1), list[object]()

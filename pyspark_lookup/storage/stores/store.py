@@ -24,6 +24,7 @@ from pyspark_lookup.errors import (
     UfsError,
     UfsNotFoundError,
     UfsPermissionError,
+    UfsThrottledError,
     UfsTimeoutError,
     UfsUnavailableError,
     foreign_text,
@@ -348,6 +349,8 @@ def our_error(error: BaseException, url: str) -> BaseException:
         return UfsPermissionError(text if advice else f"{text} ({_CHECK})")
     if timed_out:
         return UfsTimeoutError(text)
+    if status in (429, 503) or code == "SlowDown":
+        return UfsThrottledError(text)
     return UfsUnavailableError(text) if transient else UfsError(text)
 
 
