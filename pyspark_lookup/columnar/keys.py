@@ -349,6 +349,11 @@ def as_bools(array: pa.BooleanArray) -> Numbers:
     return bits[array.offset :].view(np.bool_)
 
 
+def as_int64(array: pa.Array) -> Numbers:
+    """The values of an int64 array without nulls, not copied. (`numpy.asarray` would import pandas.)"""
+    return np.frombuffer(array.buffers()[1] or b"", np.int64, array.offset + len(array))[array.offset :]
+
+
 def _view_values(array: pa.Array) -> Numbers | None:
     kind = array.type
     if pa.types.is_boolean(kind):
@@ -806,8 +811,7 @@ def take_matches(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Tabl
 
 
 def key_numbers(rows: pa.Table) -> Numbers:
-    column = one_array(rows.column(KEY_INDEX))
-    return np.frombuffer(column.buffers()[1] or b"", np.int64, column.offset + len(column))[column.offset :]
+    return as_int64(one_array(rows.column(KEY_INDEX)))
 
 
 def take_requested(rows: pa.Table, requested_keys: Numbers) -> pa.Table:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_int64
 from pyspark_lookup.core.forks import cached_property
 
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
@@ -435,3 +435,160 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
         return bool(low <= value)
     # NaN is above every number and not within the bounds.
     return isinstance(low, float) or bool(high > value if op == ">" else high >= value)
+
+
+# --- statistics of many files -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class StatsColumns:
+    """`ColumnStats` of one column in many files, one row for each file: `low` and `high` in the column's type, `null_counts` and `rows` as int64.
+
+    Null stands for what is not known. There are no buckets. A file without a known bound or null count counts as one without statistics.
+    """
+
+    low: pa.Array
+    high: pa.Array
+    null_counts: pa.Array
+    rows: pa.Array
+
+    @classmethod
+    def from_constants(cls, values: pa.Array) -> StatsColumns:
+        """The statistics of files in each of which all rows have the same value, which may be null."""
+        return cls(values, values, values.is_null().cast(pa.int64()), pa.repeat(pa.scalar(1, pa.int64()), len(values)))
+
+    def take(self, places: pa.Array) -> StatsColumns:
+        """The statistics of some of the files."""
+        return StatsColumns(*(array.take(places) for array in (self.low, self.high, self.null_counts, self.rows)))
+
+    def row(self, place: int) -> ColumnStats | None:
+        """The statistics of one file; None if it has none."""
+        low, high, nulls, rows = (array[place].as_py() for array in (self.low, self.high, self.null_counts, self.rows))
+        return None if rows is None or (nulls is None and low is None) else ColumnStats(low, high, nulls, rows)
+
+    @cached_property
+    def known(self) -> Numbers:
+        """Which files have statistics."""
+        return as_bools(self.rows.is_valid()) & as_bools(pc.or_(self.low.is_valid(), self.null_counts.is_valid()))
+
+    @cached_property
+    def all_null(self) -> Numbers:
+        return as_bools(pc.fill_null(pc.greater_equal(self.null_counts, self.rows), False))
+
+    @cached_property
+    def _open(self) -> Numbers:
+        """Which files may have any value, because a bound is missing or is NaN."""
+        bounded = pc.and_(self.low.is_valid(), self.high.is_valid())
+        if pa.types.is_floating(self.low.type):
+            number = pc.invert(pc.or_(pc.is_nan(self.low), pc.is_nan(self.high)))
+            bounded = pc.and_(bounded, pc.fill_null(number, False))
+        return ~as_bools(bounded)
+
+    def may_satisfy(self, op: str, value: Any) -> Numbers:
+        """For each file, whether a value within its bounds (or NaN, for doubles) can satisfy `op value`."""
+        everywhere = np.ones(len(self.low), np.bool_)
+        is_floating = pa.types.is_floating(self.low.type)
+        if op == "<>" or (isinstance(value, float) and (math.isnan(value) or not is_floating)):
+            return everywhere
+        if is_floating and isinstance(value, int) and abs(value) > _EXACT_AT_MOST:
+            return everywhere  # the double that stands for it may be another number
+        if op in (">", ">=") and is_floating:
+            return everywhere  # NaN is above every number and not within the bounds
+        try:
+            scalar = pa.scalar(value, pa.float64() if is_floating else self.low.type)
+            low, high = (array.cast(pa.float64()) if is_floating else array for array in (self.low, self.high))
+            if pa.types.is_boolean(scalar.type):
+                scalar, low, high = (part.cast(pa.int8()) for part in (scalar, low, high))
+            conditions = {
+                "=": lambda: pc.and_(pc.less_equal(low, scalar), pc.greater_equal(high, scalar)),
+                "<": lambda: pc.less(low, scalar),
+                "<=": lambda: pc.less_equal(low, scalar),
+                ">": lambda: pc.greater(high, scalar),
+                ">=": lambda: pc.greater_equal(high, scalar),
+            }
+            return as_bools(pc.fill_null(conditions[op](), True)) | self._open
+        except (pa.ArrowException, OverflowError, TypeError):
+            return everywhere  # the column's type has no such value
+
+    def may_have_any(self, values: pa.Array) -> Numbers:
+        """For each file, whether a value within its bounds can be one of `values`, which are distinct and not null."""
+        if pa.types.is_floating(self.low.type) or pa.types.is_floating(values.type) or not len(self.low):
+            return np.ones(len(self.low), np.bool_)
+        try:
+            if values.type != self.low.type:
+                values = values.cast(self.low.type)
+            if len(values) <= _VALUES_EACH:
+                marks = (self.may_satisfy("=", value.as_py()) for value in values)
+                return functools.reduce(np.logical_or, marks, np.zeros(len(self.low), np.bool_))
+            # Ranks among all bounds and values are whole numbers, which can be searched at once whatever the type is.
+            everything = pa.chunked_array([self.low, self.high, values]).combine_chunks()
+            ranks = pc.rank(everything, "ascending", null_placement="at_start", tiebreaker="dense")
+        except (pa.ArrowException, OverflowError, ValueError):
+            return np.ones(len(self.low), np.bool_)
+        files = len(self.low)
+        numbers = as_int64(ranks.cast(pa.int64()))
+        low, high, ordered = numbers[:files], numbers[files : 2 * files], np.sort(numbers[2 * files :])
+        places = np.searchsorted(ordered, low)
+        inside = (places < len(ordered)) & (ordered[np.minimum(places, len(ordered) - 1)] <= high)
+        return inside | self._open
+
+
+_EXACT_AT_MOST = 2**53
+_VALUES_EACH = 16  # as many values are compared one after the other
+
+
+def may_match_files(node: Predicate, stats: Callable[[str], StatsColumns | None], count: int) -> Numbers:
+    """`may_match` for many files at once: for each of `count` files, whether it may have a row for which the predicate is true."""
+    match node:
+        case And(parts):
+            return functools.reduce(np.logical_and, (may_match_files(part, stats, count) for part in parts))
+        case Or(parts):
+            return functools.reduce(np.logical_or, (may_match_files(part, stats, count) for part in parts))
+        case Constant(value, None):
+            return np.full(count, value is True)
+    columns = stats(str(node.column))
+    is_constant = isinstance(node, Constant)
+    unknown = np.full(count, not is_constant or (isinstance(node, Constant) and node.value is True))
+    if columns is None:
+        return unknown
+    return np.where(columns.known, _may_match_known(node, columns, count), unknown)
+
+
+def _may_match_known(node: Predicate, columns: StatsColumns, count: int) -> Numbers:
+    everywhere = np.ones(count, np.bool_)
+    if isinstance(node, IsNull):
+        if node.negated:
+            return ~columns.all_null
+        return as_bools(pc.fill_null(pc.not_equal(columns.null_counts, 0), True))
+    if isinstance(node, NullSafeEqual) and node.negated:
+        return everywhere
+    match node:
+        case Constant(value, _):
+            mask = np.full(count, value is True)
+        case Compare(_, op, value):
+            mask = columns.may_satisfy(op, value)
+        case NullSafeEqual(_, value, _):
+            mask = everywhere if value is None else columns.may_satisfy("=", value)
+        case In(_, values, _, negated=False):
+            mask = _may_have(columns, values, everywhere)
+        case Among(_, values):
+            mask = columns.may_have_any(values)
+        case StartsWith(_, prefix, negated=False) if pa.types.is_string(columns.low.type):
+            length = len(prefix)
+            low, high = (pc.utf8_slice_codeunits(array, 0, length) for array in (columns.low, columns.high))
+            outside = pc.or_kleene(pc.less(high, prefix), pc.greater(low, prefix))
+            mask = ~as_bools(pc.fill_null(outside, False))
+        case _:
+            mask = everywhere
+    return mask & ~columns.all_null
+
+
+def _may_have(columns: StatsColumns, values: tuple[Any, ...], everywhere: Numbers) -> Numbers:
+    if not values:
+        return ~everywhere
+    if any(isinstance(value, float) for value in values):
+        return functools.reduce(np.logical_or, (columns.may_satisfy("=", value) for value in values))
+    try:
+        return columns.may_have_any(pc.unique(pa.array(list(values), columns.low.type)))
+    except (pa.ArrowException, OverflowError):
+        return everywhere

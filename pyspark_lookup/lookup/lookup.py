@@ -211,7 +211,7 @@ def _make_request(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, fields: Sequence[pa.Field], version: TableVersion
 ) -> _PartialRequest | None:
     """The request to the partial cache. None if the cache's rows lack a needed column, or a file's identity does not show each change."""
-    if not all(file.cacheable for file in version.files):
+    if not version.cacheable:
         return None
     table, options = plan.table, plan.options
     layout = reader.versions.layout(table, options, version)
@@ -266,7 +266,14 @@ def _from_partial(
 def _partial_cache(reader: TableReader, plan: ReadPlan, request: _PartialRequest) -> tuple[PartialCache, Freshness]:
     key_bounds = functools.partial(reader.versions.key_bounds, plan.table, request.layout)
     return reader.partials.get_cache(
-        plan.table, request.space, plan.options, request.keys, request.value_schema, request.version, key_bounds
+        plan.table,
+        request.space,
+        plan.options,
+        request.keys,
+        request.value_schema,
+        request.version,
+        key_bounds,
+        functools.partial(reader.host.files, plan.table),
     )
 
 

@@ -26,9 +26,10 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection
-from pyspark_lookup.scan.table_scan import all_columns, cut_share
+from pyspark_lookup.scan.table_scan import all_columns, cut_share, prune_files
 from pyspark_lookup.versions.executions import read_with_restarts
-from pyspark_lookup.versions.model import Table, TableVersion, select_partitions
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.model import Table, TableVersion, file_sizes, select_partitions
 
 _TASKS_AT_MOST = 10_000  # tasks of one read; without a limit there could be any number, because a damaged log may claim any file size
 
@@ -259,7 +260,9 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
             'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
         )
     files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
-    count = max(-(-sum(file.size for file in files) // plan.options.read.split_size), 1)
+    if isinstance(files, ColumnFiles) and plan.options.version.at is not VersionAt.READ:
+        files = prune_files(resolved_table.table, files, plan.projection)
+    count = max(-(-int(file_sizes(files).sum()) // plan.options.read.split_size), 1)
     count = min(count, _TASKS_AT_MOST)
     splittable = reader.versions.splittable(resolved_table.table)
     if not splittable:

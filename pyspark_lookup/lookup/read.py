@@ -68,7 +68,7 @@ class HostSchemas:
         """(columns in the files, partition columns) of a version, from the table's metadata or, without that, from its files."""
         if version.metadata is not None or table.retained:
             return require_metadata(table, version).columns
-        if not all(file.cacheable for file in version.files):
+        if not version.cacheable:
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
         schemas = self._schemas.get((key,)) or self._keep(table, version, key)

@@ -16,7 +16,7 @@ import decimal
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -66,7 +66,15 @@ from pyspark_lookup.scan.open_file import (
 )
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
-from pyspark_lookup.versions.model import Table, partition_fields, raw_partition_values, typed_partition_values
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.model import (
+    Table,
+    file_sizes,
+    partition_fields,
+    partition_value,
+    raw_partition_values,
+    typed_partition_values,
+)
 
 _THREADS = 8  # more than there are cores, because they mostly wait for the store
 _KEPT_BYTES = 64 * 1024 * 1024
@@ -317,9 +325,29 @@ class DeletedRows:
 _UNCHECKED_BYTES = 64 * 1024 * 1024  # after so many more bytes of rows, the free memory is checked, and a batch ends
 
 
-def to_slices(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
+class WholeFiles(Sequence[Slice]):
+    """One slice for each of many files, of all its bytes. The slices are made when they are asked for."""
+
+    def __init__(self, files: ColumnFiles) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, place: int) -> Slice: ...
+    @overload
+    def __getitem__(self, place: slice) -> WholeFiles: ...
+    def __getitem__(self, place: int | slice) -> Slice | WholeFiles:
+        if isinstance(place, slice):
+            return WholeFiles(self.files[place])
+        file = self.files[place]
+        return Slice(file, 0, file.size)
+
+
+def to_slices(files: Sequence[FileVersion]) -> Sequence[Slice]:
     """One slice for each file, of all its bytes."""
-    return tuple(Slice(file, 0, file.size) for file in files)
+    return WholeFiles(files) if isinstance(files, ColumnFiles) else tuple(Slice(file, 0, file.size) for file in files)
 
 
 def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
@@ -328,13 +356,15 @@ def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable:
     The shares are disjoint and cover every file. Only a file of 1.5 shares or more is cut, because a file that is read as a whole can be
     read again if it is replaced, and its footer is opened once.
     """
-    total = sum(file.size for file in files)
+    ends = np.cumsum(file_sizes(files))
+    total = int(ends[-1]) if len(ends) else 0
     if not total:  # a file that became empty must be opened, so that its damage is noticed
-        return to_slices(files) if number == 0 else ()
+        return tuple(to_slices(files)) if number == 0 else ()
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
-    start = 0
-    for file in files:
+    first_file, end_file = int(np.searchsorted(ends, low)), int(np.searchsorted(ends, high)) + 1
+    start = int(ends[first_file - 1]) if first_file else 0
+    for file in files[first_file:end_file]:
         cuts = min(max(round(file.size * count / total), 1), file.size) if splittable else 1
         # Considers only the cuts near this share, because a table's log may claim any file size.
         first = (low - start) * cuts // max(file.size, 1) - 1
@@ -680,6 +710,10 @@ class Scan(TableScan):
         return Prepared(opened, projection, self._metrics)
 
     def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
+        if isinstance(pieces, WholeFiles):
+            remaining_files = prune_files(table, pieces.files, projection)
+            self._metrics.inc("filesPrunedCount", len(pieces) - len(remaining_files))
+            return list(to_slices(remaining_files))
         described = any(piece.file.statistics is not None and piece.file.statistics.bounds for piece in pieces)
         if projection.predicate is None or not (projection.partitions.names or described):
             return list(pieces)
@@ -886,6 +920,18 @@ class Prepared:
             for unit in file.units:
                 yield file, unit, decode(file, unit, names, self._projection)
             file.data.clear()
+
+
+def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> ColumnFiles:
+    """The files that may have rows of a projection."""
+    if projection.predicate is None:
+        return files
+    try:
+        return files.prune(projection.predicate, projection.partitions, partition_value)
+    except ValueError:
+        for file in files:
+            _partition_values(table, file, projection.partitions)  # raises an error that names the file
+        raise
 
 
 def _scanned_columns(projection: Projection) -> frozenset[str]:

@@ -293,7 +293,7 @@ class HostVersions:
             record = dataclasses.replace(version, files=()).to_json() | {"files": None}
         else:
             record = version.to_json()
-        if all(file.settled for file in version.files):
+        if version.is_settled:
             self._context.disk.replace_record("files", version.digest, record)
         else:  # A later change of some files might not show in their identity. The record has the time, so that readers can tell if that is over.
             unsettled_record = {

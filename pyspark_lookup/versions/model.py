@@ -43,6 +43,7 @@ from pyspark_lookup.storage.stores import (
     Range,
     StoredColumn,
 )
+from pyspark_lookup.versions.file_columns import ColumnFiles
 
 _GLOB = re.compile(r"[*?\[{]")
 
@@ -411,6 +412,20 @@ class VersionMetadata:
         )
 
 
+_EXACT_AT_MOST = 2.0**62
+
+Files = tuple[FileVersion, ...] | ColumnFiles
+"""The files of a version, ascending by URL: objects, or the columns of a large table."""
+
+
+def file_sizes(files: Sequence[FileVersion]) -> Numbers:
+    """The sizes of files in bytes, as int64; as Python numbers if their sum is larger, because a damaged log may claim any size."""
+    sizes = (
+        files.sizes if isinstance(files, ColumnFiles) else np.fromiter((f.size for f in files), np.int64, len(files))
+    )
+    return sizes if sizes.sum(dtype=np.float64) < _EXACT_AT_MOST else sizes.astype(object)
+
+
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
     """One state of a table: its data files, each in one version, by URL. `digest` (32 hex digits) names the state.
@@ -419,7 +434,7 @@ class TableVersion:
     """
 
     table_id: str
-    files: tuple[FileVersion, ...]
+    files: Files
     metadata: VersionMetadata | None = None
 
     @cached_property
@@ -432,7 +447,7 @@ class TableVersion:
 
     @cached_property
     def bytes(self) -> int:
-        return sum(file.size for file in self.files)
+        return int(file_sizes(self.files).sum())
 
     @cached_property
     def stored_columns(self) -> dict[str, StoredColumn]:
@@ -442,18 +457,25 @@ class TableVersion:
     @cached_property
     def cacheable(self) -> bool:
         """Whether data that was read under this version may be cached."""
-        return all(file.cacheable for file in self.files)
+        return (
+            self.files.cacheable if isinstance(self.files, ColumnFiles) else all(file.cacheable for file in self.files)
+        )
+
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether all files are `settled`: so old that a later change gives them another identity."""
+        return isinstance(self.files, ColumnFiles) or all(file.settled for file in self.files)
 
     def settled(self) -> TableVersion:
-        """The same version, whose files are all marked as `settled`: so old that a later change gives them another identity."""
-        if all(file.settled for file in self.files):
+        """The same version, whose files are all marked as `settled`."""
+        if self.is_settled:
             return self
         files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
         return dataclasses.replace(self, files=files)
 
-    def of_files(self, files: tuple[FileVersion, ...]) -> TableVersion:
+    def of_files(self, files: Files) -> TableVersion:
         """The version with only some of its files, as `lookup.partition` selects them."""
-        return self if files == self.files else dataclasses.replace(self, files=files, metadata=None)
+        return self if len(files) == len(self.files) else dataclasses.replace(self, files=files, metadata=None)
 
     @cached_property
     def deletes(self) -> tuple[Deletes, ...]:
@@ -558,6 +580,8 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False
+    if not after.rewrites:
+        return new.digest == old.digest
     # A column may have been renamed to the old name of another column.
     if {file.columns for file in new.files} != {file.columns for file in old.files}:
         return False
@@ -707,7 +731,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     return value
 
 
-def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> tuple[FileVersion, ...]:
+def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> Files:
     """The files of a version that `lookup.partition` selects: those of the latest partition, or those with the values that the option names.
 
     `max_pt()` is the largest value of the first partition column, then the largest of the second with that value, and so on; a null value
@@ -721,6 +745,18 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
         raise OptionError(
             f"option lookup.partition = {options.files.partition!r}: {redact('path', table.url)} has no k=v directories: remove the option"
         )
+    if isinstance(files, ColumnFiles):
+        groups, first_files = files.group_by_partition(fields.names)
+        selected_files = _select_files(table, tuple(first_files), options, fields)
+        is_selected = np.array([file in selected_files for file in first_files], np.bool_)
+        return files.take(np.flatnonzero(is_selected[groups]))
+    return _select_files(table, files, options, fields)
+
+
+def _select_files(
+    table: Table, files: tuple[FileVersion, ...], options: LookupOptions, fields: pa.Schema
+) -> tuple[FileVersion, ...]:
+    assert options.files.partition is not None
     typed_values = {file: typed_partition_values(table, file, fields) for file in files}
     if options.files.partition.replace(" ", "").lower() == "max_pt()":
         selected_files = list(files)

@@ -340,7 +340,7 @@ class CurrentVersions:
         `version`: the current version, just resolved. If the files keep changing, the wait ends nevertheless, after about 4 seconds.
         """
         for wait_s in _SETTLE_WAITS_S:
-            if all(file.settled for file in version.files):
+            if version.is_settled:
                 break
             self._context.clock.sleep(wait_s)
             version = self.ask(table)

@@ -13,7 +13,7 @@ import functools
 import json
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +27,24 @@ from pyspark_lookup.cache.partial.read_through import Flights, PartialCache
 from pyspark_lookup.columnar.keys import Numbers, Seed, as_bools, draw_seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.decoding import as_name, as_text, as_texts
+from pyspark_lookup.errors import UfsError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import Rewrites, Table, TableVersion, name_of_rows
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column the bounds of its values (None: not known)."""
 
+VersionOf = Callable[[str], TableVersion | None]
+"""The version with a digest; None if this host does not have it."""
+
+_STEPS_AT_MOST = 256  # versions between two that are compared
 _CHANGED_AT_MOST = 4096  # changed files; with more, nothing is carried over
 _TABLES_AT_MOST = 16
-_REWRITES, _TABLE = b"rewrites", b"table"
+_REWRITES, _TABLE, _PARENT = b"rewrites", b"table", b"parent"
 
 
 class Changes:
@@ -51,23 +57,48 @@ class Changes:
         self._tables: dict[str, pa.Table] = {}
         self._lock = threading.Lock()
 
-    def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
-        """Put the bounds of a version's files on record, so that the next version can be compared with it."""
+    def remember(self, version: TableVersion, bounds_of: FileBounds, version_of: VersionOf) -> None:
+        """Put the bounds of a version's files on record, so that the next version can be compared with it.
+
+        Of a large table, only the bounds of those files are recorded in which the version differs from the one that was recorded last.
+        `version_of`: the version with a digest, if this host has it.
+        """
         if self._context.disk is None or self._record(version.digest) is not None:
+            return
+        if isinstance(version.files, ColumnFiles):
+            latest = self._latest_known()
+            try:
+                previous = None if latest is None else version_of(latest)
+                changed_files = None if previous is None else _changed_files(version, previous)
+                if latest is not None and changed_files is not None:
+                    self._put(version, changed_files, bounds_of(changed_files), {_PARENT: latest})
+                    return
+            except UfsError:  # a file that is no longer in the table has no bounds in its metadata, and is gone
+                pass
+            self._put(version, [], [], {_PARENT: ""})
             return
         keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
         files = [*version.files, *keyed]
+        self._put(version, files, bounds_of(files), {})
+
+    def _put(
+        self,
+        version: TableVersion,
+        files: Sequence[FileVersion],
+        bounds: Sequence[Sequence[ColumnStats | None]],
+        about: Mapping[bytes, str],
+    ) -> None:
+        assert self._context.disk is not None
         rows: dict[str, list[Any]] = {"file": [name_of_rows(file) for file in files]}
-        bounds = bounds_of(files)
         for number, field in enumerate(self._keys):
             column = [row[number] for row in bounds]
             rows[f"{number}.low"] = [_value(stats, "low", field.type) for stats in column]
             rows[f"{number}.high"] = [_value(stats, "high", field.type) for stats in column]
             rows[f"{number}.none"] = [stats is not None and stats.all_null for stats in column]
-        rewrites = version.metadata.rewrites if version.metadata is not None else ()
+        rewrites = version.metadata.rewrites if version.metadata is not None and not about else ()
         rows["live"] = [True] * len(files)
         table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._rewritten(rewrites)])
-        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_key(version)})
+        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_key(version), **about})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -95,7 +126,14 @@ class Changes:
             return None
         if (before.schema.metadata or {}).get(_TABLE) != (after.schema.metadata or {}).get(_TABLE):
             return None  # another table, or other columns with these names
-        changed = _read_changed(before, after)
+        changed: pa.Table | None
+        if _PARENT in (after.schema.metadata or {}):
+            changed = self._changes_between(new, old)
+            changed = self._changes_between(old, new) if changed is None else changed
+            if changed is None:
+                return None
+        else:
+            changed = _read_changed(before, after)
         if changed.num_rows > _CHANGED_AT_MOST:
             return None
         touched = np.zeros(len(keys[0]), np.bool_)
@@ -112,6 +150,21 @@ class Changes:
                     inside &= as_bools(within)
             touched |= inside
         return touched
+
+    def _changes_between(self, new: str, old: str) -> pa.Table | None:
+        """The bounds of the files that changed from version `old` to version `new`; None if `new` does not follow from `old` on record."""
+        parts: list[pa.Table] = []
+        digest = new
+        for _ in range(_STEPS_AT_MOST):
+            record = self._record(digest)
+            parent = b"" if record is None else (record.schema.metadata or {}).get(_PARENT, b"")
+            if record is None or not parent:
+                return None
+            parts.append(record.replace_schema_metadata())
+            digest = parent.decode()
+            if digest == old:
+                return pa.concat_tables(parts)
+        return None
 
     def _rewritten(self, rewrites: Rewrites) -> pa.Table:
         """The bounds on record of the files that compactions have written and replaced."""
@@ -164,9 +217,29 @@ class Changes:
 
 def _table_key(version: TableVersion) -> str:
     """A record key for the version's table and the names of its columns in the files."""
-    named = {id(file.columns): file.columns for file in version.files if file.columns is not None}
+    files = (
+        version.files[:1] if isinstance(version.files, ColumnFiles) else version.files
+    )  # all of a large table's files have the same columns
+    named = {id(file.columns): file.columns for file in files if file.columns is not None}
     table = "" if version.metadata is None else version.metadata.table_id
     return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
+
+
+def _changed_files(version: TableVersion, previous: TableVersion) -> list[FileVersion] | None:
+    """The files in which two versions of a large table differ, without those of compactions; None if there are too many, or the tables differ."""
+    if not isinstance(version.files, ColumnFiles) or not isinstance(previous.files, ColumnFiles):
+        return None
+    if _table_key(version) != _table_key(previous):
+        return None
+    added, removed = version.files.difference(previous.files), previous.files.difference(version.files)
+    if len(added) + len(removed) > _CHANGED_AT_MOST:
+        return None
+    added_by_name, removed_by_name = ({name_of_rows(file): file for file in files} for files in (added, removed))
+    for new_names, replaced in () if version.metadata is None else version.metadata.rewrites:
+        if added_by_name.keys() >= {*new_names} and removed_by_name.keys() >= {*replaced}:
+            added_by_name = {name: file for name, file in added_by_name.items() if name not in new_names}
+            removed_by_name = {name: file for name, file in removed_by_name.items() if name not in replaced}
+    return [*added_by_name.values(), *removed_by_name.values()]
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
@@ -240,13 +313,14 @@ class PartialTables:
         columns: pa.Schema,
         version: TableVersion,
         bounds_of: FileBounds,
+        version_of: VersionOf,
     ) -> tuple[PartialCache, Freshness]:
         """The cache of rows with `columns` by `keys`, and the version of the table for which it answers.
 
         `space`: a hash of the table's reference, its keys and its columns.
         """
         cache, changes = self._cache(table, space, options, keys)
-        changes.remember(version, bounds_of)
+        changes.remember(version, bounds_of, version_of)
         may_differ = functools.partial(changes.may_differ, version.digest)
         latest = functools.partial(changes.is_latest, version.digest)
         return cache, Freshness(version.digest, columns, may_differ, latest)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import decimal
+import functools
 import json
 import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, as_texts
@@ -26,15 +28,18 @@ from pyspark_lookup.errors import (
     DamagedFileError,
     NotSupportedError,
     SourceChangedError,
+    UfsError,
     UfsNotFoundError,
     VersionGoneError,
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.sources.delta.actions import Add, DeltaState, Key, Replay, check_commit, parse_actions
+from pyspark_lookup.sources.delta.actions import Add, Key, parse_actions
+from pyspark_lookup.sources.delta.base_files import BaseBuilder, BaseFiles, open_base, statistics_texts
+from pyspark_lookup.sources.delta.state import DataFiles, DeltaState, Replay, check_commit
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext
-from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion, add_log_directory
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import read_again
@@ -62,6 +67,7 @@ _COLUMNS = {
 
 _ROW_BYTES = 1000  # of memory per file, approximately
 _CHECKED_BYTES = 64 * 1024 * 1024  # free memory is checked each time that this many bytes are needed
+_BATCH_ROWS = 32_768
 
 Read = Callable[[Sequence[FileVersion]], list[bytes]]
 
@@ -97,13 +103,20 @@ def find_checkpoints(files: Sequence[FileVersion]) -> list[Checkpoint]:
     )
 
 
-def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, Any]]:
-    """The actions of a checkpoint, and of its sidecars. Raises DamagedFileError if a file of either is malformed."""
+Adds: TypeAlias = pa.StructArray
+"""The `add` actions of some rows of a checkpoint, none of them null."""
+
+
+def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, Any] | Adds]:
+    """The actions of a checkpoint, and of its sidecars: `add` actions of Parquet files as columns, the others one by one.
+
+    Raises DamagedFileError if a file is malformed.
+    """
     directory = checkpoint.files[0].url.rsplit("/", 1)[0]
     sidecars: list[FileVersion] = []
     for file, data in zip(checkpoint.files, read(checkpoint.files), strict=True):
         for action in _actions(file, data):
-            sidecar = action.get("sidecar")
+            sidecar = action.get("sidecar") if isinstance(action, dict) else None
             if sidecar is None:
                 yield action
             else:
@@ -114,7 +127,7 @@ def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, An
         yield from _actions(file, data)
 
 
-def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
+def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
     redacted_path = redact("path", file.url)
     try:
         if file.url.endswith(".json"):
@@ -133,43 +146,19 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
                     [name] if fields is None else [f"{name}.{field}" for field in fields if field in field_names]
                 )
         new = 0  # files; other rows, such as those of removed files, are dropped
-        for batch in source.iter_batches(columns=selected_columns):
+        for batch in source.iter_batches(batch_size=_BATCH_ROWS, columns=selected_columns):
             new += batch.num_rows - batch.column("add").null_count if "add" in columns else 0
             if new * _ROW_BYTES > _CHECKED_BYTES:
                 check_room(new * _ROW_BYTES, f"{redacted_path}: {new} rows of a Delta checkpoint")
                 new = 0
-            for action in _to_rows(batch):
-                add = action.get("add")
-                if add is not None and not add.get("stats") and add.get("stats_parsed"):
-                    add["stats"] = json.dumps(add["stats_parsed"], default=_json_of_value)
-                yield action
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                values = column.drop_null() if column.null_count else column
+                if name == "add":
+                    yield values
+                else:
+                    yield from ({name: value} for value in values.to_pylist())
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         raise_ours(DamagedFileError(f"{redacted_path} is not a Delta checkpoint: {problem}"), problem)
-
-
-def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    try:
-        return list(batch.to_pylist())
-    except (
-        OverflowError,
-        ValueError,
-    ):  # a bound is a day that Python's types cannot hold: read on without parsed statistics
-        place = batch.schema.get_field_index("add")
-        if place < 0:
-            raise
-        add = batch.column(place)
-        fields = [field for field in add.type if field.name != "stats_parsed"]
-        slim_add = pa.StructArray.from_arrays(
-            [add.field(field.name) for field in fields], fields=fields, mask=add.is_null()
-        )
-        return list(batch.set_column(place, "add", slim_add).to_pylist())
-
-
-def _json_of_value(value: Any) -> str | float:
-    """A value of `stats_parsed` in the form that JSON statistics use, where a decimal is a number with a double's digits."""
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 LOG_DIRECTORY = add_log_directory("_delta_log")
@@ -190,10 +179,16 @@ class _CachedLog:
 
 
 class DeltaLog:
-    """The log of the table at `url`, as this process reads it. Safe for threads, not across forks."""
+    """The log of the table at `url`, as this process reads it. Safe for threads, not across forks.
 
-    def __init__(self, ufs: Ufs, blocks: BlockCache, context: HostContext, url: str) -> None:
+    `mapped_from`: so many files become columns, which all processes of the host map, see `BaseFiles`.
+    """
+
+    def __init__(
+        self, ufs: Ufs, blocks: BlockCache, context: HostContext, url: str, mapped_from: int
+    ) -> None:
         self.url = url
+        self._mapped_from = mapped_from
         self._ufs = ufs
         self._blocks = blocks
         self._context = context
@@ -348,9 +343,7 @@ class DeltaLog:
             if checkpoint.version > newest:
                 continue
             try:
-                replay = Replay(checkpoint.version)
-                replay.apply(read_checkpoint(checkpoint, self._read_blocks), checkpoint=True)
-                state = replay.state()
+                state = self._replay_checkpoint(checkpoint)
                 with contextlib.suppress(NotSupportedError):  # a later commit may have dropped the feature
                     state.check()
             except (DamagedFileError, SourceChangedError, *UNREADABLE) as problem:  # also if a sidecar is missing
@@ -368,6 +361,42 @@ class DeltaLog:
         raise first_damage or DamagedFileError(
             f"{self._redacted_path}: the Delta log begins with version {min(commits)} and has no complete checkpoint to start from"
         )
+
+    def _replay_checkpoint(self, checkpoint: Checkpoint) -> DeltaState:
+        try:
+            return self._replay_actions(checkpoint, self._context.disk)
+        except UfsError:
+            raise
+        except OSError:  # the cache directory has no room for the files
+            self._context.metrics.inc("cacheFailureCount")
+            return self._replay_actions(checkpoint, None)
+        except pa.ArrowException as problem:
+            raise ValueError(str(problem)) from None
+
+    def _replay_actions(self, checkpoint: Checkpoint, disk: Disk | None) -> DeltaState:
+        replay, actions = Replay(checkpoint.version), []
+        builder: BaseBuilder | None = None
+        waiting: list[Adds] = []
+        try:
+            for part in read_checkpoint(checkpoint, self._read_blocks):
+                if isinstance(part, dict):
+                    actions.append(part)
+                    continue
+                waiting.append(part)
+                if builder is None and sum(map(len, waiting)) >= self._mapped_from:
+                    builder = BaseBuilder(disk, self._key)
+                if builder is not None:
+                    for adds in waiting:
+                        builder.add_batch(adds)
+                    waiting = []
+            if builder is not None:
+                replay.base = builder.finish()
+        finally:
+            if builder is not None:
+                builder.close()
+        actions += ({"add": add} for adds in waiting for add in to_rows(adds))
+        replay.apply(actions, checkpoint=True)
+        return replay.state()
 
     def _follow(
         self, state: DeltaState | None, after: int, commits: dict[int, FileVersion], newest: int
@@ -508,7 +537,7 @@ class DeltaLog:
         disk = self._context.disk
         if disk is None:
             return None
-        base: DeltaState | None = disk.get_record("log", self._key, _state_from_json)
+        base: DeltaState | None = disk.get_record("log", self._key, functools.partial(self._parse_state, disk))
         if base is None:
             return None
 
@@ -529,6 +558,70 @@ class DeltaLog:
 
         return disk.get_record("log-tail", f"{self._key}-{base.version}", add_tail)
 
+    def _parse_state(self, disk: Disk, record: Any) -> DeltaState | None:
+        """The state that `_state_to_json` wrote; None if its columns are gone. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        added = [Add.from_json(row) for row in record["files"]]
+        rewrites = tuple((_parse_keys(new), _parse_keys(old)) for new, old in record["rewrites"])
+        metadata = {**record["metadata"]}
+        as_text(metadata["id"])
+        base = None
+        if record["base"] is not None:
+            try:
+                base = open_base(disk, self._key, record["base"])
+            except pa.ArrowException as problem:
+                raise ValueError(str(problem)) from None
+            if base is None:
+                return None
+            disk.use_table(self._key)
+        gone = {as_count(row) for row in record["gone"]}
+        if gone and (base is None or max(gone) >= base.rows):
+            raise ValueError("a row is gone that was never there")
+        added_by_key = {add.key: add for add in added}
+        protocol = {**record["protocol"]}
+        return Replay(as_count(record["version"]), metadata, protocol, added_by_key, rewrites, base, gone).state()
+
+    def _move_to_columns(self, disk: Disk, log: _CachedLog) -> _CachedLog:
+        """The log, whose state has its files as columns if it has many, or many that are not in its columns."""
+        files = log.state.files
+        if len(files.added) + len(files.gone) <= self._mapped_from and (
+            files.base is not None or len(files) < self._mapped_from
+        ):
+            return log
+        if files.base is None:
+            builder = BaseBuilder(disk, self._key)
+            try:
+                for add in files.added.values():
+                    builder.add_file(add)
+                base = builder.finish()
+            finally:
+                builder.close()
+        else:
+            base = files.base.next_base(np.array(sorted(files.gone), np.int64), [*files.added.values()])
+        state = dataclasses.replace(log.state, files=DataFiles({}, base), memo={})
+        moved = _CachedLog(state, log.last_file, state)
+        with self._lock:
+            if self._cached_log is log:
+                self._cached_log = moved
+        return moved
+
+    def _supersede_segments(self, disk: Disk, base: BaseFiles | None) -> None:
+        """Let columns that the recorded state does not need be evicted first.
+
+        The race: another process may have read the record of an earlier state, and now opens its columns. So they are removed only after
+        the next state has been recorded.
+        """
+        needed = () if base is None else tuple(base.segments)
+        unneeded = (
+            [name for name in disk.segments(self._key) if not name.startswith(needed)]
+            if needed
+            else disk.segments(self._key)
+        )
+        superseded = disk.get_record("superseded", self._key, as_texts) or ()
+        for name in {*superseded}.intersection(unneeded):
+            disk.remove_segment(self._key, name)
+        if unneeded or superseded:
+            disk.supersede_segments(self._key, unneeded)
+
     def _keep(self, log: _CachedLog) -> None:
         """Cache a state, in this process and on the host, unless a newer state of the same table is cached."""
         with self._lock:
@@ -536,7 +629,7 @@ class DeltaLog:
             is_same_table = previous_log is not None and previous_log.state.table_id == log.state.table_id
             if previous_log is not None and is_same_table and previous_log.state.version > log.state.version:
                 return
-            if len(log.tail) > _TAIL_AT_MOST:
+            if len(log.tail) > _TAIL_AT_MOST or len(log.state.files.added) - len(log.base.files.added) > self._mapped_from:
                 log = _CachedLog(log.state, log.last_file, log.state)
             self._cached_log = log
         disk = self._context.disk
@@ -544,7 +637,9 @@ class DeltaLog:
             return
         try:
             if log.base is log.state:
+                log = self._move_to_columns(disk, log)
                 disk.replace_record("log", self._key, _state_to_json(log.state))
+                self._supersede_segments(disk, log.state.files.base)
             value = {
                 "table": log.state.table_id,
                 "commits": [text.decode() for text in log.tail],
@@ -573,13 +668,26 @@ def _parse_version(file: FileVersion) -> int:
 
 
 def _state_to_json(state: DeltaState) -> dict[str, Any]:
+    base = None if state.files.base is None else state.files.base.to_json()
+    if state.files.base is not None and base is None:
+        raise OSError("the cache directory has no room for the files of this state")
     return {
         "version": state.version,
         "metadata": state.metadata,
         "protocol": state.protocol,
-        "files": [add.to_json() for add in state.files.values()],
+        "files": [add.to_json() for add in state.files.added.values()],
+        "base": base,
+        "gone": sorted(state.files.gone),
         "rewrites": state.rewrites,
     }
+
+
+def to_rows(adds: Adds) -> list[dict[str, Any]]:
+    """The `add` actions of a checkpoint one by one, with statistics as JSON texts."""
+    texts = statistics_texts(adds).to_pylist()
+    fields = [field for field in adds.type if field.name not in ("stats", "stats_parsed")]
+    plain = pa.StructArray.from_arrays([adds.field(field.name) for field in fields], fields=fields)
+    return [{**row, "stats": text} for row, text in zip(plain.to_pylist(), texts, strict=True)]
 
 
 def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
@@ -589,16 +697,6 @@ def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
         replay.apply(parse_actions(text, "the host's record of the log"))
         replay.version += 1
     return replay
-
-
-def _state_from_json(record: Any) -> DeltaState:
-    """The state that `_state_to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
-    files = [Add.from_json(row) for row in record["files"]]
-    rewrites = tuple((_parse_keys(new), _parse_keys(old)) for new, old in record["rewrites"])
-    metadata = {**record["metadata"]}
-    as_text(metadata["id"])
-    files_by_key = {add.key: add for add in files}
-    return Replay(as_count(record["version"]), metadata, {**record["protocol"]}, files_by_key, rewrites).state()
 
 
 def _parse_keys(pairs: Any) -> tuple[Key, ...]:

@@ -17,13 +17,15 @@ import re
 import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.calendars import widened
-from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64
+from pyspark_lookup.columnar.predicate import ColumnStats, StatsColumns
 from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
 from pyspark_lookup.columnar.types import (
     EXACT,
@@ -34,6 +36,7 @@ from pyspark_lookup.columnar.types import (
     with_collations,
 )
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_decimal, as_text, is_utf8, show
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import (
     DamagedFileError,
     NotSupportedError,
@@ -43,8 +46,10 @@ from pyspark_lookup.errors import (
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.sources.delta.actions import Add, DeltaState, Key, decode_path, is_absolute
+from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_path, is_absolute
+from pyspark_lookup.sources.delta.base_files import BaseFiles
 from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog
+from pyspark_lookup.sources.delta.state import DeltaState
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import (
     IMMUTABLE,
@@ -57,6 +62,7 @@ from pyspark_lookup.storage.stores import (
 )
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import read_again
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
 from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
@@ -245,7 +251,12 @@ _ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs
 
 
 class DeltaSource(VersionSource):
-    """The versions of Delta tables. A data file is never rewritten in place, so it can be read at once (`lookup.settle` is not needed)."""
+    """The versions of Delta tables. A data file is never rewritten in place, so it can be read at once (`lookup.settle` is not needed).
+
+    `mapped_from`: see `DeltaLog`.
+    """
+
+    mapped_from: ClassVar[int] = 1000
 
     kinds = ("DELTA",)
     markers = (LOG_DIRECTORY,)
@@ -278,7 +289,7 @@ class DeltaSource(VersionSource):
     def log(self, url: str) -> DeltaLog:
         """The log of the Delta table at a canonical URL."""
         if url not in self._logs:
-            self._logs[url] = DeltaLog(self._parts.ufs, self._parts.blocks, self._parts.context, url)
+            self._logs[url] = DeltaLog(self._parts.ufs, self._parts.blocks, self._parts.context, url, self.mapped_from)
         return self._logs[url]
 
     def current(self, question: Question) -> Answer:
@@ -386,6 +397,11 @@ class DeltaFiles:
         # Another table at this path may use a name again.
         self._identity = f"{IMMUTABLE}{key_of(state.table_id)}"
         self._built_files: dict[Key, tuple[Add, FileVersion]] = {}
+        self._columns_of_base: tuple[BaseFiles, DeltaColumns] | None = None
+
+    @property
+    def table_url(self) -> str:
+        return self._table.url
 
     def fits(self, table: Table, state: DeltaState) -> bool:
         return (table, _column_definitions(state)) == (self._table, self._definitions)
@@ -394,7 +410,7 @@ class DeltaFiles:
         """The table version for a state of the log."""
         statistics_by_text = {add.statistics: file.statistics for add, file in self._built_files.values()}
         built_files = {}
-        for key, add in state.files.items():
+        for key, add in state.files.added.items():
             built_file = self._built_files.get(key)
             built_files[key] = (
                 built_file
@@ -403,7 +419,7 @@ class DeltaFiles:
             )
         self._built_files = built_files
         # Readers compare versions by digest. The version number is left out, so that two versions with the same files count as one.
-        digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
+        digest = key_of(state.table_id, state.metadata["schemaString"], len(state.files), *state.files.sums)
         metadata = VersionMetadata(
             state.table_id,
             state.version,
@@ -415,11 +431,63 @@ class DeltaFiles:
             tuple((self._row_names(new), self._row_names(old)) for new, old in state.rewrites),
             state.version,
         )
-        files = sorted((file for _, file in built_files.values()), key=lambda file: file.url)
-        return TableVersion(self._table.id, tuple(files), metadata)
+        added_files = [file for _, file in built_files.values()]
+        if state.files.base is None:
+            return TableVersion(self._table.id, tuple(sorted(added_files, key=lambda file: file.url)), metadata)
+        if self._columns_of_base is None or self._columns_of_base[0] is not state.files.base:
+            self._columns_of_base = state.files.base, DeltaColumns(self, state.files.base)
+        columns = self._columns_of_base[1]
+        files = ColumnFiles.merge(columns, columns.find_rows(state.files.rows), added_files)
+        return TableVersion(self._table.id, files, metadata)
+
+    def urls(self, base: BaseFiles) -> pa.Array:
+        """The URLs of the files of a base, in its order."""
+        urls = pc.binary_join_element_wise(pa.scalar(self._table.url), base.paths, "/")
+        # Only these paths differ from the end of their file's URL.
+        special = as_bools(pc.match_substring_regex(base.paths, r"%|^([A-Za-z][A-Za-z0-9+.-]*:|/)"))
+        if not special.any():
+            return urls
+        paths = base.paths.filter(pa.array(special))
+        parts = pc.extract_regex(paths, r"(?s)^(?P<directory>(?:.*/)?)(?P<name>[^/]*)$")
+        directories = pc.dictionary_encode(pc.struct_field(parts, "directory"))
+        names = pc.struct_field(parts, "name")
+        if (
+            pc.any(pc.match_substring(names, "%")).as_py()
+            or pc.any(pc.match_substring_regex(directories.dictionary, r"^([A-Za-z][A-Za-z0-9+.-]*:|/)")).as_py()
+        ):
+            decoded = pa.array([self.url(path) for path in paths.to_pylist()], pa.string())
+        else:
+            decoded_directories = pa.array([self.url(path) for path in directories.dictionary.to_pylist()], pa.string())
+            decoded = pc.binary_join_element_wise(decoded_directories.take(directories.indices), names, "")
+        return pc.replace_with_mask(urls, pa.array(special), decoded)
+
+    def partition_texts(self, base: BaseFiles, name: str) -> pa.Array:
+        """The values of a partition column in the files of a base, as text."""
+        texts = base.partition_values(self._stored[name])
+        kind = self._schema.field(name).type
+        if not pa.types.is_timestamp(kind) or kind.tz is None:
+            return texts
+        distinct = pc.dictionary_encode(texts)
+        return pa.array([_add_zone(text, kind) for text in distinct.dictionary.to_pylist()], pa.string()).take(
+            distinct.indices
+        )
+
+    def statistics(self, base: BaseFiles, name: str) -> StatsColumns | None:
+        """The statistics of a column in the files of a base; None for a column that the files do not have."""
+        field = next((field for field in self._data if field.name == name), None)
+        if field is None or pa.types.is_nested(field.type):
+            return None
+        stored_name = self._stored[name]
+        return base.statistics(
+            stored_name, field.type, lambda text: _to_column_stats(Statistics.parse(text), stored_name, field.type)
+        )
+
+    def file(self, add: Add) -> FileVersion:
+        """The file that an action adds."""
+        return self._file(add, {})
 
     def _file(self, add: Add, statistics_by_text: Mapping[str | None, FileStatistics | None]) -> FileVersion:
-        url = self._url(add.path)
+        url = self.url(add.path)
         values = dict(add.partition)
         statistics = (
             statistics_by_text[add.statistics]
@@ -440,17 +508,67 @@ class DeltaFiles:
             columns=self._columns,
         )
 
-    def _url(self, spelled: str) -> str:
+    def url(self, spelled: str) -> str:
         path = decode_path(spelled)
         return _url_elsewhere(self._table, path, self._url_of) if is_absolute(spelled) else f"{self._table.url}/{path}"
 
     def _row_names(self, keys: Sequence[Key]) -> tuple[str, ...]:
-        urls = ((self._url(path), vector) for path, vector in keys)
+        urls = ((self.url(path), vector) for path, vector in keys)
         return tuple(
             key_of(name, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else name
             for url, vector in urls
             for name in (key_of(url, self._identity),)
         )
+
+
+class DeltaColumns(FileColumns):
+    """The files of a base, ascending by URL."""
+
+    def __init__(self, files: DeltaFiles, base: BaseFiles) -> None:
+        self._files = files
+        self._base = base
+        urls = files.urls(base)
+        in_order = len(urls) < 2 or pc.all(pc.less_equal(urls.slice(0, len(urls) - 1), urls.slice(1))).as_py()
+        # Percent-encoded paths may be in another order than what they stand for.
+        self._rows = None if in_order else as_int64(pc.sort_indices(urls).cast(pa.int64()))
+        self.urls = urls if self._rows is None else urls.take(as_indices(self._rows))
+        self.sizes = self._base.sizes if self._rows is None else self._base.sizes[self._rows]
+        self._statistics: dict[str, StatsColumns | None] = {}
+
+    def find_rows(self, base_rows: Numbers) -> Numbers:
+        """The rows of these columns, ascending, for rows of the base."""
+        if self._rows is None:
+            return base_rows
+        is_live = np.zeros(self._base.rows, np.bool_)
+        is_live[base_rows] = True
+        return np.flatnonzero(is_live[self._rows])
+
+    def file(self, row: int) -> FileVersion:
+        return self._files.file(self._base.add(row if self._rows is None else int(self._rows[row])))
+
+    @cached_property
+    def row_names(self) -> pa.Array:
+        vectors = self._in_order(self._base.vectors)
+        has_vector = pc.not_equal(vectors, "")
+        if not pc.any(has_vector).as_py():
+            return self.urls
+        paths = pc.replace_substring_regex(self.urls, f"^{re.escape(self._files.table_url)}/", "")
+        with_vectors = pc.binary_join_element_wise(self.urls, pc.binary_join_element_wise(vectors, paths, "#"), "\0")
+        return pc.if_else(has_vector, with_vectors, self.urls)
+
+    def partition_values(self, name: str) -> pa.Array:
+        return self._in_order(self._files.partition_texts(self._base, name))
+
+    def statistics(self, name: str) -> StatsColumns | None:
+        if name not in self._statistics:
+            columns = self._files.statistics(self._base, name)
+            if columns is not None and self._rows is not None:
+                columns = columns.take(as_indices(self._rows))
+            self._statistics[name] = columns
+        return self._statistics[name]
+
+    def _in_order(self, values: pa.Array) -> pa.Array:
+        return values if self._rows is None else values.take(as_indices(self._rows))
 
 
 def _column_definitions(state: DeltaState) -> tuple[object, ...]:
@@ -496,26 +614,28 @@ def _to_statistics(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
     statistics = add.parsed
     if statistics is None:
         return None
-    bounds = {}
-    if statistics.rows is not None:
-        for field in data:
-            stored_name = stored[field.name]
-            nulls = statistics.nulls.get(stored_name)
-            if (
-                type(nulls) is not int
-                or not 0 <= nulls <= statistics.rows
-                or (not statistics.tight and 0 < nulls < statistics.rows)
-            ):
-                nulls = None
-            low = _parse_bound(statistics.low.get(stored_name), field.type, False)
-            high = _parse_bound(statistics.high.get(stored_name), field.type, True)
-            if low is None or high is None or low > high:
-                low = high = None
-            elif pa.types.is_temporal(field.type):
-                low, high = widened(low, high)  # files of a converted table may have dates in the calendar before 1582
-            if nulls is not None or low is not None:
-                bounds[field.name] = ColumnStats(low, high, nulls, statistics.rows)
-    return FileStatistics(statistics.rows, bounds)
+    bounds = {field.name: _to_column_stats(statistics, stored[field.name], field.type) for field in data}
+    return FileStatistics(statistics.rows, {name: stats for name, stats in bounds.items() if stats is not None})
+
+
+def _to_column_stats(statistics: Statistics | None, stored_name: str, kind: pa.DataType) -> ColumnStats | None:
+    """The statistics of the column that the files call `stored_name`; None if the log does not tell."""
+    if statistics is None or statistics.rows is None:
+        return None
+    nulls = statistics.nulls.get(stored_name)
+    if (
+        type(nulls) is not int
+        or not 0 <= nulls <= statistics.rows
+        or (not statistics.tight and 0 < nulls < statistics.rows)
+    ):
+        nulls = None
+    low = _parse_bound(statistics.low.get(stored_name), kind, False)
+    high = _parse_bound(statistics.high.get(stored_name), kind, True)
+    if low is None or high is None or low > high:
+        low = high = None
+    elif pa.types.is_temporal(kind):
+        low, high = widened(low, high)  # files of a converted table may have dates in the calendar before 1582
+    return ColumnStats(low, high, nulls, statistics.rows) if nulls is not None or low is not None else None
 
 
 def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:

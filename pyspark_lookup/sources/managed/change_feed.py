@@ -164,7 +164,7 @@ def _tasks(
     new_files = [dataclasses.replace(version_of_file(table, file), deletes=deletes) for file in write.files]
     before: tuple[FileVersion, ...] = ()
     if removes:
-        before = managed_version(table, state, position - 1).files
+        before = tuple(managed_version(table, state, position - 1).files)
     if write.mode is WriteMode.OVERWRITE:
         stay = {file.url for file in managed_version(table, state, position).files}
         for file in before:

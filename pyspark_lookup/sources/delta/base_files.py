@@ -1,0 +1,608 @@
+"""`BaseFiles`: the data files of a Delta table at one version, as columns that all processes of a host map from its cache directory.
+
+A table of 300,000 files may have a gigabyte of statistics in its checkpoint. They are copied as they are, compressed, and do not become
+Python objects. When a query first compares a column, that column's bounds are parsed from the texts by Arrow, and written beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_bools, as_indices, as_int64, one_array
+from pyspark_lookup.columnar.predicate import ColumnStats, StatsColumns
+from pyspark_lookup.core.decoding import as_counts, as_name
+from pyspark_lookup.sources.delta.actions import Add, Key, Vector, key_of_file
+from pyspark_lookup.storage.disk import Disk, key_of
+
+_SEEDS = (Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93), Seed(0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+_WORD = (1 << 64) - 1
+_FILES, _BOUNDS, _TEXTS, _STATS = "files", "bounds", "texts", "stats"
+_PARTITION = "partition:"
+_GROUP_ROWS = 512  # texts that are compressed together: to read one, so many are decompressed
+_GROUPS_AT_ONCE = 32
+_PARTS_AT_MOST = 16
+_TEXT = pa.large_string()
+_COLUMNS = pa.schema(
+    [
+        ("path", pa.string()),
+        ("vector", pa.string()),
+        ("descriptor", pa.string()),
+        ("size", pa.int64()),
+        ("modified_ms", pa.int64()),
+        ("place", pa.int64()),
+    ]
+)
+"""The key of each file (`path`, `vector`), and the other values of its `Add`. `descriptor`: its deletion vector as JSON. `place`: the row of its
+statistics."""
+
+Sums = tuple[int, int]
+"""The sums of two hashes over the keys of files. The same files have the same sums, whatever came and went before."""
+
+
+def sum_keys(keys: Iterable[Key]) -> Sums:
+    """The sums of the hashes of some keys."""
+    paths, vectors = zip(*pairs, strict=True) if (pairs := list(keys)) else ((), ())
+    return _sum_columns(pa.array(paths, pa.string()), pa.array(vectors, pa.string()))
+
+
+def _sum_columns(paths: pa.Array, vectors: pa.Array) -> Sums:
+    if not len(paths):
+        return 0, 0
+    keys = Keys([paths, vectors])
+    first, second = (int(np.sum(keys.hashes(seed), dtype=np.uint64)) for seed in _SEEDS)
+    return first, second
+
+
+def combine_sums(sums: Sums, added: Sums, removed: Sums) -> Sums:
+    """The sums after some files were added and others removed."""
+    first, second = ((old + new - gone) & _WORD for old, new, gone in zip(sums, added, removed, strict=True))
+    return first, second
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+ParseBounds = Callable[[str | None], ColumnStats | None]
+"""Parses the statistics of one column from the JSON text of one file."""
+
+
+class StatisticsPart:
+    """The statistics of some files as JSON texts, one for each file, compressed in Arrow files (`buffers`) with `counts` rows each.
+
+    `name`: the part's segment in the host's cache directory; None: the texts are in memory.
+    """
+
+    def __init__(self, buffers: Sequence[Any], counts: Sequence[int], name: str | None) -> None:
+        self.name = name
+        self.rows = sum(counts)
+        self._files = [pa.ipc.open_file(pa.py_buffer(buffer)) for buffer in buffers]
+        self._groups = [
+            (file, number)
+            for file, count in zip(self._files, counts, strict=True)
+            for number in range(-(-count // _GROUP_ROWS))
+        ]
+        sizes = [min(_GROUP_ROWS, count - start) for count in counts for start in range(0, count, _GROUP_ROWS)]
+        self._starts = np.cumsum([0, *sizes])
+        self._bounds: dict[str, StatsColumns] = {}
+
+    def text(self, row: int) -> str | None:
+        """The statistics of a file; None if it has none."""
+        group = int(np.searchsorted(self._starts, row, "right")) - 1
+        file, number = self._groups[group]
+        text = file.get_batch(number).column(0)[row - int(self._starts[group])].as_py()
+        return None if text is None else str(text)
+
+    def texts(self) -> Iterator[pa.Array]:
+        """The statistics of all files, of some thousand at once."""
+        for start in range(0, len(self._groups), _GROUPS_AT_ONCE):
+            batches = [file.get_batch(number) for file, number in self._groups[start : start + _GROUPS_AT_ONCE]]
+            yield pa.concat_arrays([batch.column(0) for batch in batches])
+
+    def bounds(self, disk: Disk | None, table: str, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
+        """The statistics of the column that the files call `stored`. They are parsed once per host."""
+        place = key_of(stored, kind)[:16]
+        if place not in self._bounds:
+            kept_disk = disk if self.name is not None else None
+            columns = None if kept_disk is None else _open_bounds(kept_disk, table, f"{self.name}-{place}")
+            if columns is None:
+                parts = [parse_bounds(texts, stored, kind, parse) for texts in self.texts()]
+                columns = concat_stats(parts)
+                if kept_disk is not None:
+                    batch = pa.RecordBatch.from_arrays(_arrays(columns), names=["low", "high", "null_counts", "rows"])
+                    with contextlib.suppress(OSError):  # then another process parses them again
+                        _write_segment(kept_disk, table, f"{self.name}-{place}", {_BOUNDS: _ipc_file(batch)}, {})
+            self._bounds[place] = columns
+        return self._bounds[place]
+
+
+def _arrays(columns: StatsColumns) -> list[pa.Array]:
+    return [columns.low, columns.high, columns.null_counts, columns.rows]
+
+
+def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
+    """The statistics of the files of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return StatsColumns(*(pa.concat_arrays(arrays) for arrays in zip(*map(_arrays, parts), strict=True)))
+
+
+def _open_bounds(disk: Disk, table: str, name: str) -> StatsColumns | None:
+    segment = disk.open_segment(table, name)
+    if segment is None:
+        return None
+    try:
+        return StatsColumns(*_open_batch(segment.regions[_BOUNDS]).columns)
+    except (pa.ArrowException, OSError, KeyError, TypeError):
+        disk.discard_segment(table, name)
+        return None
+
+
+def compress_texts(texts: pa.Array) -> pa.Buffer:
+    """An Arrow file with JSON texts, compressed in groups of `_GROUP_ROWS` rows."""
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_arrays([texts.cast(_TEXT)], names=[_STATS])
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table, max_chunksize=_GROUP_ROWS)
+    return sink.getvalue()
+
+
+def _ipc_file(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _open_batch(region: Any) -> pa.RecordBatch:
+    return pa.ipc.open_file(pa.py_buffer(region)).get_batch(0)
+
+
+def _write_segment(
+    disk: Disk, table: str, name: str, regions: Mapping[str, pa.Buffer], meta: Mapping[str, Any]
+) -> None:
+    writer = disk.create_segment({})
+    try:
+        for region, data in regions.items():
+            writer.add(region, data)
+        writer.finish(meta)
+        disk.publish_segment(table, name, writer)
+    finally:
+        writer.close()
+
+
+def parse_bounds(texts: pa.Array, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
+    """The statistics of a column from the JSON texts of some files. `parse`: for texts that Arrow cannot parse as a whole."""
+    columns = _parse_together(texts, stored, kind)
+    if columns is not None:
+        return columns
+    rows = [parse(text) for text in texts.to_pylist()]
+    bound_type = pa.int64() if pa.types.is_integer(kind) else pa.float64() if pa.types.is_floating(kind) else kind
+    low, high = (
+        pa.array([None if stats is None else getattr(stats, side) for stats in rows], bound_type)
+        for side in ("low", "high")
+    )
+    counts = pa.array([None if stats is None else stats.null_count for stats in rows], pa.int64())
+    return StatsColumns(
+        low, high, counts, pa.array([None if stats is None else stats.rows for stats in rows], pa.int64())
+    )
+
+
+_INSTANT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z?$"
+_FIRST_YEAR, _LAST_YEAR = 1901, 9998  # other years need arithmetic that Arrow lacks
+_CUT = "\ufffd"
+
+
+def _parse_together(texts: pa.Array, stored: str, kind: pa.DataType) -> StatsColumns | None:
+    """The statistics of a column, parsed by Arrow; None if that would not give what `source._to_statistics` gives."""
+    json_type = _json_type(kind)
+    lines = pc.fill_null(texts, "{}")
+    # Each line must be one object, so that rows and lines agree.
+    if (
+        json_type is None
+        or pc.any(pc.match_substring(lines, "\n")).as_py()
+        or not pc.all(pc.starts_with(lines, "{")).as_py()
+    ):
+        return None
+    joined = pc.binary_join_element_wise(lines, pa.scalar("", lines.type), pa.scalar("\n", lines.type))
+    column = pa.struct([(stored, json_type)])
+    fields = [("numRecords", pa.int64()), ("tightBounds", pa.bool_()), ("minValues", column), ("maxValues", column)]
+    schema = pa.schema([*fields, ("nullCount", pa.struct([(stored, pa.int64())]))])
+    data = joined.buffers()[2]
+    try:
+        table = pj.read_json(
+            pa.BufferReader(data),
+            pj.ReadOptions(use_threads=False, block_size=max(data.size, 1 << 16)),
+            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )
+        if table.num_rows != len(texts):
+            return None
+        rows, tight, low, high, nulls = (
+            one_array(table.column(name)) for name in (*(name for name, _ in fields), "nullCount")
+        )
+        low, high, nulls = (pc.struct_field(part, [0]) for part in (low, high, nulls))
+        if pc.any(pc.less(rows, 0)).as_py():
+            return None
+        bounds = _convert(low, high, kind)
+    except (pa.ArrowException, OverflowError):
+        return None
+    if bounds is None:
+        return None
+    tight = pc.fill_null(tight, True)
+    inside = pc.and_(pc.greater_equal(nulls, 0), pc.less_equal(nulls, rows))
+    exact = pc.or_(tight, pc.or_(pc.equal(nulls, 0), pc.equal(nulls, rows)))
+    nulls = pc.if_else(pc.fill_null(pc.and_(inside, exact), False), nulls, pa.scalar(None, pa.int64()))
+    low, high = bounds
+    valid = pc.and_(rows.is_valid(), pc.fill_null(pc.less_equal(low, high), False))
+    low, high = (pc.if_else(valid, side, pa.scalar(None, side.type)) for side in (low, high))
+    return StatsColumns(low, high, nulls, rows)
+
+
+def _json_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type as which Arrow reads the bounds of a column; None if it cannot read them."""
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    return pa.string() if pa.types.is_string(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind) else None
+
+
+def _convert(low: pa.Array, high: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
+    """Bounds in the column's type, widened where writers round; None if some need arithmetic that Arrow lacks. Raises ArrowException."""
+    if pa.types.is_string(kind):
+        return None if pc.any(pc.ends_with(high, _CUT)).as_py() else (low, high)
+    if pa.types.is_floating(kind):
+        return _widen_floats(low, np.fmin), _widen_floats(high, np.fmax)
+    if pa.types.is_date32(kind):
+        low, high = (pc.utf8_slice_codeunits(side, 0, 10).cast(pa.date32()) for side in (low, high))
+    elif pa.types.is_timestamp(kind):
+        if not all(
+            pc.fill_null(pc.all(pc.match_substring_regex(side, _INSTANT)), True).as_py() for side in (low, high)
+        ):
+            return None
+        low, high = (pc.utf8_rtrim(side, "Z").cast(pa.timestamp("us")) for side in (low, high))
+        high = pc.add(
+            high, pa.scalar(datetime.timedelta(milliseconds=1), pa.duration("us"))
+        )  # written in milliseconds, rounded down
+        if kind.tz is not None:
+            low, high = (pc.assume_timezone(side, "UTC") for side in (low, high))
+    else:
+        return low, high
+    for side in (low, high):
+        years = pc.min_max(pc.year(side))
+        if years["min"].is_valid and not _FIRST_YEAR <= years["min"].as_py() <= years["max"].as_py() <= _LAST_YEAR:
+            return None
+    return low, high
+
+
+def _widen_floats(numbers: pa.Array, choose: Callable[[Numbers, Numbers], Numbers]) -> pa.Array:
+    """The numbers, or the floats nearest to them if those bound more: the shortest text of a float may be that of another double."""
+    values = pc.fill_null(numbers, 0.0).to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        floats = values.astype(np.float32).astype(np.float64)
+    widened = choose(values, np.where(np.isfinite(floats), floats, values))
+    return pc.if_else(numbers.is_valid(), pa.array(widened), pa.scalar(None, pa.float64()))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+class BaseFiles:
+    """The data files of a state of a log, ascending by key. Immutable.
+
+    `sums`: see `Sums`. `name`: the segment that has the columns; None: they are in memory. `table`: the key of the log's segments.
+    """
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        parts: Sequence[StatisticsPart],
+        sums: Sums,
+        disk: Disk | None,
+        table: str,
+        name: str | None,
+    ) -> None:
+        self._batch = batch
+        self.parts = tuple(parts)
+        self.sums = sums
+        self.name = name
+        self._disk = disk
+        self._table = table
+        self.rows = batch.num_rows
+        self.paths, self.vectors, self._descriptors = (batch.column(number) for number in range(3))
+        self.sizes, self.modified_ms, self._places = (as_int64(batch.column(number)) for number in range(3, 6))
+        self._starts = np.cumsum([0, *(part.rows for part in parts)])
+
+    @property
+    def partition_columns(self) -> list[str]:
+        """The names, as in the log, of the partition columns for which some file has a value."""
+        return [name.removeprefix(_PARTITION) for name in self._batch.schema.names[len(_COLUMNS) :]]
+
+    def partition_values(self, stored: str) -> pa.Array:
+        """The values of a partition column as text; null where a file has none."""
+        number = self._batch.schema.get_field_index(f"{_PARTITION}{stored}")
+        return pa.nulls(self.rows, pa.string()) if number < 0 else self._batch.column(number)
+
+    def key(self, row: int) -> Key:
+        return self.paths[row].as_py(), self.vectors[row].as_py()
+
+    def find(self, key: Key) -> int | None:
+        """The row of a file; None if there is no such file."""
+        row = self.find_place(key)
+        return row if row < self.rows and self.key(row) == key else None
+
+    def find_place(self, key: Key) -> int:
+        """The first row whose key is not below `key`."""
+        low, high = 0, self.rows
+        while low < high:
+            middle = (low + high) // 2
+            if self.key(middle) < key:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def find_path(self, path: str) -> range:
+        """The rows of a path: files that differ in their deletion vectors."""
+        start = self.find_place((path, ""))
+        stop = start
+        while stop < self.rows and self.paths[stop].as_py() == path:
+            stop += 1
+        return range(start, stop)
+
+    def add(self, row: int) -> Add:
+        """The file of a row, as in the log."""
+        values = [(stored, self.partition_values(stored)[row].as_py()) for stored in self.partition_columns]
+        descriptor = self._descriptors[row].as_py()
+        vector = None if descriptor is None else Vector(*json.loads(descriptor))
+        sizes = int(self.sizes[row]), int(self.modified_ms[row])
+        return Add(self.paths[row].as_py(), tuple(sorted(values)), *sizes, self._statistics(row), vector)
+
+    def _statistics(self, row: int) -> str | None:
+        place = int(self._places[row])
+        part = int(np.searchsorted(self._starts, place, "right")) - 1
+        return self.parts[part].text(place - int(self._starts[part]))
+
+    def statistics(self, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
+        """The statistics of the column that the files call `stored`, one row for each file."""
+        parts = [part.bounds(self._disk, self._table, stored, kind, parse) for part in self.parts]
+        return concat_stats(parts).take(as_indices(self._places))
+
+    def next_base(self, gone: Numbers, added: Sequence[Add]) -> BaseFiles:
+        """The columns without some rows, and with more files. The statistics of earlier files are not written again, unless they are in many parts."""
+        builder = BaseBuilder(self._disk, self._table)
+        live = np.ones(self.rows, np.bool_)
+        live[gone] = False
+        rows = np.flatnonzero(live)
+        kept_parts = self.parts if len(self.parts) < _PARTS_AT_MOST else self.parts[:1]
+        places = self._places[rows]
+        moved = places >= sum(part.rows for part in kept_parts)
+        builder.add_rows(self._batch.take(as_indices(rows[~moved])), kept_parts)
+        for row in rows[moved].tolist():
+            builder.add_file(self.add(row))
+        for add in added:
+            builder.add_file(add)
+        return builder.finish()
+
+    def to_json(self) -> dict[str, Any] | None:
+        """What `open_base` needs to find the columns on disk; None if they are in memory."""
+        names = [part.name for part in self.parts]
+        return (
+            None
+            if self.name is None or None in names
+            else {"files": self.name, "statistics": names, "sums": list(self.sums)}
+        )
+
+    @property
+    def segments(self) -> set[str]:
+        """The beginnings of the names of the segments that belong to these files."""
+        return {name for name in (self.name, *(part.name for part in self.parts)) if name is not None}
+
+
+def open_base(disk: Disk, table: str, record: Any) -> BaseFiles | None:
+    """The columns that `to_json` described; None if a segment is missing or damaged. Raises one of `decoding.UNREADABLE` for a malformed record."""
+    sums = [int(number) & _WORD for number in record["sums"]]
+    opened = disk.open_segment(table, as_name(record["files"]))
+    parts = []
+    for name in record["statistics"]:
+        segment = disk.open_segment(table, as_name(name))
+        if segment is None:
+            return None
+        counts = as_counts(segment.meta["counts"])
+        parts.append(
+            StatisticsPart([segment.regions[f"{_TEXTS}{number}"] for number in range(len(counts))], counts, name)
+        )
+    if opened is None:
+        return None
+    return BaseFiles(_open_batch(opened.regions[_FILES]), parts, (sums[0], sums[1]), disk, table, record["files"])
+
+
+class BaseBuilder:
+    """Collects files for `BaseFiles`. With a `disk`, statistics go to the disk at once. Raises OSError if the disk has no room for them."""
+
+    def __init__(self, disk: Disk | None, table: str) -> None:
+        self._disk = disk
+        self._table = table
+        self._batches: list[pa.RecordBatch] = []
+        self._parts: list[StatisticsPart] = []
+        self._buffers: list[pa.Buffer] = []
+        self._counts: list[int] = []
+        self._added: list[Add] = []
+        self._writer = None if disk is None else disk.create_segment({})
+        self.rows = 0
+
+    def close(self) -> None:
+        """Remove what was written and not finished."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def add_rows(self, batch: pa.RecordBatch, parts: Sequence[StatisticsPart]) -> None:
+        """Take over rows of other columns, with the parts that have their statistics. Call it first."""
+        self._batches.append(batch)
+        self._parts = list(parts)
+        self.rows += batch.num_rows
+
+    def add_file(self, add: Add) -> None:
+        """Add a file; it replaces one with the same key."""
+        self._added.append(add)
+        self.rows += 1
+
+    def add_batch(self, adds: pa.StructArray) -> None:
+        """Add the files of a checkpoint's `add` column, none of which is null. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        if not len(adds):
+            return
+        self._flush()
+        names = [field.name for field in adds.type]
+
+        def column(name: str, kind: pa.DataType) -> pa.Array:
+            return adds.field(name).cast(kind) if name in names else pa.nulls(len(adds), kind)
+
+        vectors = adds.field("deletionVector") if "deletionVector" in names else None
+        descriptors = pa.nulls(len(adds), pa.string())
+        keys = pa.repeat(pa.scalar(""), len(adds))
+        if vectors is not None and vectors.null_count < len(vectors):
+            parsed = [Vector.from_descriptor(descriptor) for descriptor in vectors.to_pylist()]
+            descriptors = pa.array(
+                [None if v is None else json.dumps(dataclasses.astuple(v)) for v in parsed], pa.string()
+            )
+            keys = pa.array([key_of_file("", vector)[1] for vector in parsed], pa.string())
+        paths, sizes = column("path", pa.string()), column("size", pa.int64())
+        if paths.null_count or sizes.null_count or pc.min(sizes).as_py() <= 0:
+            raise ValueError("a data file has no path, or no size above 0")
+        modified = pc.fill_null(column("modificationTime", pa.int64()), 0)
+        partitions = _partition_columns(adds.field("partitionValues"))
+        self._append([paths, keys, descriptors, sizes, modified], partitions, statistics_texts(adds))
+
+    def _flush(self) -> None:
+        """Turn the files that were added one by one into columns."""
+        added, self._added = self._added, []
+        if not added:
+            return
+        self.rows -= len(added)
+        stored = sorted({name for add in added for name, _ in add.partition})
+        partitions = {name: pa.array([dict(add.partition).get(name) for add in added], pa.string()) for name in stored}
+        descriptors = [None if add.vector is None else json.dumps(dataclasses.astuple(add.vector)) for add in added]
+        paths, keys = zip(*(add.key for add in added), strict=True)
+        columns = [pa.array(values, pa.string()) for values in (paths, keys, descriptors)]
+        columns += [
+            pa.array(values, pa.int64()) for values in ([a.size for a in added], [a.modified_ms for a in added])
+        ]
+        self._append(columns, partitions, pa.array([add.statistics for add in added], _TEXT))
+
+    def _append(self, columns: list[pa.Array], partitions: Mapping[str, pa.Array], stats: pa.Array) -> None:
+        count = len(stats)
+        first = sum(part.rows for part in self._parts) + sum(self._counts)
+        arrays = [*columns, pa.array(np.arange(first, first + count)), *partitions.values()]
+        fields = [*_COLUMNS, *(pa.field(f"{_PARTITION}{name}", pa.string()) for name in partitions)]
+        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+        buffer = compress_texts(stats)
+        if self._writer is None:
+            self._buffers.append(buffer)
+        else:
+            self._writer.add(f"{_TEXTS}{len(self._counts)}", buffer)
+        self._counts.append(count)
+        self.rows += count
+
+    def finish(self) -> BaseFiles:
+        """The files, ascending by key. Of those with the same key the last one counts. Raises ValueError if a file has two deletion vectors."""
+        self._flush()
+        parts = [*self._parts]
+        if self._counts:
+            parts.append(self._finish_part())
+        self.close()
+        table = pa.concat_tables([pa.Table.from_batches([batch]) for batch in self._batches], promote_options="default")
+        batch = _sort_by_key(table.combine_chunks())
+        sums = _sum_columns(batch.column(0), batch.column(1))
+        name = None
+        if self._disk is not None:
+            name = f"base-{uuid.uuid4().hex}"
+            _write_segment(self._disk, self._table, name, {_FILES: _ipc_file(batch)}, {})
+            opened = self._disk.open_segment(self._table, name)
+            if opened is None:
+                raise OSError("a segment was removed as soon as it was written")
+            batch = _open_batch(opened.regions[_FILES])
+        return BaseFiles(batch, parts, sums, self._disk, self._table, name)
+
+    def _finish_part(self) -> StatisticsPart:
+        if self._disk is None or self._writer is None:
+            return StatisticsPart(self._buffers, self._counts, None)
+        name = f"stats-{uuid.uuid4().hex}"
+        self._writer.finish({"counts": self._counts})
+        self._disk.publish_segment(self._table, name, self._writer)
+        opened = self._disk.open_segment(self._table, name)
+        if opened is None:
+            raise OSError("a segment was removed as soon as it was written")
+        return StatisticsPart(
+            [opened.regions[f"{_TEXTS}{number}"] for number in range(len(self._counts))], self._counts, name
+        )
+
+
+def statistics_texts(adds: pa.StructArray) -> pa.Array:
+    """The statistics of some `add` actions as JSON texts; null where there are none."""
+    names = [field.name for field in adds.type]
+    texts = adds.field("stats") if "stats" in names else pa.nulls(len(adds))
+    is_text = pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)
+    texts = texts.cast(_TEXT) if is_text else pa.nulls(len(adds), _TEXT)
+    is_empty = pc.equal(pc.binary_length(texts), 0)
+    if pc.any(is_empty).as_py():
+        texts = pc.if_else(is_empty, pa.scalar(None, _TEXT), texts)
+    if "stats_parsed" in names and texts.null_count:
+        parsed = _texts_of_parsed(adds.field("stats_parsed"), texts.is_null())
+        texts = pc.coalesce(texts, pa.array(parsed, _TEXT))
+    return texts
+
+
+def _texts_of_parsed(parsed: pa.Array, needed: pa.Array) -> list[str | None]:
+    """The statistics of checkpoints that have them only as columns, as JSON where they are `needed`; null if a value is beyond Python's types."""
+    try:
+        values = pc.if_else(needed, parsed, pa.scalar(None, parsed.type)).to_pylist()
+    except (OverflowError, ValueError):
+        return [None] * len(parsed)
+    return [None if value is None else json.dumps(value, default=_json_of_value) for value in values]
+
+
+def _json_of_value(value: Any) -> str | float:
+    """A value of `stats_parsed` in the form that JSON statistics use, where a decimal is a number with a double's digits."""
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _partition_columns(values: pa.Array) -> dict[str, pa.Array]:
+    """The partition values of some files by column, as text; an empty text counts as null. Raises ValueError for another type than a map."""
+    if not pa.types.is_map(values.type):
+        raise ValueError(f"partitionValues is no map but {values.type}")
+    names = pc.unique(values.keys.cast(pa.string())).to_pylist()
+    columns = {
+        name: pc.map_lookup(values, pa.scalar(name, values.type.key_type), "last").cast(pa.string()) for name in names
+    }
+    return {
+        name: pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts) for name, texts in columns.items()
+    }
+
+
+def _sort_by_key(table: pa.Table) -> pa.RecordBatch:
+    """The files ascending by key, each key once: the last of equal ones. Raises ValueError if a path comes with two deletion vectors."""
+    order = pc.sort_indices(table, [("path", "ascending"), ("vector", "ascending"), ("place", "ascending")])
+    rows = table.take(order).combine_chunks()
+    paths, vectors = one_array(rows.column("path")), one_array(rows.column("vector"))
+    if len(paths) > 1:
+        same_path = as_bools(pc.equal(paths.slice(1), paths.slice(0, len(paths) - 1)))
+        if same_path.any():
+            same_key = same_path & as_bools(pc.equal(vectors.slice(1), vectors.slice(0, len(vectors) - 1)))
+            last = np.append(~same_key, True)
+            rows = rows.filter(pa.array(last)).combine_chunks()
+            if (same_path & ~same_key).any():
+                raise ValueError("it lists a data file twice, with different deletion vectors")
+    arrays = [one_array(column) for column in rows.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
