@@ -522,7 +522,7 @@ class StatsColumns:
                 return functools.reduce(np.logical_or, marks, np.zeros(len(self.low), np.bool_))
             # Ranks among all bounds and values are whole numbers, which can be searched at once whatever the type is.
             everything = pa.chunked_array([self.low, self.high, values]).combine_chunks()
-            ranks = pc.rank(everything, "ascending", null_placement="at_start", tiebreaker="dense")
+            ranks = pc.rank(everything, tiebreaker="dense")
         except (pa.ArrowException, OverflowError, ValueError):
             return np.ones(len(self.low), np.bool_)
         files = len(self.low)

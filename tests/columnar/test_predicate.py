@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.predicate import (
+    Among,
     And,
     ColumnStats,
     Compare,
@@ -26,8 +27,10 @@ from pyspark_lookup.columnar.predicate import (
     Or,
     Predicate,
     StartsWith,
+    StatsColumns,
     evaluate,
     may_match,
+    may_match_files,
     negate,
     referenced_columns,
 )
@@ -300,6 +303,21 @@ def statistics(values: Sequence[Any], rows: int) -> list[ColumnStats | None]:
     return [None, *(ColumnStats(*bound, rows) for bound in bounds)]
 
 
+def in_columns(kind: pa.DataType, stats: Sequence[ColumnStats | None]) -> StatsColumns:
+    """The statistics of several files as columns; a bound that the column's widest type does not hold is not known."""
+    kind = pa.int64() if pa.types.is_integer(kind) else pa.float64() if pa.types.is_floating(kind) else kind
+
+    def bound(one: ColumnStats | None, side: str) -> Any:
+        try:
+            return None if one is None else pa.scalar(getattr(one, side), kind).as_py()
+        except (pa.ArrowInvalid, OverflowError):
+            return None
+
+    low, high = (pa.array([bound(one, side) for one in stats], kind) for side in ("low", "high"))
+    nulls = pa.array([None if one is None else one.null_count for one in stats], pa.int64())
+    return StatsColumns(low, high, nulls, pa.array([None if one is None else one.rows for one in stats], pa.int64()))
+
+
 @pytest.mark.parametrize("name", EDGES)
 def test_evaluate_at_the_edges(name: str) -> None:
     """Least and greatest values, literals just inside and outside of them, NaN, zeros, text beyond ASCII: all pairs.
@@ -329,13 +347,18 @@ def test_evaluate_at_the_edges(name: str) -> None:
         cases.append((Or((one, two)), [either(pair) for pair in zip(ours, theirs, strict=True)]))
         neither = [either(pair) for pair in zip(inverted(ours), inverted(theirs), strict=True)]
         cases.append((And((one, two)), inverted(neither)))
+    all_stats = statistics(values, len(rows))
+    columns = in_columns(field.type, all_stats)
     for node, expected in [*cases, *((negate(node), inverted(answers)) for node, answers in cases)]:
         found = evaluate(node, chunk, len(rows))
         assert found.type == pa.bool_()
         assert found.to_pylist() == expected, node
         assert negate(negate(node)) == node
-        for stats in statistics(values, len(rows)):
-            assert may_match(node, {name: stats}.get) or True not in expected, (node, stats)
+        together = may_match_files(node, {name: columns}.get, len(all_stats)).tolist()
+        for stats, among_others in zip(all_stats, together, strict=True):
+            alone = may_match(node, {name: stats}.get)
+            assert alone or True not in expected, (node, stats)
+            assert among_others or not alone, (node, stats)
 
 
 C = "c"
@@ -357,6 +380,23 @@ def test_may_match_prunes() -> None:
     for stats, nodes in PRUNED:
         for node in nodes:
             assert not may_match(node, {C: stats}.get), (stats, node)
+            kind = pa.array([None if stats is None else stats.low]).type
+            together = may_match_files(node, {C: in_columns(kind, [stats, stats])}.get, 2)
+            assert not together.any(), (stats, node)
+
+
+def test_many_keys_rule_files_out() -> None:
+    """Of more keys than are compared one by one, each file is asked for the nearest."""
+    keys = Among(C, pa.array(range(0, 1000, 10)))
+    stats = [ColumnStats(low, low + 4, 0, 10) for low in range(0, 1000, 5)]
+    for values, kind in ((keys.values, pa.int64()), (keys.values.cast(pa.string()), pa.string())):
+        one_type = [
+            stat if kind == pa.int64() else ColumnStats(*sorted(map(str, (stat.low, stat.high))), 0, 10)
+            for stat in stats
+        ]
+        together = may_match_files(Among(C, values), {C: in_columns(kind, one_type)}.get, len(stats))
+        assert together.tolist() == [may_match(Among(C, values), {C: stat}.get) for stat in one_type]
+        assert 0 < together.sum() < len(stats)
 
 
 def test_bind_refuses_what_spark_would_round() -> None:

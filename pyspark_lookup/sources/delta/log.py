@@ -19,7 +19,6 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, as_texts
@@ -184,9 +183,7 @@ class DeltaLog:
     `mapped_from`: so many files become columns, which all processes of the host map, see `BaseFiles`.
     """
 
-    def __init__(
-        self, ufs: Ufs, blocks: BlockCache, context: HostContext, url: str, mapped_from: int
-    ) -> None:
+    def __init__(self, ufs: Ufs, blocks: BlockCache, context: HostContext, url: str, mapped_from: int) -> None:
         self.url = url
         self._mapped_from = mapped_from
         self._ufs = ufs
@@ -234,8 +231,7 @@ class DeltaLog:
         except SourceChangedError:  # clean-up has just removed a commit; a checkpoint has its contents
             return self._read_all()
         state = self._advance(cached_log.state, newer, texts)
-        self._keep(_CachedLog(state, newer[-1], cached_log.base, (*cached_log.tail, *texts)))
-        return state
+        return self._keep(_CachedLog(state, newer[-1], cached_log.base, (*cached_log.tail, *texts)))
 
     def _list_newer(self, cached_log: _CachedLog) -> list[FileVersion] | None:
         """The commits after the cached ones. None if the file of the last cached commit has changed or is gone, so that the log may be another
@@ -299,8 +295,7 @@ class DeltaLog:
         with self._lock:
             self._cached_log, self._earlier = None, {}
         state, last_file = self._replay(None)
-        self._keep(_CachedLog(state, last_file, state))
-        return state
+        return self._keep(_CachedLog(state, last_file, state))
 
     def _replay(self, version: int | None) -> tuple[DeltaState, FileVersion]:
         """(the state at a version, the file of its last commit), replayed from the newest complete checkpoint that is not after it.
@@ -622,19 +617,22 @@ class DeltaLog:
         if unneeded or superseded:
             disk.supersede_segments(self._key, unneeded)
 
-    def _keep(self, log: _CachedLog) -> None:
-        """Cache a state, in this process and on the host, unless a newer state of the same table is cached."""
+    def _keep(self, log: _CachedLog) -> DeltaState:
+        """Cache a state, in this process and on the host, unless a newer state of the same table is cached. Returns the state."""
         with self._lock:
             previous_log = self._cached_log
             is_same_table = previous_log is not None and previous_log.state.table_id == log.state.table_id
             if previous_log is not None and is_same_table and previous_log.state.version > log.state.version:
-                return
-            if len(log.tail) > _TAIL_AT_MOST or len(log.state.files.added) - len(log.base.files.added) > self._mapped_from:
+                return log.state
+            if (
+                len(log.tail) > _TAIL_AT_MOST
+                or len(log.state.files.added) - len(log.base.files.added) > self._mapped_from
+            ):
                 log = _CachedLog(log.state, log.last_file, log.state)
             self._cached_log = log
         disk = self._context.disk
         if disk is None:
-            return
+            return log.state
         try:
             if log.base is log.state:
                 log = self._move_to_columns(disk, log)
@@ -650,6 +648,7 @@ class DeltaLog:
                 disk.remove_record("log-tail", f"{self._key}-{previous_log.base.version}")
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
+        return log.state
 
 
 def _find_commits(files: Sequence[FileVersion]) -> dict[int, FileVersion]:

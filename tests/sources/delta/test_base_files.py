@@ -1,0 +1,253 @@
+"""The files of a large Delta table as columns: what they cost, and that nothing else about the table changes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import CacheFullError, DamagedFileError
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.sources.delta import base_files, source
+from pyspark_lookup.sources.delta.actions import Statistics
+from pyspark_lookup.sources.delta.base_files import parse_bounds
+from pyspark_lookup.sources.delta.source import DeltaSource
+from pyspark_lookup.storage.disk import Disk
+from tests.support.delta_tables import append_commit, by_deltalake, opened
+from tests.support.fuzzing import MORE
+from tests.support.lake_tables import counting
+
+FILES = 40
+
+
+@pytest.fixture
+def mapped_from() -> int:
+    return 10
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> None:
+    monkeypatch.setattr(DeltaSource, "mapped_from", mapped_from)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Files of ten rows, in two regions, with a checkpoint after half of them."""
+    path = tmp_path / "t"
+    for number in range(FILES):
+        ids = [*range(number * 10, number * 10 + 10)]
+        rows = pa.table({"id": ids, "name": [f"n{id:03}" for id in ids], "region": [("eu", "ü/ %")[number % 2]] * 10})
+        write_deltalake(str(path), rows, mode="append", partition_by=["region"])
+        if number == FILES // 2:
+            DeltaTable(str(path)).create_checkpoint()
+    return path
+
+
+@pytest.fixture
+def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What is opened from now on is of another process."""
+
+    def begin() -> None:
+        runtime = Runtime(HostClock(), random.Random())
+        monkeypatch.setattr(api, "runtime", lambda: runtime)
+
+    begin()
+    return begin
+
+
+def rows_of(reader: LookupTable) -> list[dict[str, Any]]:
+    return sorted(reader.scan().select(["id", "name", "region"]).to_pylist(), key=lambda row: row["id"])
+
+
+def expected(table: Path) -> list[dict[str, Any]]:
+    return sorted(by_deltalake(table).select(["id", "name", "region"]).to_pylist(), key=lambda row: row["id"])
+
+
+def snapshots(cache: Path) -> set[str]:
+    return {path.name for path in cache.glob("**/snapshots/*/*")}
+
+
+def test_another_process_reads_no_log(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+    """It lists what is new, maps the columns, and opens the file that its key may be in."""
+    first = opened(table, tmp_path / "cache", keys="id")
+    assert rows_of(first) == expected(table)
+    assert first.get(15)[0]["name"] == "n015"
+    restart()
+    second = opened(table, tmp_path / "cache", keys="id")
+    assert counting(second, lambda: second.version)[:3] == (2, 0, 0)  # the last commit, and none after it
+    assert counting(second, lambda: second.get(15))[:3] == (2, 0, 0)  # the host has the bytes of the only file
+    assert rows_of(second) == expected(table)
+
+
+def test_a_commit_costs_what_it_adds(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+    reader = opened(table, tmp_path / "cache", mode="partial", keys="id")
+    assert [reader.get(key)[0]["id"] for key in (15, 200)] == [15, 200]
+    write_deltalake(str(table), pa.table({"id": [15], "name": ["again"], "region": ["eu"]}), mode="append")
+    for heads, gets in ((3, 1), (2, 0)):  # the first process finds and reads a commit
+        # The key whose file did not change is still cached, the other one is looked for in one more file.
+        assert counting(reader, lambda reader=reader: reader.get(200))[:3] == (heads, 0, gets)  # type: ignore[misc]
+        assert sorted(row["name"] for row in reader.get(15)) == ["again", "n015"]
+        restart()
+        reader = opened(table, tmp_path / "cache", mode="partial", keys="id")
+
+
+def test_bounds_are_parsed_once_per_host(
+    table: Path, tmp_path: Path, restart: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    parse = base_files.parse_bounds
+    monkeypatch.setattr(base_files, "parse_bounds", lambda *args: (parsed.append(args[1]), parse(*args))[1])
+    for process in range(3):
+        if process == 2:
+            assert sorted(parsed) == ["id", "id", "name", "name"]  # of the files before the checkpoint, and after it
+        reader = opened(table, tmp_path / "cache")
+        assert reader.scan(predicate="id = 15").num_rows == 1
+        assert reader.scan(predicate="name = 'n015' AND region = 'ü/ %'").num_rows == 1
+        restart()
+    assert len(parsed) == 4
+
+
+@pytest.mark.parametrize("loss", ["removed", "damaged", "full"])
+def test_columns_that_are_lost(
+    table: Path, tmp_path: Path, restart: Callable[[], None], loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the log is read again; without room on the disk the columns are in memory."""
+
+    def create_segment(*_: Any) -> Any:
+        raise CacheFullError("no room")
+
+    if loss == "full":
+        monkeypatch.setattr(Disk, "create_segment", create_segment)
+    for _ in range(2):
+        reader = opened(table, tmp_path / "cache", keys="id")
+        assert reader.get(15)[0]["name"] == "n015"
+        assert rows_of(reader) == expected(table)
+        for segment in (tmp_path / "cache").glob("**/snapshots/*/base-*"):
+            if loss == "damaged":
+                data = bytearray(segment.read_bytes())
+                data[200] ^= 255
+                segment.write_bytes(data)
+            else:
+                segment.unlink()
+        restart()
+
+
+def test_columns_follow_the_log(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+    """Files come and go, a version is pinned, and the columns are made anew: the older ones go in time."""
+    reader = opened(table, tmp_path / "cache", keys="id")
+    before = reader.scan().num_rows
+    for step in range(5):
+        DeltaTable(str(table)).delete(f"id % {FILES} = {step}")
+        rows = pa.table(
+            {"id": [*range(1000 + step * 100, 1020 + step * 100)], "name": ["new"] * 20, "region": ["eu"] * 20}
+        )
+        write_deltalake(str(table), rows, mode="append")
+        assert rows_of(reader) == expected(table)
+        restart()
+        reader = opened(table, tmp_path / "cache", keys="id")
+        assert rows_of(reader) == expected(table)
+    assert opened(table, tmp_path / "cache", version=FILES - 1).scan().num_rows == before
+    assert len([name for name in snapshots(tmp_path / "cache") if name.startswith("base-")]) <= 3
+
+
+@pytest.mark.parametrize("selected", ["region=eu", "max_pt()"])
+def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> None:
+    region = "eu" if "eu" in selected else "ü/ %"
+    wanted = [row for row in expected(table) if row["region"] == region]
+    assert rows_of(opened(table, tmp_path / "cache", partition=selected)) == wanted
+
+
+def test_a_file_with_two_vectors(table: Path, tmp_path: Path) -> None:
+    """A log that lists a path twice contradicts itself, whether the first one is in the columns or not."""
+    add = next(
+        action["add"]
+        for line in (table / "_delta_log" / f"{1:020}.json").read_text().splitlines()
+        if "add" in (action := json.loads(line))
+    )
+    vector = {"storageType": "i", "pathOrInlineDv": "abc", "sizeInBytes": 3, "cardinality": 1}
+    assert opened(table, tmp_path / "cache").version
+    append_commit(table, [{"add": add | {"deletionVector": vector}}])
+    with pytest.raises(DamagedFileError, match="lists a data file twice"):
+        assert opened(table, tmp_path / "cache").version
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "long": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "byte": (pa.int8(), st.integers(-128, 127)),
+    "double": (pa.float64(), st.floats(allow_nan=False, allow_infinity=False)),
+    "float": (pa.float32(), st.floats(allow_nan=False, allow_infinity=False, width=32)),
+    "text": (pa.string(), st.text(max_size=4)),
+    "day": (pa.date32(), st.dates().map(str)),
+    "at": (pa.timestamp("us", "UTC"), st.datetimes().map(lambda at: at.isoformat(timespec="milliseconds") + "Z")),
+    "clock": (pa.timestamp("us"), st.datetimes().map(lambda at: at.isoformat())),
+    "money": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2).map(float)),
+    "flag": (pa.bool_(), st.booleans()),
+}
+ODD = [
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"numRecords": 1} {}',
+    '{"numRecords": -1}',
+    '{\n"numRecords": 3}',
+    '{"numRecords": "3"}',
+]
+
+
+def texts_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str | None]:
+    """The statistics of a file as writers have them, or as none has them."""
+    part = st.dictionaries(st.sampled_from(["c", "d"]), values | st.none(), max_size=2)
+    nulls = st.dictionaries(st.sampled_from(["c", "d"]), st.integers(-1, 5), max_size=2)
+    usual = st.fixed_dictionaries(
+        {"numRecords": st.integers(0, 5), "minValues": part, "maxValues": part, "nullCount": nulls},
+        optional={"tightBounds": st.booleans()},
+    )
+    return usual.map(json.dumps) | st.none() | usual.map(lambda stats: json.dumps(stats, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bounds_are_parsed_together_as_alone(name: str) -> None:
+    """Of many files at once, bounds are those of each file alone, whatever the texts are."""
+    kind, values = KINDS[name]
+    usual = texts_of(values)
+
+    @settings(max_examples=60 * MORE, deadline=None, derandomize=True)
+    @given(st.lists(usual, max_size=6) | st.lists(usual | st.sampled_from(ODD), max_size=6))
+    def check(texts: list[str | None]) -> None:
+        def parse(text: str | None) -> Any:
+            return source._to_column_stats(Statistics.parse(text or None), "c", kind)
+
+        columns = parse_bounds(pa.array(texts, pa.large_string()), "c", kind, parse)
+        alone = [parse(text) for text in texts]
+        assert [columns.row(place) for place in range(len(texts))] == alone
+
+    check()
+
+
+def test_usual_texts_are_parsed_by_arrow() -> None:
+    """The texts of the writers that there are do not need the slow way."""
+    texts = {
+        "long": (pa.int64(), "-7", "2"),
+        "double": (pa.float64(), "0.1", "1e9"),
+        "text": (pa.string(), '"a"', '"ü"'),
+        "day": (pa.date32(), '"2024-02-29"', '"2026-01-01"'),
+        "at": (pa.timestamp("us", "UTC"), '"2024-02-29T00:00:00.000Z"', '"2026-01-01T23:59:59.999Z"'),
+        "clock": (pa.timestamp("us"), '"2024-02-29T00:00:00.000"', '"2026-01-01T23:59:59.999999"'),
+    }
+    for name, (kind, low, high) in texts.items():
+        text = f'{{"numRecords":5,"minValues":{{"c":{low}}},"maxValues":{{"c":{high}}},"nullCount":{{"c":1}}}}'
+        assert base_files._parse_together(pa.array([text, None], pa.large_string()), "c", kind) is not None, name
