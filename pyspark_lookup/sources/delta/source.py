@@ -483,8 +483,12 @@ class DeltaFiles:
         )
 
     def file(self, add: Add) -> FileVersion:
-        """The file that an action adds."""
-        return self._file(add, {})
+        """The file that an action adds. Raises DamagedFileError if its deletion vector is malformed."""
+        try:
+            return self._file(add, {})
+        except UNREADABLE as problem:
+            redacted_path = redact("path", self._table.url)
+            raise_ours(DamagedFileError(f"{redacted_path}, the log of a Delta table: {problem}"), problem)
 
     def _file(self, add: Add, statistics_by_text: Mapping[str | None, FileStatistics | None]) -> FileVersion:
         url = self.url(add.path)

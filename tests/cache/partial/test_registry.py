@@ -59,7 +59,7 @@ class Known:
             return [self.bounds[file.identity] for file in files]
 
         version = self.version(*names)
-        self.changes.remember(version, bounds_of)
+        self.changes.remember(version, bounds_of, lambda _: None)
         return version
 
     def differ(self, old: TableVersion, new: TableVersion, *columns: Sequence[Any]) -> list[bool] | None:
