@@ -257,7 +257,7 @@ class _Bytes:
 def vector_values(data: bytes) -> set[int]:
     """The rows in a 64-bit roaring bitmap: each part and container after the one before, and nothing after the last."""
     source, found, before = _Bytes(data), set[int](), -1
-    magic, count = source.read("<iq")
+    magic, count = source.read("<iQ")
     assert magic == 1681511377
     for _ in range(count):
         (high,) = source.read("<I")

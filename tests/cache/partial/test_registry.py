@@ -264,7 +264,9 @@ def test_what_cannot_differ_does_not(kind: pa.DataType, data: st.DataObject) -> 
             table, version = host.resolver.discover(options)
             layout = host.reader.versions.layout(table, options, version)
             assert [layout.columns.field(name) for name in names] == list(schema)
-            found.remember(version, lambda files, t=table, at=layout: host.reader.versions.key_bounds(t, at, files))
+            found.remember(
+                version, lambda files, t=table, at=layout: host.reader.versions.key_bounds(t, at, files), lambda _: None
+            )
             versions.append(version.digest)
         numbers = [dict.fromkeys(before, 0), {name: int(before.get(name) != after[name]) for name in after}]
         rows = [rows_by_key(files, at) for files, at in zip((before, after), numbers, strict=True)]
