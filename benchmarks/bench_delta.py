@@ -10,29 +10,38 @@ visible    a build of the FULL cache, and then how long until the first answer t
            and until 10,000 rows are gone that deletion vectors delete (goal: 1 %, and 0 bytes of data files).
 stream     a micro-batch of 10,000 rows joined to the table, beside the same stream joined to a broadcast of all the rows, which deltalake
            reads in each micro-batch.
+large      a table of 300,000 files with statistics of 100 columns (no data files; 650 MB of checkpoint): what a new host, a new process, a
+           commit of one file and a key that no file can have cost, beside `DeltaTable(path)`. Each in a process of its own, with its
+           imports done. Goals: a new host 1.5 times deltalake, a new process 0.25 times and 150 MB, a commit 20 ms, a key 30 ms.
 log        a new process of a host that knows the log, and a new host, of tables with 10 and 10,000 commits, on disk and on S3 (moto on
            loopback, whose own time for a LIST grows with the bucket: see the bare request): requests, bytes and seconds. Goal:
            unchanged at most 1.2 times what it costs on ten.
 
     pip install -e '.[spark,bench,test]'
-    python -m benchmarks.bench_delta [--parts unchanged,keys,visible,stream,log] [--rows N] [--files N] [--runs N] [--commits N]
+    python -m benchmarks.bench_delta [--parts unchanged,keys,visible,stream,large,log] [--rows N] [--files N] [--runs N] [--commits N]
+                                     [--large-files N] [--columns N]
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import shutil
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import boto3
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
@@ -42,7 +51,7 @@ from benchmarks.servers import s3
 from pyspark_lookup import LookupTable
 from tests.support.delta_tables import append_commit, vectors_of
 
-PARTS = ("unchanged", "keys", "visible", "stream", "log")
+PARTS = ("unchanged", "keys", "visible", "stream", "large", "log")
 
 
 def make_delta(home: Path, rows: int, files: int) -> Path:
@@ -110,6 +119,139 @@ def stream(table: Path, work: Path, rows: int, runs: int) -> None:
         return found.cast(pa.schema(plain))
 
     lake.stream(table, {}, "deltalake", read, work, rows, runs)
+
+
+_SHARE = 20_000  # files of a checkpoint that are written at once
+
+
+def make_large(home: Path, files: int, columns: int) -> Path:
+    """The log of a table of so many files, in one checkpoint, with the statistics of each column; there are no data files."""
+    table = home / f"large-{files}-{columns}"
+    log = table / "_delta_log"
+    if (log / "_last_checkpoint").exists():
+        return table
+    log.mkdir(parents=True, exist_ok=True)
+    names = ["id", *(f"c{number}" for number in range(1, columns))]
+    kinds = ["string" if number % 4 == 3 else "long" for number in range(columns)]
+    fields = [{"name": n, "type": k, "nullable": True, "metadata": {}} for n, k in zip(names, kinds, strict=True)]
+    metadata = {"id": "large", "schemaString": json.dumps({"type": "struct", "fields": fields}), "partitionColumns": []}
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+    definition = {**metadata, "format": {"provider": "parquet", "options": {}}, "configuration": {}}
+    for number, actions in enumerate([[{"protocol": protocol}, {"metaData": definition}], [{"commitInfo": {}}]]):
+        (log / f"{number:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    texts = pa.map_(pa.string(), pa.string())
+    numbers = {"size": pa.int64(), "modificationTime": pa.int64(), "dataChange": pa.bool_()}
+    add = pa.struct({"path": pa.string(), "partitionValues": texts, **numbers, "stats": pa.string()})
+    form = pa.struct({"provider": pa.string(), "options": texts})
+    lists = {"partitionColumns": pa.list_(pa.string()), "configuration": texts}
+    meta = pa.struct({"id": pa.string(), "format": form, "schemaString": pa.string(), **lists})
+    schema = pa.schema({"add": add, "metaData": meta, "protocol": pa.struct(dict.fromkeys(protocol, pa.int32()))})
+    with pq.ParquetWriter(log / f"{1:020}.checkpoint.parquet", schema) as writer:
+        described = {**metadata, "format": {"provider": "parquet", "options": []}, "configuration": []}
+        writer.write_batch(pa.RecordBatch.from_pylist([{"protocol": protocol}, {"metaData": described}], schema))
+        for start in range(0, files, _SHARE):
+            count = min(_SHARE, files - start)
+            ids = np.arange(start, start + count)
+            rng = np.random.default_rng(start)
+            low = [ids * 1000, *(rng.integers(0, 10**6, count) for _ in names[1:])]
+            high = [ids * 1000 + 999, *(values + rng.integers(0, 10**6, count) for values in low[1:])]
+            nulls = [rng.integers(0, 3, count) for _ in names]
+            parts = zip(("minValues", "maxValues", "nullCount"), (low, high, nulls), strict=True)
+            quoted = [kind == "string" for kind in kinds]
+            objects = [
+                _json_objects(key, names, values, quoted if key != "nullCount" else [False] * columns)
+                for key, values in parts
+            ]
+            stats = pc.binary_join_element_wise('{"numRecords":1000', *objects, ",")
+            stats = pc.binary_join_element_wise(stats, "}", "")
+            paths = pa.array([f"part-{i:06}-{i * 2654435761 % 2**32:08x}.snappy.parquet" for i in ids.tolist()])
+            offsets = pa.array(np.zeros(count + 1, np.int32))
+            no_texts = pa.array([], pa.string())
+            constants = [pa.array(np.full(count, value)) for value in (5_000_000, 1_700_000_000_000, True)]
+            columns_of_add = [paths, pa.MapArray.from_arrays(offsets, no_texts, no_texts), *constants, stats]
+            adds = pa.StructArray.from_arrays(columns_of_add, fields=list(add))
+            rest = [pa.nulls(count, schema.field(name).type) for name in ("metaData", "protocol")]
+            writer.write_batch(pa.RecordBatch.from_arrays([adds, *rest], schema=schema))
+    (log / "_last_checkpoint").write_text(json.dumps({"version": 1, "size": files + 2}))
+    return table
+
+
+def _json_objects(key: str, names: list[str], values: list[Any], quoted: list[bool]) -> pa.Array:
+    """`"key":{"name":value,…}` for each row of the values."""
+    pairs = [
+        pc.binary_join_element_wise(f'"{name}":{mark}', pa.array(numbers).cast(pa.string()), mark, "")
+        for name, numbers, mark in zip(names, values, ['"' if quote else "" for quote in quoted], strict=True)
+    ]
+    return pc.binary_join_element_wise(f'"{key}":{{', pc.binary_join_element_wise(*pairs, ","), "}", "")
+
+
+_MEASURE = """
+import json, sys, time
+import deltalake, pandas, pyarrow.json, pyarrow.parquet
+from pyspark_lookup import LookupTable
+path, cache, what = sys.argv[1:]
+def anonymous():
+    return sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous")) / 1024
+before = anonymous()
+reader = None if what == "deltalake" else LookupTable(path, {"lookup.cache.dir": cache, "lookup.keys": "id", "lookup.cache": "NONE"})
+times = []
+for act in [lambda: deltalake.DeltaTable(path)] if reader is None else [lambda: reader.version, lambda: reader.version, lambda: reader.get(-1), lambda: reader.get(-2)]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    kept = act()
+    times.append((time.perf_counter() - wall, time.process_time() - cpu))
+print(json.dumps([times, anonymous() - before]))
+"""
+
+
+def large(home: Path, work: Path, files: int, columns: int, runs: int) -> None:
+    table = make_large(home, files, columns)
+    print(f"\n{files:,} files, statistics of {columns} columns; seconds of CPU (time) as medians of {runs} runs")
+    print("\n| who | version | again | a key | another key | anonymous MB |\n|---|---|---|---|---|---|")
+    medians: dict[str, float] = {}
+
+    def measure(what: str, caches: Sequence[str]) -> None:
+        answers = []
+        for cache in caches:
+            command = [sys.executable, "-c", _MEASURE, str(table), str(work / cache), what]
+            answers.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        count = len(answers[0][0])
+        walls, cpus = ([statistics.median(a[0][n][side] for a in answers) for n in range(count)] for side in (0, 1))
+        medians[what] = cpus[0]
+        cells = [f"{cpu:.3f} ({wall:.3f})" for wall, cpu in zip(walls, cpus, strict=True)] + [""] * (4 - count)
+        print(f"| {what} | {' | '.join(cells)} | {statistics.median(a[1] for a in answers):.0f} |", flush=True)
+
+    measure("deltalake", [""] * runs)
+    measure("a new host", [f"large-{run}" for run in range(runs)])
+    measure("a new process", ["large-0"] * runs)
+    reader = opened(str(table), work / "large-0", {"lookup.keys": "id"})
+    assert reader.version
+    ids = itertools.count(files)
+    times = []
+    log = table / "_delta_log"
+    try:
+        for _ in range(runs * 4):
+            stats = json.dumps(
+                {"numRecords": 1, "minValues": {"id": 0}, "maxValues": {"id": 0}, "nullCount": {"id": 0}}
+            )
+            add = {
+                "path": f"added-{next(ids)}.parquet",
+                "size": 9,
+                "partitionValues": {},
+                "modificationTime": 0,
+                "stats": stats,
+            }
+            append_commit(table, [{"add": {**add, "dataChange": True}}])
+            cpu = time.process_time()
+            assert reader.version
+            times.append(time.process_time() - cpu)
+    finally:
+        for commit in sorted(log.glob("*.json"))[2:]:
+            commit.unlink()
+    ratios = {what: medians[what] / medians["deltalake"] for what in ("a new host", "a new process")}
+    print(
+        f"\na commit of one file: {statistics.median(times) * 1000:.1f} ms of CPU, p99 {sorted(times)[-1] * 1000:.1f}"
+    )
+    print("beside deltalake: " + ", ".join(f"{what} {ratio:.3f} times" for what, ratio in ratios.items()))
 
 
 def make_log(home: Path, commits: int) -> Path:
@@ -185,15 +327,18 @@ def log(home: Path, work: Path, commits: int, runs: int) -> None:
 def main() -> None:
     parser = lake.arguments(__doc__, PARTS, 5)
     parser.add_argument("--commits", type=int, default=10_000)
+    parser.add_argument("--large-files", type=int, default=300_000)
+    parser.add_argument("--columns", type=int, default=100)
     given = parser.parse_args()
     given.dir.mkdir(parents=True, exist_ok=True)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    table = make_delta(given.dir, given.rows, given.files) if {*given.parts.split(",")} - {"log"} else Path()
+    table = make_delta(given.dir, given.rows, given.files) if {*given.parts.split(",")} - {"log", "large"} else Path()
     runners: dict[str, Callable[[Path], None]] = {
         "unchanged": lambda work: unchanged(table, work, given.runs),
         "keys": lambda work: keys(table, work, given.rows, given.runs),
         "visible": lambda work: visible(table, work, given.rows, given.runs),
         "stream": lambda work: stream(table, work, given.rows, given.runs),
+        "large": lambda work: large(given.dir, work, given.large_files, given.columns, given.runs),
         "log": lambda work: log(given.dir, work, given.commits, given.runs),
     }
     lake.run_parts(given, runners)
