@@ -33,7 +33,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName, OnVersionGone
 from pyspark_lookup.options.groups import CsvOptions, Pin
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk import key_of, key_of_texts
 from pyspark_lookup.storage.stores import (
     DELETE_FILE,
     Deletes,
@@ -441,9 +441,9 @@ class TableVersion:
     def digest(self) -> str:
         if self.metadata is not None:
             return self.metadata.digest
-        parts = (part for file in self.files for part in (file.url, file.size, file.identity))
+        columns = ([f.url for f in self.files], [str(f.size) for f in self.files], [f.identity for f in self.files])
         deletes = ((file.url, *(delete.name for delete in file.deletes)) for file in self.files if file.deletes)
-        return key_of(self.table_id, *parts, *deletes)
+        return key_of(self.table_id, *map(key_of_texts, columns), *deletes)
 
     @cached_property
     def bytes(self) -> int:

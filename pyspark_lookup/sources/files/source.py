@@ -79,9 +79,7 @@ def data_files(
     files = tuple(
         file
         for file in listing.files
-        if file.size > 0
-        and not any(_is_skipped(part) for part in names[file.url].split("/"))
-        and (not pattern or glob_matches(file.url, pattern))
+        if file.size > 0 and not _lies_skipped(names[file.url]) and (not pattern or glob_matches(file.url, pattern))
     )
     if not files:
         reason = (
@@ -89,6 +87,13 @@ def data_files(
         )
         raise TableEmptyError(f"there is no table at {table_url}: {reason}")
     return files
+
+
+def _lies_skipped(path: str) -> bool:
+    """Whether a file, or a directory above it, is skipped. `path`: below the table."""
+    if not path.startswith((".", "_")) and "/." not in path and "/_" not in path:  # nearly all files of a large table
+        return False
+    return any(map(_is_skipped, path.split("/")))
 
 
 def _is_skipped(name: str) -> bool:

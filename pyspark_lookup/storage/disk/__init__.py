@@ -18,7 +18,7 @@ to one user, for all worker processes of the host. If it, or a part of it, is re
 """
 
 from pyspark_lookup.storage.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
-from pyspark_lookup.storage.disk.directory import LAYOUT, Lock, is_cache_directory, key_of, memory_backed
+from pyspark_lookup.storage.disk.directory import LAYOUT, Lock, is_cache_directory, key_of, key_of_texts, memory_backed
 from pyspark_lookup.storage.disk.records import CounterFile, Counts, Held
 from pyspark_lookup.storage.disk.segments import OpenSegment, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile, on_disk
@@ -39,6 +39,7 @@ __all__ = [
     "empty_space",
     "is_cache_directory",
     "key_of",
+    "key_of_texts",
     "memory_backed",
     "on_disk",
 ]

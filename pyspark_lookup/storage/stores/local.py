@@ -71,9 +71,10 @@ class LocalStore:
         return os.path.abspath(str(make_path_posix(path.removeprefix("file://").removeprefix("local://"))))
 
     def _version(self, path: str, status: os.stat_result) -> FileVersion:
+        """The file at an absolute path that `_path` returned, or an entry below one."""
         changed_s = max(status.st_mtime, status.st_ctime)
         return FileVersion(
-            self.url_of(path),
+            f"file://{path}",
             status.st_size,
             f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}",
             status.st_mtime,
