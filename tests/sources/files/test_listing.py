@@ -309,7 +309,7 @@ def test_which_directories_are_a_version(tmp_path: Path) -> None:
         with pytest.raises(errors.TableEmptyError, match=r"holds no data file.*_ or"):
             data_names(listing(*hidden, empty=["started.parquet"]))
     for names, says in (
-        (["a.parquet"], r"_SUCCESS.*lookup\.success-file=true"),
+        (["a.parquet"], r"_SUCCESS.*lookup\.success-file = true"),
         (["x/a.parquet", "x/_SUCCESS"], "_SUCCESS"),
         (["a.parquet", "_temporary/"], "_temporary"),  # which says more than the missing mark
     ):
