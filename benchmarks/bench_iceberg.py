@@ -9,23 +9,29 @@ unchanged  a key of a FULL cache when nothing is new, beside what tells PyIceber
 keys       10,000 keys, the same ones again, in NONE, PARTIAL and FULL, all warm, beside `Table.scan` with the filter `In("id", …)`.
 visible    a build of the FULL cache, and then how long until the first answer that has an append of 1 % (goal: 3 % of a build),
            and until 10,000 rows are gone that an equality delete file deletes (goal: 3 %, and 0 bytes of data files).
-upserts    commits of 500 rows each, as Flink writes them: an equality delete of their keys, and the rows anew. How long until the first
-           answer that has the last of 1, 20, … 240 of them that nobody has compacted, in each mode, beside a build of the FULL cache.
+upserts    commits of 500 rows each, as Flink writes them: an equality delete of their keys, and the rows anew. After 100, 200, 400 and 1,000
+           of them that nobody has compacted: the first lookup of a new process with an empty cache, in NONE and in PARTIAL, of one key and of
+           1,000 keys, beside the same table compacted, in processor time; and how long a FULL cache takes to have one more commit.
 stream     a micro-batch of 10,000 rows joined to the table, beside the same stream joined to a broadcast of all the rows, which PyIceberg
            reads in each micro-batch.
 
     pip install -e '.[spark,bench,test,iceberg]'
     python -m benchmarks.bench_iceberg [--parts unchanged,keys,visible,upserts,stream] [--rows N] [--files N] [--runs N]
+                                      [--commits N,N,…] [--size N]
 """
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import random
+import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import requests
 from pyiceberg.catalog import Catalog, load_catalog
@@ -43,9 +49,6 @@ from tests.support.rest_catalog import RestCatalog
 
 PARTS = ("unchanged", "keys", "visible", "upserts", "stream")
 TABLE = "ns.customers"
-UPSERTED = 500  # rows of a commit
-COMMITS = (1, 20, 60, 120, 240)
-"""After how many commits the answers are timed."""
 
 
 def sql_catalog(home: Path) -> tuple[SqlCatalog, dict[str, str]]:
@@ -151,28 +154,74 @@ def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None
     )
 
 
-def upserts(place: Path, work: Path, rows: int) -> None:
-    catalog, _ = sql_catalog(place)
+def first_lookup(table: str, cache: str, options: Mapping[str, str], keys: Sequence[int]) -> tuple[float, float, int]:
+    """(processor time, time on the clock, rows) of the first lookup of a new process, which has imported what it needs."""
+    importlib.import_module("pyspark_lookup.sources.iceberg.manifests")
+    reader = opened(table, Path(cache), options)
+    began, worked = time.perf_counter(), time.process_time()
+    found = reader.get_many(pa.table({"id": keys})).num_rows if len(keys) > 1 else len(reader.get(keys[0]))
+    return time.process_time() - worked, time.perf_counter() - began, found
+
+
+def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: Sequence[int], size: int) -> None:
+    catalog, options = sql_catalog(place)
     table, rng = copied(catalog, work / "copy"), random.Random(1)
-    readers = {name: opened(table.home, work / name, mode) for name, mode in MODES.items()}
+    full = opened(table.home, work / "FULL", FULL)
     began = time.perf_counter()
-    readers["FULL"].get(0)
-    build = time.perf_counter() - began
-    print(f"\n{rows:,} rows; build {build:.2f} s\n")
-    print(f"| commits | {' | '.join(f'{name}, s' for name in readers)} |\n|---|{'---|' * len(readers)}")
-    for number in range(1, max(COMMITS) + 1):
-        keys = [{"id": key} for key in rng.sample(range(rows), UPSERTED)]
+    full.get(0)
+    print(f"\n{rows:,} rows; build {time.perf_counter() - began:.2f} s; commits of {size} rows\n", flush=True)
+
+    def commit(number: int) -> int:
+        keys = [{"id": key} for key in rng.sample(range(rows), size)]
         table.commit([table.equality(keys, ["id"]), *table.data([{**key, "name": f"v{number}"} for key in keys])])
-        spent = []
-        for name, reader in readers.items():
-            if name != "FULL" and number not in COMMITS:
-                continue
+        return keys[0]["id"]
+
+    print("| commits | lookup | not compacted, CPU s (clock) | compacted, CPU s (clock) | ratio of CPU (clock) |")
+    print("|---|---|---|---|---|")
+    reloads, made = [], 0
+    for count in commits:
+        for number in range(made, count):
+            commit(number)
+        full.get(0)
+        made, times = count + 3, []
+        for number in range(count, made):
+            key = commit(number)
             began = time.perf_counter()
-            found = reader.get(keys[0]["id"])
-            spent.append(time.perf_counter() - began)
-            assert [row["name"] for row in found] == [f"v{number}"]
-        if number in COMMITS:
-            print(f"| {number} | {' | '.join(f'{seconds:.3f}' for seconds in spent)} |", flush=True)
+            assert [row["name"] for row in full.get(key)] == [f"v{number}"]
+            times.append(time.perf_counter() - began)
+        reloads.append((made, min(times)))
+        live = full.scan()
+        name = f"ns.compacted{count}"
+        compacted = catalog.create_table(name, live.schema)
+        live = live.sort_by("id")
+        for part in range(files):
+            low, high = (live.num_rows * cut // files for cut in (part, part + 1))
+            compacted.append(live.slice(low, high - low))
+        tables = {"not compacted": (str(table.home), {}), "compacted": (name, options)}
+        del live
+        for mode in ("NONE", "PARTIAL"):
+            for keys in ([rows // 2], rng.sample(range(rows), 1000)):
+                spent: dict[str, list[tuple[float, float, int]]] = {what: [] for what in tables}
+                for run in range(runs):
+                    for what, (path, more) in tables.items():
+                        host = work / f"host-{count}-{mode}-{len(keys)}-{run}-{what}"
+                        with multiprocessing.get_context("spawn").Pool(1) as pool:
+                            spent[what].append(
+                                pool.apply(first_lookup, (path, str(host), {**MODES[mode], **more}, keys))
+                            )
+                        shutil.rmtree(host)
+                assert {found for times in spent.values() for _, _, found in times} == {len(keys)}
+                (cpu, clock), (peer_cpu, peer_clock) = (
+                    tuple(min(run[place] for run in spent[what]) for place in range(2)) for what in tables
+                )
+                print(
+                    f"| {made:,} | {mode}, {len(keys):,} keys | {cpu:.3f} ({clock:.3f}) | {peer_cpu:.3f} ({peer_clock:.3f}) "
+                    f"| {cpu / peer_cpu:.2f} ({clock / peer_clock:.2f}) |",
+                    flush=True,
+                )
+    print("\n| commits | a FULL cache has one more after, s |\n|---|---|")
+    for count, seconds in reloads:
+        print(f"| {count:,} | {seconds:.3f} |")
 
 
 def stream(place: Path, work: Path, rows: int, runs: int) -> None:
@@ -181,7 +230,10 @@ def stream(place: Path, work: Path, rows: int, runs: int) -> None:
 
 
 def main() -> None:
-    given = lake.arguments(__doc__, PARTS, 5).parse_args()
+    parser = lake.arguments(__doc__, PARTS, 5)
+    parser.add_argument("--commits", default="100,200,400,1000")
+    parser.add_argument("--size", type=int, default=500)
+    given = parser.parse_args()
     given.dir.mkdir(parents=True, exist_ok=True)
     place = make_iceberg(given.dir, given.rows, given.files)
     source = customers(given.dir, given.rows, given.files)[0]
@@ -189,7 +241,9 @@ def main() -> None:
         "unchanged": lambda work: unchanged(place, work, given.runs),
         "keys": lambda work: keys(place, work, given.rows, given.runs),
         "visible": lambda work: visible(place, source, work, given.rows, given.runs),
-        "upserts": lambda work: upserts(place, work, given.rows),
+        "upserts": lambda work: upserts(
+            place, work, given.rows, given.files, given.runs, list(map(int, given.commits.split(","))), given.size
+        ),
         "stream": lambda work: stream(place, work, given.rows, given.runs),
     }
     lake.run_parts(given, runners)

@@ -493,6 +493,11 @@ class Order:
     first: Numbers
     hashes: Numbers
 
+    def last_rows(self) -> Order:
+        """The order of the last row of each key."""
+        ends = np.append(self.first[1:], len(self.rows)) - 1
+        return Order(self.rows[ends[: len(self.first)]], np.arange(len(self.first)), self.hashes)
+
 
 def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Order:
     """The hash order of the valid rows of `keys`. Rows of one key stay in the order of `rows` (None: in their own)."""
@@ -792,15 +797,21 @@ class RowIndex:
         stored = [one_array(rows.column(name)) for name in names]
         keys = Keys(stored)
         order = order_rows(keys, keys.hashes(SEED))
-        builder = IndexBuilder(keys.rows, None, wide=True)
-        builder.add(order, keys)
-        indices = as_indices(order.rows)
         self._rows = order.rows
-        self._index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
+        self._index = index_rows(order, keys)
 
     def match(self, keys: Keys) -> Matches:
         matches = self._index.probe(keys, keys.hashes(SEED))
         return Matches(matches.keys, self._rows[matches.rows])
+
+
+def index_rows(order: Order, keys: Keys) -> KeyIndex:
+    """An index over the rows of `keys` that are in `order`; the matches of `KeyIndex.probe` are positions in it. The seed is `SEED`."""
+    builder = IndexBuilder(len(order.rows), None, wide=True)
+    builder.add(order, keys)
+    indices = as_indices(order.rows)
+    stored = [pc.take(column.array, indices) for column in keys.columns]
+    return KeyIndex(builder.arrays(strict=False), stored, 0)
 
 
 def take_matches(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:

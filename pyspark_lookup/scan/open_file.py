@@ -15,7 +15,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,14 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Predicate, referenced_columns
-from pyspark_lookup.columnar.types import cast_column, flatten_offsets, list_of_entries, spark_type, split_type
+from pyspark_lookup.columnar.types import (
+    cast_column,
+    check_readable,
+    flatten_offsets,
+    list_of_entries,
+    spark_type,
+    split_type,
+)
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError
 from pyspark_lookup.options.enums import FileFormatName
@@ -321,6 +328,12 @@ class OpenFile:
     deleted: Numbers | None = None  # positions of deleted rows in the file
     read_from: tuple[Range, ...] = ()  # the ranges from which the index was read, in memory or not
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
+    equality_fields: Mapping[str, pa.Field] = dataclasses.field(default_factory=dict)
+    """The columns by which equality deletes concern the file, by names that no other column has."""
+    equality_names: list[list[str]] = dataclasses.field(default_factory=list)
+    """The names of these columns, for each set of columns of the file's groups of equality deletes."""
+    deleted_values: list[Any] = dataclasses.field(default_factory=list)
+    """The `DeletedValues` of these sets of columns."""
 
     def first_row(self, unit: Unit) -> int:
         """The position in the file of a unit's first row, for a format that has the number of rows of each unit."""
@@ -331,9 +344,38 @@ class OpenFile:
                 first += self.index.rows(index_unit) or 0
         return self.starts[unit.number]
 
-    def spell(self, columns: frozenset[str]) -> list[str]:
-        """This file's names of those of the columns that it has."""
-        return [self.names[name] for name in sorted(columns) if name in self.names]
+    def spell(self, columns: Iterable[str]) -> list[str]:
+        """This file's names of those of the columns that it has, each once."""
+        return list(dict.fromkeys(self.names[name] for name in sorted(columns) if name in self.names))
+
+    def add_equality_columns(self) -> None:
+        """Let `decode` read the columns by which equality deletes concern this file, too, by names that no other column has.
+
+        The table may not have these columns any more, or in another type. Raises SchemaError if the file has one in a type that cannot be
+        read.
+        """
+        file = self.piece.file
+        values, columns, partition, fields = dict(file.partition or ()), list(file.columns or ()), [], {}
+        self.equality_names = []
+        for compared in (compared for group in file.equality for compared, _ in group.by_columns):
+            stored = compared.file.columns or ()
+            spelled = find_names(dataclasses.replace(file, columns=stored), self.index, compared.schema)
+            names = [f"\0{len(self.equality_names)} {name}" for name in compared.schema.names]
+            self.equality_names.append(names)
+            for name, field in zip(names, compared.schema, strict=True):
+                fields[name] = field.with_name(name)
+                columns.append(dataclasses.replace(_column(stored, field.name), name=name))
+                if field.name in values:
+                    partition.append((name, values[field.name]))
+                if field.name in spelled:
+                    self.names[name] = spelled[field.name]
+        view = dataclasses.replace(file, columns=tuple(columns), partition=(*(file.partition or ()), *partition))
+        self.piece, self.equality_fields = dataclasses.replace(self.piece, file=view), fields
+        for name, field in fields.items():
+            if name in self.names:
+                stored_type = type_as_planned(view, self.index, name, self.names[name], field.type)
+                misfit = self.index.misfits.get(self.names[name])
+                check_readable(field.with_name(name.partition(" ")[2]), stored_type, file.url, False, misfit)
 
     @cached_property
     def location(self) -> BlocksAndLocations:
@@ -488,11 +530,14 @@ def _hash_values(among: Among) -> Numbers | None:
 def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
     """The rows of a unit with the named columns in their planned types, with partition values, and with the values of missing columns."""
     stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
+    stored = list(dict.fromkeys(stored))  # an equality delete may name a column that is also read otherwise
     for batch in _batches(file, unit, stored):
         rows = batch.num_rows
         arrays, fields = [], []
         for name in columns:
-            field = (projection.partitions if name in file.partition else projection.data).field(name)
+            field = file.equality_fields.get(name)
+            if field is None:
+                field = (projection.partitions if name in file.partition else projection.data).field(name)
             fields.append(field)
             if name in file.partition:
                 arrays.append(pa.repeat(pa.scalar(file.partition[name], field.type), rows))

@@ -3,16 +3,13 @@
 `TableScan` is the interface of all scans, also of those of other systems' tables; `Scan` reads files. `Scan.prepare` does all I/O of a task
 before its first batch. So a task notices that a version has vanished before it has returned any row. The prepared task only decodes.
 
-Rows are deleted by position, or by their values (Iceberg's equality deletes). Values are compared as in Iceberg: null equals null, and NaN
-equals NaN, but -0.0 does not equal 0.0.
+Rows are deleted by position, or by their values (see `scan.equality`), which are compared when the rows have been read.
 """
 
 from __future__ import annotations
 
 import abc
-import collections
 import dataclasses
-import decimal
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +17,9 @@ from typing import Protocol, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import Keys, Numbers, RowIndex, one_array
+from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import (
-    Among,
-    And,
     ColumnStats,
     Predicate,
     evaluate,
@@ -36,9 +30,9 @@ from pyspark_lookup.columnar.predicate import (
 from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas, widens
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, SchemaError
 from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.scan.equality import DeletedValues, EqualityIndexes
 from pyspark_lookup.scan.formats import (
     BATCH_ROWS,
     Data,
@@ -51,7 +45,6 @@ from pyspark_lookup.scan.formats import (
 )
 from pyspark_lookup.scan.open_file import (
     KnownFiles,
-    Latest,
     OpenFile,
     Projection,
     Slice,
@@ -65,7 +58,7 @@ from pyspark_lookup.scan.open_file import (
     type_as_planned,
 )
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
+from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityGroup, FileVersion, Range
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import (
     Table,
@@ -75,137 +68,6 @@ from pyspark_lookup.versions.model import (
     raw_partition_values,
     typed_partition_values,
 )
-
-_THREADS = 8  # more than there are cores, because they mostly wait for the store
-_KEPT_BYTES = 64 * 1024 * 1024
-_FILES_KEPT = 4 * 1024 * 1024  # positions in total
-
-ReadRows = Callable[[FileVersion, pa.Schema], pa.Table]
-"""Reads all rows of a file, deleted rows included, with the columns of a schema."""
-PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[Numbers, pa.RecordBatch]]]
-"""Reads (positions, columns of a schema) of the rows of a file for which a predicate may be true, deleted rows included."""
-
-
-def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns that are equal in exactly the rows in which `columns` are equal, but have no nulls and no floats.
-
-    A struct is replaced by its only field.
-    """
-    values: list[pa.Array] = []
-    for column in columns:
-        while pa.types.is_struct(column.type):
-            column = pc.struct_field(column, [0])
-        if pa.types.is_floating(column.type):
-            nulls = column.is_null()
-            plain = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
-            plain[np.isnan(plain)] = np.nan
-            column = pc.if_else(nulls, pa.scalar(None, pa.int64()), pa.array(plain.view(np.int64)))
-        values += [pc.fill_null(column, _blank(column.type)), column.is_null()]
-    return values
-
-
-def _blank(kind: pa.DataType) -> pa.Scalar:
-    """Any value of a type, as a placeholder for nulls."""
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
-    if pa.types.is_boolean(kind):
-        return pa.scalar(False)
-    return pa.scalar(decimal.Decimal(0) if pa.types.is_decimal(kind) else 0, kind)
-
-
-class DeletedValues:
-    """The values of deleted rows: `rows` has all rows of some equality delete files with the same columns."""
-
-    def __init__(self, schema: pa.Schema, rows: pa.Table) -> None:
-        self.schema, self.rows = schema, rows
-        columns = comparable_values([one_array(column) for column in rows.columns])
-        names = [str(number) for number in range(len(columns))]
-        self._index = RowIndex(pa.Table.from_arrays(columns, names=names), names)
-
-    def mark(self, columns: Sequence[pa.Array]) -> Numbers:
-        """For each row of `columns`, whether its values are those of a deleted row."""
-        keys = Keys(comparable_values(columns))
-        marked = np.zeros(keys.rows, np.bool_)
-        marked[self._index.match(keys).keys] = True
-        return marked
-
-    @property
-    def predicate(self) -> Predicate | None:
-        """A predicate that is true for every row with deleted values; None if no column can narrow the search for such rows."""
-        parts: list[Predicate] = []
-        for field, column in zip(self.schema, self.rows.columns, strict=True):
-            if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
-                parts.append(Among(field.name, pc.unique(column)))
-        return None if not parts else parts[0] if len(parts) == 1 else And(tuple(parts))
-
-
-class EqualityDeleted:
-    """The positions of rows that equality deletes delete. Each delete file is decoded once per process."""
-
-    def __init__(self, read: ReadRows, place: PlaceRows) -> None:
-        self._read = read
-        self._place = place
-        self._rows = Latest[pa.Table](_KEPT_BYTES)
-        self._values = Latest[DeletedValues](_KEPT_BYTES)
-        self._positions = Latest[Numbers](_FILES_KEPT)
-
-    def read_positions(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
-        """The positions of deleted rows, ascending, by the URL of each file that has equality deletes."""
-        files = [file for file in files if any(delete.equality is not None for delete in file.deletes)]
-        for deletes in {id(file.deletes): file.deletes for file in files}.values():
-            collections.deque(self.values(deletes), 0)  # compute them once, before several threads need them
-        position_arrays = run_in_order(self._file_positions, files, min(len(files), _THREADS) if len(files) > 1 else 0)
-        return {file.url: positions for file, positions in zip(files, position_arrays, strict=True)}
-
-    def _file_positions(self, file: FileVersion) -> Numbers:
-        deletes = [delete for delete in file.deletes if delete.equality is not None]
-        equality_columns = [delete.equality for delete in deletes if delete.equality is not None]
-        key = (
-            file.url,
-            file.identity,
-            file.columns,
-            *((columns.file.url, columns.file.columns, columns.schema) for columns in equality_columns),
-        )
-        positions = self._positions.get(key)
-        if positions is None:
-            parts = [self._find_positions(file, columns, values) for columns, values in self.values(deletes)]
-            positions = np.unique(np.concatenate(parts))
-            self._positions.put(key, positions, len(positions) + 1)
-        return positions
-
-    def values(self, deletes: Sequence[Deletes]) -> Iterator[tuple[EqualityColumns, DeletedValues]]:
-        """The deleted values, grouped by the deletes' columns."""
-        groups: dict[tuple[object, ...], list[EqualityColumns]] = {}
-        for delete in deletes:
-            columns = delete.equality
-            if columns is not None:
-                groups.setdefault((columns.file.columns, columns.schema), []).append(columns)
-        for group_key, group in groups.items():
-            key = (*group_key, *(columns.file.url for columns in group))
-            deleted_values = self._values.get(key)
-            if deleted_values is None:
-                schema = group[0].schema
-                deleted_values = DeletedValues(
-                    schema, pa.concat_tables([self._read_rows(columns) for columns in group])
-                )
-                self._values.put(key, deleted_values, deleted_values.rows.nbytes + 1)
-            yield group[0], deleted_values
-
-    def _read_rows(self, columns: EqualityColumns) -> pa.Table:
-        """The rows of a delete file, cached by file: each commit makes other groups of files, most of which were read before."""
-        key = (columns.file.url, columns.file.columns, columns.schema)
-        rows = self._rows.get(key)
-        if rows is None:
-            rows = self._read(columns.file, columns.schema)
-            self._rows.put(key, rows, rows.nbytes + 1)
-        return rows
-
-    def _find_positions(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
-        plain = dataclasses.replace(file, deletes=(), columns=columns.file.columns)
-        parts = [
-            places[values.mark(batch.columns)] for places, batch in self._place(plain, columns.schema, values.predicate)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, Numbers]) -> dict[str, Numbers]:
@@ -253,12 +115,10 @@ class DeletedRows:
 
     def read_positions(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """The positions of deleted rows, ascending, by the URL of each file that has some. `root`: the table's URL."""
-        files = [file for file in files if any(delete.equality is None for delete in file.deletes)]
+        files = [file for file in files if file.deletes]
         # All files of a managed table's version have the same deletes.
-        position_deletes = {
-            id(file.deletes): tuple(delete for delete in file.deletes if delete.equality is None) for file in files
-        }
-        deletes = {delete.name: delete for group in position_deletes.values() for delete in group}
+        distinct_deletes = {id(file.deletes): file.deletes for file in files}
+        deletes = {delete.name: delete for group in distinct_deletes.values() for delete in group}
         if not deletes:
             return {}
         with self._lock:
@@ -268,7 +128,7 @@ class DeletedRows:
                 self._merged, self._groups = (tuple(deletes), merged), {}
             groups = {
                 key: self._groups.setdefault(tuple(delete.name for delete in group), len(self._groups))
-                for key, group in position_deletes.items()
+                for key, group in distinct_deletes.items()
             }
         places = {file.url: (file.url, groups[id(file.deletes)]) for file in files}
         new = {file.url: file for file in files if places[file.url] not in merged}
@@ -276,11 +136,7 @@ class DeletedRows:
             by_name = self._read(list(deletes.values()))
             for url, file in new.items():
                 path = url.removeprefix(root + "/")
-                parts = [
-                    by_name[delete.name][path]
-                    for delete in position_deletes[id(file.deletes)]
-                    if path in by_name[delete.name]
-                ]
+                parts = [by_name[delete.name][path] for delete in file.deletes if path in by_name[delete.name]]
                 merged[places[url]] = None if not parts else np.unique(np.concatenate(parts))
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
@@ -443,10 +299,8 @@ class TableScan(abc.ABC):
         """The positions of deleted rows, by the URL of their file."""
         return {}
 
-    def deleted_values(
-        self, table: Table, deletes: Sequence[Deletes]
-    ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
-        """The values of equality deletes, grouped by their columns."""
+    def deleted_values(self, table: Table, group: EqualityGroup) -> Iterable[DeletedValues]:
+        """The values that equality deletes name, for each set of columns."""
         return ()
 
     @abc.abstractmethod
@@ -532,6 +386,7 @@ def evaluate_mask(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.Bool
 # units, a second round of requests costs more than it saves.
 _TWO_PHASE_UNITS = 8
 _TWO_PHASE_BYTES = 256 * 1024
+_READ_AT_ONCE = 32 * 1024 * 1024  # bytes of delete files
 _READS_KEPT = 200  # after this many reads without a use of a file, its index is cheaper to read again than to keep
 
 
@@ -547,7 +402,7 @@ class Scan(TableScan):
             _READS_KEPT if rereads else 1
         )  # 1, because the parts of one large file are read one after the other
         self._known_files = KnownFiles(self._reads_kept)
-        self._by_value: EqualityDeleted | None = None
+        self._equality: EqualityIndexes | None = None
 
     def forget_files(self) -> None:
         self._known_files = KnownFiles(self._reads_kept)
@@ -646,30 +501,24 @@ class Scan(TableScan):
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """Implements `TableScan.read_deleted`. Reads delete files through the cache."""
         return merge_positions(
-            self._deleted.read_positions(table.url, files), self._equality_deleted(table).read_positions(files)
+            self._deleted.read_positions(table.url, files), self._equality_indexes(table).read_positions(files)
         )
 
-    def deleted_values(
-        self, table: Table, deletes: Sequence[Deletes]
-    ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
+    def deleted_values(self, table: Table, group: EqualityGroup) -> Iterable[DeletedValues]:
         """Implements `TableScan.deleted_values`. Reads delete files through the cache."""
-        return self._equality_deleted(table).values(deletes)
+        return self._equality_indexes(table).values_of(group)
 
-    def _equality_deleted(self, table: Table) -> EqualityDeleted:
-        if self._by_value is None:
-            read = functools.partial(self._read_rows, table)
-            self._by_value = EqualityDeleted(read, functools.partial(self._place_rows, table))
-        return self._by_value
-
-    def _read_rows(self, table: Table, file: FileVersion, schema: pa.Schema) -> pa.Table:
-        prepared = self._prepare(table, to_slices([file]), Projection(schema, schema, pa.schema([])))
-        return pa.Table.from_batches(list(prepared.batches()), schema)
+    def _equality_indexes(self, table: Table) -> EqualityIndexes:
+        if self._equality is None:
+            self._equality = EqualityIndexes(functools.partial(self._place_rows, table))
+        return self._equality
 
     def _place_rows(
-        self, table: Table, file: FileVersion, schema: pa.Schema, predicate: Predicate | None
-    ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        prepared = self._prepare(table, to_slices([file]), Projection(schema, schema, pa.schema([]), predicate))
-        return ((places, batch) for _, places, batch in prepared.place())
+        self, table: Table, files: Sequence[FileVersion], schema: pa.Schema, predicate: Predicate | None
+    ) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
+        projection = Projection(schema, schema, pa.schema([]), predicate)
+        for some in _rounds(files):
+            yield from self._prepare(table, to_slices(some), projection).place()
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -697,16 +546,24 @@ class Scan(TableScan):
         remaining = self._prune_files(table, pieces, projection)
         opened = self._open(table, remaining, projection)
         self._check_schema(opened, projection, columns_of_version)
-        deleted = self.read_deleted(table, [piece.file for piece in remaining])
+        deleted = self._deleted.read_positions(table.url, [piece.file for piece in remaining])
         for file in opened:
             file.deleted = deleted.get(file.piece.file.url)
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
             file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
             file.units = [unit for unit in file.units if self._known_files.may_have(file, unit, projection)]
             self._metrics.inc("rowGroupsPrunedCount", len(inside) - len(file.units))
+            if file.units and file.piece.file.equality:
+                file.add_equality_columns()
         self._load(opened, projection)
         for file in opened:
             self._known_files.learn(file, projection)
+            if file.units:
+                file.deleted_values = [
+                    values
+                    for group in file.piece.file.equality
+                    for values in self._equality_indexes(table).values_of(group)
+                ]
         return Prepared(opened, projection, self._metrics)
 
     def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
@@ -852,12 +709,13 @@ class Scan(TableScan):
                     if any(evaluate_mask(projection.predicate, batch).true_count for batch in batches):
                         matching.append(unit)
                 file.units = matching
-        self._fetch(opened, _scanned_columns(projection))
+        self._fetch(opened, _scanned_columns(projection), with_equality=True)
 
-    def _fetch(self, opened: list[OpenFile], columns: frozenset[str]) -> None:
+    def _fetch(self, opened: list[OpenFile], columns: frozenset[str], with_equality: bool = False) -> None:
         requests = []
         for file in opened:
-            ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spell(columns))]
+            names = file.spell([*columns, *file.equality_fields] if with_equality else columns)
+            ranges = [part for unit in file.units for part in file.index.ranges(unit, names)]
             missing = dict.fromkeys(to_read(part, file) for part in ranges if is_missing(part, file))
             if missing:
                 requests.append((file, list(missing)))
@@ -902,7 +760,10 @@ class Prepared:
             for batch in batches:
                 rows, places = drop_deleted(file.deleted, first, batch)
                 first += batch.num_rows
-                yield file.piece.file, places, rows
+                live = _live_by_value(file, rows)
+                if live is not None:
+                    rows, places = rows.filter(pa.array(live)), places[live]
+                yield file.piece.file, places, rows.select(self._projection.columns.names)
 
     def _filter(self) -> Iterator[pa.RecordBatch]:
         for file, unit, batches in self._decode(self._projection.needed_columns):
@@ -912,13 +773,16 @@ class Prepared:
                 rows = batch if file.deleted is None else drop_deleted(file.deleted, first, batch)[0]
                 first += batch.num_rows
                 matches = matching_rows(rows, self._projection.predicate)
+                live = None if matches is None else _live_by_value(file, matches)
+                if matches is not None and live is not None:
+                    matches = matches.filter(pa.array(live))
                 if matches is not None and matches.num_rows:
                     yield matches.select(self._projection.columns.names)
 
     def _decode(self, names: Sequence[str]) -> Iterator[tuple[OpenFile, Unit, Iterator[pa.RecordBatch]]]:
         for file in self._opened:
             for unit in file.units:
-                yield file, unit, decode(file, unit, names, self._projection)
+                yield file, unit, decode(file, unit, [*names, *file.equality_fields], self._projection)
             file.data.clear()
 
 
@@ -932,6 +796,29 @@ def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> Col
         for file in files:
             _partition_values(table, file, projection.partitions)  # raises an error that names the file
         raise
+
+
+def _live_by_value(file: OpenFile, batch: pa.RecordBatch) -> Numbers | None:
+    """A mask of a batch of a file's rows: True for rows that no equality delete concerns; None if none is deleted."""
+    live = np.ones(batch.num_rows, np.bool_)
+    if batch.num_rows:
+        for names, values in zip(file.equality_names, file.deleted_values, strict=True):
+            live &= values.highest([batch.column(name) for name in names]) <= file.piece.file.sequence
+    return None if live.all() else live
+
+
+def _rounds(files: Sequence[FileVersion]) -> Iterator[list[FileVersion]]:
+    """The files in groups that are read together, of about `_READ_AT_ONCE` bytes."""
+    some: list[FileVersion] = []
+    size = 0
+    for file in files:
+        if some and size + file.size > _READ_AT_ONCE:
+            yield some
+            some, size = [], 0
+        some.append(file)
+        size += file.size
+    if some:
+        yield some
 
 
 def _scanned_columns(projection: Projection) -> frozenset[str]:

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import decimal_of_text, schema_of_text
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_name, as_text, as_texts
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_name, as_text, as_texts
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, NotATableError, OptionError, SchemaError, raise_ours
 from pyspark_lookup.options.conf_file import redact
@@ -37,6 +37,8 @@ from pyspark_lookup.storage.disk import key_of, key_of_texts
 from pyspark_lookup.storage.stores import (
     DELETE_FILE,
     Deletes,
+    EqualityDeletes,
+    EqualityGroup,
     FileStatistics,
     FileVersion,
     PartitionValues,
@@ -129,8 +131,6 @@ class DeleteFile:
     url: str
     size: int
 
-    equality = None
-
     @property
     def name(self) -> str:
         return self.url
@@ -156,8 +156,8 @@ class DeleteFile:
         return cls(as_text(url), as_count(size))
 
 
-DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
-"""The functions that decode a `Deletes` value, by the first item of the list that its `to_json` returns; they take the other items."""
+DELETES: dict[str, Callable[[Any], Deletes | EqualityDeletes]] = {"file": DeleteFile.from_json}
+"""The functions that decode a `Deletes` or `EqualityDeletes` value, by the first item of the list that its `to_json` returns; they take the other items."""
 
 
 def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
@@ -443,7 +443,14 @@ class TableVersion:
             return self.metadata.digest
         columns = ([f.url for f in self.files], [str(f.size) for f in self.files], [f.identity for f in self.files])
         deletes = ((file.url, *(delete.name for delete in file.deletes)) for file in self.files if file.deletes)
-        return key_of(self.table_id, *map(key_of_texts, columns), *deletes)
+        groups = [group.names for group in self.equality]
+        numbers = {id(group): number for number, group in enumerate(self.equality)}
+        concerned = (
+            (file.url, file.sequence, *(numbers[id(group)] for group in file.equality))
+            for file in self.files
+            if file.equality
+        )
+        return key_of(self.table_id, *map(key_of_texts, columns), *deletes, *groups, *concerned)
 
     @cached_property
     def bytes(self) -> int:
@@ -478,10 +485,20 @@ class TableVersion:
         return self if len(files) == len(self.files) else dataclasses.replace(self, files=files, metadata=None)
 
     @cached_property
-    def deletes(self) -> tuple[Deletes, ...]:
+    def equality(self) -> tuple[EqualityGroup, ...]:
+        """The groups of equality deletes that apply to rows of `files`, each once."""
+        distinct_groups = {id(file.equality): file.equality for file in self.files}.values()
+        return tuple({id(group): group for groups in distinct_groups for group in groups}.values())
+
+    @cached_property
+    def deletes(self) -> tuple[Deletes | EqualityDeletes, ...]:
         """The deletes that apply to rows of `files`, each once."""
         distinct_deletes = {id(file.deletes): file.deletes for file in self.files}.values()
-        return tuple({deletes.name: deletes for file_deletes in distinct_deletes for deletes in file_deletes}.values())
+        by_value = [group.files for group in self.equality]
+        deletes_by_name: dict[str, Deletes | EqualityDeletes] = {
+            deletes.name: deletes for some in (*by_value, *distinct_deletes) for deletes in some
+        }
+        return tuple(deletes_by_name.values())
 
     @property
     def number(self) -> int | None:
@@ -508,6 +525,7 @@ class TableVersion:
             {id(file.columns): file.columns for file in self.files if file.columns is not None}.values()
         )
         numbers = {id(columns): number for number, columns in enumerate(distinct_columns)}
+        groups = {id(group): number for number, group in enumerate(self.equality)}
         for file in self.files:
             extras: dict[str, Any] = {
                 "partition": file.partition,
@@ -517,6 +535,8 @@ class TableVersion:
                 extras["columns"] = numbers[id(file.columns)]
             if file.format is not None:
                 extras["format"] = file.format.value
+            if file.equality:
+                extras["equality"] = [file.sequence, *(groups[id(group)] for group in file.equality)]
             rows.append(
                 [*file.to_json(), extras] if file.columns is not None or any(extras.values()) else file.to_json()
             )
@@ -526,6 +546,8 @@ class TableVersion:
             "deletes": [deletes.to_json() for deletes in self.deletes],
             "metadata": self.metadata.to_json() if self.metadata else None,
         }
+        if groups:
+            document["equality"] = [group.names for group in self.equality]
         metadata = self.metadata if statistics else None
         statistics_text = None if metadata is None else statistics_to_text(self.files, metadata.all_columns)
         if statistics_text is not None:
@@ -536,7 +558,14 @@ class TableVersion:
     def from_json(cls, table_id: str, record: Any) -> TableVersion:
         """The version in a dictionary from `to_json`. Raises one of `decoding.UNREADABLE` if the dictionary is malformed."""
         parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
-        deletes_by_name = {deletes.name: deletes for deletes in parsed_deletes}
+        deletes_by_name: dict[str, Any] = {deletes.name: deletes for deletes in parsed_deletes}
+        groups = [
+            EqualityGroup(
+                tuple(sorted((deletes_by_name[name] for name in as_texts(names)), key=lambda item: item.sequence))
+            )
+            for names in record.get("equality", ())
+        ]
+        shared_groups: dict[tuple[int, ...], tuple[EqualityGroup, ...]] = {}
         distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]
         shared_deletes: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
         files = []
@@ -549,8 +578,17 @@ class TableVersion:
                 columns = distinct_columns[as_count(row[5]["columns"])] if "columns" in row[5] else None
                 partition = _parse_partition(row[5]["partition"])
                 form = FileFormatName(row[5]["format"]) if "format" in row[5] else None
+                sequence, *numbers = as_counts(row[5].get("equality", (0,)))
+                if (key := tuple(numbers)) not in shared_groups:
+                    shared_groups[key] = tuple(groups[number] for number in numbers)
                 file = dataclasses.replace(
-                    file, partition=partition, deletes=shared_deletes[names], columns=columns, format=form
+                    file,
+                    partition=partition,
+                    deletes=shared_deletes[names],
+                    columns=columns,
+                    format=form,
+                    equality=shared_groups[key],
+                    sequence=sequence,
                 )
             files.append(file)
         metadata = None if record["metadata"] is None else VersionMetadata.from_json(record["metadata"])

@@ -195,6 +195,9 @@ class IcebergTable(Definition):
         groups: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
         kept = []
         for manifest in oracle.manifests:
+            if not remove and not rewrite:
+                kept.append(manifest)
+                continue
             marked = []
             for entry in oracle.entries_of(manifest):
                 vector = is_vector(entry.file) and entry.file["referenced_data_file"] in paths

@@ -39,7 +39,6 @@ class InlineDeletes:
     rows: tuple[int, ...]
     place = None
     keys = None
-    equality = None
 
     @property
     def name(self) -> str:

@@ -27,10 +27,10 @@ from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import CacheFullError
+from pyspark_lookup.scan.equality import DeletedValues
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import (
-    DeletedValues,
     PreparedScan,
     PreparedUnit,
     TableScan,
@@ -38,7 +38,7 @@ from pyspark_lookup.scan.table_scan import (
     merge_positions,
 )
 from pyspark_lookup.storage.disk import Disk, ReservedFile, SegmentWriter, key_of
-from pyspark_lookup.storage.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.storage.stores import EqualityGroup, FileVersion
 from pyspark_lookup.versions.model import Table, TableVersion
 
 PlacedUnit = tuple[PreparedUnit, int]
@@ -77,6 +77,7 @@ def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Ite
     group: list[Slice] = []
     size = 0
     for file in files:
+        file = dataclasses.replace(file, deletes=(), equality=())  # units have their deleted rows, too
         cuts = max(-(-file.size // at_once), 1) if splittable else 1
         for cut in range(cuts):
             piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
@@ -128,7 +129,7 @@ def read_deleted(
     Equality deletes are matched with the rows of the latest snapshot (`last`), so its data files are not read again. `fetched`: files whose
     rows are not taken from `last`, although it has them.
     """
-    by_value = [file for file in version.files if any(delete_file.equality is not None for delete_file in file.deletes)]
+    by_value = [file for file in version.files if file.equality]
     layer_files: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
     elsewhere = {*by_value}
     if by_value and last is not None:
@@ -142,41 +143,28 @@ def read_deleted(
                 if layer.ranks[place] >= 0
             }
             places = {file: place for file, place in places.items() if file not in fetched}
-            lacking = _lacking_columns(layer.segment, version.deletes)
+            lacking = {id(group): _last_lacking(layer.segment, group) for group in version.equality}
             inside = [
                 (places[file], file)
                 for file in by_value
-                if file in places
-                and (not lacking or lacking.isdisjoint(delete_file.name for delete_file in file.deletes))
+                if file in places and all(file.sequence >= lacking[id(group)] for group in file.equality)
             ]
             layer_files.append((layer.segment, inside))
             elsewhere -= {file for _, file in inside}
-    other_files = [
-        file
-        for file in version.files
-        if file in elsewhere or not any(delete_file.equality for delete_file in file.deletes)
-    ]
-    positions = scan.read_deleted(table, other_files)
+    positions = scan.read_deleted(table, [file for file in version.files if file in elsewhere or not file.equality])
     for segment, inside in layer_files:
-        plain = [
-            dataclasses.replace(
-                file, deletes=tuple(delete_file for delete_file in file.deletes if delete_file.equality is None)
-            )
-            for _, file in inside
-        ]
-        by_position = scan.read_deleted(table, plain)
-        positions |= merge_positions(by_position, _locate_deleted(scan, table, segment, inside))
+        by_position = [dataclasses.replace(file, equality=()) for _, file in inside if file.deletes]
+        positions |= merge_positions(
+            scan.read_deleted(table, by_position), _locate_deleted(scan, table, segment, inside)
+        )
     return positions
 
 
-def _lacking_columns(segment: Segment, deletes: Sequence[Deletes]) -> set[str]:
-    """The names of equality delete files with columns that a segment lacks, or has in another type."""
+def _last_lacking(segment: Segment, group: EqualityGroup) -> int:
+    """The highest sequence number of the deletes in a group whose columns a segment lacks, or has in another type; 0 if there are none."""
     fields = {*segment.schema}
-    return {
-        delete_file.name
-        for delete_file in deletes
-        if delete_file.equality is not None and not fields.issuperset(delete_file.equality.schema)
-    }
+    lacking = [deletes[-1] for columns, deletes in group.by_columns if not fields.issuperset(columns.schema)]
+    return max((deletes.sequence for deletes in lacking), default=0)
 
 
 def _locate_deleted(
@@ -184,38 +172,44 @@ def _locate_deleted(
 ) -> dict[str, Numbers]:
     """The positions of the rows in a segment that new equality deletes remove, by the URL of their file."""
     marks = {*segment.marks}
-    groups: dict[tuple[str, ...], tuple[list[Deletes], list[int]]] = {}
+    concerned: dict[EqualityGroup, list[tuple[int, FileVersion]]] = defaultdict(list)
     for place, file in inside:
-        new = [
-            delete_file
-            for delete_file in file.deletes
-            if delete_file.equality is not None and delete_file.name not in marks
-        ]
-        groups.setdefault(tuple(delete_file.name for delete_file in new), (new, []))[1].append(place)
-    parts: dict[int, list[Numbers]] = defaultdict(list)
-    for new, places in groups.values():
-        for columns, values in scan.deleted_values(table, new):
-            for rows in _match_rows(segment, columns, values):
+        for group in file.equality:
+            concerned[group].append((place, file))
+    parts = [np.zeros(0, np.int64)]
+    for group, files in concerned.items():
+        new = tuple(delete_file for delete_file in group.files if delete_file.name not in marks)
+        if not new:
+            continue
+        sequences = np.full(len(segment.files), np.iinfo(np.int64).max)  # other files are not concerned
+        for place, file in files:
+            sequences[place] = file.sequence
+        for values in scan.deleted_values(table, EqualityGroup(new)):
+            for rows, highest in _match_rows(segment, values):
                 ordinals = segment.ordinals[rows].astype(np.int64)
-                files = np.searchsorted(segment.file_starts, ordinals, "right") - 1
-                for place in np.intersect1d(files, places).tolist():
-                    parts[place].append(ordinals[files == place] - segment.file_starts[place])
-    urls = {place: file.url for place, file in inside}
-    return {urls[place]: np.unique(np.concatenate(arrays)) for place, arrays in parts.items()}
+                places = np.searchsorted(segment.file_starts, ordinals, "right") - 1
+                parts.append(ordinals[highest > sequences[places]])
+    deleted = np.unique(np.concatenate(parts))
+    bounds = np.searchsorted(deleted, segment.file_starts)
+    return {
+        file.url: deleted[bounds[place] : bounds[place + 1]] - segment.file_starts[place]
+        for place, file in inside
+        if bounds[place] < bounds[place + 1]
+    }
 
 
-def _match_rows(segment: Segment, columns: EqualityColumns, values: DeletedValues) -> Iterator[Numbers]:
-    """The numbers of the rows of a segment that have one of the deleted values."""
-    names = columns.schema.names
-    if set(names) == set(segment.keys) and not any(column.null_count for column in values.rows.columns):
-        keys = Keys([one_array(values.rows.column(name)) for name in segment.keys])
-        rows = segment.probe(keys, keys.hashes(segment.seed)).rows
-        candidates = segment.take(names, rows)  # keys are compared as Spark does
-        yield rows[values.mark(candidates)]
+def _match_rows(segment: Segment, values: DeletedValues) -> Iterator[tuple[Numbers, Numbers]]:
+    """(the numbers of rows of a segment, for each the highest sequence number of a delete that names its values)."""
+    names = values.columns.schema.names
+    if set(names) == set(segment.keys) and not any(part.has_nulls for part in values.parts):
+        for part in values.parts:
+            keys = Keys([one_array(part.rows.column(name)) for name in segment.keys])
+            rows = np.unique(segment.probe(keys, keys.hashes(segment.seed)).rows)
+            yield rows, values.highest(segment.take(names, rows))  # again, because `probe` compares keys as Spark does
         return
     for start in range(0, segment.rows, BATCH_ROWS):
         stop = min(start + BATCH_ROWS, segment.rows)
-        yield start + np.flatnonzero(values.mark(segment.slice(names, start, stop)))
+        yield np.arange(start, stop), values.highest(segment.slice(names, start, stop))
 
 
 # --- loads ----------------------------------------------------------------------------------------

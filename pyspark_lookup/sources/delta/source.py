@@ -201,7 +201,6 @@ class DeletionVector:
         return None if self.url is None else (FileVersion(self.url, 0, PART_OF_FILE), (self.offset, self.size + 8))
 
     keys = None
-    equality = None
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
-from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, raise_ours
@@ -49,7 +50,6 @@ class PositionDeletes:
     root: str
 
     keys = None
-    equality = None
 
     @property
     def name(self) -> str:
@@ -116,7 +116,6 @@ class PuffinVector:
     cardinality: int
 
     keys = None
-    equality = None
 
     @property
     def name(self) -> str:
@@ -150,47 +149,45 @@ class PuffinVector:
 class EqualityDeletes:
     """An equality delete file: a row of a data file is deleted if it has the same values in the `columns` as one of the delete file's rows.
 
-    `schema`: these columns, by unique names. `current_columns`: those of them that the table still has; their bounds show which data files the
-    deletes may affect.
+    `sequence`: the file's data sequence number. `schema`: these columns, by unique names. `current_columns`: those of them that the table
+    still has; their bounds show which data files the deletes may affect.
     """
 
     url: str
     size: int
     format: FileFormatName
+    sequence: int
     schema: str
     columns: tuple[StoredColumn, ...]
     current_columns: tuple[StoredColumn, ...]
-
-    place = None
 
     @property
     def name(self) -> str:
         return self.url
 
-    @cached_property  # used once for each data file that the deletes may affect
+    @property
     def keys(self) -> FileVersion:
         return FileVersion(self.url, self.size, DELETE_FILE, columns=self.current_columns, format=self.format)
 
     @cached_property
     def equality(self) -> EqualityColumns:
-        file = FileVersion(self.url, self.size, IMMUTABLE, columns=self.columns, format=self.format)
-        return EqualityColumns(file, schema_of_text(self.schema))
-
-    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
-        return {}
+        return EqualityColumns(dataclasses.replace(self.keys, columns=self.columns), _schema_of_text(self.schema))
 
     def to_json(self) -> list[Any]:
         columns = [[column.to_json() for column in column_set] for column_set in (self.columns, self.current_columns)]
-        return ["iceberg-equality", self.url, self.size, self.format.value, self.schema, *columns]
+        return ["iceberg-equality", self.url, self.size, self.format.value, self.sequence, self.schema, *columns]
 
     @classmethod
     def from_json(cls, record: Any) -> EqualityDeletes:
         """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
-        url, size, form, schema, *columns = record
+        url, size, form, sequence, schema, *columns = record
         stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
-        text_of_schema(schema_of_text(as_text(schema)))
-        return cls(as_text(url), as_count(size), FileFormatName(form), schema, stored_columns, current_columns)
+        schema_of_text(as_text(schema))
+        form, counts = FileFormatName(form), (as_count(size), as_count(sequence))
+        return cls(as_text(url), counts[0], form, counts[1], schema, stored_columns, current_columns)
 
+
+_schema_of_text = functools.lru_cache(maxsize=16)(schema_of_text)  # many files delete by the same columns
 
 DELETES["iceberg-positions"] = PositionDeletes.from_json
 DELETES["iceberg-vector"] = PuffinVector.from_json

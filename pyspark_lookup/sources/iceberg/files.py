@@ -46,7 +46,14 @@ from pyspark_lookup.sources.iceberg.metadata import (
     plain_location,
 )
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import IMMUTABLE, Deletes, FileStatistics, FileVersion, StoredColumn
+from pyspark_lookup.storage.stores import (
+    IMMUTABLE,
+    Deletes,
+    EqualityGroup,
+    FileStatistics,
+    FileVersion,
+    StoredColumn,
+)
 
 _TYPES = {
     "boolean": pa.bool_(),
@@ -213,6 +220,9 @@ class IcebergFiles:
         self.columns = stored_columns(selection.schema, metadata.name_mapping)
         self._identity = f"{IMMUTABLE}{key_of(metadata.table_id)}"  # another table may use a name again
         self._flat = {column.field_id: column for column in flat_columns(selection.schema)}
+        self._equality_columns: dict[
+            tuple[int, ...], tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]
+        ] = {}
         self._schemas = [selection.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
 
     def partitions(self, files: Sequence[FileVersion]) -> tuple[str, ...]:
@@ -237,6 +247,8 @@ class IcebergFiles:
             f"{self._identity}-{entry.sequence}",
             partition=self._partition(entry),
             deletes=deletes.find(entry, url),
+            equality=deletes.find_equality(entry),
+            sequence=entry.sequence,
             statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, self._bounds(entry)),
             columns=self.columns,
             format=self.parse_format(entry),
@@ -325,6 +337,18 @@ class IcebergFiles:
 
     def equality_deletes(self, entry: Entry) -> EqualityDeletes:
         """An equality delete file of the table. Raises ValueError if no schema has one of the columns that it deletes by."""
+        if entry.equality_ids not in self._equality_columns:
+            self._equality_columns[entry.equality_ids] = self._find_equality_columns(entry)
+        return EqualityDeletes(
+            self.resolve_url(entry.location),
+            entry.size,
+            self.parse_format(entry),
+            entry.sequence,
+            *self._equality_columns[entry.equality_ids],
+        )
+
+    def _find_equality_columns(self, entry: Entry) -> tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]:
+        """(the columns by which a delete file deletes, how files store them, those that the table still has)."""
         fields, columns = [], []
         columns_by_id = {column.field_id: column for column in self.columns}
         for field_id in sorted(entry.equality_ids):
@@ -339,15 +363,7 @@ class IcebergFiles:
         if not fields:
             raise ValueError(f"{entry.location} is an equality delete file without columns")
         current_columns = tuple(columns_by_id[id_] for id_ in entry.equality_ids if id_ in columns_by_id)
-        schema = text_of_schema(pa.schema(fields))
-        return EqualityDeletes(
-            self.resolve_url(entry.location),
-            entry.size,
-            self.parse_format(entry),
-            schema,
-            tuple(columns),
-            current_columns,
-        )
+        return text_of_schema(pa.schema(fields)), tuple(columns), current_columns
 
     def is_global(self, spec_id: int) -> bool:
         """Whether a spec has no partition fields in use, so that its equality deletes apply to the files of all specs."""
@@ -368,26 +384,36 @@ class _DeleteFileIndex:
     def __init__(self, files: IcebergFiles, entries: Sequence[Entry]) -> None:
         self._files = files
         self._positions: dict[Group, list[_SequencedDeletes]] = defaultdict(list)
-        self._equality: dict[Group | None, list[_SequencedDeletes]] = defaultdict(list)
+        self._equality: dict[Group | None, EqualityGroup] = {}
         self._of_file: dict[str, list[_SequencedDeletes]] = defaultdict(list)
         self._vectors: dict[str, Entry] = {}
         self._shared: dict[tuple[int, ...], tuple[Deletes, ...]] = {}
+        self._shared_groups: dict[tuple[int, ...], tuple[EqualityGroup, ...]] = {}
+        equality: dict[Group | None, list[EqualityDeletes]] = defaultdict(list)
+        oldest: dict[
+            Group | None, int
+        ] = {}  # the lowest sequence number of the data files that a group of deletes may concern
         for entry in entries:
             if entry.content == POSITION_DELETES:
                 self._add_positions(entry)
             elif entry.content == EQUALITY_DELETES:
-                group = (
-                    None
-                    if files.is_global(entry.spec_id)
-                    else (entry.spec_id, _comparable(files.partition_values(entry)))
-                )
-                self._equality[group].append(_SequencedDeletes(entry.sequence - 1, files.equality_deletes(entry)))
-            elif entry.content != DATA:
+                group = None if files.is_global(entry.spec_id) else self._group(entry)
+                equality[group].append(files.equality_deletes(entry))
+            elif entry.content == DATA:
+                for group in (None, self._group(entry)):
+                    oldest[group] = min(oldest.get(group, entry.sequence), entry.sequence)
+            else:
                 raise NotSupportedError(
                     f"{redact('path', entry.location)} has the unsupported content type {entry.content}"
                 )
-        for sequenced in (*self._positions.values(), *self._equality.values()):
+        for sequenced in self._positions.values():
             sequenced.sort(key=lambda item: item.sequence)
+        for group, deletes in equality.items():
+            in_order = EqualityGroup(tuple(sorted(deletes, key=lambda item: item.sequence)))
+            self._equality[group] = EqualityGroup(in_order.after(oldest.get(group, in_order.sequence)))
+
+    def _group(self, entry: Entry) -> Group:
+        return entry.spec_id, _comparable(self._files.partition_values(entry))
 
     def _add_positions(self, entry: Entry) -> None:
         if entry.format == _PUFFIN:
@@ -407,29 +433,35 @@ class _DeleteFileIndex:
         if data_location is not None:
             self._of_file[plain_location(data_location)].append(_SequencedDeletes(entry.sequence, deletes))
         else:
-            group = entry.spec_id, _comparable(self._files.partition_values(entry))
-            self._positions[group].append(_SequencedDeletes(entry.sequence, deletes, (low, high)))
+            self._positions[self._group(entry)].append(_SequencedDeletes(entry.sequence, deletes, (low, high)))
+
+    def find_equality(self, entry: Entry) -> tuple[EqualityGroup, ...]:
+        """The groups of equality deletes that apply to a data file. Files with the same groups share one tuple."""
+        if not self._equality:
+            return ()
+        groups = (self._equality.get(None), self._equality.get(self._group(entry)))
+        applicable = tuple(
+            group for group in groups if group is not None and group.files and group.sequence > entry.sequence
+        )
+        return self._shared_groups.setdefault(tuple(map(id, applicable)), applicable)
 
     def find(self, entry: Entry, url: str) -> tuple[Deletes, ...]:
-        """The deletes that apply to a data file. Files with the same deletes share one tuple."""
-        group, path = (entry.spec_id, _comparable(self._files.partition_values(entry))), plain_location(entry.location)
-        matches = [
-            *_select_applicable(self._equality.get(None, ()), entry),
-            *_select_applicable(self._equality.get(group, ()), entry),
-        ]
+        """The deletes by position that apply to a data file. Files with the same deletes share one tuple."""
+        path = plain_location(entry.location)
         vector = self._vectors.get(path)
         if vector is not None and vector.sequence >= entry.sequence:
             vector_url = self._files.resolve_url(vector.location)
             vector_deletes = PuffinVector(
                 self._files.relative_path(url), vector_url, vector.offset or 0, vector.length or 0, vector.rows
             )
-            return (vector_deletes, *(match.deletes for match in matches))
-        matches += [match for match in self._of_file.get(path, ()) if match.sequence >= entry.sequence]
-        matches += [
-            match
-            for match in _select_applicable(self._positions.get(group, ()), entry)
-            if match.may_name(entry.location)
-        ]
+            return (vector_deletes,)
+        matches = [match for match in self._of_file.get(path, ()) if match.sequence >= entry.sequence]
+        if self._positions:
+            matches += [
+                match
+                for match in _select_applicable(self._positions.get(self._group(entry), ()), entry)
+                if match.may_name(entry.location)
+            ]
         deletes = tuple(match.deletes for match in matches)
         return self._shared.setdefault(tuple(map(id, deletes)), deletes)
 

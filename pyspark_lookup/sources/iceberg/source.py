@@ -47,7 +47,7 @@ from pyspark_lookup.sources.iceberg.metadata import (
     plain_location,
 )
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, FileVersion, Listing, Store
+from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, EqualityGroup, FileVersion, Listing, Store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import (
     Rewrites,
@@ -269,11 +269,16 @@ class IcebergSource(VersionSource):
         resized_deletes = {
             deletes.name: dataclasses.replace(deletes, size=sizes[deletes.url]) for deletes in _delete_files(version)
         }
+        groups = {
+            id(group): EqualityGroup(tuple(resized_deletes[deletes.name] for deletes in group.files))
+            for group in version.equality
+        }
         files = tuple(
             dataclasses.replace(
                 file,
                 size=sizes[file.url],
                 deletes=tuple(resized_deletes.get(deletes.name, deletes) for deletes in file.deletes),
+                equality=tuple(groups[id(group)] for group in file.equality),
             )
             for file in version.files
         )

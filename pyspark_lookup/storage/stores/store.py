@@ -6,6 +6,7 @@ names are never written or removed.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -18,6 +19,7 @@ from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.credentials import without_url_credentials
 from pyspark_lookup.core.decoding import as_count, as_number, as_text, as_texts
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import (
     PysparkLookupError,
     SourceChangedError,
@@ -57,8 +59,59 @@ class EqualityColumns:
     schema: pa.Schema
 
 
+class EqualityDeletes(Protocol):
+    """A delete file that names rows by their values. They are deleted in data files whose sequence number is lower than its `sequence`."""
+
+    @property
+    def name(self) -> str:
+        """A name, equal for files that delete the same rows."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def keys(self) -> FileVersion:
+        """The file, with those of its columns that the table still has: their bounds show which keys may be affected."""
+
+    @property
+    def equality(self) -> EqualityColumns:
+        """The columns by whose values rows are deleted."""
+
+    def to_json(self) -> list[Any]:
+        """The value as a JSON list; its first item is the kind that `versions.model.DELETES` looks up to parse it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EqualityGroup:
+    """The equality deletes of one partition, or of all partitions, in the order of their sequence numbers. All files that they concern share it."""
+
+    files: tuple[EqualityDeletes, ...]
+
+    @property
+    def sequence(self) -> int:
+        """The highest sequence number of the deletes."""
+        return self.files[-1].sequence
+
+    def after(self, sequence: int) -> tuple[EqualityDeletes, ...]:
+        """The deletes with higher sequence numbers."""
+        return self.files[bisect.bisect_right(self.files, sequence, key=lambda deletes: deletes.sequence) :]
+
+    @cached_property
+    def by_columns(self) -> tuple[tuple[EqualityColumns, tuple[EqualityDeletes, ...]], ...]:
+        """The deletes that compare the same columns, in their order, for each set of columns."""
+        groups: dict[tuple[object, ...], list[EqualityDeletes]] = {}
+        for deletes in self.files:
+            columns = deletes.equality
+            groups.setdefault((columns.file.columns, columns.schema), []).append(deletes)
+        return tuple((some[0].equality, tuple(some)) for some in groups.values())
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(deletes.name for deletes in self.files)
+
+
 class Deletes(Protocol):
-    """Tells which rows of data files are deleted: by a delete file, by a deletion vector, or by positions that the value itself has.
+    """Tells which rows of data files are deleted by position: by a delete file, by a deletion vector, or by the value itself.
 
     The value travels with the files of a version, also to other processes.
     """
@@ -74,10 +127,6 @@ class Deletes(Protocol):
     @property
     def keys(self) -> FileVersion | None:
         """A file with the key columns of the deleted rows, whose bounds show caches which keys may be affected; None: there is none."""
-
-    @property
-    def equality(self) -> EqualityColumns | None:
-        """The columns by whose values rows are deleted; None: rows are deleted by position."""
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         """The positions of deleted rows (ascending, from 0), by the data file's path below its table.
@@ -137,7 +186,7 @@ class FileVersion:
     store's clock, None if unknown) and `settled` (False: so new that the identity may yet stand for other bytes) describe the observation,
     not the state. From the table's metadata, for the version that the file belongs to: `partition` (None: its directories say it),
     `deletes`, `statistics` (None: its footer has them), `columns` (None: their names are those in the file), `format` (None: that of the
-    table's other files).
+    table's other files), `equality` (deletes by value, of which those after the file's `sequence` number concern it).
     """
 
     url: str
@@ -150,6 +199,8 @@ class FileVersion:
     statistics: FileStatistics | None = dataclasses.field(default=None, compare=False)
     columns: tuple[StoredColumn, ...] | None = dataclasses.field(default=None, compare=False)
     format: FileFormatName | None = dataclasses.field(default=None, compare=False)
+    equality: tuple[EqualityGroup, ...] = dataclasses.field(default=(), compare=False)
+    sequence: int = dataclasses.field(default=0, compare=False)
 
     def __repr__(self) -> str:
         return f"FileVersion({without_url_credentials(self.url)!r}, {self.size}, {self.identity!r})"

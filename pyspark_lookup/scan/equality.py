@@ -1,0 +1,239 @@
+"""Rows that are deleted by their values (Iceberg's equality deletes): an index from values to the highest sequence number of a delete file
+that has them. A row of a data file is deleted if this number is higher than the file's own.
+
+So one index serves all data files of a partition, however many commits lie between them. Values are compared as in Iceberg: null equals
+null, and NaN equals NaN, but -0.0 does not equal 0.0.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import decimal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import SEED, KeyIndex, Keys, Numbers, as_indices, index_rows, one_array, order_rows
+from pyspark_lookup.columnar.predicate import Among, And, Or, Predicate
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.core.memory import check_room
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.scan.open_file import Latest
+from pyspark_lookup.storage.stores import EqualityColumns, EqualityDeletes, EqualityGroup, FileVersion
+
+_KEPT_BYTES = 64 * 1024 * 1024
+_POSITIONS_KEPT = 4 * 1024 * 1024
+_UNCHECKED_BYTES = 64 * 1024 * 1024
+_NO_DELETE = -1
+
+PlaceRows = Callable[
+    [Sequence[FileVersion], pa.Schema, Predicate | None], Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]
+]
+"""Reads (file, positions in it, columns of a schema) of the rows of files for which a predicate may be true, in the order of the files, those
+that are deleted by value included."""
+
+
+def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
+    """Columns that are equal in exactly the rows in which `columns` are equal, but have no nulls and no floats.
+
+    A struct is replaced by its only field.
+    """
+    values: list[pa.Array] = []
+    for column in columns:
+        while pa.types.is_struct(column.type):
+            column = pc.struct_field(column, [0])
+        if pa.types.is_floating(column.type):
+            nulls = column.is_null()
+            plain = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
+            plain[np.isnan(plain)] = np.nan
+            column = pc.if_else(nulls, pa.scalar(None, pa.int64()), pa.array(plain.view(np.int64)))
+        values += [pc.fill_null(column, _blank(column.type)), column.is_null()]
+    return values
+
+
+def _blank(kind: pa.DataType) -> pa.Scalar:
+    """Any value of a type, as a placeholder for nulls."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
+    if pa.types.is_boolean(kind):
+        return pa.scalar(False)
+    return pa.scalar(decimal.Decimal(0) if pa.types.is_decimal(kind) else 0, kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexedDeletes:
+    """The distinct `rows` of some delete files, and for each row the highest sequence number of a file that has it.
+
+    `files`: the names and sequence numbers of the delete files.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    rows: pa.Table
+    sequences: Numbers
+    index: KeyIndex
+
+    @classmethod
+    def of_rows(cls, files: tuple[tuple[str, int], ...], rows: pa.Table, sequences: Numbers) -> IndexedDeletes:
+        """`sequences`: the sequence number of each row, ascending."""
+        columns = [one_array(column) for column in rows.columns]
+        keys = Keys(comparable_values(columns))
+        order = order_rows(keys, keys.hashes(SEED)).last_rows()
+        indices = as_indices(order.rows)
+        distinct = pa.Table.from_arrays([column.take(indices) for column in columns], schema=rows.schema)
+        return cls(files, distinct, sequences[order.rows], index_rows(order, keys))
+
+    def followed_by(self, later: IndexedDeletes) -> IndexedDeletes:
+        """The rows of both; `later` has the higher sequence numbers."""
+        rows, sequences = (
+            pa.concat_tables([self.rows, later.rows]),
+            np.concatenate([self.sequences, later.sequences]),
+        )
+        order = np.argsort(sequences, kind="stable")
+        return IndexedDeletes.of_rows((*self.files, *later.files), rows.take(as_indices(order)), sequences[order])
+
+    @property
+    def has_nulls(self) -> bool:
+        return any(column.null_count for column in self.rows.columns)
+
+    @cached_property
+    def predicate(self) -> Predicate | None:
+        """A predicate that is true for every row with deleted values; None if no column can narrow the search for such rows."""
+        parts: list[Predicate] = []
+        for field, column in zip(self.rows.schema, self.rows.columns, strict=True):
+            if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
+                parts.append(Among(field.name, pc.unique(column)))
+        return None if not parts else parts[0] if len(parts) == 1 else And(tuple(parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeletedValues:
+    """The values of deleted rows in the `columns` of equality deletes. `parts`: of these deletes in their order, each of many files."""
+
+    columns: EqualityColumns
+    parts: tuple[IndexedDeletes, ...]
+
+    def highest(self, columns: Sequence[pa.Array]) -> Numbers:
+        """For each row of `columns`, the highest sequence number of a delete that names its values; -1 if none does."""
+        keys = Keys(comparable_values(columns))
+        hashes, highest = keys.hashes(SEED), np.full(keys.rows, _NO_DELETE, np.int64)
+        for part in self.parts:  # later parts have higher numbers
+            matches = part.index.probe(keys, hashes)
+            highest[matches.keys] = part.sequences[matches.rows]
+        return highest
+
+    @cached_property
+    def predicate(self) -> Predicate | None:
+        """As `IndexedDeletes.predicate`, for the rows of all parts."""
+        predicates = [part.predicate for part in self.parts]
+        known = [predicate for predicate in predicates if predicate is not None]
+        return None if len(known) < len(predicates) else known[0] if len(known) == 1 else Or(tuple(known))
+
+
+class EqualityIndexes:
+    """The values that equality deletes of one table name. A process reads each delete file once, and many at a time.
+
+    The next version has the deletes of the one before and a few more: only these are read then, into a part of their own.
+    """
+
+    def __init__(self, place: PlaceRows) -> None:
+        self._place = place
+        self._parts = Latest[tuple[IndexedDeletes, ...]](_KEPT_BYTES)
+        self._values = Latest[tuple[DeletedValues, ...]](_KEPT_BYTES)
+        self._positions = Latest[Numbers](_POSITIONS_KEPT)
+
+    def values_of(self, group: EqualityGroup) -> tuple[DeletedValues, ...]:
+        """The values of all deletes of a group, in the order of `EqualityGroup.by_columns`."""
+        values = self._values.get((group,))
+        if values is None:
+            values = tuple(self._read_values(columns, deletes) for columns, deletes in group.by_columns)
+            self._values.put((group,), values, sum(part.rows.nbytes for one in values for part in one.parts) + 1)
+        return values
+
+    def _read_values(self, columns: EqualityColumns, deletes: Sequence[EqualityDeletes]) -> DeletedValues:
+        names = tuple((delete.name, delete.sequence) for delete in deletes)
+        place = columns.file.columns, columns.schema, names[0]
+        parts: list[IndexedDeletes] = []
+        count = 0  # of the deletes that the parts have
+        for part in self._parts.get(place) or ():
+            if part.files != names[count : count + len(part.files)]:
+                break  # a version before the last one, or a compaction in between
+            parts.append(part)
+            count += len(part.files)
+        if count < len(names):
+            parts.append(self._read_rows(columns.schema, deletes[count:], names[count:]))
+        # Each part has at least twice the rows of the next, so there are few, and a row is seldom indexed again.
+        while len(parts) > 1 and 2 * parts[-1].rows.num_rows > parts[-2].rows.num_rows:
+            later = parts.pop()
+            parts[-1] = parts[-1].followed_by(later)
+        self._parts.put(place, tuple(parts), sum(part.rows.nbytes for part in parts) + 1)
+        return DeletedValues(columns, tuple(parts))
+
+    def _read_rows(
+        self, schema: pa.Schema, deletes: Sequence[EqualityDeletes], names: tuple[tuple[str, int], ...]
+    ) -> IndexedDeletes:
+        sequences = {delete.keys.url: delete.sequence for delete in deletes}
+        batches: list[pa.RecordBatch] = []
+        numbers = [np.zeros(0, np.int64)]
+        size = checked_bytes = 0
+        for file, _, batch in self._place([delete.equality.file for delete in deletes], schema, None):
+            batches.append(batch)
+            numbers.append(np.full(batch.num_rows, sequences[file.url], np.int64))
+            size += batch.nbytes
+            if size - checked_bytes > _UNCHECKED_BYTES:
+                checked_bytes = size
+                check_room(3 * size, f"{redact('path', file.url)} and other equality deletes: their rows and an index")
+        return IndexedDeletes.of_rows(names, pa.Table.from_batches(batches, schema), np.concatenate(numbers))
+
+    def read_positions(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
+        """The positions of rows that are deleted by value, ascending, by the URL of each file that equality deletes concern."""
+        files = [file for file in files if file.equality]
+        keys = {file.url: (file.url, file.identity, file.columns, *file.equality) for file in files}
+        positions: dict[str, Numbers] = {}
+        groups: dict[EqualityGroup, list[FileVersion]] = collections.defaultdict(list)
+        for file in files:
+            known = self._positions.get(keys[file.url])
+            if known is not None:
+                positions[file.url] = known
+                continue
+            for group in file.equality:
+                groups[group].append(file)
+        parts: dict[str, list[Numbers]] = collections.defaultdict(list)
+        for group, concerned in groups.items():
+            for values in self.values_of(group):
+                for url, places in self._find_positions(values, concerned):
+                    parts[url].append(places)
+        for file in files:
+            if file.url not in positions:
+                positions[file.url] = np.unique(np.concatenate([np.zeros(0, np.int64), *parts[file.url]]))
+                self._positions.put(keys[file.url], positions[file.url], len(positions[file.url]) + 1)
+        return positions
+
+    def _find_positions(self, values: DeletedValues, files: Sequence[FileVersion]) -> Iterator[tuple[str, Numbers]]:
+        """(URL of a file, positions of rows in it that are deleted). Rows of many small files are compared together."""
+        sequences = {file.url: file.sequence for file in files}
+        columns, schema = values.columns.file.columns, values.columns.schema
+        plain = [dataclasses.replace(file, deletes=(), equality=(), columns=columns) for file in files]
+        waiting: list[tuple[str, Numbers, pa.RecordBatch]] = []
+        rows = 0
+        for file, places, batch in self._place(plain, schema, values.predicate):
+            waiting.append((file.url, places, batch))
+            rows += batch.num_rows
+            if rows >= BATCH_ROWS:
+                yield from _select_deleted(values, waiting, sequences)
+                waiting, rows = [], 0
+        if waiting:
+            yield from _select_deleted(values, waiting, sequences)
+
+
+def _select_deleted(
+    values: DeletedValues, waiting: Sequence[tuple[str, Numbers, pa.RecordBatch]], sequences: dict[str, int]
+) -> Iterator[tuple[str, Numbers]]:
+    batch = pa.concat_batches([batch for _, _, batch in waiting])
+    highest, start = values.highest(batch.columns), 0
+    for url, places, part in waiting:
+        yield url, places[highest[start : start + part.num_rows] > sequences[url]]
+        start += part.num_rows
