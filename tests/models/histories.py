@@ -36,7 +36,7 @@ FILES = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "ju
 MANAGED = (*WRITES, "delete_where", "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
 DELTA = (*WRITES, "update", *["delete_places"] * 3, "compact", "checkpoint", "clean", "vacuum", "alter", "restore")
 ICEBERG = (
-    *["append", "rewrite_rows"] * 2, "remove_file", *["compact"] * 2, "rewrite_manifests", *["delete_equal"] * 5,
+    *["append", "rewrite_rows"] * 2, "remove_file", *["compact"] * 2, "rewrite_manifests", *["delete_equal"] * 5, "upsert_often",
     *["delete_places"] * 4, *["evolve"] * 2, "evolve_spec", "map_names", "upgrade", *["refer"] * 2, "write_branch", "roll_back", "expire",
 )  # fmt: skip
 """The steps of each kind of table."""

@@ -194,7 +194,7 @@ class Iceberg(Table):
         self.rng = rng
         version = self.table.meta["format-version"]
         match step.op:
-            case "delete_equal" if version == 1 or self._is_peer:
+            case "delete_equal" | "upsert_often" if version == 1 or self._is_peer:
                 self.rewrite_rows()
             case "delete_places":
                 (self.rewrite_rows, self.delete_positions, self.delete_by_vectors)[version - 1]()
@@ -314,6 +314,20 @@ class Iceberg(Table):
         again = [{**row, "s": self.ground.new_serial()} for row in rng.sample(some, min(len(some), 2))]
         self._deleted += some
         table.commit(add + (self.write(again) if rng.random() < 0.5 else []))
+
+    def upsert_often(self) -> None:
+        """Commits that nobody compacts, as Flink makes them: each deletes by value what it writes anew, in a partition or in all."""
+        table, rng = self.table, self.rng
+        columns = sorted({*rng.sample(self.equality_columns(), rng.choice([1, 1, 2]))})
+        for _ in range(rng.randint(4, 8)):
+            rows = self.drawn(rng.randint(1, 3))
+            deletes = [
+                table.equality(
+                    [_only(row, columns)], columns, rng.choice(self.forms), partition=table.partition_of(row)
+                )
+                for row in rows
+            ]
+            table.commit([*deletes, *self.write(rows)])
 
     def equality_columns(self) -> list[str]:
         """Columns that may tell what is deleted, of a struct one field, and the keys more often."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
+import functools
 import io
 import json
 import zlib
@@ -12,6 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import AvroFile, Block
+from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import InputFile, InputStream
 from pyiceberg.manifest import (
@@ -53,6 +56,23 @@ _MANIFEST_LIST_SCHEMA = Schema(
 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Form:
+    """The columns of a kind of Avro file, and the Python types of its records and enumerations, by field id."""
+
+    schema: Schema
+    types: dict[int, Any]
+    enums: dict[int, Any]
+
+
+_LIST = _Form(_MANIFEST_LIST_SCHEMA, {-1: ManifestFile, 508: PartitionFieldSummary}, {517: ManifestContent})
+_MANIFEST = _Form(
+    MANIFEST_ENTRY_SCHEMAS[_NEWEST],
+    {-1: ManifestEntry, 2: DataFile},
+    {0: ManifestEntryStatus, 134: DataFileContent},
+)
+
+
 class _AvroFile(AvroFile[Any]):
     """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes. Raises ValueError for a block that is cut off or has bytes left
     over.
@@ -60,15 +80,15 @@ class _AvroFile(AvroFile[Any]):
     The compiled decoder (0.12.0) reads beyond the end, and rounds doubles to floats.
     """
 
+    def __init__(self, input_file: InputFile, form: _Form) -> None:
+        super().__init__(input_file)
+        self.form = form
+
     def __enter__(self) -> _AvroFile:
         with self.input_file.open() as stream:
             self.decoder = StreamingBinaryDecoder(stream.read())
         self.header = self._read_header()
-        self.schema = AvroSchemaConversion().avro_to_iceberg(
-            _expand_schema(json.loads(self.header.meta["avro.schema"]), {})
-        )
-        read_schema = self.read_schema or self.schema
-        self.reader = resolve_reader(self.schema, read_schema, self.read_types, self.read_enums)
+        self.schema, self.reader = _resolve(self.header.meta["avro.schema"], self.form)
         self._block_bytes = self._read_bytes = self._records = 0
         return self
 
@@ -139,6 +159,14 @@ class _AvroFile(AvroFile[Any]):
             raise ValueError("a block is cut off") from None
 
 
+@functools.lru_cache(maxsize=64)
+def _resolve(schema: str, form: _Form) -> tuple[Schema, Reader]:
+    """(the schema of a file, a decoder of its records). Manifests of many commits have one schema, and for a small manifest this takes most of
+    the time."""
+    stored = AvroSchemaConversion().avro_to_iceberg(_expand_schema(json.loads(schema), {}))
+    return stored, resolve_reader(stored, form.schema, form.types, form.enums)
+
+
 def _expand_schema(schema: Any, named_types: dict[str, Any]) -> Any:
     """An Avro schema as PyIceberg takes it: names of types are replaced by the types, and unknown logical types are left out."""
     if isinstance(schema, list):
@@ -180,12 +208,7 @@ class _Bytes(InputFile):
 def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
     """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError if a manifest is encrypted."""
     try:
-        with _AvroFile(
-            _Bytes(location, data),
-            _MANIFEST_LIST_SCHEMA,
-            read_types={-1: ManifestFile, 508: PartitionFieldSummary},
-            read_enums={517: ManifestContent},
-        ) as reader:
+        with _AvroFile(_Bytes(location, data), _LIST) as reader:
             names = [field.name for field in _MANIFEST_LIST_SCHEMA.fields]
             rows = [dict(zip(names, record._data, strict=True)) for record in reader]
         return [_manifest(row) for row in rows]
@@ -213,12 +236,7 @@ def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
 
 
 def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
-    with _AvroFile(
-        _Bytes(manifest.location, data),
-        MANIFEST_ENTRY_SCHEMAS[_NEWEST],
-        read_types={-1: ManifestEntry, 2: DataFile},
-        read_enums={0: ManifestEntryStatus, 134: DataFileContent},
-    ) as reader:
+    with _AvroFile(_Bytes(manifest.location, data), _MANIFEST) as reader:
         spec_id = manifest.spec_id
         if spec_id is None:
             spec_id = int(reader.header.meta.get(_SPEC_ID, 0))

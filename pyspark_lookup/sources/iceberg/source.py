@@ -117,7 +117,7 @@ class IcebergOptions(KindOptions):
 _READER = "pyspark_lookup.sources.iceberg.manifests"
 _REPLACE = "replace"
 _REWRITES_KEPT = 8
-_MANIFESTS_KEPT = 1000
+_ENTRIES_KEPT = 100_000  # of manifests, in memory
 _VERSIONS_KEPT = 4
 _NAMES_LOOKED_AT = 1000
 _POINTERS_TRIED = 5  # attempts, if each pointer leads to metadata that expires before it is read
@@ -459,7 +459,12 @@ class IcebergSource(VersionSource):
             for manifest in manifests
             if manifest.location in self._manifests
         }
-        self._manifests = dict(list({**cached_entries, **new_entries}.items())[-_MANIFESTS_KEPT:])
+        self._manifests, count = {}, 0
+        for location, entries in {**new_entries, **cached_entries}.items():
+            count += len(entries) + 1
+            if count > _ENTRIES_KEPT:
+                break
+            self._manifests[location] = entries
         return [
             entry
             for manifest in manifests

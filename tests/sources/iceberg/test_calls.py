@@ -12,6 +12,7 @@ from sqlalchemy import Engine, event
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.storage.stores import local
+from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fuzzing import by_day
 from tests.support.iceberg_definition import in_catalog
 from tests.support.iceberg_manifests import Entry, File
@@ -200,6 +201,45 @@ def test_full_deletes_without_data_files(either: Remote, kind: str) -> None:
     assert size <= made[0]["file_size_in_bytes"] + _metadata_bytes(either)
     assert sorted(table.scan().column("id").to_pylist()) == [*range(FILES * 10), *range(1100, 1500)]
     assert (table.get(1050), len(table.get(1100))) == ([], 1)
+
+
+@pytest.mark.parametrize("mode", ["none", "partial"])
+def test_each_delete_file_is_read_once(either: Remote, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host asks for all deletes by value at once, and for those of later commits only; another process of the host asks for none."""
+    asked: list[list[str]] = []
+    read_many = Ufs.read_many
+
+    def note(self: Ufs, requests: Any) -> Any:
+        asked.append([file.url for file, _ in requests])
+        return read_many(self, requests)
+
+    monkeypatch.setattr(Ufs, "read_many", note)
+    deletes: list[File] = []
+
+    def upsert(count: int) -> None:
+        for number in range(count):
+            rows = [{"id": number, "name": "upserted"}, {"id": 60 + number, "name": "new"}]
+            deletes.append(either.table.equality(rows, ["id"]))
+            either.commit([deletes[-1], *either.table.data(rows)])
+
+    def rounds() -> list[int]:
+        """Of how many delete files each of the last requests was."""
+        names = {file["file_path"].rpartition("/")[2] for file in deletes}
+        found = [sum(url.rpartition("/")[2] in names for url in urls) for urls in asked]
+        asked.clear()
+        return [count for count in found if count]
+
+    upsert(12)
+    table = either.open(mode)
+    assert table.get(3) == [{"id": 3, "name": "upserted"}]
+    assert rounds() == [12]
+    assert [len(table.get(number)) for number in (5, 30, 61)] == [1, 1, 1]
+    assert rounds() == []
+    upsert(2)
+    assert table.get(1) == [{"id": 1, "name": "upserted"}]
+    assert rounds() == [2]
+    assert either.open(mode).get(2) == [{"id": 2, "name": "upserted"}]
+    assert rounds() == []
 
 
 def misses(table: LookupTable, asked: list[int]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from tests.support.iceberg_definition import in_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import PATH_ID, read
 from tests.support.iceberg_tables import opened, sql_catalog
+from tests.support.iceberg_values import Kind
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, rows_of
 from tests.support.rest_catalog import RestCatalog
@@ -343,6 +346,34 @@ def test_which_rows_a_delete_by_value_concerns(tmp_path: Path, mode: str) -> Non
     anew = table.data([{"id": 5, "name": "y"}])
     assert ids_after(*anew, table.equality([{"id": 2}, {"id": 5}], ["id"])) == [5]
     assert ids_after(*table.data([{"id": 2, "name": "z"}])) == [2, 5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(2))
+def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
+    """Rows are deleted by one column, by two and by null, in a partition and in all, again and again: a process that goes on knows them,
+    a new one, and one that goes back to an older snapshot and returns."""
+    rng = random.Random(seed)
+    columns: dict[str, Kind] = {"id": "int", "name": "string", "x": "double", "p": "string"}
+    table = IcebergTable.create(tmp_path / "t", columns, spec=[("p", "identity")] if seed else [])
+    reader, snapshots = opened(table.home, tmp_path / "cache", mode, "id"), []
+    for number in range(24):
+        rows: list[dict[str, Any]] = [
+            {"id": rng.randrange(8), "name": rng.choice([None, "", "n"]), "x": rng.choice([None, 0.0, -0.0, math.nan]), "p": rng.choice("ab")}
+            for _ in range(rng.randint(1, 3))
+        ]  # fmt: skip
+        if number == 12:
+            table.set_spec([])  # from now on, deletes concern all partitions
+        by = rng.choice([["id"], ["id"], ["name", "id"], ["x"]])
+        deletes = [table.equality([row], by, partition=table.partition_of(row)) for row in rows]
+        snapshots.append(table.commit([*deletes, *table.data([*rows, {**rows[0], "id": 8 + number}])]))
+        if number % 6 == 5:
+            check(reader, table)
+    table.set_current(snapshots[9])
+    check(reader, table)
+    table.set_current(snapshots[-1])
+    check(reader, table)
+    check(opened(table.home, tmp_path / "new", mode, "id"), table)
 
 
 # --- what other writers do within the specification -----------------------------------------------------
