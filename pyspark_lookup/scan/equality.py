@@ -29,6 +29,7 @@ _KEPT_BYTES = 64 * 1024 * 1024
 _POSITIONS_KEPT = 4 * 1024 * 1024
 _UNCHECKED_BYTES = 64 * 1024 * 1024
 _NO_DELETE = -1
+_ROW_BYTES = 32  # of the index, for each row: a hash, a sequence number, a share of a bucket
 
 PlaceRows = Callable[
     [Sequence[FileVersion], pa.Schema, Predicate | None], Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]
@@ -96,6 +97,11 @@ class IndexedDeletes:
         return IndexedDeletes.of_rows((*self.files, *later.files), rows.take(as_indices(order)), sequences[order])
 
     @property
+    def memory_bytes(self) -> int:
+        """About how much memory the rows and their index take."""
+        return int(1 + _ROW_BYTES * self.rows.num_rows + 2 * self.rows.nbytes)  # the index has the rows, too
+
+    @property
     def has_nulls(self) -> bool:
         return any(column.null_count for column in self.rows.columns)
 
@@ -146,12 +152,16 @@ class EqualityIndexes:
         self._positions = Latest[Numbers](_POSITIONS_KEPT)
 
     def values_of(self, group: EqualityGroup) -> tuple[DeletedValues, ...]:
-        """The values of all deletes of a group, in the order of `EqualityGroup.by_columns`."""
+        """What `read_values` returns, kept for the next call: a version's files share their groups."""
         values = self._values.get((group,))
         if values is None:
-            values = tuple(self._read_values(columns, deletes) for columns, deletes in group.by_columns)
-            self._values.put((group,), values, sum(part.rows.nbytes for one in values for part in one.parts) + 1)
+            values = self.read_values(group)
+            self._values.put((group,), values, sum(part.memory_bytes for one in values for part in one.parts))
         return values
+
+    def read_values(self, group: EqualityGroup) -> tuple[DeletedValues, ...]:
+        """The values of all deletes of a group, in the order of `EqualityGroup.by_columns`."""
+        return tuple(self._read_values(columns, deletes) for columns, deletes in group.by_columns)
 
     def _read_values(self, columns: EqualityColumns, deletes: Sequence[EqualityDeletes]) -> DeletedValues:
         names = tuple((delete.name, delete.sequence) for delete in deletes)
@@ -169,7 +179,7 @@ class EqualityIndexes:
         while len(parts) > 1 and 2 * parts[-1].rows.num_rows > parts[-2].rows.num_rows:
             later = parts.pop()
             parts[-1] = parts[-1].followed_by(later)
-        self._parts.put(place, tuple(parts), sum(part.rows.nbytes for part in parts) + 1)
+        self._parts.put(place, tuple(parts), sum(part.memory_bytes for part in parts))
         return DeletedValues(columns, tuple(parts))
 
     def _read_rows(
@@ -185,7 +195,7 @@ class EqualityIndexes:
             size += batch.nbytes
             if size - checked_bytes > _UNCHECKED_BYTES:
                 checked_bytes = size
-                check_room(3 * size, f"{redact('path', file.url)} and other equality deletes: their rows and an index")
+                check_room(4 * size, f"{redact('path', file.url)} and other equality deletes: their rows and an index")
         return IndexedDeletes.of_rows(names, pa.Table.from_batches(batches, schema), np.concatenate(numbers))
 
     def read_positions(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:

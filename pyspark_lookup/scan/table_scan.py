@@ -506,7 +506,7 @@ class Scan(TableScan):
 
     def deleted_values(self, table: Table, group: EqualityGroup) -> Iterable[DeletedValues]:
         """Implements `TableScan.deleted_values`. Reads delete files through the cache."""
-        return self._equality_indexes(table).values_of(group)
+        return self._equality_indexes(table).read_values(group)
 
     def _equality_indexes(self, table: Table) -> EqualityIndexes:
         if self._equality is None:
@@ -800,10 +800,11 @@ def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> Col
 
 def _live_by_value(file: OpenFile, batch: pa.RecordBatch) -> Numbers | None:
     """A mask of a batch of a file's rows: True for rows that no equality delete concerns; None if none is deleted."""
+    if not file.equality_names or not batch.num_rows:
+        return None
     live = np.ones(batch.num_rows, np.bool_)
-    if batch.num_rows:
-        for names, values in zip(file.equality_names, file.deleted_values, strict=True):
-            live &= values.highest([batch.column(name) for name in names]) <= file.piece.file.sequence
+    for names, values in zip(file.equality_names, file.deleted_values, strict=True):
+        live &= values.highest([batch.column(name) for name in names]) <= file.piece.file.sequence
     return None if live.all() else live
 
 

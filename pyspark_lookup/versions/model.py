@@ -493,12 +493,9 @@ class TableVersion:
     @cached_property
     def deletes(self) -> tuple[Deletes | EqualityDeletes, ...]:
         """The deletes that apply to rows of `files`, each once."""
-        distinct_deletes = {id(file.deletes): file.deletes for file in self.files}.values()
-        by_value = [group.files for group in self.equality]
-        deletes_by_name: dict[str, Deletes | EqualityDeletes] = {
-            deletes.name: deletes for some in (*by_value, *distinct_deletes) for deletes in some
-        }
-        return tuple(deletes_by_name.values())
+        distinct_deletes: list[Sequence[Deletes | EqualityDeletes]] = [group.files for group in self.equality]
+        distinct_deletes += {id(file.deletes): file.deletes for file in self.files}.values()
+        return tuple({deletes.name: deletes for some in distinct_deletes for deletes in some}.values())
 
     @property
     def number(self) -> int | None:

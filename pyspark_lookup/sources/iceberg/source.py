@@ -266,7 +266,7 @@ class IcebergSource(VersionSource):
             sizes = {file.url: self._ufs.get_meta(file.url).size for file in (*version.files, *_delete_files(version))}
         except UfsNotFoundError:
             return version
-        resized_deletes = {
+        resized_deletes: dict[str, Any] = {
             deletes.name: dataclasses.replace(deletes, size=sizes[deletes.url]) for deletes in _delete_files(version)
         }
         groups = {
