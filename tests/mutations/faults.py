@@ -635,7 +635,7 @@ FAULTS = [
         ("tests/sources/iceberg/test_catalog.py::test_many_upserts[0-none]",)),
     Fault("deletes-by-position-concern-later-files", "sources/iceberg/files.py::_select_applicable",
         replace("bisect.bisect_left($deletes, $entry.sequence, key=$key)", "bisect.bisect_left($deletes, -1, key=$key)"),
-        ("tests/sources/iceberg/test_catalog.py::test_a_file_that_was_added_again",)),
+        ("tests/sources/iceberg/test_catalog.py::test_a_file_that_is_added_again",)),
     Fault("equality-deletes-concern-all-partitions", "sources/iceberg/files.py::IcebergFiles.is_global",
         replace("all($void)", "True"),
         ("tests/sources/iceberg/test_catalog.py::test_sequence_numbers_and_partitions",)),
