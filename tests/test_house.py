@@ -46,7 +46,7 @@ KNOWN_BY = {
     "click": {"cli"},
     "fsspec": {"storage.stores"},
     "jinja2": {"cli.report"},
-    "numpy": {"columnar.predicate", "columnar.buffers", "columnar.calendars", "columnar.keys", "scan.table_scan", "scan.formats.text", "scan.formats.orc", "scan.open_file", "versions", "sources.delta", "sources.iceberg.deletes", "columnar.roaring", "cache", "sources.managed.change_feed", "sources.managed.conflicts", "sources.providers", "lookup.lookup_join", "lookup.lookup", "cli.advise"},
+    "numpy": {"columnar.predicate", "columnar.buffers", "columnar.calendars", "columnar.keys", "scan.table_scan", "scan.formats.text", "scan.formats.orc", "scan.open_file", "scan.equality", "versions", "sources.delta", "sources.iceberg.deletes", "columnar.roaring", "cache", "sources.managed.change_feed", "sources.managed.conflicts", "sources.providers", "lookup.lookup_join", "lookup.lookup", "cli.advise"},
     "prometheus_client": {"cli.host_commands"},
     "py4j": {"spark.micro_batch"},
     "pyarrow": {"columnar", "versions", "scan", "cache", "sources", "lookup", "spark", "cli"},
