@@ -447,7 +447,7 @@ class TableVersion:
         numbers = {id(group): number for number, group in enumerate(self.equality)}
         concerned = (
             (file.url, file.sequence, *(numbers[id(group)] for group in file.equality))
-            for file in self.files
+            for file in (self.files if numbers else ())
             if file.equality
         )
         return key_of(self.table_id, *map(key_of_texts, columns), *deletes, *groups, *concerned)
@@ -487,6 +487,8 @@ class TableVersion:
     @cached_property
     def equality(self) -> tuple[EqualityGroup, ...]:
         """The groups of equality deletes that apply to rows of `files`, each once."""
+        if isinstance(self.files, ColumnFiles):
+            return ()
         distinct_groups = {id(file.equality): file.equality for file in self.files}.values()
         return tuple({id(group): group for groups in distinct_groups for group in groups}.values())
 

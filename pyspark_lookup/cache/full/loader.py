@@ -129,7 +129,7 @@ def read_deleted(
     Equality deletes are matched with the rows of the latest snapshot (`last`), so its data files are not read again. `fetched`: files whose
     rows are not taken from `last`, although it has them.
     """
-    by_value = [file for file in version.files if file.equality]
+    by_value = [file for file in version.files if file.equality] if version.equality else []
     layer_files: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
     elsewhere = {*by_value}
     if by_value and last is not None:
