@@ -334,7 +334,7 @@ def refuse_in_reads(
 
 PARTIAL = "lookup.partial-cache."
 FULL = "lookup.full-cache."
-_DAYS = Kind("integer", whole_number(1, 99_999, "a whole number of days, at least 1 day and at most 99999"))
+_DAYS = Kind("integer", whole_number(1, 36_500, "a whole number of days, at least 1 day and at most 36500"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,7 @@ from pyspark_lookup.columnar.types import (
 )
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
@@ -67,7 +68,7 @@ def find_names(
     if file.columns is None and declared is not None and index.nameless:
         if len(index.schema) > len(declared):
             raise SchemaError(
-                f"{file.url} has {len(index.schema)} columns without names, but lookup.schema has {len(declared)}: "
+                f"{redact('path', file.url)} has {len(index.schema)} columns without names, but lookup.schema has {len(declared)}: "
                 f"{', '.join(declared.names)}: declare all of them, in their order"
             )
         stored = dict(zip(declared.names, index.schema.names, strict=False))

@@ -669,7 +669,7 @@ class Scan(TableScan):
         missing_names = [name for name in missing_names if name.lower() not in elsewhere]
         if missing_names:
             raise SchemaError(
-                f"no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} has column {missing_names[0]!r} any more: the table "
+                f"no file of {redact('path', opened[0].piece.file.url.rsplit('/', 1)[0])} has column {missing_names[0]!r} any more: the table "
                 "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
 

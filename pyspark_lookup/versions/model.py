@@ -701,7 +701,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
             first = names
         if names != first:
             raise NotATableError(
-                f"{file.url} has partition columns {list(names)} but {files[0].url} has {list(first)}: "
+                f"{redact('path', file.url)} has partition columns {list(names)} but {redact('path', files[0].url)} has {list(first)}: "
                 "give the directory or glob of one table"
             )
         for name, value in pairs:
@@ -834,7 +834,7 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
     for field in fields:
         if field.name not in values:
             raise SchemaError(
-                f"{file.url} lies in no {field.name}=… directory, as the table's files did when the query was planned: "
+                f"{redact('path', file.url)} lies in no {field.name}=… directory, as the table's files did when the query was planned: "
                 "the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
         try:
@@ -847,7 +847,7 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
                     "does), or move this directory out of the table"
                 ) from None
             raise SchemaError(
-                f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
+                f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {redact('path', file.url)} is "
                 "not: the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             ) from None
     return typed_values

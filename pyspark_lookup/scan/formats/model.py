@@ -31,6 +31,7 @@ from pyspark_lookup.errors import (
     PysparkLookupError,
     raise_ours,
 )
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats.inference import Inferred
 from pyspark_lookup.storage.stores import FileVersion, Range
@@ -324,7 +325,7 @@ def _tail_range(file: FileVersion) -> Range:
 
 
 def damaged_file_error(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
-    return DamagedFileError(f"{file.url} is not a readable {kind} file: {problem}")
+    return DamagedFileError(f"{redact('path', file.url)} is not a readable {kind} file: {problem}")
 
 
 @contextlib.contextmanager

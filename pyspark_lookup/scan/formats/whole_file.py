@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark_lookup.columnar.types import lenient_schema
 from pyspark_lookup.core import memory
 from pyspark_lookup.errors import NotSupportedError, SchemaError
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.groups import CsvOptions
 from pyspark_lookup.scan.formats.inference import fits
@@ -61,17 +62,17 @@ class WholeFileFormat:
                     try:
                         content = decompress(content)
                     except NotSupportedError as problem:
-                        raise NotSupportedError(f"{file.url}: {problem}") from None
+                        raise NotSupportedError(f"{redact('path', file.url)}: {problem}") from None
             if self._name is FileFormatName.ORC:
                 return OrcIndex(file, content, self.first_ranges(file), self._declared)
             if len(content) > TEXT_AT_MOST:
                 raise NotSupportedError(
-                    f"{file.url} has {len(content)} bytes of {self._name.value}, which is read as a whole, 2 GiB at most: "
+                    f"{redact('path', file.url)} has {len(content)} bytes of {self._name.value}, which is read as a whole, 2 GiB at most: "
                     "split it, or write parquet"
                 )
             if not memory.has_room(len(content) * _COPIES):
                 raise NotSupportedError(
-                    f"{file.url} has {len(content)} bytes of {self._name.value}, which is read as a whole, but only {memory.free_bytes()} bytes "
+                    f"{redact('path', file.url)} has {len(content)} bytes of {self._name.value}, which is read as a whole, but only {memory.free_bytes()} bytes "
                     "of memory are free: split it, or write parquet"
                 )
             text: CsvFile | JsonFile

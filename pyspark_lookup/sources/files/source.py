@@ -68,13 +68,13 @@ def data_files(
     busy = [directory for directory in job_directories(table_url, kind, listing) if directory not in dead]
     if busy:
         raise TableBusyError(
-            f"{listing.url} holds {busy[0]}: a job is writing this table, or died less than lookup.busy-timeout ago. Wait for the job, or "
+            f"{redact('path', listing.url)} holds {busy[0]}: a job is writing this table, or died less than lookup.busy-timeout ago. Wait for the job, or "
             "remove the directory if you know that no job runs"
         )
     names = {file.url: file.url[len(listing.url) :].lstrip("/") for file in listing.files}
     if success_file and "_SUCCESS" not in names.values():
         raise TableBusyError(
-            f"{listing.url} has no _SUCCESS file, which lookup.success-file = true requires: wait for the job that writes the table, or remove the option"
+            f"{redact('path', listing.url)} has no _SUCCESS file, which lookup.success-file = true requires: wait for the job that writes the table, or remove the option"
         )
     files = tuple(
         file
@@ -85,7 +85,7 @@ def data_files(
         reason = (
             "no file matches the glob" if kind == Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
         )
-        raise TableEmptyError(f"there is no table at {table_url}: {reason}")
+        raise TableEmptyError(f"there is no table at {redact('path', table_url)}: {reason}")
     return files
 
 
@@ -334,7 +334,7 @@ class FilesSource(VersionSource):
             self._clock.sleep(wait_s)
             status = None
         raise TableBusyError(
-            f"{table.url} is still being written after {_SETTLE_POLLS} waits of lookup.settle = {table.settle_s} s: try again later"
+            f"{redact('path', table.url)} is still being written after {_SETTLE_POLLS} waits of lookup.settle = {table.settle_s} s: try again later"
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
@@ -382,7 +382,7 @@ class FilesSource(VersionSource):
                 return newer_version
             version = newer_version
         raise TableBusyError(
-            f"{table.url} keeps losing files: in each of {_SETTLE_POLLS} listings, files of the previous listing were missing: try again later"
+            f"{redact('path', table.url)} keeps losing files: in each of {_SETTLE_POLLS} listings, files of the previous listing were missing: try again later"
         )
 
     def _get_status(self, table: Table) -> FileVersion | Listing:

@@ -20,6 +20,7 @@ from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.types import conform_columns, spark_schema, spark_type, widens
 from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import OptionError, PutUnknownError, SchemaError, UfsError, UfsUnavailableError, raise_ours
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MissingColumns
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import DataFile, Definition, TableState, TableWrite, WriteMode
@@ -321,4 +322,7 @@ class DataFiles:
                 if self._ufs.put_if_absent(f"{self._url}/{name}", data):
                     return DataFile(name, len(data), rows)
             except PutUnknownError as problem:  # if the file was put nevertheless, nothing names it
-                raise_ours(UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}"), problem)
+                raise_ours(
+                    UfsUnavailableError(f"nothing was written to {redact('path', self._url)}: {problem.__cause__}"),
+                    problem,
+                )

@@ -123,7 +123,7 @@ def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
 def _put_at_s(file: FileVersion) -> float:
     if file.modified_at_s is None:
         raise UfsError(
-            f"{file.url}: the store does not say when this file was written, so the table cannot be vacuumed"
+            f"{redact('path', file.url)}: the store does not say when this file was written, so the table cannot be vacuumed"
         )
     return file.modified_at_s
 
