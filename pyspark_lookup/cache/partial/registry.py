@@ -127,7 +127,8 @@ class Changes:
         if (before.schema.metadata or {}).get(_TABLE) != (after.schema.metadata or {}).get(_TABLE):
             return None  # another table, or other columns with these names
         changed: pa.Table | None
-        if _PARENT in (after.schema.metadata or {}):
+        # A record with a parent has only some of its version's files, so it cannot be compared with another one.
+        if any(_PARENT in (record.schema.metadata or {}) for record in (before, after)):
             changed = self._changes_between(new, old)
             changed = self._changes_between(old, new) if changed is None else changed
             if changed is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import itertools
@@ -27,6 +28,7 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
 from pyspark_lookup.versions.model import TableVersion
 from tests.support.disks import Opened, files_at_most
 from tests.support.fakes import FakeClock, make_host
@@ -46,6 +48,7 @@ class Known:
         disk, self.metrics = (None, CacheMetricGroup()) if opened is None else (opened.disk, opened.metrics)
         self.changes = Changes(HostContext(disk, self.metrics, CLOCK, RNG), SPACE, keys)
         self.keys, self.bounds, self.asked = keys, bounds, 0
+        self.versions: dict[str, TableVersion] = {}
 
     @staticmethod
     def version(*names: str) -> TableVersion:
@@ -59,13 +62,29 @@ class Known:
             return [self.bounds[file.identity] for file in files]
 
         version = self.version(*names)
-        self.changes.remember(version, bounds_of, lambda _: None)
+        self.changes.remember(version, bounds_of, self.versions.get)
+        self.versions[version.digest] = version
         return version
 
     def differ(self, old: TableVersion, new: TableVersion, *columns: Sequence[Any]) -> list[bool] | None:
         arrays = [pa.array(values, field.type) for values, field in zip(columns, self.keys, strict=True)]
         found = self.changes.may_differ(new.digest, old.digest, arrays)
         return None if found is None else found.tolist()
+
+
+class NoFiles(FileColumns):
+    """Columns without rows: all files of the version have been added since."""
+
+    urls, sizes, row_names = pa.array([], pa.string()), np.zeros(0, np.int64), pa.array([], pa.string())
+
+    def file(self, row: int) -> FileVersion:
+        raise NotImplementedError
+
+    def partition_values(self, name: str) -> pa.Array:
+        raise NotImplementedError
+
+    def statistics(self, name: str) -> None:
+        raise NotImplementedError
 
 
 RANGES: dict[str, Bounded] = {"a.1": [stats(0, 9)], "a.2": [stats(5, 12)], "b.1": [stats(10, 19)]}
@@ -89,6 +108,23 @@ def test_versions_are_recorded_once(cache_dir: Path) -> None:
         two_columns.remember("a.1")
     assert two_columns.asked == 1
     assert Known(None, RANGES).changes.is_latest(one.digest)
+
+
+def test_a_table_that_was_large(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of a large version has only what changed. A file that it lost and that came back has changed for it."""
+    known = Known(cache_dir, RANGES | {"c.1": [stats(30, 39)]})
+    with monkeypatch.context() as patch:
+        version = Known.version
+        patch.setattr(known, "version", lambda *names: as_columns(version(*names)))
+        both, one = known.remember("a.1", "b.1"), known.remember("b.1")
+    assert known.differ(both, one, [5, 15]) == [True, False]
+    again = known.remember("a.1", "b.1", "c.1")
+    assert known.differ(one, again, [5]) in (None, [True])
+
+
+def as_columns(version: TableVersion) -> TableVersion:
+    files = ColumnFiles.merge(NoFiles(), np.zeros(0, np.int64), version.files)
+    return dataclasses.replace(version, files=files)
 
 
 def test_many_versions(cache_dir: Path) -> None:
