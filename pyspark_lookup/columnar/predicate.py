@@ -496,6 +496,8 @@ class StatsColumns:
             return everywhere  # NaN is above every number and not within the bounds
         try:
             scalar = pa.scalar(value, pa.float64() if is_floating else self.low.type)
+            if scalar.as_py() != value:
+                return everywhere  # Arrow cuts a decimal to a whole number, and an instant to a day
             low, high = (array.cast(pa.float64()) if is_floating else array for array in (self.low, self.high))
             if pa.types.is_boolean(scalar.type):
                 scalar, low, high = (part.cast(pa.int8()) for part in (scalar, low, high))
@@ -589,6 +591,7 @@ def _may_have(columns: StatsColumns, values: tuple[Any, ...], everywhere: Number
     if any(isinstance(value, float) for value in values):
         return functools.reduce(np.logical_or, (columns.may_satisfy("=", value) for value in values))
     try:
-        return columns.may_have_any(pc.unique(pa.array(list(values), columns.low.type)))
+        array = pa.array(list(values), columns.low.type)
+        return columns.may_have_any(pc.unique(array)) if array.to_pylist() == [*values] else everywhere
     except (pa.ArrowException, OverflowError):
         return everywhere

@@ -399,6 +399,16 @@ def test_many_keys_rule_files_out() -> None:
         assert 0 < together.sum() < len(stats)
 
 
+def test_a_literal_of_another_type_is_not_cut_to_the_columns() -> None:
+    """A plan may be older than the type of a column. Arrow would make 1.5 the whole number 1."""
+    stats = {C: in_columns(pa.int64(), [ColumnStats(1, 1, 0, 3)])}
+    for node in (Compare(C, "<", Decimal("1.5")), Compare(C, ">=", Decimal("0.5"))):
+        assert may_match_files(node, stats.get, 1).all(), node
+    days = {C: in_columns(pa.date32(), [ColumnStats(datetime.date(2024, 1, 1), datetime.date(2024, 1, 1), 0, 3)])}
+    assert may_match_files(Compare(C, "<", datetime.datetime(2024, 1, 1, 12)), days.get, 1).all()
+    assert may_match_files(In(C, (datetime.datetime(2024, 1, 1, 12),), False), days.get, 1).all()
+
+
 def test_bind_refuses_what_spark_would_round() -> None:
     """Digits beyond the 38 that Spark compares with are an error; beyond the column's range they do not matter."""
     huge = pa.field("huge", pa.decimal128(38, 10))
