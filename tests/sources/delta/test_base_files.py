@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import CacheFullError, DamagedFileError
 from pyspark_lookup.lookup import lookup_table as api
@@ -194,6 +196,8 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "at": (pa.timestamp("us", "UTC"), st.datetimes().map(lambda at: at.isoformat(timespec="milliseconds") + "Z")),
     "clock": (pa.timestamp("us"), st.datetimes().map(lambda at: at.isoformat())),
     "money": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2).map(float)),
+    "total": (pa.decimal128(18, 0), st.decimals(-(10**18) + 1, 10**18 - 1, places=0).map(float)),
+    "exact": (pa.decimal128(9, 2), st.decimals(-(10**8), 10**8, places=3).map(float)),
     "flag": (pa.bool_(), st.booleans()),
 }
 ODD = [
@@ -219,6 +223,21 @@ def texts_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str | None]:
     return usual.map(json.dumps) | st.none() | usual.map(lambda stats: json.dumps(stats, ensure_ascii=False))
 
 
+def _fitting(stats: ColumnStats | None, kind: pa.DataType) -> ColumnStats | None:
+    """The statistics without the bounds that are beyond a decimal type, because columns cannot have them."""
+    if stats is None or stats.low is None or not pa.types.is_decimal(kind):
+        return stats
+
+    def fits(bound: Any) -> bool:
+        try:
+            return pa.scalar(bound, kind).is_valid
+        except pa.ArrowInvalid:
+            return False
+
+    low, high = (bound if fits(bound) else None for bound in (stats.low, stats.high))
+    return None if low is None and stats.null_count is None else dataclasses.replace(stats, low=low, high=high)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_bounds_are_parsed_together_as_alone(name: str) -> None:
     """Of many files at once, bounds are those of each file alone, whatever the texts are."""
@@ -232,10 +251,20 @@ def test_bounds_are_parsed_together_as_alone(name: str) -> None:
             return source._to_column_stats(Statistics.parse(text or None), "c", kind)
 
         columns = parse_bounds(pa.array(texts, pa.large_string()), "c", kind, parse)
-        alone = [parse(text) for text in texts]
+        alone = [_fitting(parse(text), kind) for text in texts]
         assert [columns.row(place) for place in range(len(texts))] == alone
 
     check()
+
+
+def test_a_bound_beyond_its_type_is_not_known() -> None:
+    """delta-rs writes the largest decimal as a double that is above it; the other bound still counts."""
+    text = '{"numRecords":3,"minValues":{"c":5},"maxValues":{"c":1e18},"nullCount":{"c":0}}'
+    kind = pa.decimal128(18, 0)
+    alone = source._to_column_stats(Statistics.parse(text), "c", kind)
+    columns = parse_bounds(pa.array([text, None], pa.large_string()), "c", kind, lambda text: alone if text else None)
+    assert alone is not None and alone.high > 10**18
+    assert columns.row(0) == dataclasses.replace(alone, high=None)
 
 
 def test_usual_texts_are_parsed_by_arrow() -> None:
