@@ -444,7 +444,7 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
 class StatsColumns:
     """`ColumnStats` of one column in many files, one row for each file: `low` and `high` in the column's type, `null_counts` and `rows` as int64.
 
-    Null stands for what is not known. There are no buckets. A file without a known bound or null count counts as one without statistics.
+    Null stands for what is not known. There are no buckets. A file has no statistics if neither its bounds nor its null count are known.
     """
 
     low: pa.Array

@@ -27,7 +27,7 @@ from pyspark_lookup.cache.partial.read_through import Flights, PartialCache
 from pyspark_lookup.columnar.keys import Numbers, Seed, as_bools, draw_seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.decoding import as_name, as_text, as_texts
-from pyspark_lookup.errors import UfsError
+from pyspark_lookup.errors import DamagedFileError, UfsError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
@@ -73,7 +73,10 @@ class Changes:
                 if latest is not None and changed_files is not None:
                     self._put(version, changed_files, bounds_of(changed_files), {_PARENT: latest})
                     return
-            except UfsError:  # a file that is no longer in the table has no bounds in its metadata, and is gone
+            except (
+                UfsError,
+                DamagedFileError,
+            ):  # of a file that is no longer in the table, whose bounds only its footer has
                 pass
             self._put(version, [], [], {_PARENT: ""})
             return

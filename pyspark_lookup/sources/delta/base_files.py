@@ -47,6 +47,8 @@ _COLUMNS = pa.schema(
 """The key of each file (`path`, `vector`), and the other values of its `Add`. `descriptor`: its deletion vector as JSON. `place`: the row of its
 statistics."""
 
+_PLACE = _COLUMNS.get_field_index("place")
+
 Sums = tuple[int, int]
 """The sums of two hashes over the keys of files. The same files have the same sums, whatever came and went before."""
 
@@ -102,6 +104,16 @@ class StatisticsPart:
         file, number = self._groups[group]
         text = file.get_batch(number).column(0)[row - int(self._starts[group])].as_py()
         return None if text is None else str(text)
+
+    def take(self, rows: Numbers) -> pa.Array:
+        """The statistics of some files. `rows`: ascending."""
+        groups = np.searchsorted(self._starts, rows, "right") - 1
+        parts = [pa.array([], _TEXT)]
+        for group in np.unique(groups).tolist():
+            file, number = self._groups[group]
+            inside = as_indices(rows[groups == group] - self._starts[group])
+            parts.append(file.get_batch(number).column(0).take(inside))
+        return pa.concat_arrays(parts)
 
     def texts(self) -> Iterator[pa.Array]:
         """The statistics of all files, of some thousand at once."""
@@ -254,6 +266,8 @@ def _parse_together(texts: pa.Array, stored: str, kind: pa.DataType) -> StatsCol
         return None
     if bounds is None:
         return None
+    if tight.null_count < len(tight) and pc.any(pc.match_substring_regex(lines, r'"tightBounds"\s*:\s*null')).as_py():
+        return None
     tight = pc.fill_null(tight, True)
     inside = pc.and_(pc.greater_equal(nulls, 0), pc.less_equal(nulls, rows))
     exact = pc.or_(tight, pc.or_(pc.equal(nulls, 0), pc.equal(nulls, rows)))
@@ -395,20 +409,36 @@ class BaseFiles:
         return concat_stats(parts).take(as_indices(self._places))
 
     def next_base(self, gone: Numbers, added: Sequence[Add]) -> BaseFiles:
-        """The columns without some rows, and with more files. The statistics of earlier files are not written again, unless they are in many parts."""
-        builder = BaseBuilder(self._disk, self._table)
-        live = np.ones(self.rows, np.bool_)
-        live[gone] = False
-        rows = np.flatnonzero(live)
-        kept_parts = self.parts if len(self.parts) < _PARTS_AT_MOST else self.parts[:1]
+        """The columns without the rows `gone`, and with more files.
+
+        The statistics of earlier files are not written again, except when they are in many parts: then those of the smaller parts are.
+        """
+        rows = np.delete(np.arange(self.rows), gone)
         places = self._places[rows]
-        moved = places >= sum(part.rows for part in kept_parts)
-        builder.add_rows(self._batch.take(as_indices(rows[~moved])), kept_parts)
-        for row in rows[moved].tolist():
-            builder.add_file(self.add(row))
-        for add in added:
-            builder.add_file(add)
-        return builder.finish()
+        part_numbers = np.searchsorted(self._starts, places, "right") - 1
+        live_counts = np.bincount(part_numbers, minlength=len(self.parts))
+        kept_numbers = np.flatnonzero(live_counts)
+        if len(kept_numbers) >= _PARTS_AT_MOST:
+            kept_numbers = np.sort(np.argsort(live_counts)[-_PARTS_AT_MOST // 2 :])
+        kept_parts = [self.parts[number] for number in kept_numbers.tolist()]
+        moves = np.zeros(len(self.parts), np.int64)
+        moves[kept_numbers] = np.cumsum([0, *(part.rows for part in kept_parts)])[:-1] - self._starts[kept_numbers]
+        is_kept = np.isin(part_numbers, kept_numbers)
+        kept_rows = self._batch.take(as_indices(rows[is_kept]))
+        kept_places = places[is_kept] + moves[part_numbers[is_kept]]
+        builder = BaseBuilder(self._disk, self._table)
+        try:
+            builder.add_rows(kept_rows.set_column(_PLACE, _COLUMNS.field(_PLACE), pa.array(kept_places)), kept_parts)
+            for number in np.unique(part_numbers[~is_kept]).tolist():
+                in_part = rows[part_numbers == number]
+                in_part = in_part[np.argsort(self._places[in_part])]
+                texts = self.parts[number].take(self._places[in_part] - self._starts[number])
+                builder.add_columns(self._batch.take(as_indices(in_part)), texts)
+            for add in added:
+                builder.add_file(add)
+            return builder.finish()
+        finally:
+            builder.close()
 
     def to_json(self) -> dict[str, Any] | None:
         """What `open_base` needs to find the columns on disk; None if they are in memory."""
@@ -420,7 +450,7 @@ class BaseFiles:
         )
 
     @property
-    def segments(self) -> set[str]:
+    def segment_prefixes(self) -> set[str]:
         """The beginnings of the names of the segments that belong to these files."""
         return {name for name in (self.name, *(part.name for part in self.parts)) if name is not None}
 
@@ -467,6 +497,12 @@ class BaseBuilder:
         self._batches.append(batch)
         self._parts = list(parts)
         self.rows += batch.num_rows
+
+    def add_columns(self, batch: pa.RecordBatch, stats: pa.Array) -> None:
+        """Add rows of other columns, whose statistics are written again."""
+        names = batch.schema.names
+        partitions = {name.removeprefix(_PARTITION): batch.column(name) for name in names[len(_COLUMNS) :]}
+        self._append(list(batch.columns[:_PLACE]), partitions, stats)
 
     def add_file(self, add: Add) -> None:
         """Add a file; it replaces one with the same key."""

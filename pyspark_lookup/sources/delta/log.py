@@ -338,7 +338,8 @@ class DeltaLog:
             if checkpoint.version > newest:
                 continue
             try:
-                state = self._replay_checkpoint(checkpoint)
+                # Only the newest state is recorded. The columns of an earlier one would stay on the disk, and nobody would know of them.
+                state = self._replay_checkpoint(checkpoint, self._context.disk if version is None else None)
                 with contextlib.suppress(NotSupportedError):  # a later commit may have dropped the feature
                     state.check()
             except (DamagedFileError, SourceChangedError, *UNREADABLE) as problem:  # also if a sidecar is missing
@@ -357,9 +358,10 @@ class DeltaLog:
             f"{self._redacted_path}: the Delta log begins with version {min(commits)} and has no complete checkpoint to start from"
         )
 
-    def _replay_checkpoint(self, checkpoint: Checkpoint) -> DeltaState:
+    def _replay_checkpoint(self, checkpoint: Checkpoint, disk: Disk | None) -> DeltaState:
+        """The state that a checkpoint has. `disk`: where its columns are written; None: they stay in memory."""
         try:
-            return self._replay_actions(checkpoint, self._context.disk)
+            return self._replay_actions(checkpoint, disk)
         except UfsError:
             raise
         except OSError:  # the cache directory has no room for the files
@@ -600,17 +602,13 @@ class DeltaLog:
         return moved
 
     def _supersede_segments(self, disk: Disk, base: BaseFiles | None) -> None:
-        """Let columns that the recorded state does not need be evicted first.
+        """Let the columns that the recorded state does not need be evicted first, and remove those that the state before it did not need either.
 
-        The race: another process may have read the record of an earlier state, and now opens its columns. So they are removed only after
-        the next state has been recorded.
+        The race: another process may have read the record of an earlier state, and now opens its columns. So they stay until one more state
+        has been recorded.
         """
-        needed = () if base is None else tuple(base.segments)
-        unneeded = (
-            [name for name in disk.segments(self._key) if not name.startswith(needed)]
-            if needed
-            else disk.segments(self._key)
-        )
+        needed = () if base is None else tuple(base.segment_prefixes)
+        unneeded = [name for name in disk.segments(self._key) if not (needed and name.startswith(needed))]
         superseded = disk.get_record("superseded", self._key, as_texts) or ()
         for name in {*superseded}.intersection(unneeded):
             disk.remove_segment(self._key, name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -22,8 +24,8 @@ from pyspark_lookup.errors import CacheFullError, DamagedFileError
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.delta import base_files, source
-from pyspark_lookup.sources.delta.actions import Statistics
-from pyspark_lookup.sources.delta.base_files import parse_bounds
+from pyspark_lookup.sources.delta.actions import Add, Statistics
+from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, sum_keys
 from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.storage.disk import Disk
 from tests.support.delta_tables import append_commit, by_deltalake, opened
@@ -161,6 +163,46 @@ def test_columns_follow_the_log(table: Path, tmp_path: Path, restart: Callable[[
         assert rows_of(reader) == expected(table)
     assert opened(table, tmp_path / "cache", version=FILES - 1).scan().num_rows == before
     assert len([name for name in snapshots(tmp_path / "cache") if name.startswith("base-")]) <= 3
+
+
+def test_an_earlier_version_leaves_nothing_on_the_disk(
+    table: Path, tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    """Its columns stay in memory, because no record would name them."""
+    assert opened(table, tmp_path / "cache").version
+    before = snapshots(tmp_path / "cache")
+    for _ in range(2):
+        assert opened(table, tmp_path / "cache", version=FILES // 2 + 1).scan().num_rows == (FILES // 2 + 2) * 10
+        restart()
+    assert snapshots(tmp_path / "cache") == before
+
+
+def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of files that are gone are dropped, those of small parts are written again, and each file keeps its own."""
+    monkeypatch.setattr(base_files, "_PARTS_AT_MOST", 4)
+    builder = BaseBuilder(None, "t")
+    rng, serial = random.Random(0), itertools.count()
+
+    def some(count: int) -> list[Add]:
+        numbers = [next(serial) for _ in range(count)]
+        return [
+            Add(f"{rng.random()}-{n}", (("p", str(n % 3)),), n + 1, n, f'{{"numRecords": {n}}}', None) for n in numbers
+        ]
+
+    files = {add.path: add for add in some(1000)}
+    for add in files.values():
+        builder.add_file(add)
+    base = builder.finish()
+    for step in range(12):
+        gone = sorted(rng.sample(range(base.rows), base.rows // 3))
+        for row in gone:
+            del files[base.key(row)[0]]
+        added = some(600 if step == 6 else 40)
+        files |= {add.path: add for add in added}
+        base = base.next_base(np.array(gone), added)
+        assert len(base.parts) <= 4
+        assert [base.add(row) for row in range(base.rows)] == [files[path] for path in sorted(files)]
+        assert base.sums == sum_keys(add.key for add in files.values())
 
 
 @pytest.mark.parametrize("selected", ["region=eu", "max_pt()"])
