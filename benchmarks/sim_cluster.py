@@ -229,7 +229,11 @@ class RealHosts:
                     clock = HostClock(
                         lambda: BEGIN_S + time_.now_s, lambda: 1000 + time_.now_s, time_.sleep, f"host-{host}"
                     )
-                    worker = Worker(host, number, runtimes.Runtime(clock, random.Random(f"{seed} {host} {number}")))
+                    worker = Worker(
+                        host,
+                        number,
+                        runtimes.Runtime(clock, random.Random(f"{seed} {host} {number}"), host=f"host-{host}"),
+                    )
                     work = functools.partial(self._work, time_, worker, Path(home), batch_s, outcome)
                     time_.start(f"worker-{host}-{number}", work, worker)
                 time_.start("commits", functools.partial(self._commit, time_, bucket), Worker(-1, 0, None))
@@ -364,11 +368,12 @@ class Replay:
         minutes: float,
         starts_s: Sequence[float],
         interval_s: float,
+        jitter_s: float = 0.0,
     ) -> Outcome:
         """Run hosts that start at these times for some minutes."""
         began_s = time.process_time()
         for host, start_s in enumerate(starts_s):
-            of_host = _Host(self, host, interval_s)
+            of_host = _Host(self, host, interval_s, self._rng.random() * jitter_s)
             self.at(start_s, self.start, host, "", -1, 0, of_host.started)
         until_s = 60 * minutes
         while self._events and self._events[0][0] < until_s:
@@ -431,9 +436,10 @@ class Replay:
 class _Host:
     """When a host of a replay asks the store, and what it has then."""
 
-    def __init__(self, replay: Replay, host: int, interval_s: float) -> None:
+    def __init__(self, replay: Replay, host: int, interval_s: float, late_s: float) -> None:
         self._replay, self._host, self._interval_s = replay, host, interval_s
         self._trigger = PeriodicCacheReloadTrigger(interval_s)
+        self._trigger.late_s = late_s
         self._first_s: dict[str, float] = {}
         self._commits: dict[str, int] = {}
 
@@ -451,7 +457,7 @@ class _Host:
         self._commits[table] = commit
         if MODES[table] == "FULL":
             last = LastReload(self._first_s[table], began_s, ended_s)
-            replay.at(self._trigger.next_due_s(last, ended_s), self._ask, table)
+            replay.at(self._trigger.due_s(last, ended_s), self._ask, table)
         else:  # the first micro-batch for which the version is too old
             replay.at(
                 replay.batch_after(max(math.nextafter(began_s + self._interval_s, math.inf), ended_s)), self._ask, table
@@ -581,11 +587,12 @@ def show_check(histories: Mapping[str, History], args: argparse.Namespace, limit
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A run of all hosts: they start within `spread_s`."""
+    """A run of all hosts: they start within `spread_s`, with a `lookup.full-cache.reload-jitter` of `jitter_s`."""
 
     name: str
     limits: Limits
     spread_s: float = 0.0
+    jitter_s: float = 0.0
 
 
 def show_cluster(programs: Programs, args: argparse.Namespace, scenarios: Sequence[Scenario]) -> None:
@@ -595,7 +602,7 @@ def show_cluster(programs: Programs, args: argparse.Namespace, scenarios: Sequen
     for scenario in scenarios:
         replay = Replay(programs, scenario.limits, args.minutes, args.batch_s, args.seed)
         starts_s = [scenario.spread_s * host / args.hosts for host in range(args.hosts)]
-        outcome = replay.run(args.minutes, starts_s, args.interval_s)
+        outcome = replay.run(args.minutes, starts_s, args.interval_s, scenario.jitter_s)
         began_s = 60 * math.ceil((scenario.spread_s + 60) / 60)
         cold = [request for request in outcome.requests if request.start_s < began_s]
         warm = [request for request in outcome.requests if request.start_s >= began_s]
@@ -688,8 +695,10 @@ def main() -> None:
         tenth = limits.scaled(0.1)
         scenarios = [
             Scenario("in step", limits),
+            Scenario("with jitter", limits, jitter_s=args.interval_s),
             Scenario("start spread over 60 s", limits, spread_s=60.0),
             Scenario("in step, a tenth of the rate", tenth),
+            Scenario("with jitter, a tenth of the rate", tenth, jitter_s=args.interval_s),
         ]
         show_cluster(programs, args, scenarios)
     print(f"\nCPU in all: {time.process_time() - began_s:.0f} s.")

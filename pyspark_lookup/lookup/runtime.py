@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import random
+import socket
 import threading
 import weakref
 from collections.abc import Iterator
@@ -162,16 +163,22 @@ class Engine:
 
 
 class Runtime:
-    """Stores, cache directories and engines of one process, each opened once, when first needed."""
+    """Stores, cache directories and engines of one process, each opened once, when first needed. `host`: the host's name (None: the system's)."""
 
     def __init__(
-        self, clock: HostClock, rng: random.Random, sizes: WriteSizes | None = None, start: Start = in_thread
+        self,
+        clock: HostClock,
+        rng: random.Random,
+        sizes: WriteSizes | None = None,
+        start: Start = in_thread,
+        host: str | None = None,
     ) -> None:
         self.pid = os.getpid()
         self.clock = clock
         self._rng = rng
         self._sizes = sizes or WriteSizes()
         self._start = start
+        self._host = host or socket.gethostname()
         self._timer = Timer(start)
         self._lock = threading.RLock()  # reentrant: opening a store runs foreign code, which may open a table
         self._stores: dict[str, Store] = {}
@@ -260,7 +267,8 @@ class Runtime:
         publisher = self._publishers.get(place)
         metrics = publisher.metrics if publisher else CacheMetricGroup()
         ufs = Ufs(store, metrics, options.storage.max_retries, self.clock.sleep)
-        context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng, self._start, self._timer)
+        disk = self._disk(options, metrics)
+        context = HostContext(disk, metrics, self.clock, self._rng, self._start, self._timer, self._host)
         if publisher is None:
             publisher = self._publishers[place] = Publisher(
                 metrics, context.disk, label, redact("path", url), self.clock

@@ -473,6 +473,12 @@ class FullCacheOptions:
         doc="Times of day at which no scheduled reload starts, e.g. `22:00-06:00, 12:00-13:00`. A reload that comes due "
             "waits until they end.",
     )
+    jitter_s: float = option(
+        "lookup.full-cache.reload-jitter", DURATION, 0.0, default_text="0 s",
+        doc="Each host makes its scheduled reloads up to this much later than they are due, always by the same part of it, so "
+            "that hosts that start at once, or reload at a time of day, do not all ask the store at once. See "
+            "[scaling](scaling.md).",
+    )
     build_wait_s: float = option(
         "lookup.full-cache.build-wait", DURATION, 30.0, default_text="30 s",
         doc="How long a query waits for a snapshot. With UFS: for the snapshot of a new version; after that, the query "
@@ -509,7 +515,7 @@ class FullCacheOptions:
     def schedule(self) -> tuple[Any, ...]:
         """The options that determine when the full cache reloads."""
         periodic = self.interval_s, self.schedule_mode
-        return self.strategy, *periodic, self.iso_time, self.interval_days, self.blackout
+        return self.strategy, *periodic, self.iso_time, self.interval_days, self.blackout, self.jitter_s
 
     @property
     def retained_s(self) -> float:
@@ -552,9 +558,19 @@ class FullCacheOptions:
                 else ""
             )
             raise OptionError(f"option {FULL}periodic-reload.interval is missing: {why}set a duration such as '5 min'")
-        if self.blackout is not None and not self.reloads and FULL + "blackout" in explicit_keys:
+        for key in ("blackout", "reload-jitter"):
+            if FULL + key in explicit_keys and not self.reloads:
+                raise OptionError(
+                    f"option {FULL}{key} is for scheduled reloads: set {FULL}periodic-reload.interval, too"
+                )
+        if self.jitter_s and isinstance(strategy, str):
             raise OptionError(
-                f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval, too"
+                f"option {FULL}reload-jitter has no effect on the times of {strategy!r}: let it add a delay of its own, or remove the option"
+            )
+        if self.interval_s is not None and self.jitter_s > self.interval_s:
+            raise OptionError(
+                f"option {FULL}reload-jitter = {self.jitter_s:g} s is longer than {FULL}periodic-reload.interval = {self.interval_s:g} s, "
+                "within which each host reloads once: set at most that"
             )
         if cached and "lookup.metadata.sync-interval" in explicit:
             raise OptionError(

@@ -95,10 +95,18 @@ def _cancel_nothing() -> None:
     """Does nothing. It stands in for the function that cancels the planned reload while none is planned."""
 
 
+def _is_first(last: LastReload) -> bool:
+    return last.started_at_s == last.first_started_at_s
+
+
 class DueTrigger(CacheReloadTrigger):
-    """A trigger that reloads when `next_due_s` says so, and only once for all missed reloads. A pickled copy is not open (FLIP-221)."""
+    """A trigger that reloads when `next_due_s` says so, and only once for all missed reloads. A pickled copy is not open (FLIP-221).
+
+    `late_s`: how much later this host reloads than `next_due_s` says, except for its first load.
+    """
 
     _waits = True  # whether a reload must end before the next one is planned
+    late_s = 0.0
 
     def __init__(self) -> None:
         self._context: CacheReloadTrigger.Context | None = None
@@ -115,11 +123,33 @@ class DueTrigger(CacheReloadTrigger):
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
         """The time after `now_s` at which the next reload is due, if a reload is requested at `now_s`. `last`: the reload before that one."""
 
+    def due_s(self, last: LastReload | None, now_s: float) -> float:
+        """The time at which this host makes the next reload; a time in the past means now."""
+        if last is None:
+            return self.next_due_s(None, now_s)
+        if _is_first(last):
+            return self.next_due_s(last, now_s) + self.late_s
+        return self.next_due_s(self._without_delay(last), now_s - self.late_s) + self.late_s
+
+    def _planned_s(self, last: LastReload | None, now_s: float) -> float:
+        """The time after `now_s` at which this host makes the next reload, as `_due_after_s` says."""
+        if last is None:
+            return self._due_after_s(None, now_s)
+        return self._due_after_s(self._without_delay(last), now_s - self.late_s) + self.late_s
+
+    def _without_delay(self, last: LastReload) -> LastReload:
+        """The last reload as a host without delay makes it. Otherwise FIXED_DELAY would add the delay to each interval, and FIXED_RATE could
+        miss a point. The first load is never late: hosts that start at once load at once."""
+        if _is_first(last):
+            return last
+        late_s = self.late_s
+        return LastReload(last.first_started_at_s, last.started_at_s - late_s, last.finished_at_s - late_s)
+
     def open(self, context: CacheReloadTrigger.Context) -> None:
         self.close()
         self._context = context
         last, now_s = context.last_reload(), context.current_processing_time()
-        self._plan(context, last, self.next_due_s(last, now_s))
+        self._plan(context, last, self.due_s(last, now_s))
 
     def close(self) -> None:
         self._context = None
@@ -139,9 +169,9 @@ class DueTrigger(CacheReloadTrigger):
         # A reload in between, such as another process's, changes the plan. If there was none and the time has not come, the clock was
         # set back: a plan made now may be earlier than the old one. A later plan is not taken: it could put the reload off for ever.
         if last != planned_after:
-            due_s = self.next_due_s(last, now_s)
+            due_s = self.due_s(last, now_s)
         elif due_s > now_s:
-            due_s = min(due_s, self.next_due_s(last, now_s))
+            due_s = min(due_s, self.due_s(last, now_s))
         if due_s > now_s:
             self._plan(context, last, due_s)
         elif self._waits:
@@ -152,7 +182,7 @@ class DueTrigger(CacheReloadTrigger):
                 raise
             reload.add_done_callback(lambda _: self._plan_next(context, last))
         else:
-            self._plan(context, last, self._due_after_s(last, now_s))
+            self._plan(context, last, self._planned_s(last, now_s))
             context.trigger_reload()
 
     def _plan_next(self, context: CacheReloadTrigger.Context, before: LastReload | None) -> None:
@@ -160,7 +190,7 @@ class DueTrigger(CacheReloadTrigger):
             return
         last, now_s = context.last_reload(), context.current_processing_time()
         # A refused reload leaves no trace, and must not be requested again at once.
-        due_s = self._due_after_s if last == before else self.next_due_s
+        due_s = self._planned_s if last == before else self.due_s
         self._plan(context, last, due_s(last, now_s))
 
 
@@ -234,7 +264,7 @@ class TimedCacheReloadTrigger(DueTrigger):
             return now_s
         if last.started_at_s > now_s:
             return self._first_s(now_s)
-        if last.started_at_s == last.first_started_at_s:
+        if _is_first(last):
             return self._first_s(last.started_at_s)
         return self._after_s(last, last.started_at_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import socket
 from collections.abc import Callable
 
 from pyspark_lookup.core import threads
@@ -24,6 +25,7 @@ class HostContext:
     """The cache directory (None: there is none), the counters, the clock and the random numbers of one table reference.
 
     `start`: runs a function in a thread with the given name. `timer`: runs the schedules of several tables (None: each has its own timer).
+    `name`: the host's name, which tells its schedules from those of other hosts.
     """
 
     disk: Disk | None
@@ -32,3 +34,4 @@ class HostContext:
     rng: random.Random
     start: Start = in_thread
     timer: Timer | None = None
+    name: str = dataclasses.field(default_factory=socket.gethostname)

@@ -39,6 +39,9 @@ TIMED = {**CACHE, FULL + "reload-strategy": "TIMED", FULL + "timed-reload.iso-ti
         ({**PATH, FULL + "on-reload-failure": "FAIL"}, ["on-reload-failure", "'UFS'"]),
 
         ({**PATH, FULL + "blackout": "22:00-06:00"}, ["blackout", "periodic-reload.interval"]),
+        ({**PATH, FULL + "reload-jitter": "1 min"}, ["reload-jitter", "periodic-reload.interval"]),
+        ({**PERIODIC, FULL + "reload-jitter": "61 s"}, ["reload-jitter = 61 s", "interval = 60 s", "at most that"]),
+        ({**CACHE, FULL + "reload-strategy": "a:b", FULL + "reload-jitter": "1 s"}, ["reload-jitter", "'a:b'"]),
         ({**PERIODIC, FULL + "max-staleness": "30 s"}, ["max-staleness = 30 s", "less than"]),
     ],
 )  # fmt: skip

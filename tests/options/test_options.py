@@ -85,6 +85,7 @@ VALID: list[tuple[dict[str, str], Forms]] = [
     }),
     (CACHED, {"lookup.metadata.sync-interval": {"-1": -1.0, " 0 ": 0.0, "0 s": 0.0, "PT1M30S": 90.0}}),
     (RELOADED, {"lookup.full-cache.reload-strategy": {" my_company.triggers:Nightly ": "my_company.triggers:Nightly"}}),
+    (PERIODIC, {"lookup.full-cache.reload-jitter": {"0 s": 0.0, "1 min": 60.0}}),
     (PERIODIC, {"lookup.full-cache.blackout": {"22:00-06:00": parse_blackout("22:00-06:00")}}),
     (TIMED, {"lookup.full-cache.timed-reload.iso-time": {"10:15Z": datetime.time(10, 15, tzinfo=datetime.timezone.utc)}}),
     ({"path": "shop.customers"}, {"lookup.catalog": {" prod ": "prod"}}),

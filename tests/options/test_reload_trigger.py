@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import math
 import os
+import pickle
 import time
 import zoneinfo
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.reload_trigger import (
     Blackout,
     CacheReloadTrigger,
+    DueTrigger,
     LastReload,
     PeriodicCacheReloadTrigger,
     ScheduleMode,
@@ -238,6 +240,21 @@ TRIGGERS = [
     lambda: TimedCacheReloadTrigger(datetime.time(12), 1, UTC),
 ]
 each_trigger = pytest.mark.parametrize("make", TRIGGERS, ids=["delay", "rate", "timed"])
+
+
+@each_trigger
+def test_a_late_host_is_late_once(make: Callable[[], DueTrigger]) -> None:
+    """It makes its first load at once, the next reload late by its delay, and all others as far apart as on other hosts, though each takes time."""
+    late, prompt = make(), make()
+    late.late_s = 9.9375
+    times = []
+    for trigger in (late, prompt):
+        context = opened(trigger, ManualContext(NOON - 3600, reload_s=0.125))
+        while len(context.asked) < 4:
+            context.run_until(context.due()[0])
+        times.append(context.asked)
+    assert times[0] == [NOON - 3600, *(at_s + 9.9375 for at_s in times[1][1:])]
+    assert pickle.loads(pickle.dumps(late)).late_s == 9.9375
 
 
 @each_trigger

@@ -172,6 +172,7 @@ def make_host(
     storage: dict[str, object] | None = None,
     start: Start = in_thread,
     opened: Store | None = None,
+    name: str = "host",
 ) -> Host:
     """The engine as the runtime composes it, with its parts at hand. `cache_dir` None: no cache. `opened`: its store."""
     clock = clock or FakeClock()
@@ -181,7 +182,7 @@ def make_host(
     disk = None
     if cache_dir is not None:
         disk = Disk(cache_dir, max_bytes, metrics, lambda: clock.wall_s, random.Random(7))
-    context = HostContext(disk, metrics, clock.host(boot), random.Random(next(_hosts)), start)
+    context = HostContext(disk, metrics, clock.host(boot), random.Random(next(_hosts)), start, name=name)
     blocks = BlockCache(ufs, context, wait_s)
     resolver = Resolver(TableKinds(ufs, blocks, context, SOURCES), ufs, context)
     reader = TableReader(resolver, blocks, context, block_size=64 * 1024)

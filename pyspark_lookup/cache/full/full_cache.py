@@ -326,6 +326,7 @@ class FullCache:
             self.ask_reload,
             lambda: last_reload(self._stored.state()),
             self.options.full_cache.blackout,
+            self.options.full_cache.jitter_s,
             self.disk,
             self.context,
         )

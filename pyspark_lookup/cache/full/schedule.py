@@ -31,7 +31,7 @@ from pyspark_lookup.options.reload_trigger import (
     TimedCacheReloadTrigger,
 )
 from pyspark_lookup.storage.context import HostContext, Start
-from pyspark_lookup.storage.disk import Disk, Lock
+from pyspark_lookup.storage.disk import Disk, Lock, key_of
 from pyspark_lookup.versions.model import TableVersion
 
 
@@ -170,7 +170,7 @@ class Schedule(CacheReloadTrigger.Context):
 
     `name`: a hash of the table and the schedule's options; schedules of one table with different options run side by side. `make`: returns
     the trigger. `reload`: starts a reload (True: the one that is due) and returns its future. `last`: returns the latest attempt of any
-    process.
+    process. `jitter_s`: the host reloads later by a part of it, which follows from the host's name and `name`.
     """
 
     name: str
@@ -178,6 +178,7 @@ class Schedule(CacheReloadTrigger.Context):
     reload: Callable[[bool], concurrent.futures.Future[None]]
     last: Callable[[], LastReload | None]
     blackout: Blackout | None
+    jitter_s: float
     disk: Disk
     context: HostContext
 
@@ -188,6 +189,7 @@ class Schedule(CacheReloadTrigger.Context):
         self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
+        self.late_s = self.jitter_s * int(key_of(self.context.name, self.name)[:8], 16) / 16**8
         self._wall_ahead_s = 0.0  # lead of the wall clock over the steady clock when actions last ran
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = self._is_made = self._opened = False
@@ -215,10 +217,10 @@ class Schedule(CacheReloadTrigger.Context):
         self._make_trigger()
         if self._closed or self._broken or not isinstance(self._trigger, DueTrigger):
             return math.inf
-        due_s = self._trigger.next_due_s(last, now_s)
+        due_s = self._trigger.due_s(last, now_s)
         if due_s <= now_s and self.blackout is not None:
             free_s = self.blackout.postponed_s(now_s)
-            return free_s if free_s > now_s else due_s
+            return free_s + self.late_s if free_s > now_s else due_s
         return due_s
 
     def _take(self) -> bool:
@@ -262,6 +264,8 @@ class Schedule(CacheReloadTrigger.Context):
             self._is_made = True
             try:
                 self._trigger = self.make()
+                if isinstance(self._trigger, DueTrigger):
+                    self._trigger.late_s = self.late_s
             except Exception as problem:
                 self._broken = True
                 _log.error("reload trigger of %s cannot be created", self.name, exc_info=redact_cause(problem))
@@ -354,7 +358,7 @@ class Schedule(CacheReloadTrigger.Context):
             now_s = self.context.clock.wall_s()
             free_s = self.blackout.postponed_s(now_s)
             if free_s > now_s:
-                return self._postpone(free_s)
+                return self._postpone(free_s + self.late_s)
         future = self.reload(isinstance(self._trigger, DueTrigger))
         if self._timer is not None:
             self._timer.add_work(future)

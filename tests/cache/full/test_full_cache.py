@@ -21,7 +21,7 @@ from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.versions.executions import Execution
@@ -428,6 +428,21 @@ def test_loads_that_no_thread_can_make(directory: Path, cache_dir: Path) -> None
         assert found is not None
         assert found[1].get(["version"], Keys([pa.array([0])])).columns[0].to_pylist() == [version]
         assert table.metric("staleServedCount") == stale
+
+
+def test_hosts_reload_apart(directory: Path, cache_dir: Path) -> None:
+    """Each is late by a part of the jitter that follows from its name and is the same in all its processes; until then, no reload is overdue."""
+    options = {**CACHE, "lookup.full-cache.reload-jitter": "30 s"}
+    delays = []
+    for name in ("a", "a", "b", "c"):
+        table = Table(directory, cache_dir / name, options, name=name)
+        table.warm()
+        clock, schedule = table.host.clock, table.full.schedule
+        delays.append(schedule.late_s)
+        last = LastReload(clock.wall_s, clock.wall_s, clock.wall_s)
+        assert schedule.due_s(last, clock.wall_s) == clock.wall_s + 60 + schedule.late_s
+    assert delays[0] == delays[1]
+    assert len({delay for delay in delays if 0 <= delay < 30}) == 3
 
 
 def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:
