@@ -218,7 +218,10 @@ class RealHosts:
             bucket.put(key, data, BEGIN_S - 3600)
         random.seed(seed)  # for tenacity's pauses
         began_s = time.process_time()
-        in_place = {"_current": None, "open_store": lambda *_: VirtualS3(bucket, model, time_, outcome.requests)}
+        in_place: dict[str, Any] = {
+            "_current": None,
+            "open_store": lambda *_: VirtualS3(bucket, model, time_, outcome.requests),
+        }
         with (
             tempfile.TemporaryDirectory(dir=_fast_directory()) as home,
             engine_in(time_, BEGIN_S),
@@ -635,6 +638,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default="costs,check,cluster")
     parser.add_argument("--hosts", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=16, help="processes of a host")
+    parser.add_argument("--real-hosts", type=int, default=2, help="hosts whose requests are recorded")
+    parser.add_argument("--only", default="", help="run the scenarios whose names have this")
     parser.add_argument("--minutes", type=int, default=10, help="virtual time of the cluster")
     parser.add_argument("--batch-s", type=float, default=20.0, help="time between micro-batches")
     parser.add_argument("--interval-s", type=float, default=60.0, help="reload and sync interval")
@@ -687,11 +692,13 @@ def main() -> None:
     if "cluster" in args.parts:
         options = cluster_options(args.interval_s)
         minutes = (commit_s(args.commits) + 3 * args.interval_s) / 60
-        hosts = RealHosts(histories, [options] * 2, args.workers)
+        hosts = RealHosts(histories, [options] * args.real_hosts, args.workers)
         real = hosts.run(minutes, Limits(), args.batch_s, args.seed)
         _show_errors(real)
         programs = recorded(real.requests, args.commits)
-        print(f"\nCPU of the 2 real hosts of {args.workers} workers, for {minutes:.1f} minutes: {real.seconds:.1f} s.")
+        print(
+            f"\nCPU of {args.real_hosts} real hosts of {args.workers} workers, for {minutes:.1f} minutes: {real.seconds:.1f} s."
+        )
         tenth = limits.scaled(0.1)
         scenarios = [
             Scenario("in step", limits),
@@ -700,7 +707,7 @@ def main() -> None:
             Scenario("in step, a tenth of the rate", tenth),
             Scenario("with jitter, a tenth of the rate", tenth, jitter_s=args.interval_s),
         ]
-        show_cluster(programs, args, scenarios)
+        show_cluster(programs, args, [scenario for scenario in scenarios if args.only in scenario.name])
     print(f"\nCPU in all: {time.process_time() - began_s:.0f} s.")
 
 
