@@ -209,7 +209,7 @@ class UfsUnavailableError(UfsError, ConnectionError):
 
 
 class UfsThrottledError(UfsUnavailableError):
-    """The store refused a request because it gets too many of them (503 SlowDown, 429)."""
+    """The store refused a request because it gets too many of them (SlowDown of S3, status 429)."""
 
 
 class CatalogUnavailableError(UfsUnavailableError):

@@ -462,7 +462,8 @@ STATUSES = {
     **dict.fromkeys((401, 403), errors.UfsPermissionError),
     408: errors.UfsTimeoutError,
     **dict.fromkeys((409, 500, 502), errors.UfsUnavailableError),
-    **dict.fromkeys((429, 503), errors.UfsThrottledError),
+    429: errors.UfsThrottledError,
+    503: errors.UfsUnavailableError,
     412: errors.SourceChangedError,
     400: errors.UfsError,
 }
@@ -482,7 +483,8 @@ FOREIGN: list[tuple[type[BaseException], Sequence[BaseException]]] = [
     (errors.UfsThrottledError, [caused(OSError(errno.EBUSY, "slow down"), client_error(503, "SlowDown"))]),
     (errors.UfsError, [OSError(errno.EIO, "disk"), RuntimeError("odd")]),
     (KeyboardInterrupt, [KeyboardInterrupt("f")]),
-    *((ours, [client_error(status)]) for status, ours in STATUSES.items()),
+    # S3 answers HEAD without a body that says more than the status.
+    *((errors.UfsThrottledError if status == 503 else ours, [client_error(status)]) for status, ours in STATUSES.items()),
 ]  # fmt: skip
 
 

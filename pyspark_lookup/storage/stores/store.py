@@ -400,7 +400,8 @@ def our_error(error: BaseException, url: str) -> BaseException:
         return UfsPermissionError(text if advice else f"{text} ({_CHECK})")
     if timed_out:
         return UfsTimeoutError(text)
-    if status in (429, 503) or code == "SlowDown":
+    # S3 answers HEAD without a body, so without a code other than the status.
+    if status == 429 or code == "SlowDown" or (status == 503 and code == "503"):
         return UfsThrottledError(text)
     return UfsUnavailableError(text) if transient else UfsError(text)
 
