@@ -41,7 +41,8 @@ install_one_of() {
 # hence ensurepip.
 find_python() {
     local name names=(python3.13 python3.12 python3.11 python3 python3.10)
-    [ -z "${1:-}" ] || names=("python$1")
+    # pyenv puts only some of its versions on the PATH.
+    [ -z "${1:-}" ] || names=("python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/"python$1")
     for name in "${names[@]}"; do
         if "$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' </dev/null >/dev/null 2>&1; then
             command -v "$name"
