@@ -22,8 +22,9 @@ import traceback
 
 class Fence:
     def find_spec(self, name, path=None, target=None):
-        reads = any(frame.filename.endswith("spark/reading.py") for frame in traceback.extract_stack())
-        if name == "pyiceberg" and not reads:
+        if name != "pyiceberg":
+            return
+        if not any(frame.filename.endswith("spark/reading.py") for frame in traceback.extract_stack()):
             raise ModuleNotFoundError("this task has no PyIceberg")
 
 if "pyspark.worker" in sys.orig_argv:  # what computes tasks, not what plans them
