@@ -73,11 +73,8 @@ class Changes:
                 if latest is not None and changed_files is not None:
                     self._put(version, changed_files, bounds_of(changed_files), {_PARENT: latest})
                     return
-            except (
-                UfsError,
-                DamagedFileError,
-            ):  # of a file that is no longer in the table, whose bounds only its footer has
-                pass
+            except (UfsError, DamagedFileError):
+                pass  # only the footer of a removed file has its bounds, and that can no longer be read
             self._put(version, [], [], {_PARENT: ""})
             return
         keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
@@ -221,9 +218,8 @@ class Changes:
 
 def _table_key(version: TableVersion) -> str:
     """A record key for the version's table and the names of its columns in the files."""
-    files = (
-        version.files[:1] if isinstance(version.files, ColumnFiles) else version.files
-    )  # all of a large table's files have the same columns
+    # All files of a large table have the same columns.
+    files = version.files[:1] if isinstance(version.files, ColumnFiles) else version.files
     named = {id(file.columns): file.columns for file in files if file.columns is not None}
     table = "" if version.metadata is None else version.metadata.table_id
     return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))

@@ -301,9 +301,8 @@ def _convert(low: pa.Array, high: pa.Array, kind: pa.DataType) -> tuple[pa.Array
         ):
             return None
         low, high = (pc.utf8_rtrim(side, "Z").cast(pa.timestamp("us")) for side in (low, high))
-        high = pc.add(
-            high, pa.scalar(datetime.timedelta(milliseconds=1), pa.duration("us"))
-        )  # written in milliseconds, rounded down
+        # Instants are written in milliseconds, rounded down.
+        high = pc.add(high, pa.scalar(datetime.timedelta(milliseconds=1), pa.duration("us")))
         if kind.tz is not None:
             low, high = (pc.assume_timezone(side, "UTC") for side in (low, high))
     else:

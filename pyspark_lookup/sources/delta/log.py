@@ -584,6 +584,7 @@ class DeltaLog:
             files.base is not None or len(files) < self._mapped_from
         ):
             return log
+        base: BaseFiles | None = None  # a table without files has no columns
         if files.base is None:
             builder = BaseBuilder(disk, self._key)
             try:
@@ -592,7 +593,7 @@ class DeltaLog:
                 base = builder.finish()
             finally:
                 builder.close()
-        else:
+        elif len(files):
             base = files.base.next_base(np.array(sorted(files.gone), np.int64), [*files.added.values()])
         state = dataclasses.replace(log.state, files=DataFiles({}, base), memo={})
         moved = _CachedLog(state, log.last_file, state)

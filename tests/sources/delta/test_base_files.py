@@ -165,6 +165,19 @@ def test_columns_follow_the_log(table: Path, tmp_path: Path, restart: Callable[[
     assert len([name for name in snapshots(tmp_path / "cache") if name.startswith("base-")]) <= 3
 
 
+def test_a_table_that_was_emptied(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+    """It has no columns any more, for a host that knew its files, and for one that reads the log's checkpoint of them."""
+    assert opened(table, tmp_path / "cache").version
+    DeltaTable(str(table)).delete()
+    for host in ("cache", "new", "new"):
+        reader = opened(table, tmp_path / host, keys="id")
+        assert (reader.scan(predicate="id = 15").num_rows, reader.get(15)) == (0, [])
+        restart()
+    rows = pa.table({"id": [15], "name": ["new"], "region": ["eu"]})
+    write_deltalake(str(table), rows, mode="append")
+    assert opened(table, tmp_path / "cache", keys="id").get(15) == rows.to_pylist()
+
+
 def test_an_earlier_version_leaves_nothing_on_the_disk(
     table: Path, tmp_path: Path, restart: Callable[[], None]
 ) -> None:
