@@ -442,15 +442,18 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class StatsColumns:
-    """`ColumnStats` of one column in many files, one row for each file: `low` and `high` in the column's type, `null_counts` and `rows` as int64.
+    """`ColumnStats` of one column in many files, one row for each file: `low` and `high` in the column's type, the others as int64.
 
-    Null stands for what is not known. There are no buckets. A file has no statistics if neither its bounds nor its null count are known.
+    Null stands for what is not known. A file has no statistics if neither its bounds nor its null count are known. `bucket_counts` and
+    `buckets`: the number of buckets, and the bucket of the file's values; None if no file has them.
     """
 
     low: pa.Array
     high: pa.Array
     null_counts: pa.Array
     rows: pa.Array
+    bucket_counts: pa.Array | None = None
+    buckets: pa.Array | None = None
 
     @classmethod
     def from_constants(cls, values: pa.Array) -> StatsColumns:
@@ -459,12 +462,37 @@ class StatsColumns:
 
     def take(self, places: pa.Array) -> StatsColumns:
         """The statistics of some of the files."""
-        return StatsColumns(*(array.take(places) for array in (self.low, self.high, self.null_counts, self.rows)))
+        return StatsColumns(*(None if array is None else array.take(places) for array in self.arrays))
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The columns in their order."""
+        return self.low, self.high, self.null_counts, self.rows, self.bucket_counts, self.buckets
 
     def row(self, place: int) -> ColumnStats | None:
         """The statistics of one file; None if it has none."""
-        low, high, nulls, rows = (array[place].as_py() for array in (self.low, self.high, self.null_counts, self.rows))
-        return None if rows is None or (nulls is None and low is None) else ColumnStats(low, high, nulls, rows)
+        values = (None if array is None else array[place].as_py() for array in self.arrays)
+        low, high, nulls, rows, count, bucket = values
+        if rows is None or (nulls is None and low is None):
+            return None
+        return ColumnStats(low, high, nulls, rows, None if count is None else (count, bucket))
+
+    @cached_property
+    def _files_by_bucket_count(self) -> dict[int, tuple[Numbers, Numbers]]:
+        """For each number of buckets: (which files have so many, their buckets)."""
+        if self.bucket_counts is None or self.buckets is None:
+            return {}
+        counts, buckets = (as_int64(pc.fill_null(array, 0)) for array in (self.bucket_counts, self.buckets))
+        return {count: (counts == count, buckets) for count in np.unique(counts).tolist() if count}
+
+    def _in_buckets(self, numbers_of: Callable[[int], Numbers | None]) -> Numbers:
+        """For each file, whether its bucket is one of those that `numbers_of` returns for a number of buckets (None: it may be any)."""
+        mask = np.ones(len(self.low), np.bool_)
+        for count, (has_count, buckets) in self._files_by_bucket_count.items():
+            numbers = numbers_of(count)
+            if numbers is not None:
+                mask &= ~has_count | np.isin(buckets, numbers)
+        return mask
 
     @cached_property
     def known(self) -> Numbers:
@@ -486,6 +514,18 @@ class StatsColumns:
 
     def may_satisfy(self, op: str, value: Any) -> Numbers:
         """For each file, whether a value within its bounds (or NaN, for doubles) can satisfy `op value`."""
+        mask = self._may_satisfy(op, value)
+        kind = _BUCKETED.get(type(value)) if op == "=" else None
+        if kind is None or not self._files_by_bucket_count:
+            return mask
+
+        def number_of(count: int) -> Numbers | None:
+            number = bucket_number(value, kind, count)
+            return None if number is None else np.array([number])
+
+        return mask & self._in_buckets(number_of)
+
+    def _may_satisfy(self, op: str, value: Any) -> Numbers:
         everywhere = np.ones(len(self.low), np.bool_)
         is_floating = pa.types.is_floating(self.low.type)
         if op == "<>" or (isinstance(value, float) and (math.isnan(value) or not is_floating)):
@@ -522,6 +562,7 @@ class StatsColumns:
             if len(values) <= _VALUES_EACH:
                 marks = (self.may_satisfy("=", value.as_py()) for value in values)
                 return functools.reduce(np.logical_or, marks, np.zeros(len(self.low), np.bool_))
+            in_buckets = self._in_buckets(functools.partial(bucket_numbers, values))
             # Ranks among all bounds and values are whole numbers, which can be searched at once whatever the type is.
             everything = pa.chunked_array([self.low, self.high, values]).combine_chunks()
             ranks = pc.rank(everything, tiebreaker="dense")
@@ -532,7 +573,7 @@ class StatsColumns:
         low, high, ordered = numbers[:files], numbers[files : 2 * files], np.sort(numbers[2 * files :])
         places = np.searchsorted(ordered, low)
         inside = (places < len(ordered)) & (ordered[np.minimum(places, len(ordered) - 1)] <= high)
-        return inside | self._open
+        return (inside | self._open) & in_buckets
 
 
 _EXACT_AT_MOST = 2**53

@@ -314,8 +314,10 @@ def in_columns(kind: pa.DataType, stats: Sequence[ColumnStats | None]) -> StatsC
             return None
 
     low, high = (pa.array([bound(one, side) for one in stats], kind) for side in ("low", "high"))
-    nulls = pa.array([None if one is None else one.null_count for one in stats], pa.int64())
-    return StatsColumns(low, high, nulls, pa.array([None if one is None else one.rows for one in stats], pa.int64()))
+    numbers = [
+        (None,) * 4 if one is None else (one.null_count, one.rows, *(one.bucket or (None, None))) for one in stats
+    ]
+    return StatsColumns(low, high, *(pa.array(column, pa.int64()) for column in zip(*numbers, strict=True)))
 
 
 @pytest.mark.parametrize("name", EDGES)
@@ -397,6 +399,35 @@ def test_many_keys_rule_files_out() -> None:
         together = may_match_files(Among(C, values), {C: in_columns(kind, one_type)}.get, len(stats))
         assert together.tolist() == [may_match(Among(C, values), {C: stat}.get) for stat in one_type]
         assert 0 < together.sum() < len(stats)
+
+
+@pytest.mark.parametrize("name", ["big", "text", "day", "at"])
+def test_buckets_rule_files_out(name: str) -> None:
+    """Many files of one of 4 or 7 buckets, some with bounds, some with nothing: each is ruled out as it is alone."""
+    kind = FIELDS[name].type
+    start = {"text": "", "day": datetime.date(2024, 1, 1), "at": datetime.datetime(2024, 1, 1, tzinfo=UTC)}.get(name, 0)
+    values: list[Any] = []
+    for number in range(40):
+        step = {"text": f"v{number}", "day": datetime.timedelta(number), "at": datetime.timedelta(0, number)}
+        values.append(start + step.get(name, number))  # type: ignore[operator]
+    stats: list[ColumnStats | None] = [None, ColumnStats(None, None, 3, 3), ColumnStats(None, None, 0, 3)]
+    for count, bucket in ((count, bucket) for count in (4, 7) for bucket in range(count)):
+        stats.append(ColumnStats(None, None, 0, 3, (count, bucket)))
+        stats.append(ColumnStats(min(values[:20]), max(values[:20]), 1, 3, (count, bucket)))
+    columns = in_columns(kind, stats)
+    assert [columns.row(place) for place in range(len(stats))] == stats
+    keys = [Among(C, pa.array(some, kind)) for some in (values[:3], values[20:], values[:0], values[3:4])]
+    others = [In(C, (*values[5:7],), False), NullSafeEqual(C, values[8]), Compare(C, "<>", values[1]), IsNull(C)]
+    nodes: list[Predicate] = [*(Compare(C, "=", value) for value in values), *keys, *others]
+    ruled_out = 0
+    for node in nodes:
+        together = may_match_files(node, {C: columns}.get, len(stats)).tolist()
+        for stat, among_others in zip(stats, together, strict=True):
+            alone = may_match(node, {C: stat}.get)
+            # Alone, several keys are looked for in the bounds and in the bucket, but not each of them in both.
+            assert among_others == alone or (alone and isinstance(node, Among)), (stat, node)
+            ruled_out += not among_others
+    assert ruled_out > len(nodes) * len(stats) / 3
 
 
 def test_a_literal_of_another_type_is_not_cut_to_the_columns() -> None:
