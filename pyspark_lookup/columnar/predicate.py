@@ -471,7 +471,7 @@ class StatsColumns:
 
     def row(self, place: int) -> ColumnStats | None:
         """The statistics of one file; None if it has none."""
-        values = (None if array is None else array[place].as_py() for array in self.arrays)
+        values: list[Any] = [None if array is None else array[place].as_py() for array in self.arrays]
         low, high, nulls, rows, count, bucket = values
         if rows is None or (nulls is None and low is None):
             return None

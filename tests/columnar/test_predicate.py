@@ -411,7 +411,7 @@ def test_buckets_rule_files_out(name: str) -> None:
         step = {"text": f"v{number}", "day": datetime.timedelta(number), "at": datetime.timedelta(0, number)}
         values.append(start + step.get(name, number))  # type: ignore[operator]
     stats: list[ColumnStats | None] = [None, ColumnStats(None, None, 3, 3), ColumnStats(None, None, 0, 3)]
-    for count, bucket in ((count, bucket) for count in (4, 7) for bucket in range(count)):
+    for count, bucket in [*((4, bucket) for bucket in range(4)), *((7, bucket) for bucket in range(7))]:
         stats.append(ColumnStats(None, None, 0, 3, (count, bucket)))
         stats.append(ColumnStats(min(values[:20]), max(values[:20]), 1, 3, (count, bucket)))
     columns = in_columns(kind, stats)

@@ -25,10 +25,18 @@ from pyspark_lookup.columnar.predicate import ColumnStats, StatsColumns
 from pyspark_lookup.core.decoding import as_counts, as_name
 from pyspark_lookup.sources.delta.actions import Add, Key, Vector, key_of_file
 from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.versions.column_segments import (
+    concat_stats,
+    ipc_file,
+    open_batch,
+    open_stats,
+    write_segment,
+    write_stats,
+)
 
 _SEEDS = (Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93), Seed(0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 _WORD = (1 << 64) - 1
-_FILES, _BOUNDS, _TEXTS, _STATS = "files", "bounds", "texts", "stats"
+_FILES, _TEXTS, _STATS = "files", "texts", "stats"
 _PARTITION = "partition:"
 _GROUP_ROWS = 512  # texts that are compressed together: to read one, so many are decompressed
 _GROUPS_AT_ONCE = 32
@@ -126,38 +134,15 @@ class StatisticsPart:
         place = key_of(stored, kind)[:16]
         if place not in self._bounds:
             kept_disk = disk if self.name is not None else None
-            columns = None if kept_disk is None else _open_bounds(kept_disk, table, f"{self.name}-{place}")
+            columns = None if kept_disk is None else open_stats(kept_disk, table, f"{self.name}-{place}")
             if columns is None:
                 parts = [parse_bounds(texts, stored, kind, parse) for texts in self.texts()]
                 columns = concat_stats(parts)
                 if kept_disk is not None:
-                    batch = pa.RecordBatch.from_arrays(_arrays(columns), names=["low", "high", "null_counts", "rows"])
                     with contextlib.suppress(OSError):  # then another process parses them again
-                        _write_segment(kept_disk, table, f"{self.name}-{place}", {_BOUNDS: _ipc_file(batch)}, {})
+                        write_stats(kept_disk, table, f"{self.name}-{place}", columns)
             self._bounds[place] = columns
         return self._bounds[place]
-
-
-def _arrays(columns: StatsColumns) -> list[pa.Array]:
-    return [columns.low, columns.high, columns.null_counts, columns.rows]
-
-
-def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
-    """The statistics of the files of all parts."""
-    if len(parts) == 1:
-        return parts[0]
-    return StatsColumns(*(pa.concat_arrays(arrays) for arrays in zip(*map(_arrays, parts), strict=True)))
-
-
-def _open_bounds(disk: Disk, table: str, name: str) -> StatsColumns | None:
-    segment = disk.open_segment(table, name)
-    if segment is None:
-        return None
-    try:
-        return StatsColumns(*_open_batch(segment.regions[_BOUNDS]).columns)
-    except (pa.ArrowException, OSError, KeyError, TypeError):
-        disk.discard_segment(table, name)
-        return None
 
 
 def compress_texts(texts: pa.Array) -> pa.Buffer:
@@ -167,30 +152,6 @@ def compress_texts(texts: pa.Array) -> pa.Buffer:
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table, max_chunksize=_GROUP_ROWS)
     return sink.getvalue()
-
-
-def _ipc_file(batch: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue()
-
-
-def _open_batch(region: Any) -> pa.RecordBatch:
-    return pa.ipc.open_file(pa.py_buffer(region)).get_batch(0)
-
-
-def _write_segment(
-    disk: Disk, table: str, name: str, regions: Mapping[str, pa.Buffer], meta: Mapping[str, Any]
-) -> None:
-    writer = disk.create_segment({})
-    try:
-        for region, data in regions.items():
-            writer.add(region, data)
-        writer.finish(meta)
-        disk.publish_segment(table, name, writer)
-    finally:
-        writer.close()
 
 
 def parse_bounds(texts: pa.Array, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
@@ -469,7 +430,7 @@ def open_base(disk: Disk, table: str, record: Any) -> BaseFiles | None:
         )
     if opened is None:
         return None
-    return BaseFiles(_open_batch(opened.regions[_FILES]), parts, (sums[0], sums[1]), disk, table, record["files"])
+    return BaseFiles(open_batch(opened.regions[_FILES]), parts, (sums[0], sums[1]), disk, table, record["files"])
 
 
 class BaseBuilder:
@@ -577,11 +538,11 @@ class BaseBuilder:
         name = None
         if self._disk is not None:
             name = f"base-{uuid.uuid4().hex}"
-            _write_segment(self._disk, self._table, name, {_FILES: _ipc_file(batch)}, {})
+            write_segment(self._disk, self._table, name, {_FILES: ipc_file(batch)})
             opened = self._disk.open_segment(self._table, name)
             if opened is None:
                 raise OSError("a segment was removed as soon as it was written")
-            batch = _open_batch(opened.regions[_FILES])
+            batch = open_batch(opened.regions[_FILES])
         return BaseFiles(batch, parts, sums, self._disk, self._table, name)
 
     def _finish_part(self) -> StatisticsPart:

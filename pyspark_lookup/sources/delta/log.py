@@ -41,6 +41,7 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion, add_log_directory
 from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.column_segments import remove_unneeded
 from pyspark_lookup.versions.executions import read_again
 
 _NAME = re.compile(
@@ -602,20 +603,6 @@ class DeltaLog:
                 self._cached_log = moved
         return moved
 
-    def _supersede_segments(self, disk: Disk, base: BaseFiles | None) -> None:
-        """Let the columns that the recorded state does not need be evicted first, and remove those that the state before it did not need either.
-
-        The race: another process may have read the record of an earlier state, and now opens its columns. So they stay until one more state
-        has been recorded.
-        """
-        needed = () if base is None else tuple(base.segment_prefixes)
-        unneeded = [name for name in disk.segments(self._key) if not (needed and name.startswith(needed))]
-        superseded = disk.get_record("superseded", self._key, as_texts) or ()
-        for name in {*superseded}.intersection(unneeded):
-            disk.remove_segment(self._key, name)
-        if unneeded or superseded:
-            disk.supersede_segments(self._key, unneeded)
-
     def _keep(self, log: _CachedLog) -> DeltaState:
         """Cache a state, in this process and on the host, unless a newer state of the same table is cached. Returns the state."""
         with self._lock:
@@ -636,7 +623,8 @@ class DeltaLog:
             if log.base is log.state:
                 log = self._move_to_columns(disk, log)
                 disk.replace_record("log", self._key, _state_to_json(log.state))
-                self._supersede_segments(disk, log.state.files.base)
+                base = log.state.files.base
+                remove_unneeded(disk, self._key, () if base is None else (*base.segment_prefixes,))
             value = {
                 "table": log.state.table_id,
                 "commits": [text.decode() for text in log.tail],

@@ -168,8 +168,12 @@ class Segments(Records):
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
         """Record which segments of a table its latest version does not need: these are evicted first. Raises OSError if that fails."""
-        if tuple(sorted(names)) != (self.get_record("superseded", table, as_texts) or ()):
+        if tuple(sorted(names)) != self.superseded_segments(table):
             self.replace_record("superseded", table, sorted(names))
+
+    def superseded_segments(self, table: str) -> tuple[str, ...]:
+        """The segments of a table on record as not needed by its latest version."""
+        return self.get_record("superseded", table, as_texts) or ()
 
     def segments(self, table: str) -> list[str]:
         """The names of a table's segments."""

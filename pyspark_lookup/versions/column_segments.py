@@ -1,0 +1,83 @@
+"""Columns of many files in segments of the host's cache directory: written once, mapped by every process that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.columnar.predicate import StatsColumns
+from pyspark_lookup.storage.disk import Disk
+
+_BOUNDS = "bounds"
+_NAMES = ("low", "high", "null_counts", "rows", "bucket_counts", "buckets")
+
+
+def ipc_file(batch: pa.RecordBatch) -> pa.Buffer:
+    """An Arrow file with one batch, which `open_batch` maps."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def open_batch(region: Any) -> pa.RecordBatch:
+    """The batch in a region of a segment that `ipc_file` made. Raises ArrowException or OSError if it is damaged."""
+    return pa.ipc.open_file(pa.py_buffer(region)).get_batch(0)
+
+
+def write_segment(
+    disk: Disk, table: str, name: str, regions: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+) -> None:
+    """Write and publish a segment of a table. Raises OSError if there is no room for it."""
+    writer = disk.create_segment({})
+    try:
+        for region, data in regions.items():
+            writer.add(region, data)
+        writer.finish(meta or {})
+        disk.publish_segment(table, name, writer)
+    finally:
+        writer.close()
+
+
+def write_stats(disk: Disk, table: str, name: str, stats: StatsColumns) -> None:
+    """Write the statistics of a column to a segment. Raises OSError if there is no room for it."""
+    columns = {name: array for name, array in zip(_NAMES, stats.arrays, strict=True) if array is not None}
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    write_segment(disk, table, name, {_BOUNDS: ipc_file(batch)})
+
+
+def open_stats(disk: Disk, table: str, name: str) -> StatsColumns | None:
+    """The statistics in a segment that `write_stats` wrote; None if it is missing or malformed."""
+    segment = disk.open_segment(table, name)
+    if segment is None:
+        return None
+    try:
+        batch = open_batch(segment.regions[_BOUNDS])
+        return StatsColumns(**dict(zip(batch.schema.names, batch.columns, strict=True)))
+    except (pa.ArrowException, OSError, KeyError, TypeError):
+        disk.discard_segment(table, name)
+        return None
+
+
+def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
+    """The statistics of the files of all parts, none of which has buckets."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = zip(*((part.low, part.high, part.null_counts, part.rows) for part in parts), strict=True)
+    return StatsColumns(*(pa.concat_arrays(some) for some in arrays))
+
+
+def remove_unneeded(disk: Disk, table: str, needed: Sequence[str]) -> None:
+    """Let the segments of a table whose names do not begin with one of `needed` be evicted first, and remove those that were not needed before.
+
+    The race: another process may have read an earlier record, and now opens the segments that it names. So they stay until this is called
+    for one more record. Raises OSError.
+    """
+    unneeded = [name for name in disk.segments(table) if not (needed and name.startswith(tuple(needed)))]
+    superseded = disk.superseded_segments(table)
+    for name in {*superseded}.intersection(unneeded):
+        disk.remove_segment(table, name)
+    if unneeded or superseded:
+        disk.supersede_segments(table, unneeded)
