@@ -41,8 +41,7 @@ _WARMUP = 50
 def counting_of(table: LookupTable) -> list[tuple[object, str]]:
     """The methods, by object and name, by which a table's engine publishes and counts; that which publishes first."""
     engine = runtime().engine(table._options)
-    publisher = engine.publish_metrics.__self__  # type: ignore[attr-defined]
-    return [(publisher, "_put"), *((engine.reader.metrics, name) for name in ("inc", "time", "set_gauge"))]
+    return [(engine, "publish_metrics"), *((engine.reader.metrics, name) for name in ("inc", "time", "set_gauge"))]
 
 
 def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 from pyspark_lookup.core.threads import ends_with_process, sleep
 
+# It goes on while the machine is suspended, and an age must include that time.
+_STEADY_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 def _steady_s() -> float:
-    # CLOCK_BOOTTIME goes on while the machine is suspended, and an age must include that time.
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(_STEADY_CLOCK)
 
 
 def _boot_id() -> str:

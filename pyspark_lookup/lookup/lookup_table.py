@@ -7,9 +7,9 @@ import dataclasses
 import datetime
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -59,6 +59,8 @@ from pyspark_lookup.versions.model import require_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -311,10 +313,12 @@ class LookupTable:
         """
         if self._reads_changes and valid_write_ids is None:
             return self._scan_changes(columns, predicate)
-        with self._ask(valid_write_ids) as (open_table, _):
-            return scan(
+        return self._ask(
+            valid_write_ids,
+            lambda open_table, _: scan(
                 open_table.engine, open_table.resolved_table, open_table.options, columns, predicate, runtime().clock
-            )
+            ),
+        )
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """The rows of `scan()` as an Arrow C stream, for any library that takes one: polars, pandas, DuckDB, `pyarrow.table`.
@@ -342,8 +346,13 @@ class LookupTable:
 
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by the names of the key columns. Raises the errors of `get_many`.
         """
-        with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
-            return get_rows(open_table.engine.reader, open_table.read, key, open_table.resolved_table.version, snapshot)
+
+        def answer(open_table: OpenTable, snapshot: Snapshot | None) -> list[dict[str, Any]]:
+            engine, version = open_table.engine, open_table.resolved_table.version
+            with engine.measure("lookupTime"):
+                return get_rows(engine.reader, open_table.read, key, version, snapshot)
+
+        return self._ask(valid_write_ids, answer)
 
     def get_many(self, keys: KeysLike | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
@@ -353,11 +362,14 @@ class LookupTable:
         sorted by `key_index` (int64: the position of the key in `keys`); rows of one key come in file order. One metadata call in UFS mode.
         Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and the errors of `scan`.
         """
-        with self._ask(valid_write_ids) as (open_table, snapshot), open_table.engine.measure("lookupTime"):
-            key_table = table_of_keys(open_table.resolved_table, open_table.options, keys)
-            return rows_of_keys(
-                open_table.engine.reader, open_table.read, key_table, open_table.resolved_table.version, snapshot
-            )
+
+        def answer(open_table: OpenTable, snapshot: Snapshot | None) -> pa.Table:
+            engine, version = open_table.engine, open_table.resolved_table.version
+            with engine.measure("lookupTime"):
+                key_table = table_of_keys(open_table.resolved_table, open_table.options, keys)
+                return rows_of_keys(engine.reader, open_table.read, key_table, version, snapshot)
+
+        return self._ask(valid_write_ids, answer)
 
     def invalidate(self, keys: KeysLike | KeyMaker) -> None:
         """Drop the cached rows of these keys (given as for `get_many`) on this host, also the information that a key has no rows.
@@ -373,9 +385,10 @@ class LookupTable:
             open_table = self._refresh(engine, self._options)
             forget_keys(engine, open_table.resolved_table, open_table.options, keys)
 
-    @contextlib.contextmanager
-    def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[OpenTable, Snapshot | None]]:
-        """(the table in its current version for one query, the snapshot of that version if it can answer at once, else None)."""
+    def _ask(
+        self, valid_write_ids: ValidWriteIdList | str | None, answer: Callable[[OpenTable, Snapshot | None], T]
+    ) -> T:
+        """What `answer` returns for the table in its current version, and the snapshot of that version if it can answer at once (else None)."""
         self._check_open()
         if self._idle_options:
             refuse_in_reads(self._idle_options)
@@ -388,7 +401,7 @@ class LookupTable:
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = self._engine() if options is self._options else runtime().engine(options)
-        with engine.publish():
+        try:
             is_reusable = open_table is not None and open_table.engine is engine and options is self._options
             snapshot = open_table.unchanged() if open_table is not None and is_reusable else None
             if open_table is None or snapshot is None:
@@ -396,7 +409,9 @@ class LookupTable:
             version = open_table.resolved_table.version
             engine.reader.resolver.count_served(open_table.resolved_table.table, version)
             engine.reader.resolver.count_asked(version)
-            yield open_table, snapshot
+            return answer(open_table, snapshot)
+        finally:
+            engine.publish_metrics()
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
         """Write rows to this managed table in one commit, and return its log position (that of the current version, if there are no rows).

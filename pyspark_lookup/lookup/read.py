@@ -276,7 +276,7 @@ class SnapshotReader:
                 resolution = self._resolver.resolve(table, options, execution, lambda: served_version)
                 if resolution.version.digest == served_version.digest:
                     return resolution, self.covering(plan, snapshot)
-                return resolution, self.find(plan, resolution.version, exact)
+                return resolution, self._find_in(full, plan, resolution.version, exact)
             # This host's last known version may be as old as its last reload, or older.
             current: Callable[[], TableVersion] | None = functools.partial(
                 self._resolver.current_versions.refresh, table
@@ -287,7 +287,7 @@ class SnapshotReader:
             resolution = Resolution(version, True)
         else:
             resolution = self._resolver.resolve(table, options, execution, current)
-        return resolution, self.find(plan, resolution.version, exact)
+        return resolution, self._find_in(full, plan, resolution.version, exact)
 
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
         """(the version, the snapshot) from which a full cache answers in CACHE mode; waits for the first load.
@@ -324,17 +324,14 @@ class SnapshotReader:
         `wait_s`: how long the query may wait (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
         """
         full = self._fulls.get_cache(table, options)
-        if full is None:
-            return None
-        if options.version.source is MetadataSource.CACHE:
-            return full.find(version)
-        return full.build(version, options.full_cache.build_wait_s if wait_s is None else wait_s, exact)
+        return None if full is None else _get_from(full, options, version, wait_s, exact)
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, if it has all columns that the plan needs; else None."""
-        if self._fulls.get_cache(plan.table, plan.options) is None:
-            return None
-        return self.covering(plan, self.get(plan.table, plan.options, version, exact=exact))
+        return self._find_in(self._fulls.get_cache(plan.table, plan.options), plan, version, exact)
+
+    def _find_in(self, full: FullCache | None, plan: ReadPlan, version: TableVersion, exact: bool) -> Snapshot | None:
+        return None if full is None else self.covering(plan, _get_from(full, plan.options, version, None, exact))
 
     def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
         """The snapshot if it has all columns that the plan needs; else None."""
@@ -354,6 +351,15 @@ class SnapshotReader:
         return snapshot_batches(
             snapshot, plan.projection, ranges, read_schema, redact("path", plan.table.url), self._metrics
         )
+
+
+def _get_from(
+    full: FullCache, options: LookupOptions, version: TableVersion, wait_s: float | None, exact: bool
+) -> Snapshot | None:
+    """See `SnapshotReader.get`."""
+    if options.version.source is MetadataSource.CACHE:
+        return full.find(version)
+    return full.build(version, options.full_cache.build_wait_s if wait_s is None else wait_s, exact)
 
 
 # --- a table --------------------------------------------------------------------------------------

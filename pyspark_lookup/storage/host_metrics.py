@@ -42,6 +42,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._file: CounterFile | None = None
         self._published = self._before = CacheMetricGroup().pack()
+        self._counted = _counts_in(self._before)  # what files that this process has closed have of the counters
         self._gauges_at = 0
         self._closed = False
 
@@ -57,6 +58,7 @@ class Publisher:
             if self._file is not None:
                 self._file.close()
                 self._file, self._before, self._closed = None, self._published, True
+                self._counted = _counts_in(self._before)
 
     def _write(self, disk: Disk, packed: bytes) -> None:
         if self._closed and packed == self._before:  # nothing has changed since
@@ -71,7 +73,7 @@ class Publisher:
                 self._file = None
             if self._file is None:
                 self._file = self._new_file(disk)
-            self._file.write(_less(packed, self._before) + _NUMBER.pack(self._gauges_at))
+            self._file.write(_less(packed, self._counted) + _NUMBER.pack(self._gauges_at))
         except OSError:
             self.metrics.inc("cacheFailureCount")
             return
@@ -115,12 +117,19 @@ class Publisher:
         return {name: _add(of_worker) for name, of_worker in counts_by_worker.items()}
 
 
-def _less(packed: bytes, before: bytes) -> bytes:
-    """The packed numbers, with counters reduced by those of `before`; gauges stay as they are."""
-    counted = array.array("q", packed)
-    for place, number in enumerate(array.array("q", before)[: len(COUNTERS)]):
-        counted[place] -= number
-    return counted.tobytes()
+def _counts_in(packed: bytes) -> list[tuple[int, int]]:
+    """(place, number) of each counter that is not 0."""
+    return [(place, number) for place, number in enumerate(array.array("q", packed)[: len(COUNTERS)]) if number]
+
+
+def _less(packed: bytes, counted: Sequence[tuple[int, int]]) -> bytes:
+    """The packed numbers, with counters reduced by `counted` (see `_counts_in`); gauges stay as they are."""
+    if not counted:
+        return packed
+    numbers = array.array("q", packed)
+    for place, number in counted:
+        numbers[place] -= number
+    return numbers.tobytes()
 
 
 @dataclasses.dataclass(frozen=True)

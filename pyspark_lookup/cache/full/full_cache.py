@@ -714,6 +714,8 @@ class FullCache:
 
     def _tidy_up(self, state: State) -> None:
         """Remove expired snapshots in a thread, at most every 10 seconds. Segments in use stay, and are removed by a later call."""
+        if not state.left and len(state.versions) < 2:
+            return
         now_s = self.context.clock.steady_s()
         if now_s < self._tidy_from_s:
             return

@@ -18,15 +18,17 @@ import dataclasses
 import errno
 import fcntl
 import json
+import math
 import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.core.decoding import UNREADABLE, as_counts, as_texts
+from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.disk.directory import (
     LEFTOVER_AFTER_S,
     SEGMENT_MAGIC,
@@ -138,6 +140,17 @@ class SegmentWriter:
 class Segments(Records):
     """A directory with segments, by table and name."""
 
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int | None,
+        metrics: CacheMetricGroup,
+        now_s: Callable[[], float],
+        creates: bool = True,
+    ) -> None:
+        super().__init__(root, max_bytes, metrics, now_s, creates)
+        self._used_s: dict[str, float] = {}  # when each table was last recorded as in use, by any process
+
     def create_segment(self, sizes: Mapping[str, int], out_of: ReservedFile | None = None) -> SegmentWriter:
         """A new segment with regions of these sizes in bytes. It first uses the bytes that `out_of` has reserved.
 
@@ -160,11 +173,16 @@ class Segments(Records):
 
     def use_table(self, table: str) -> None:
         """Record that a table's segments are in use: unused tables are evicted first. Recorded at most once a minute, to save writes."""
+        now_s = self._now_s()
+        if abs(now_s - self._used_s.get(table, -math.inf)) <= _TOUCH_AFTER_S:
+            return
         with contextlib.suppress(OSError):
             path = self._place("snapshots", table)
-            now_s = self._now_s()
-            if abs(now_s - os.lstat(path).st_mtime) > _TOUCH_AFTER_S:
+            used_s = os.lstat(path).st_mtime
+            if abs(now_s - used_s) > _TOUCH_AFTER_S:
                 os.utime(path, (now_s, now_s))
+                used_s = now_s
+            self._used_s[table] = used_s
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
         """Record which segments of a table its latest version does not need: these are evicted first. Raises OSError if that fails."""

@@ -189,6 +189,27 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
     assert not opened.disk.remove_segment("t", "directory")  # it is not ours
 
 
+def test_a_table_in_use_is_marked_once_a_minute(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any of the host's processes. Between marks, a use costs no system call. A clock that was set back does not stop the marks."""
+    table = path_of(opened).parent
+    table.mkdir()
+    other, at_s = Opened(opened.root.parent, clock=opened.clock), opened.clock.wall_s
+    marks: list[float] = []
+    utime, lstat = os.utime, os.lstat
+    looks: list[str] = []
+    monkeypatch.setattr(os, "utime", lambda path, times: (marks.append(times[0] - at_s), utime(path, times)))
+    monkeypatch.setattr(os, "lstat", lambda path, **more: (looks.append(str(path)), lstat(path, **more))[1])
+    for disk, later_s in ((opened, 61), (opened, 60), (other, 0), (opened, 2), (other, 0), (opened, -500), (other, 0)):
+        opened.clock.wall_s += later_s
+        disk.disk.use_table("t")
+    assert marks == pytest.approx([61, 123, -377], abs=1)
+    assert looks.count(str(table)) == 6
+    shutil.rmtree(table)
+    opened.disk.use_table("t")
+    opened.clock.wall_s += 100
+    opened.disk.use_table("t")
+
+
 def fill(opened: Opened) -> None:
     """Ask for more space than there is, so that everything goes that can be evicted."""
     with contextlib.suppress(OSError):
