@@ -23,6 +23,7 @@ from tests.support.preloaded import python_variables  # noqa: E402
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.disks import Opened
     from tests.support.s3server import S3Server
 
 _names = itertools.count()
@@ -72,6 +73,14 @@ def pytest_collection_finish() -> None:
 def cache_dir(tmp_path: Path) -> Path:
     """A cache directory nobody has used."""
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def opened(cache_dir: Path) -> Opened:
+    """What a process has open of such a directory."""
+    from tests.support.disks import Opened
+
+    return Opened(cache_dir)
 
 
 @pytest.fixture(scope="session")

@@ -68,9 +68,6 @@ from tests.support.sparks import DATA_SOURCES
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
 
 
-# --- single files of the cache directory ---------------------------------------------------------------
-
-
 @given(st.data())
 @fuzzed(60)
 def test_a_damaged_block_or_record_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -90,9 +87,6 @@ def test_a_damaged_block_or_record_is_a_miss(tmp_path_factory: pytest.TempPathFa
     assert not opened.path(key(1)).exists()
     assert opened.disk.get_block(key(2)) == data_of(2)
     assert opened.disk.create_record("table", "one", 7) == opened.disk.get_record("table", "one") == 7
-
-
-# --- the cache directory of a host -----------------------------------------------------------------------
 
 
 def at_once(name: str, run: Callable[[], None]) -> None:
@@ -267,9 +261,6 @@ def test_a_damaged_cache_costs_no_row(kind: str, name: str, data: st.DataObject,
             assert made.read(cache).equals(made.rows)
 
 
-# --- the log of a managed table, in its store -----------------------------------------------------------
-
-
 def log_files(path: Path) -> list[Path]:
     """What a host reads that knows nothing: the checkpoint, the events from it on, and what names hidden rows."""
     return [
@@ -327,8 +318,6 @@ def asked_all(made: World, cache: Path) -> None:
     state.find_definition(state.position)
     assert state_to_json(parse_state(seal(state_to_json(state)), "x")) == state_to_json(state)
 
-
-# --- what is small: files, texts, and what Spark keeps and hands back --------------------------------------
 
 DELETED_ROWS = pa.table(
     {

@@ -28,14 +28,14 @@ from pyspark_lookup.options.enums import View
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk.directory import INNER
 from pyspark_lookup.storage.stores import open_store
-from tests.support.disks import Opened, data_of, key, opened, published
+from tests.support.disks import Opened, data_of, key, published
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import memory_at_most
 from tests.support.parquet_files import put
 from tests.support.sparks import DATA_SOURCES, needs
 from tests.support.web_server import WebServer, web
 
-__all__ = ["opened", "web"]
+__all__ = ["web"]
 
 # Who would wait for a pipe, or read a disk's worth of zeros, is stopped here, not by the run's own timeout.
 pytestmark = pytest.mark.timeout(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,17 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pyspark_lookup import errors
 from pyspark_lookup.columnar.python_values import as_arrow_rows
 from pyspark_lookup.core.credentials import printable, without_credentials, without_url_credentials
 from pyspark_lookup.core.log_events import log_event
-from pyspark_lookup.errors import (
-    LookupFunctionError,
-    OptionError,
-    PysparkLookupError,
-    foreign_text,
-    raise_ours,
-    redact_cause,
-)
+from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, raise_ours, redact_cause
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.parsing import make
 from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupFunctionProvider
@@ -119,8 +114,10 @@ def test_credentials_of_every_spelling() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_credential(text: str) -> None:
-    """Is told as it is."""
+    """Is told as it is; a cause that tells no more stays."""
     assert without_credentials(text) == text
+    foreign = OfDriverError(text)
+    assert redact_cause(foreign) is foreign
 
 
 def test_long_texts_take_no_time() -> None:
@@ -145,6 +142,10 @@ class MuteError(OfDriverError):
 
 def test_a_foreign_error_is_told_without_credentials() -> None:
     """Neither an error of ours tells them, nor its cause, its context, or a log with its traceback; wherever they stand in a chain."""
+    for kind in [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PysparkLookupError)
+    ]:
+        assert SECRET not in "".join(told(pickle.loads(pickle.dumps(kind(f"option path = {SPELLINGS[0]!r}")))))
     for text in SPELLINGS[::7] + SPELLINGS[-len(WHOLE) :]:
         try:
             try:
@@ -172,13 +173,11 @@ def test_a_bucket_takes_no_credentials(path: str) -> None:
     with pytest.raises(OptionError, match=r"\[redacted\]@.* holds a credential before the bucket's name") as caught:
         LookupTable(path.format(SECRET))
     assert SECRET not in str(caught.value)
-
-
-def test_a_container_is_no_credential() -> None:
-    """What stands before the @ of an Azure URL is part of the place."""
-    path = "abfss://container@account.dfs.core.windows.net/x"
-    assert without_url_credentials(path) == path
-    assert path in repr(parse_options({"path": path}))
+    container = (
+        "abfss://container@account.dfs.core.windows.net/x"  # of which what stands before the @ is a part of the place
+    )
+    assert without_url_credentials(container) == container
+    assert container in repr(parse_options({"path": container}))
 
 
 TRICKS = "a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"
@@ -188,7 +187,7 @@ def test_what_a_terminal_obeys_is_escaped() -> None:
     """Escape sequences, line ends, C1 controls and changes of direction, in values, errors and logs; the rest stays."""
     assert printable(TRICKS) == r"a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"
     assert printable("Ærøskøbing 東京 🙂") == "Ærøskøbing 東京 🙂"
-    assert foreign_text("one\ntwo\x1b[1m") == "one\ntwo\\x1b[1m"
+    assert errors.foreign_text("one\ntwo\x1b[1m") == "one\ntwo\\x1b[1m"
     assert str(OptionError(f"bad {TRICKS}")).replace("\n", "").isprintable()
 
 

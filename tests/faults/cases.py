@@ -86,8 +86,6 @@ class Bench:
         """A new process. Its clock stands still and its dice are the same, so that equal histories leave equal bytes."""
         return Runtime(HostClock(lambda: self._wall_s, lambda: 1000.0, self.slept.append, "boot"), random.Random(seed))
 
-    # --- the store --------------------------------------------------------------------------------
-
     def fill(self, objects: Mapping[str, bytes]) -> None:
         """Let those objects be all there are, put an hour ago."""
         for name in objects_in(BUCKET):
@@ -133,8 +131,6 @@ class Bench:
             yield
         finally:
             self.proxy.end()
-
-    # --- hosts ------------------------------------------------------------------------------------
 
     def options(self, host: str) -> dict[str, str]:
         return {
@@ -257,8 +253,6 @@ class Case:
         end.requests = self._bench.proxy.requests
         return end
 
-    # --- looking ----------------------------------------------------------------------------------
-
     def _look(self, how: str, position: int | None = None) -> bool:
         """Whether the write is there, as the log and the files say it; it must be as it ended."""
         events, found = self._state()
@@ -310,8 +304,6 @@ class Case:
                 assert rows_seen == expected, f"{who} scans {sorted(rows_seen)} ({mode})"
                 found = counted(table.get_many(pa.table({"id": keys})))
                 assert found == wanted, f"{who} finds {sorted(found)} ({mode})"
-
-    # --- going on ---------------------------------------------------------------------------------
 
     def _go_on(self, caller: Caller, there: bool) -> None:
         """The caller tries again what has failed, or is not there; then others write, and all is as it must be."""

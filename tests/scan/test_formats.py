@@ -135,8 +135,6 @@ SAMPLE = pa.table(
     }
 )
 
-# --- names ---------------------------------------------------------------------------------------------
-
 
 FORMATS = {
     FileFormatName.PARQUET: "part-0.parquet part-0.c000.snappy.parquet A.PARQ a.pq a.csv?b.parquet",
@@ -158,9 +156,6 @@ def test_format_of() -> None:
             detect_format(["s3://b/a.csv", f"s3://b.csv/{name}"])
     with pytest.raises(OptionError, match=r"files of several formats: a\.csv, c\.parquet: .*lookup\.format"):
         detect_format(["a.csv", "b.csv.gz", "c.parquet", "d.parquet"])
-
-
-# --- RangesFile ------------------------------------------------------------------------------------------
 
 
 @fuzzed(300)
@@ -192,9 +187,6 @@ def test_ranges_file_reads_as_the_file(data: st.DataObject) -> None:
         assert file.tell() == model.tell()
     held = {at for offset, length in ranges for at in range(offset, offset + length)}
     assert all(length > 0 and held.isdisjoint(range(offset, offset + length)) for offset, length in fetched)
-
-
-# --- parquet ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [FileFormatName.PARQUET, FileFormatName.ARROW])
@@ -351,9 +343,6 @@ def test_parquet_stats() -> None:
         assert index.stats(index.units[0], "other") is None
 
 
-# --- Arrow IPC -------------------------------------------------------------------------------------------
-
-
 def dictionaries(batches: int, rows: int) -> pa.Table:
     """Batches that share the dictionary of a flat and of a nested column, with incompressible rows."""
     words = pa.array([f"word {n}" for n in range(100)])
@@ -405,9 +394,6 @@ def test_other_files_of_arrow_are_refused() -> None:
             Stored("old.feather", content).open()
 
 
-# --- CSV and JSON ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "head", "line", "last", "row"),
     [
@@ -423,12 +409,6 @@ def test_a_late_value_decides_the_type(name: str, head: str, line: str, last: st
     stored = Stored(name, text.encode())
     assert stored.open().schema == pa.Table.from_pylist([row]).schema
     assert stored.table().slice(3_000_000 // len(line)).to_pylist() == [row]
-
-
-# --- whole files -----------------------------------------------------------------------------------------
-
-
-# --- damaged and foreign files ---------------------------------------------------------------------------
 
 
 def csv_of(table: pa.Table) -> bytes:

@@ -105,8 +105,6 @@ class Chaos:
     def _later(self, undo: Callable[[], None], least_s: float, most_s: float) -> None:
         self._undo.append((self._now + self._rng.uniform(least_s, most_s), undo))
 
-    # --- kinds ------------------------------------------------------------------------------------
-
     def _kill_executor(self) -> None:
         os.kill(self._soak.cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
 

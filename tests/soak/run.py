@@ -60,8 +60,6 @@ class Soak:
         self._versions = Notes(self._notes, "versions")
         self._noted = 0
 
-    # --- processes --------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Returns once a first micro-batch is through."""
         os.environ["SOAK_PYTHON"] = sys.executable
@@ -119,8 +117,6 @@ class Soak:
         self.workers.close()
         if hasattr(self, "cluster"):
             self.cluster.close()
-
-    # --- running ----------------------------------------------------------------------------------
 
     def run(self, seconds: float) -> dict[str, Any]:
         """Do harm for so long, and until each kind is done, at most twice as long; then stop the stream. AssertionError if it hangs.

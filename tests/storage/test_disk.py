@@ -16,9 +16,7 @@ from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.storage.disk import BlockKey, key_of, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.storage.disk.space import Kind
-from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, holding, key, opened
-
-__all__ = ["opened"]
+from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, holding, key
 
 MIB = 2**20
 

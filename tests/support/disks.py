@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.disk import BlockKey, Disk, SegmentWriter, key_of
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES
@@ -53,11 +51,6 @@ class Opened:
     def usage(self) -> int:
         """What the shared counter says."""
         return sum(map(int, (self.root / "usage").read_text().split()))
-
-
-@pytest.fixture
-def opened(cache_dir: Path) -> Opened:
-    return Opened(cache_dir)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup.cache.partial import host_cache
-from tests.support.disks import Opened
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import Process, Source
 
@@ -26,11 +25,6 @@ def process(cache_dir: Path, clock: FakeClock) -> Process:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two segments are many."""
     monkeypatch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
-
-
-@pytest.fixture
-def opened(cache_dir: Path) -> Opened:
-    return Opened(cache_dir)
 
 
 @pytest.fixture

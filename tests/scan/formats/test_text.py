@@ -56,8 +56,6 @@ def put(dim: Path, name: str, content: str | bytes | pa.Array) -> None:
         (dim / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-# --- blank lines of CSV ----------------------------------------------------------------------------------
-
 BLANK_LINES = ["", "N", "NNN", " N", "\tN", " \t N N", "\x0b\x1fN"]
 
 
@@ -91,8 +89,6 @@ def test_blank_lines_of_dialects(
     put(dim, "a.csv", content)
     assert read(dim, **options).to_pydict() == expected
 
-
-# --- types that lose nothing -----------------------------------------------------------------------------
 
 NUMBERS = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
@@ -391,8 +387,6 @@ def test_json_with_half_of_a_pair(dim: Path, nested: str) -> None:
         assert read(dim).column("v").to_pylist() == [json.loads(nested.replace("TEXT", json.dumps(text)[1:-1]))]
 
 
-# --- schemas that are declared ---------------------------------------------------------------------------
-
 DECLARED = "zip STRING, n DECIMAL(5, 2), at TIMESTAMP, ok BOOLEAN, gone INT"
 
 
@@ -503,9 +497,6 @@ def test_a_value_that_is_none_of_the_declared_type(dim: Path, content: Content, 
     assert re.search(told, str(caught.value).partition(" is ")[2])
     if isinstance(content, str):
         assert table_of(dim, {"lookup.schema": f"v {declared}, id INT"}).scan(columns=["id"]).to_pylist() == [{"id": 1}]
-
-
-# --- dialects of CSV -------------------------------------------------------------------------------------
 
 
 WHOLE: list[Content] = ["v\n5\n", '{"v": 5}', pa.array([5])]

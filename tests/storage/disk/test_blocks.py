@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import random
-from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from pyspark_lookup.cache.partial import read_through
 from pyspark_lookup.cache.partial.read_through import Flights
 from pyspark_lookup.columnar.keys import Numbers, Seed
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.context import HostContext
 from tests.support.disks import Opened, files_at_most, handles_below
 from tests.support.fakes import FakeClock
@@ -25,11 +24,6 @@ SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 SPACE = "0" * 32
 V1, V2 = "1" * 32, "2" * 32  # of a version's digest nothing is the beginning of another
 WAIT_S = 60.0
-
-
-@pytest.fixture
-def opened(cache_dir: Path) -> Opened:
-    return Opened(cache_dir)
 
 
 def held(opened: Opened, group: str = V1) -> list[bytes]:
@@ -43,7 +37,7 @@ def files_of(opened: Opened) -> list[str]:
 
 
 def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
-    """What was claimed is told to others by group and space, until it is released; then nothing is left."""
+    """What was claimed is told to others by group and space, until it is released; then, and after a full disk, nothing is left."""
     claim = opened.disk.create_claim(SPACE, V1, b"payload")
     other = opened.disk.create_claim(SPACE, V1, b"")
     assert held(opened) == [b"", b"payload"]
@@ -53,8 +47,9 @@ def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
     assert held(opened) == [b""]
     other.release()
     assert held(opened) == []
-    assert files_of(opened) == []
-    assert os.listdir(opened.root / "tmp") == []
+    with files_at_most(10), pytest.raises(OSError, match="File too large"):
+        opened.disk.create_claim(SPACE, V1, bytes(100))
+    assert files_of(opened) == os.listdir(opened.root / "tmp") == []
     assert handles_below(opened.root) == []
 
 
@@ -82,12 +77,8 @@ def test_waiting_ends_with_the_claim(opened: Opened, timeout_s: float) -> None:
 def test_a_lock_that_cannot_be_asked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system fails to say who holds a claim, that is an error at once: nobody waits for a claim that may be dead."""
     claim = opened.disk.create_claim(SPACE, V1, b"held")
-
-    def fail(fd: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
     with monkeypatch.context() as patched:
-        patched.setattr(fcntl, "flock", fail)
+        patched.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
         with pytest.raises(OSError, match="no locks"):
             opened.disk.claims(SPACE, V1)
         assert opened.disk.wait_for_claim(SPACE, claim.path.name, WAIT_S, FakeClock().host())
@@ -113,23 +104,14 @@ def test_a_claim_without_a_lock_is_nobodys(opened: Opened) -> None:
     claim.release()
 
 
-def test_a_claim_that_cannot_be_written(opened: Opened) -> None:
-    """A full disk is an OSError that leaves no file and no handle."""
-    with files_at_most(10), pytest.raises(OSError, match="File too large"):
-        opened.disk.create_claim(SPACE, V1, bytes(100))
-    assert files_of(opened) == os.listdir(opened.root / "tmp") == []
-    assert handles_below(opened.root) == []
-
-
 def numbers(*hashes: int) -> Numbers:
     return np.array(hashes, np.uint64)
 
 
-def flights_of(opened: Opened | None) -> Flights:
-    """The flights of a process; None: of one without a cache directory."""
-    metrics = CacheMetricGroup() if opened is None else opened.metrics
-    disk = None if opened is None else opened.disk
-    return Flights(HostContext(disk, metrics, FakeClock().host(), random.Random()), SPACE, SEED, WAIT_S)
+def flights_of(opened: Opened) -> Flights:
+    """The flights of a process."""
+    context = HostContext(opened.disk, opened.metrics, FakeClock().host(), random.Random())
+    return Flights(context, SPACE, SEED, WAIT_S)
 
 
 def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:

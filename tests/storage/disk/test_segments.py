@@ -33,15 +33,12 @@ from tests.support.disks import (
     data_of,
     flipped,
     key,
-    opened,
     path_of,
     published,
     writing,
 )
 from tests.support.fuzzing import fuzzed
 from tests.support.workers import in_fresh_process, must_end
-
-__all__ = ["opened"]
 
 TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"

@@ -6,27 +6,26 @@ import collections
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import random
 import socket
 import threading
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
+from pyspark_lookup import CacheFullError, LookupTable
 from pyspark_lookup.cache.full import loader
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.sources.providers.functions import LookupFunction, PartialCachingLookupProvider
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile
@@ -35,8 +34,9 @@ from tests.support.disks import bytes_below, handles_below
 from tests.support.fakes import CACHES, FakeClock, Later, wait_until_settled
 from tests.support.full_cache import CACHE, EACH, FULL, Table, publish
 from tests.support.fuzzing import by_day, seeds
+from tests.support.lookup_functions import SCHEMA, Desk, SyncFunction, names, provider
 from tests.support.partial_cache import run_waiting
-from tests.support.workers import in_fresh_process, run_processes
+from tests.support.workers import in_fresh_process
 
 MIB = 2**20
 BUDGET = 2 * MIB
@@ -47,6 +47,10 @@ MODES = {
     "PARTIAL": {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
     "NONE": {"lookup.keys": "id"},
 }
+
+
+WIDE: dict[str, object] = {f"c{place}": [0] * EACH for place in range(60)}
+"""Columns that are small in the file, and large in a snapshot."""
 
 
 class Killed(BaseException):
@@ -79,28 +83,24 @@ def dying(rng: random.Random) -> Iterator[None]:
 class Host:
     """Processes of one host that share a directory, over tables of files of many sizes."""
 
-    def __init__(self, base: Path, rng: random.Random, tables: Sequence[int] = range(3)) -> None:
-        self.base, self.rng, self.tables = base, rng, tables
+    def __init__(self, base: Path, rng: random.Random) -> None:
+        self.base, self.rng = base, rng
         self.cache_dir = base / "cache"
         self.clock = FakeClock(time.time() + 10)
         self.versions: dict[tuple[int, int], int] = collections.defaultdict(int)
         self.processes: dict[tuple[int, int, str], Table] = {}
         self.held: list[object] = []
         self.counts: collections.Counter[str] = collections.Counter()
-        for table in tables:
-            for number in range(FILES):
-                self.change(table, number)
+        for table, number in itertools.product(range(3), range(FILES)):
+            self.change(table, number)
 
     def path(self, table: int) -> Path:
         return self.base / f"dim{table}"
 
     def change(self, table: int, number: int) -> None:
         self.versions[table, number] += 1
-        columns: dict[str, object] = {
-            "noise": [self.rng.randbytes(self.rng.choice([10, 100, 300])) for _ in range(EACH)]
-        }
-        if table == 2:  # small in the file, and large in a snapshot
-            columns |= {f"c{place}": [0] * EACH for place in range(60)}
+        noise = [self.rng.randbytes(self.rng.choice([10, 100, 300])) for _ in range(EACH)]
+        columns = {"noise": noise, **(WIDE if table == 2 else {})}
         publish(self.path(table), number, self.versions[table, number], columns=columns)
 
     def process(self, number: int, table: int, mode: str) -> Table:
@@ -122,20 +122,16 @@ class Host:
         rng = self.rng
         table = rng.randrange(3)
         place = rng.randrange(2), table, rng.choice(["FULL", "FULL", "FULL", "PARTIAL", "NONE"])
-        what = rng.choice(
-            ["get"] * 6 + ["change"] * 4 + ["die", "end", "end", "hold", "free", "wait", "wait", "upkeep"]
-        )
+        others = ["die", "end", "end", "hold", "free", "wait", "wait", "upkeep"]
+        what = rng.choice(["get"] * 6 + ["change"] * 4 + others)
         if what == "change":
-            self.change(rng.choice(self.tables), rng.randrange(FILES))
+            self.change(rng.randrange(3), rng.randrange(FILES))
         elif what in ("get", "die"):
             process = self.process(*place)
             with dying(rng) if what == "die" else contextlib.nullcontext():
                 ids = [number * EACH + rng.randrange(EACH) for number in range(FILES)]
                 for _ in range(2):
-                    found = process.versions(*ids)
-                    assert len(found) == FILES
-                    if table in self.tables:  # else another process changes it
-                        assert found == [self.versions[table, number] for number in range(FILES)]
+                    assert process.versions(*ids) == [self.versions[table, number] for number in range(FILES)]
                     run_waiting(process.later)
             if what == "die":
                 self.end(place)
@@ -146,7 +142,7 @@ class Host:
             self.held.clear()
         elif what == "end" and self.processes:
             self.end(rng.choice(sorted(self.processes)))
-        elif what == "wait" and len(self.tables) == 3:  # processes of one host have one clock
+        elif what == "wait":
             self.clock.tick(rng.choice([1.0, 700.0, 700.0]))
         elif what == "upkeep":
             disk = self.process(*place).host.disk
@@ -177,35 +173,13 @@ def test_no_host_fills_its_disk(tmp_path: Path) -> None:
     assert all(counts[name] for name in happened), counts
 
 
-def work(base: Path, number: int) -> None:
-    """A process: it changes table `number`, and reads all three."""
-    host = Host(base, random.Random(number), tables=(number,))
-    for _ in range(30):
-        with contextlib.suppress(VersionGoneError):  # others replace files while they are read
-            host.step()
-        assert (
-            bytes_below(host.cache_dir) <= BUDGET + SLACK + 3 * 64 * 1024
-        )  # and what each is putting in another's place
-
-
-def test_processes_together_stay_within_the_budget(tmp_path: Path) -> None:
-    """The same while three processes do so at once."""
-    for number in range(3):
-        Host(tmp_path, random.Random(number), tables=(number,))
-    run_processes("spawn", work, [(tmp_path, number) for number in range(3)])
-    disk = Disk(tmp_path / "cache", BUDGET, CacheMetricGroup(), time.time, random.Random(1))
-    disk.recount()
-    assert disk.usage().total == disk.used_bytes() <= BUDGET
-
-
 @pytest.mark.parametrize("given_up", [False, True], ids=["refused", "given up"])
 def test_a_build_without_room(
     tmp_path: Path, cache_dir: Path, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The table is read from its files, and the build tried once in a minute, counted, logged once and shown; with room it is built."""
-    wide = {f"c{place}": [0] * EACH for place in range(60)}
     for number in range(10):
-        publish(tmp_path / "dim", number, 1, columns=wide)
+        publish(tmp_path / "dim", number, 1, columns=WIDE)
     if given_up:
         monkeypatch.setattr(loader, "_DECODED_SHARE", 0.1)
         monkeypatch.setattr(loader, "DECODED_AT_MOST", 0)
@@ -405,36 +379,21 @@ def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.Mo
     assert [one.get(7) for one in open_tables] == [[{"id": 7, "v": 0}]] * 2
 
 
-class Counting(LookupFunction):
-    """Gives each key the number of the call."""
-
-    calls = 0
-    schema = pa.schema({"id": pa.int64(), "v": pa.int64()})
-    cache = DefaultLookupCache(max_rows=10)
-
-    def lookup(self, keys: pa.Table) -> pa.Table:
-        Counting.calls += 1
-        return pa.table({"id": keys["id"], "v": [Counting.calls] * keys.num_rows}, self.schema)
-
-
-def counting_provider(context: Any) -> PartialCachingLookupProvider:
-    return PartialCachingLookupProvider(Counting(), Counting.cache, Counting.schema, lambda: "1")
-
-
 def test_what_is_invalidated_without_a_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider's own cache outlives the engine, so what is known of its keys does, too."""
     monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
-    current = Runtime(FakeClock(time.time()).host(), random.Random(7))
-    monkeypatch.setattr(api, "runtime", lambda: current)
+    desk, calls, cache = Desk(tmp_path / "cache", monkeypatch), itertools.count(1), DefaultLookupCache(max_rows=10)
     (tmp_path / "cache").write_text("no directory")
+    function = SyncFunction(lambda keys: pa.table({"id": keys["id"], "name": [f"call {next(calls)}"]}, SCHEMA))
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
-    provided = {**options, "lookup.provider": f"{__name__}:counting_provider"}
-    assert [LookupTable(None, provided).get(1) for _ in range(2)] == [[{"id": 1, "v": 1}]] * 2
+    factory = desk.name(lambda context: provider(function, version=lambda: "1", cache=cache))
+    provided = {**options, "lookup.provider": factory}
+    assert [names(LookupTable(None, provided), 1) for _ in range(2)] == [["call 1"]] * 2
     LookupTable(None, provided).invalidate([1])
     for number in range(4):
-        current.engine(parse_options({"path": str(tmp_path / f"t{number}"), **options}))
+        api.runtime().engine(parse_options({"path": str(tmp_path / f"t{number}"), **options}))
     gc.collect()
-    assert LookupTable(None, provided).get(1) == [{"id": 1, "v": 2}]
+    assert names(LookupTable(None, provided), 1) == ["call 2"]
 
 
 def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
