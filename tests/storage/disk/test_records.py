@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.disk import CounterFile, Counts, Disk
-from pyspark_lookup.storage.host_metrics import Publisher
 from tests.support.disks import Opened
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
@@ -31,16 +29,7 @@ class Host(Opened):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, 10**9, FakeClock(1_000_000.0))
-        self.counters, self.now = self.root / "counters", self.clock.host()
-
-    def publisher(self, label: str = "t", hits: int = 0, application: str = "") -> Publisher:
-        """That of a process, which has counted so many hits and published them."""
-        made = Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.now)
-        made.application = application
-        if hits:
-            made.metrics.inc("hitCount", hits)
-            made.publish()
-        return made
+        self.counters = self.root / "counters"
 
     def made(self, name: str, a: int, b: int) -> CounterFile:
         file = self.disk.new_counters(name, {"url": "/t"}, dict.fromkeys(NAMES, 0))
@@ -54,12 +43,12 @@ class Host(Opened):
         found = self.disk.counters(prefix)
         return {name: sum(counts.values[name] for counts in found) for name in NAMES}
 
-    def fold(self, above: int = 0, dies: bool = False) -> None:
+    def fold(self, dies: bool = False) -> None:
         """`dies`: before the files in the total are removed."""
         with pytest.MonkeyPatch.context() as patch:
             if dies:
                 patch.setattr(Disk, "_drop", lambda self, kind, path: False)
-            self.disk.merge_counters("t", above, added)
+            self.disk.merge_counters("t", 0, added)
 
 
 def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:

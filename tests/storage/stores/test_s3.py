@@ -113,11 +113,7 @@ def test_a_refusal_says_what_to_do(store: S3Server) -> None:
 def test_a_redirect_takes_nothing_along(store: S3Server, web: WebServer) -> None:
     """Neither the session token, nor the written bytes, nor the request itself goes to the host that an answer names."""
     redirected_requests: list[str] = []
-
-    def note(method: str, path: str) -> None:
-        redirected_requests.append(method)
-
-    web.before = note
+    web.before = lambda method, path: redirected_requests.append(method)
     host = make_host(PATH, None)
     file = host.ufs.get_meta(PATH)
     calls: list[Callable[[], Any]] = [
@@ -135,28 +131,6 @@ def test_a_redirect_takes_nothing_along(store: S3Server, web: WebServer) -> None
     assert redirected_requests == []
 
 
-def test_credentials_that_expire(store: S3Server, cache_dir: Path) -> None:
-    """Between two reads and during a write: the snapshot still answers, no row of the write is visible, and the write can be repeated."""
-    full = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir),
-            "lookup.full-cache.periodic-reload.interval": "1 h"}  # fmt: skip
-    written = {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir), "lookup.max-retries": 0}
-    with LookupTable("s3://refusals/dim", full) as cached_table, LookupTable("s3://refusals/managed", written) as table:
-        assert cached_table.get(2) == [{"id": 2, "name": "b"}]
-        table.write(ROWS)
-        refuse(store, ["get", "list", "head"], 400, "ExpiredToken")
-        with pytest.raises(errors.UfsPermissionError, match="ExpiredToken"):
-            cached_table.reload()
-        assert cached_table.get(2) == [{"id": 2, "name": "b"}]
-        for kinds in (["put"], ["put", "get"]):
-            refuse(store, kinds, 400, "ExpiredToken")
-            with pytest.raises(errors.UfsPermissionError, match="ExpiredToken"):
-                table.write(ROWS)
-            store.between = None
-            assert table.scan().num_rows == 3
-        table.write(ROWS)
-        assert table.scan().num_rows == 6
-
-
 @pytest.mark.parametrize(("name", "more"), [("content-length", 10), ("content-length", -10), ("etag", None)])
 def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path, name: str, more: int | None) -> None:
     """A wrong size or ETag in the answer to HEAD gives an error that names the object, and no rows."""
@@ -172,10 +146,8 @@ def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path, name: str, mo
         return app(environ, changed if kind_of(environ) == "head" else start)  # type: ignore[arg-type]
 
     store.between = between
-    problems, words = (
-        (errors.DamagedFileError, errors.UfsError, errors.VersionGoneError),
-        r"^[^\n]*s3://refusals/dim/a\.parquet[^\n]*$",
-    )
+    problems = (errors.DamagedFileError, errors.UfsError, errors.VersionGoneError)
+    words = r"^[^\n]*s3://refusals/dim/a\.parquet[^\n]*$"
     table = LookupTable(PATH, {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": 0})
     with pytest.raises(problems, match=words), table:
         table.scan()
