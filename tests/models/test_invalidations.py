@@ -18,7 +18,7 @@ from tests.support.fakes import FakeClock
 from tests.support.fuzzing import seeds
 from tests.support.partial_cache import ROWS, Source, Worker, unknown
 
-_HISTORIES = 2
+_HISTORIES = 8
 _STEPS = 40
 _KEYS = range(2)
 

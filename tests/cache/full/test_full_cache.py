@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
+import itertools
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 from unittest import mock
@@ -17,7 +16,6 @@ import pytest
 from pyarrow import orc
 
 from pyspark_lookup import LookupTable, errors
-from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -70,11 +68,9 @@ def test_values_that_are_one_key(tmp_path: Path, cache_dir: Path) -> None:
     path, ids = str(tmp_path / "a.parquet"), pa.array([0.1, float("nan"), 0.2], pa.float32())
     pq.write_table(pa.table({"id": ids, "n": [1, 2, 3]}), path)
     wait_until_settled(Path(path))
+    two_nans, texts = "CAST('nan' AS FLOAT), CAST('nan' AS DOUBLE)", "0.2, 0.20000000298023224, 0.10000000149011612"
     with LookupTable(path, {**FULL, "lookup.cache.dir": str(cache_dir)}) as table:
-        for values, found in (
-            ("CAST('nan' AS FLOAT), CAST('nan' AS DOUBLE)", [2]),
-            ("0.2, 0.20000000298023224, 0.10000000149011612", [1, 3]),
-        ):
+        for values, found in ((two_nans, [2]), (texts, [1, 3])):
             assert sorted(table.scan(predicate=f"id IN ({values})").column("n").to_pylist()) == found
 
 
@@ -132,10 +128,8 @@ def test_tasks_share_the_rows_of_a_snapshot(directory: Path, cache_dir: Path) ->
     table.fetched()
     plan, shown = table._planned()
     for count in (1, 2, 7):
-        tasks = [ReadTask(number, count) for number in range(count)]
-        rows = pa.Table.from_batches(
-            [batch for task in tasks for batch in table.host.reader.read(plan, task, None)], shown
-        )
+        shares = [table.host.reader.read(plan, ReadTask(number, count), None) for number in range(count)]
+        rows = pa.Table.from_batches(itertools.chain(*shares), shown)
         expected = [2 if id_ // EACH == 3 else 1 for id_ in range(5000)]
         assert rows.sort_by("id").column("version").to_pylist() == expected
     assert table.fetched() == set()
@@ -378,14 +372,10 @@ class EveryCall(CacheReloadTrigger):
         self.closed = True
 
 
-def with_trigger(directory: Path, cache_dir: Path) -> Table:
-    options = {**FULL, "lookup.metadata.source": "CACHE", STRATEGY: f"{__name__}:EveryCall"}
-    return Table(directory, cache_dir, options)
-
-
 def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_dir: Path) -> None:
     """A trigger from module:factory gets the options and a context; its future has the failure of its reload."""
-    table = with_trigger(directory, cache_dir)
+    options = {"lookup.metadata.source": "CACHE", STRATEGY: f"{__name__}:EveryCall"}
+    table = Table(directory, cache_dir, {**FULL, **options})
     table.get(0)
     table.full.schedule.run_due()
     trigger = EveryCall.made[-1]
@@ -393,9 +383,7 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     last = trigger.context.last_reload()
     assert last is not None
     assert last.started_at_s == table.host.clock.wall_s
-    with pytest.raises(
-        errors.NotSupportedError, match=r"no watermark in a Spark worker: use current_processing_time\(\)"
-    ):
+    with pytest.raises(errors.NotSupportedError, match=r"no watermark in a Spark worker: use current_processing_time"):
         trigger.context.current_watermark()
     publish(directory, 0, 2)
     table.due_after(10)
@@ -406,28 +394,6 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     assert [type(outcome) for outcome in trigger.outcomes] == [type(None), errors.UfsUnavailableError]
     table.end()
     assert trigger.closed
-
-
-def test_loads_that_no_thread_can_make(directory: Path, cache_dir: Path) -> None:
-    """Where no thread can be started a query is answered from the old rows, and the next one starts the load."""
-    table = Table(directory, cache_dir, CACHE)
-    table.get(0)
-    starts = iter([RuntimeError("can't start new thread"), RuntimeError("can't start new thread"), None, None])
-
-    def start(name: str, run: Callable[[], None]) -> None:
-        if (problem := next(starts)) is not None:
-            raise problem
-        if "-load-" in name:
-            run()
-
-    full = dataclasses.replace(table.full, context=dataclasses.replace(table.full.context, start=start))
-    publish(directory, 0, 2)
-    table.host.clock.tick(DAY_S)
-    for version, stale in ((1, 1), (2, 1)):
-        found = full.current()
-        assert found is not None
-        assert found[1].get(["version"], Keys([pa.array([0])])).columns[0].to_pylist() == [version]
-        assert table.metric("staleServedCount") == stale
 
 
 def test_hosts_reload_apart(directory: Path, cache_dir: Path) -> None:

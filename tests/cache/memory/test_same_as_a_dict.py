@@ -314,23 +314,3 @@ def test_a_cache_of_one_key_at_a_time(kinds: tuple[pa.DataType, ...], data: st.D
         assert found.rows == expected.rows
     with pytest.raises(ValueError, match="has a null"):
         one.put_many(pa.table({name: pa.nulls(1) for name in asked.column_names}), pa.Table.from_pylist([], ROWS))
-
-
-@pytest.mark.parametrize("bounds", [{"max_rows": 300_000}, {"max_rows": 300_000, "expire_after_access_s": 1e9}])
-def test_no_entry_is_lost_below_the_bound(bounds: dict[str, Any]) -> None:
-    """As many keys as there is room for are all there; one more, and exactly the oldest is gone."""
-    cache, metrics = opened(cache_of(**bounds))
-    numbers = np.random.default_rng(3).permutation(300_001)
-    for start in range(0, 300_000, 10_000):
-        batch = numbers[start : start + 10_000]
-        cache.put_many(pa.table({"k": batch}), pa.table({"v": batch * 3, KEY_INDEX: np.arange(10_000)}))
-    assert cache.size() == 300_000
-    kept = pa.table({"k": numbers[:300_000]})
-    found = cache.get_many(kept)
-    assert found.present.all()
-    assert found.rows is not None
-    assert (found.rows["v"].to_numpy() == numbers[:300_000] * 3).all()
-    assert not cache.peek_many(pa.table({"k": numbers[300_000:]})).present.any()
-    cache.put({"k": int(numbers[300_000])}, [{"v": 0}])
-    assert np.flatnonzero(~cache.peek_many(kept).present).tolist() == [0]
-    assert cache.size() == metrics.snapshot()["numCachedRecords"] == 300_000

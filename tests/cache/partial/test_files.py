@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.support.fakes import FakeClock
 from tests.support.full_cache import EACH, publish
 from tests.support.partial_cache import BOUND_S, COUNTERS, Dim
-
-
-def put_file(path: Path, **columns: Any) -> None:
-    """A parquet file in place by rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.new"
-    pq.write_table(pa.table(columns), temporary)
-    os.replace(temporary, path)
 
 
 @pytest.fixture
@@ -85,25 +75,12 @@ def test_files_that_are_too_new_are_not_cached(directory: Path, cache_dir: Path)
     dim = Dim(directory, cache_dir, clock=clock)
     for count in (1, 2):
         assert [row["version"] for row in dim.check({"id": [0, 500, 7, 500, None]})] == [1, 1, 1, 1]
-        assert (dim.metric("missCount"), dim.metric("hitCount"), dim.metric("loadCount")) == (
-            3 * count,
-            count,
-            3 * count,
-        )
+        assert dim.metrics("missCount", "hitCount", "loadCount") == [3 * count, count, 3 * count]
     assert list((cache_dir / "v1" / "snapshots").iterdir()) == []
     clock.tick(10)
     for _ in range(2):
         dim.check({"id": [0, 500, 7]})
-    assert (dim.metric("missCount"), dim.metric("hitCount"), dim.metric("loadCount")) == (9, 5, 9)
-
-
-def test_a_change_in_another_partition(tmp_path: Path, cache_dir: Path) -> None:
-    """What becomes of partitions that are not read costs nothing."""
-    put_file(tmp_path / "dim" / "dt=2" / "a.parquet", id=[1, 2], v=[3, 4])
-    dim = Dim(tmp_path / "dim", cache_dir, {"lookup.partition": "max_pt()"})
-    dim.check({"id": [1, 2, 3]})
-    put_file(tmp_path / "dim" / "dt=1" / "a.parquet", id=[2, 3], v=[1, 2])
-    assert dim.grown(lambda: dim.check({"id": [1, 2, 3]}), *COUNTERS) == (3, 0, 0, 0)
+    assert dim.metrics("missCount", "hitCount", "loadCount") == [9, 5, 9]
 
 
 def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> None:
@@ -122,30 +99,3 @@ def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> Non
     assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (2, 1, 1)
     assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (3, 0, 0)
     assert len(dim.matching(where)) == 3
-
-
-def test_one_cache_for_all_predicates(directory: Path, cache_dir: Path) -> None:
-    """Rows are kept whatever lookup.where says, so they answer under another predicate as well."""
-    plain, some = Dim(directory, cache_dir), Dim(directory, cache_dir, {"lookup.where": "text LIKE '1-xx%'"})
-    assert [(row["id"], row["text"]) for row in some.get(0, 2, 503)] == [(2, "1-xx"), (503, "1-xxx")]
-    assert plain.grown(lambda: plain.check({"id": [0, 2, 503]}), *COUNTERS[:3]) == (3, 0, 0)
-
-
-def test_a_file_that_is_replaced_during_a_load(directory: Path, cache_dir: Path) -> None:
-    """A load that finds its file replaced is done again from the new version; nothing of the old one is kept under it."""
-    dim = Dim(directory, cache_dir, {"lookup.on-version-gone": "NEWER"})
-    dim.get(0)
-    shutil.rmtree(cache_dir / "v1" / "blocks")
-    (cache_dir / "v1" / "blocks").mkdir()
-
-    def replace(kind: str, subject: Any) -> None:
-        if kind == "get" and subject[0].endswith("/1.parquet"):
-            dim.host.store.before = lambda kind, subject: None
-            publish(directory, 1, 2, rows=20)
-
-    dim.host.store.before = replace
-    assert [row["version"] for row in dim.get(0, 500)] == [1, 2]
-    assert dim.metric("versionGoneCount") == 1
-    assert dim.metric("loadCount") + dim.metric("numLoadFailures") == dim.metric("missCount")
-    for _ in range(2):
-        assert [row["version"] for row in dim.check({"id": [0, 500]})] == [1, 2]

@@ -35,14 +35,6 @@ def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> Non
     assert found.ages_s.tolist() == [4, 7, 7]
 
 
-def same(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two arrays are alike to the bit: a NaN is not equal to itself."""
-    if pa.types.is_floating(one.type):
-        whole = pa.int32() if one.type == pa.float32() else pa.int64()
-        return bool(one.view(whole).equals(other.view(whole)))
-    return bool(one.equals(other))
-
-
 OTHER_SCHEMAS = {
     "a column of another type": pa.schema([("v", pa.int32()), ("t", pa.string())]),
     "a column that was not there": pa.schema([*ROWS, ("more", pa.int64())]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import shutil
 import threading
@@ -112,41 +113,6 @@ def test_keys_that_are_to_be_forgotten(
         worker.process.shared._merge(Freshness("v1", ROWS, lambda version, keys: None))
         assert Worker(root, source, clock).lookup(1, 2, 3, 5) == [[11], [20, 21], [31], [51]]
         assert (source.loaded(), len(worker.process.names())) == ([], 1)
-
-
-@pytest.mark.parametrize("what", ["one key", "folded", "other types", "damage"])
-def test_a_later_call_is_not_taken_back(
-    cache_dir: Path, clock: FakeClock, source: Source, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call that stalls between its look at the clock and its record lets nothing count that was loaded before a later call."""
-    stalled: list[Callable[[], None]] = []
-
-    def steady_s() -> float:
-        now_s = clock.steady_s
-        while stalled:
-            stalled.pop()()
-        return now_s
-
-    caller = Worker(cache_dir, source, clock, host=dataclasses.replace(clock.host(), steady_s=steady_s))
-    other = Worker(cache_dir, source, clock)
-    source.versions["v1"] = {1: [15], 2: [25]}
-    if what == "folded":
-        monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 23)  # one key's
-
-    def meanwhile() -> None:
-        clock.tick(1)
-        assert Worker(cache_dir, source, clock).lookup(1, 2) == [[15], [25]]
-        source.versions["v1"] = {1: [16], 2: [26]}
-        clock.tick(1)
-        other.invalidate(2, 1)
-        if what == "damage":
-            (record,) = (cache_dir / "v1" / "records").glob("invalidated~*/*")
-            record.write_bytes(b"noise")
-
-    stalled.append(meanwhile)
-    caller.invalidations.add(pa.table({"k": ["1"] if what == "other types" else [1]}))
-    assert Worker(cache_dir, source, clock).lookup(1) == [[16]]
-    assert other.lookup(1, 2) == [[16], [26]]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -365,6 +331,6 @@ def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
             keys = [rng.randrange(30) for _ in range(rng.randrange(1, 8))]
             assert workers[number % 2].lookup(*keys) == [[key, key + 1000] for key in keys]
 
-    run_all(*(lambda number=number: work(number) for number in range(5)))  # type: ignore[misc]
+    run_all(*(functools.partial(work, number) for number in range(5)))
     loaded = source.loaded()
     assert len(loaded) == len(set(loaded))
