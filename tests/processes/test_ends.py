@@ -18,11 +18,11 @@ from tests.support.workers import BOUND_S
 OPTIONS = {
     "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "50"},
     "FULL": {"lookup.cache": "FULL"},
-    "CACHE": {
-        "lookup.cache": "FULL",
-        "lookup.metadata.source": "CACHE",
-        "lookup.full-cache.periodic-reload.interval": "1 h",
-    },
+}
+OPTIONS["CACHE"] = {
+    **OPTIONS["FULL"],
+    "lookup.metadata.source": "CACHE",
+    "lookup.full-cache.periodic-reload.interval": "1 h",
 }
 START = """
     import os, sys, threading, time
@@ -101,43 +101,65 @@ def test_a_process_ends_while_a_thread_works(home: Path, work: str, end: str) ->
 
 
 def test_what_hangs_keeps_no_process_from_ending(home: Path) -> None:
-    """A lookup, a scan and a version() that hang, with callers in threads beside: the process ends after a limit, and says who is late."""
+    """A lookup and a scan that hang, with callers in threads beside: the process ends after a limit, and says who is late."""
     code, said = run(
         """
-        import logging
+        import contextlib, logging
         logging.basicConfig(level="INFO", format="%(message)s")
-        threads._FOREIGN_END_S = 1.5
+        threads._FOREIGN_END_S, scanning = 1.5, threading.Event()
 
         class Hanging(LookupFunction):
             def lookup(self, keys):
                 begun.set()
                 time.sleep(1000)
 
+        def scan():
+            scanning.set()
+            yield time.sleep(1000)
+
         SCHEMA = pa.schema([("id", pa.int64())])
 
         def make(context):
             return LookupFunctionProvider(Hanging(), SCHEMA)
 
+        def make_full(context):
+            return FullCachingLookupProvider(scan, SCHEMA)
+
         sys.modules["hanging"] = sys.modules["__main__"]
         table = LookupTable(None, {"lookup.provider": "hanging:make", "lookup.keys": "id"})
+        full = {"lookup.provider": "hanging:make_full", "lookup.keys": "id", "lookup.cache.dir": sys.argv[1] + "/cache", **OPTIONS["CACHE"]}
+
+        def warm():
+            with contextlib.suppress(BaseException):
+                LookupTable(None, full).warm()
+
+        threading.Thread(target=warm, daemon=True).start()
         threading.Thread(target=table.get, args=(7,), daemon=True).start()
-        assert begun.wait(60)
+        assert begun.wait(60) and scanning.wait(60)
         """,
         home,
     )
     assert code == 0
-    assert said == "the process ends although these threads did not stop in time: lookupcache-provider-hanging:make\n"
+    late = "the process ends although these threads did not stop in time: "
+    assert said.splitlines()[-1] == f"{late}lookupcache-provider-hanging:make, lookupcache-scan-hanging:make_full", said
 
 
-def test_threads_of_a_user_outlive_the_main_one(home: Path) -> None:
-    """A thread that goes on after the main one has ended uses tables as before, those that need threads too."""
+def test_tables_are_used_until_the_end(home: Path) -> None:
+    """A thread that goes on after the main one uses tables as before, those that need threads too; so does what a user has registered
+    for the end, whether it runs before our threads have ended or afterwards."""
     code, said = run(
         """
-        def work():
-            threading.main_thread().join()
+        import atexit
+
+        def use():
             for mode in OPTIONS:
                 with open_table(mode) as table:
                     assert table.get_many([*range(0, 10_000, 500)]).num_rows == 20
+            print("used")
+
+        def work():
+            threading.main_thread().join()
+            use()
             with LookupTable(sys.argv[1] + "/t", {"lookup.cache.dir": sys.argv[1] + "/other"}) as table:
                 assert table.scan().num_rows == 10_000
 
@@ -154,53 +176,11 @@ def test_threads_of_a_user_outlive_the_main_one(home: Path) -> None:
             globals()["make"] = lambda context: LookupFunctionProvider(Flaky(), Flaky.schema)
             with LookupTable(None, {"lookup.provider": "flaky:make", "lookup.keys": "id"}) as table:
                 assert table.get(7) == [{"id": 7}]
-            print("done")
 
+        for call in (use, threads.end_all, use):
+            atexit.register(call)
         threading.Thread(target=work).start()
         """,
         home,
     )
-    assert (code, said) == (0, "done\n")
-
-
-def test_a_table_is_used_in_an_exit_handler(home: Path) -> None:
-    """What a user has registered for the end may use tables, whether it runs before our threads have ended or afterwards."""
-    code, said = run(
-        """
-        import atexit
-
-        def use():
-            for mode in OPTIONS:
-                with open_table(mode) as table:
-                    assert table.get_many([*range(0, 10_000, 500)]).num_rows == 20
-            print("used")
-
-        atexit.register(use)
-        atexit.register(threads.end_all)
-        atexit.register(use)
-        """,
-        home,
-    )
-    assert (code, said) == (0, "used\nused\n")
-
-
-def test_an_iterator_that_was_left(home: Path) -> None:
-    """Threads that work ahead of who takes what they make end with the process."""
-    code, said = run(
-        """
-        import mmap
-        from pyspark_lookup.core.threads import run_in_order
-
-        def drop(number):
-            for _ in range(1000):
-                file = mmap.mmap(-1, 4096)
-                pa.py_buffer(memoryview(file))
-                del file
-            return number
-
-        left = run_in_order(drop, range(100), 4)
-        assert next(left) == 0
-        """,
-        home,
-    )
-    assert (code, said) == (0, "")
+    assert (code, said) == (0, "used\nused\nused\n")

@@ -1,4 +1,4 @@
-"""Real processes that fill one cache directory: racing, killed at every step, forked in the middle; and what a snapshot costs them.
+"""Real processes that fill one cache directory, killed at every step.
 
 Each test hands a function of this module to a fresh ("spawn") process, because the test process has
 threads and must not fork. What that process asserts is asserted here: it must exit with 0.
@@ -7,36 +7,28 @@ threads and must not fork. What that process asserts is asserted here: it must e
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.storage.disk import Disk, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES
 from tests.support.disks import data_of
 from tests.support.fakes import FakeClock, Host, make_host
 from tests.support.fuzzing import by_day
-from tests.support.workers import BOUND_S, in_fresh_process, run_processes
+from tests.support.workers import in_fresh_process
 
 if TYPE_CHECKING:
-    from tests.support.s3server import S3Server  # which takes long to import
+    pass  # which takes long to import
 
-BLOCKS = [(n * 70_000, 1000) for n in range(12)]  # too far apart to share a request
-FEW = BLOCKS[:3]
-RACERS = 16
+FEW = [(n * 70_000, 1000) for n in range(3)]  # too far apart to share a request
 MAX_BYTES = 2**20  # of the directories of those that are killed
 
 
@@ -65,34 +57,6 @@ def right(path: Path, blocks: list[tuple[int, int]]) -> list[bytes]:
 
 def gets(host: Host) -> list[tuple[int, int]]:
     return sorted(subject[1:] for kind, subject in host.store.calls if kind == "get")  # type: ignore[index]
-
-
-def racer(path: Path, cache_dir: Path, start: Any, answer: Path) -> None:
-    host = make_host(str(path), cache_dir, wait_s=BOUND_S)
-    location = located(host, path)
-    start.wait(BOUND_S)
-    data = b"".join(host.blocks.read([(location, BLOCKS)])[0])
-    answer.write_text(json.dumps([hashlib.sha256(data).hexdigest(), gets(host)]))
-
-
-def race(path: Path, cache_dir: Path, answers: Path, method: str) -> None:
-    start = multiprocessing.get_context(method).Barrier(RACERS)  # type: ignore[attr-defined]
-    run_processes(method, racer, [(path, cache_dir, start, answers / str(number)) for number in range(RACERS)])
-
-
-@pytest.mark.parametrize("method", by_day(["fork", "spawn"], 2))
-def test_racing_processes_fetch_each_block_once(tmp_path: Path, cache_dir: Path, source: Path, method: str) -> None:
-    """Of 16 processes that want the same blocks at once every one reads them whole, and the store is asked once per block."""
-    answers = tmp_path / "answers"
-    answers.mkdir()
-    in_fresh_process(race, source, cache_dir, answers, method)
-    digests, asked = zip(*(json.loads(answer.read_text()) for answer in answers.iterdir()), strict=True)
-    assert (len(digests), {*digests}) == (RACERS, {hashlib.sha256(b"".join(right(source, BLOCKS))).hexdigest()})
-    assert sorted(tuple(block) for blocks in asked for block in blocks) == BLOCKS
-    disk = disk_of(cache_dir)
-    assert (disk.check().blocks, disk.check().damaged) == (len(BLOCKS), ())
-    assert disk.used_bytes() == disk.usage().total
-    assert list((cache_dir / "v1" / "tmp").iterdir()) == []
 
 
 STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.utime", "os.scandir", "fcntl.flock"}
@@ -197,28 +161,18 @@ def assert_sound(path: Path, cache_dir: Path, where: str) -> None:
     assert gets(after) == [], where
 
 
-def forked(function: Callable[..., None], *given: Any) -> int:
-    """A forked process that runs it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            function(*given)
-        finally:
-            os._exit(0)
-    return child
-
-
-def fill_until(path: Path, cache_dir: Path, last: int, report: int) -> None:
-    fill(path, cache_dir, Steps(cache_dir, last, report).step)
-
-
 def kill_at_every_step(path: Path, base: Path, full: bool, answer: Path) -> None:
     reached: list[str] = []
     while True:
         cache_dir = base / str(len(reached))
         prepared(path, cache_dir, full)
         report, tell = os.pipe()
-        child = forked(fill_until, path, cache_dir, len(reached) + 1, tell)
+        child = os.fork()
+        if child == 0:
+            try:
+                fill(path, cache_dir, Steps(cache_dir, len(reached) + 1, tell).step)
+            finally:
+                os._exit(0)
         os.close(tell)
         with os.fdopen(report) as reports:
             step = os.read(reports.fileno(), 100).decode()
@@ -241,49 +195,3 @@ def test_killed_at_every_step_of_a_fill(tmp_path: Path, source: Path, full: bool
     assert set(reached) >= (expected | {"os.rmdir", "os.scandir"} if full else expected)
     assert reached.count("os.rename") > len(FEW)
     assert len(reached) > 50
-
-
-def scan_in_child(path: str, parent: int) -> None:
-    mine = runtime()
-    assert mine.pid == os.getpid() != parent
-    assert mine is runtime()
-    assert LookupTable(path).scan().num_rows == 1000
-
-
-def fork_while_busy(path: str, cache_dir: Path, conf: Path, environ: dict[str, str]) -> None:
-    conf.write_text(f"lookup.cache.dir = {cache_dir}\n" + "".join(f"{k} = {v}\n" for k, v in environ.items()))
-    os.environ["LOOKUPCACHE_CONF"] = str(conf)
-    before = runtime()
-    table = LookupTable(path)
-    table.scan()  # imports what its store needs: no Python can fork while another thread imports
-    stop = threading.Event()
-
-    def scan() -> None:
-        while not stop.is_set():
-            table.scan()
-
-    with ThreadPoolExecutor(1) as pool:
-        scanning = pool.submit(scan)
-        try:
-            for _ in range(10):
-                run_processes("fork", scan_in_child, [(path, os.getpid())] * 2)
-        finally:
-            stop.set()
-        scanning.result()
-    assert runtime() is before
-    assert table.scan().num_rows == 1000
-
-
-CSV = "id,name\n" + "".join(f"{n},n{n}\n" for n in range(1000))
-
-
-@pytest.mark.parametrize("store", by_day(["s3", "local"], 2))
-def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path, s3: S3Server, store: str) -> None:
-    """Children forked at any moment of a parent that reads all the time have a runtime and connections of their own."""
-    (tmp_path / "t.csv").write_text(CSV)
-    given: tuple[str, dict[str, str]] = str(tmp_path / "t.csv"), {}
-    if store == "s3":
-        s3.client.create_bucket(Bucket="forked")
-        s3.client.put_object(Bucket="forked", Key="t.csv", Body=CSV.encode())
-        given = "s3://forked/t.csv", {"lookup.storage.endpoint_url": s3.endpoint}
-    in_fresh_process(fork_while_busy, given[0], cache_dir, tmp_path / "conf", given[1])

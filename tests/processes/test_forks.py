@@ -15,7 +15,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -25,16 +25,14 @@ from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.core.forks import ForkSafeLock, cached_property
 from pyspark_lookup.lookup.lookup_table import LookupTable, Transaction
-from pyspark_lookup.sources.providers.functions import (
-    KeyLookupFunction,
-    LookupContext,
-    LookupProvider,
-    PartialCachingLookupProvider,
-)
+from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupContext, PartialCachingLookupProvider
 from pyspark_lookup.spark.join import _explained_lock
 from pyspark_lookup.spark.lookup_pass import _versions_lock
 from tests.support.fakes import CACHES
 from tests.support.workers import in_fresh_process
+
+if TYPE_CHECKING:
+    from tests.support.s3server import S3Server
 
 ANSWER_S = 30  # a child that has not answered by then hangs
 LOCKS = type(threading.Lock()), type(threading.RLock())
@@ -48,12 +46,12 @@ class Squares(KeyLookupFunction):
         return [{"id": key["id"], "v": key["id"] ** 2}]
 
 
-def squares(context: LookupContext) -> LookupProvider:
+def squares(context: LookupContext) -> PartialCachingLookupProvider:
     """A factory whose providers share one cache."""
     return PartialCachingLookupProvider(Squares(), SHARED, Squares.schema, version=lambda: "1")
 
 
-def open_tables(home: Path) -> dict[str, LookupTable]:
+def open_tables(home: Path, endpoint: str | None = None) -> dict[str, LookupTable]:
     """Tables of every cache mode, all of which have the square of 7."""
     home.mkdir(exist_ok=True)
     shared = {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache")}
@@ -65,6 +63,8 @@ def open_tables(home: Path) -> dict[str, LookupTable]:
     tables["CACHE"] = LookupTable(str(home / "t"), {**shared, **CACHES["FULL"], **cached})
     provided = {**shared, "lookup.provider": f"{__name__}:squares", "lookup.cache": "PARTIAL"}
     tables["provider"] = LookupTable(None, provided)
+    if endpoint:
+        tables["S3"] = LookupTable("s3://forked/t.csv", {**shared, "lookup.storage.endpoint_url": endpoint})
     return tables
 
 
@@ -116,8 +116,8 @@ def every_lock() -> list[Any]:
     return list(found.values())
 
 
-def fork_under_all_locks(home: Path) -> None:
-    tables = open_tables(home)
+def fork_under_all_locks(home: Path, endpoint: str) -> None:
+    tables = open_tables(home, endpoint)
     use(tables)
     ready, done = threading.Event(), threading.Event()
 
@@ -135,7 +135,7 @@ def fork_under_all_locks(home: Path) -> None:
 
     def answer() -> None:
         use(tables)  # which were in use
-        use(open_tables(home))
+        use(open_tables(home, endpoint))
         with _explained_lock, _versions_lock:
             pass
         assert Schema(schema_id=1).highest_field_id == 0
@@ -149,9 +149,11 @@ def fork_under_all_locks(home: Path) -> None:
     use(tables)  # the child has closed nothing of its parent's
 
 
-def test_a_child_needs_no_lock_of_its_parents(tmp_path: Path) -> None:
+def test_a_child_needs_no_lock_of_its_parents(tmp_path: Path, s3: S3Server) -> None:
     """A fork while another thread holds every lock there is: the child answers from the tables that it inherited, and from its own."""
-    in_fresh_process(fork_under_all_locks, tmp_path)
+    s3.client.create_bucket(Bucket="forked")
+    s3.client.put_object(Bucket="forked", Key="t.csv", Body=b"id,v\n6,36\n7,49\n")
+    in_fresh_process(fork_under_all_locks, tmp_path, s3.endpoint)
 
 
 def fork_in_a_transaction(home: Path) -> None:
