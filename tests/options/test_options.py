@@ -61,6 +61,7 @@ FULL = {"lookup.cache": "FULL"}
 RELOADED = {**FULL, **CACHED}
 PERIODIC = {**RELOADED, "lookup.full-cache.periodic-reload.interval": "1 min"}
 TIMED = {**RELOADED, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15"}
+FULL_CACHE = "lookup.full-cache."
 Forms = dict[str, dict[str, Any]]  # of some options: texts, and their values
 VALID: list[tuple[dict[str, str], Forms]] = [
     ({}, {
@@ -205,6 +206,28 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter the result in Spark"]),
     *((given, ["has no effect without lookup.valid-from and lookup.valid-to"]) for given in [
         {"lookup.valid-to": "until"}, {"lookup.overlap": "NEWEST"}, {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"}]),
+    # The full cache, with the FLIP's words.
+    # Bad values, with the FLIP's words.
+    ({**RELOADED, FULL_CACHE + "periodic-reload.interval": "0 s"}, [FULL_CACHE + "periodic-reload.interval", "greater than zero"]),
+    ({**TIMED, FULL_CACHE + "timed-reload.interval-in-days": "0"}, ["interval-in-days = '0'", "at least 1 day"]),
+    ({**TIMED, FULL_CACHE + "timed-reload.iso-time": "10"}, ["iso-time = '10'", "ISO time"]),
+    ({**RELOADED, FULL_CACHE + "reload-strategy": "a b:c"}, ["module:factory"]),
+    ({**PERIODIC, FULL_CACHE + "max-staleness": "0 s"}, ["greater than zero"]),
+    ({**PERIODIC, FULL_CACHE + "blackout": "6-8"}, [FULL_CACHE + "blackout"]),
+    # Wrong cache or strategy, missing parts.
+    ({FULL_CACHE + "retain": "1 h"}, ["'NONE'", "set lookup.cache = 'FULL'"]),
+    (RELOADED, [f"option {FULL_CACHE}periodic-reload.interval is missing"]),
+    ({**RELOADED, FULL_CACHE + "reload-strategy": "TIMED"}, [f"option {FULL_CACHE}timed-reload.iso-time is missing"]),
+    ({**TIMED, FULL_CACHE + "periodic-reload.interval": "1 min"}, ["periodic-reload.interval", "set 'PERIODIC'"]),
+    ({**PERIODIC, FULL_CACHE + "timed-reload.iso-time": "10:15"}, ["timed-reload.iso-time", "set 'TIMED'"]),
+    # Without a meaning.
+    ({**PERIODIC, "lookup.metadata.sync-interval": "1 min"}, ["lookup.metadata.sync-interval", "reload strategy"]),
+    ({**FULL, FULL_CACHE + "on-reload-failure": "FAIL"}, ["on-reload-failure", "'UFS'"]),
+    ({**FULL, FULL_CACHE + "blackout": "22:00-06:00"}, ["blackout", "periodic-reload.interval"]),
+    ({**FULL, FULL_CACHE + "reload-jitter": "1 min"}, ["reload-jitter", "periodic-reload.interval"]),
+    ({**PERIODIC, FULL_CACHE + "reload-jitter": "61 s"}, ["reload-jitter = 61 s", "interval = 60 s", "at most that"]),
+    ({**RELOADED, FULL_CACHE + "reload-strategy": "a:b", FULL_CACHE + "reload-jitter": "1 s"}, ["reload-jitter", "'a:b'"]),
+    ({**PERIODIC, FULL_CACHE + "max-staleness": "30 s"}, ["max-staleness = 30 s", "less than"]),
 ]  # fmt: skip
 
 
@@ -248,6 +271,17 @@ def test_precedence() -> None:
     assert parse(back, conf=lower).version.sync_interval_s is None
     assert parse(back, table=lower).version.source is enums.MetadataSource.UFS
     assert "contradicts" in refusal({**back, "lookup.metadata.sync-interval": "5 min"}, conf=lower)
+
+
+def test_one_read_may_go_without_the_full_cache() -> None:
+    """A read that says NONE, or UFS, of a table that is created as FULL in CACHE mode takes the rest with it."""
+    table = PERIODIC | {"path": "/t", FULL_CACHE + "max-staleness": "1 h"}
+    plain = parse({"lookup.cache": "NONE", "lookup.metadata.source": "UFS"}, table)
+    assert not plain.full_cache.reloads
+    fresh = parse({"lookup.metadata.source": "UFS"}, table)
+    assert fresh.full_cache.max_staleness_s is None
+    cached = parse({"lookup.cache": "NONE", "lookup.metadata.sync-interval": "5 s"}, table)
+    assert cached.version.sync_interval_s == 5
 
 
 def test_options_that_replace_others() -> None:
