@@ -255,6 +255,7 @@ FILES: list[tuple[str, bytes, pa.Table]] = [
     ("a.parquet", parquet(SAMPLE, compression="brotli", write_page_index=True, write_page_checksum=True), SAMPLE),
     ("a.parquet", parquet(ODD), ODD),
     *(("a.arrow", arrow(SAMPLE, 20, compression=compression), SAMPLE) for compression in (None, "lz4", "zstd")),
+    *((f"a.{form.__name__}", form(SAMPLE.slice(0, 0)), SAMPLE.slice(0, 0)) for form in (parquet, arrow, orc)),
     ("a.orc", orc(SAMPLE), SAMPLE),
     ("a.csv", MANY_TEXT, MANY),
     ("a.CSV.GZ", b"".join(map(gzip.compress, MEMBERS)), MANY),
@@ -279,23 +280,6 @@ def test_rows(name: str, content: bytes, expected: pa.Table) -> None:
         assert all(asked == [(0, len(content))] for asked in stored.asked)
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_files_and_units_without_rows(name: str) -> None:
-    """A file without units has its columns; a unit without rows gives none."""
-    for units in (0, 1):
-        out = io.BytesIO()
-        with pq.ParquetWriter(out, SAMPLE.schema) if name == "a.parquet" else pa.ipc.new_file(out, SAMPLE.schema) as to:
-            for _ in range(units):
-                to.write_batch(pa.RecordBatch.from_pylist([], SAMPLE.schema))
-        stored = Stored(name, out.getvalue())
-        assert len(stored.open().units) == units
-        assert stored.table().schema.names == SAMPLE.schema.names
-        assert stored.table(["pair"]).num_rows == 0
-
-
-D = decimal.Decimal
-
-
 NAN = float("nan")
 DAY, TIME = datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3)
 BOUNDED: list[tuple[list[Any], list[pa.DataType]]] = [
@@ -304,7 +288,7 @@ BOUNDED: list[tuple[list[Any], list[pa.DataType]]] = [
     ([-2.5, None, 1.5], [pa.float32(), pa.float64()]),
     (["b", None, "ä"], [pa.string(), pa.dictionary(pa.int8(), pa.string())]),
     ([b"b", None, b"\xff"], [pa.binary()]),
-    ([D("-3.50"), None, D("1.25")], [pa.decimal128(9, 2), pa.decimal128(30, 2)]),
+    ([decimal.Decimal("-3.50"), None, decimal.Decimal("1.25")], [pa.decimal128(9, 2), pa.decimal128(30, 2)]),
     ([DAY.replace(year=1969), None, DAY], [pa.date32()]),
     ([TIME.replace(year=1969), None, TIME], [pa.timestamp("us"), pa.timestamp("ms")]),
     ([TIME.replace(year=1969, tzinfo=UTC), None, TIME.replace(tzinfo=UTC)], [pa.timestamp("us", "UTC")]),
@@ -316,7 +300,6 @@ STATS: list[tuple[pa.Array, dict[str, Any], ColumnStats | None]] = [
     (pa.array([1, 2]), {"write_statistics": False}, None),
     (pa.array([1, 2], pa.timestamp("ns")), {}, None),
     (pa.array([[1], [2]]), {}, None),
-
     (pa.array([1, 2], pa.duration("ms")), {}, None),
     (pa.ExtensionArray.from_storage(TENSOR, pa.array([[1]], pa.list_(pa.int8(), 1))), {}, None),
     # Nulls and NaN bound nothing.

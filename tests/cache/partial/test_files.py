@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.fakes import FakeClock
 from tests.support.full_cache import EACH, publish
 from tests.support.partial_cache import BOUND_S, COUNTERS, Dim
 
@@ -67,20 +66,6 @@ def test_what_a_batch_of_keys_costs(tmp_path: Path, cache_dir: Path) -> None:
     assert sum(length for _, _, length in asked) < path.stat().st_size / 2
     for process in (dim, Dim(path, cache_dir, clock=dim.host.clock)):
         assert process.calls(lambda process=process: process.versions(*wanted)) == ["head"] * 2  # type: ignore[misc]
-
-
-def test_files_that_are_too_new_are_not_cached(directory: Path, cache_dir: Path) -> None:
-    """While the state of a file may still be another's, keys are answered from the files each time, and counted so: each different one."""
-    clock = FakeClock(wall_s=(directory / "7.parquet").stat().st_ctime)
-    dim = Dim(directory, cache_dir, clock=clock)
-    for count in (1, 2):
-        assert [row["version"] for row in dim.check({"id": [0, 500, 7, 500, None]})] == [1, 1, 1, 1]
-        assert dim.metrics("missCount", "hitCount", "loadCount") == [3 * count, count, 3 * count]
-    assert list((cache_dir / "v1" / "snapshots").iterdir()) == []
-    clock.tick(10)
-    for _ in range(2):
-        dim.check({"id": [0, 500, 7]})
-    assert dim.metrics("missCount", "hitCount", "loadCount") == [9, 5, 9]
 
 
 def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> None:

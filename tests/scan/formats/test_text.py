@@ -21,15 +21,12 @@ from hypothesis import strategies as st
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.scan.formats.inference import NOTHING, convert, infer_texts, join_inferred
+from tests.support import fakes
 from tests.support.fuzzing import fuzzed
 
 D = decimal.Decimal
 UTC = datetime.timezone.utc
-CACHES: dict[str, dict[str, str]] = {
-    "none": {},
-    "full": {"lookup.cache": "FULL", "lookup.keys": "id"},
-    "partial": {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1000"},
-}
+CACHES = {mode.lower(): options and {"lookup.keys": "id", **options} for mode, options in fakes.CACHES.items()}
 
 
 @pytest.fixture
@@ -283,24 +280,16 @@ def test_csv_text_behind_a_closing_quote(dim: Path, line_end: str, quote: str) -
     assert set(table["w"].to_pylist()[1:]) == {f'{line_end}"{line_end}'.replace('"', quote)}
 
 
-AMBIGUOUS = ('"a""b"', '"a"b\\"', '"a\\"', '"a"" ')
-BEHIND_ESCAPED_QUOTES = {'"a\\"b"c': '"a"b"c', '"5" pipe': '"5" pipe', **dict.fromkeys(AMBIGUOUS)}
-
-
-@pytest.mark.parametrize(("text", "expected"), BEHIND_ESCAPED_QUOTES.items())
-def test_csv_text_behind_an_escaped_quote(dim: Path, text: str, expected: str | None) -> None:
-    """The same with an escape character; a value whose quotes can then be read in several ways is refused."""
-    put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
-    if expected is None:
+@pytest.mark.parametrize("content", ['id,v\n1,"a\nb"c\n', 'id,v\n1,"a\n2,"b"\n', 'id,v\r1,"a""\r2,"b"\r'], ids=ascii)
+def test_csv_text_behind_quotes_that_may_be_several_rows(dim: Path, content: str) -> None:
+    """Or that, with an escape character, can be read in several ways: it is refused."""
+    for text, value in (('"a\\"b"c', '"a"b"c'), ('"5" pipe', '"5" pipe')):
+        put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
+        assert read(dim, csv__escape="\\")["v"].to_pylist() == ["x", value]
+    for text in ('"a""b"', '"a"b\\"', '"a\\"', '"a"" '):
+        put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
         with pytest.raises(DamagedFileError, match=r"a\.csv .*line 3: quoted text .*set lookup\.csv\.escape"):
             read(dim, csv__escape="\\")
-    else:
-        assert read(dim, csv__escape="\\")["v"].to_pylist() == ["x", expected]
-
-
-@pytest.mark.parametrize("content", ['id,v\n1,"a\nb"c\n', 'id,v\n1,"a\n2,"b"\n', 'id,v\r1,"a""\r2,"b"\r'], ids=ascii)
-def test_csv_text_behind_quotes_of_several_lines(dim: Path, content: str) -> None:
-    """Such a value may be several rows, so it is refused."""
     put(dim, "a.csv", content)
     with pytest.raises(DamagedFileError, match=r"a\.csv .*line 2: quoted text is followed by .*set lookup\.csv\.quote"):
         read(dim)
@@ -471,11 +460,7 @@ OTHER_VALUES: list[tuple[Content, str, str]] = [
     *((form, "TIMESTAMP", ".*'2020.*' is not a valid ") for form in texts("2020-01-01 00:00:00")),
     *((form, "INT", ".*'3000000000' is not a valid ") for form in texts("3000000000")),
     # A number is not an instant, and the file is not damaged.
-    *(
-        (form, declared, "int64 ")
-        for declared in ("TIMESTAMP", "BOOLEAN", "ARRAY<INT>")
-        for form in ("id,v\n1,7\n", '{"id": 1, "v": 7}')
-    ),
+    *((form, kind, "int64 ") for kind in ("TIMESTAMP", "BOOLEAN", "ARRAY<INT>") for form in ("id,v\n1,7\n", '{"id": 1, "v": 7}')),
     # What a cast would round or cut; types that are not numbers, whatever the values.
     (pa.array([2**40]), "INT", ""),
     (pa.array([0.1]), "FLOAT", ""),
@@ -484,7 +469,7 @@ OTHER_VALUES: list[tuple[Content, str, str]] = [
     (pa.array([2**53 + 1]), "DOUBLE", ""),
     (pa.array([b"\xff"]), "STRING", ""),
     (pa.array([], pa.int64()), "STRING", "int64 "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "declared", "told"), OTHER_VALUES, ids=str)
@@ -544,14 +529,10 @@ def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content
         ({"csv__header": "false", "schema": "a INT"}, "1,2\n", r"has 2 columns and no header, but lookup\.schema has 1: a: declare all"),
         ({"csv__sep": ";;"}, "a\n", r"option lookup\.csv\.sep = ';;'.*: expected one ASCII character"),
         ({"csv__encoding": "klingon"}, "a\n", r"option lookup\.csv\.encoding = 'klingon'.*: expected the name of an encoding"),
-
         ({"schema": "a"}, "a\n", r"option lookup\.schema = 'a'.*: expected columns and their types as in CREATE TABLE"),
         ({}, "a,b\n1,2,3\n", r"not a readable csv file"),
         *(({}, f"{header}\n1,2,3\n", r"a\.csv: columns .* differ at most in letter case") for header in ("id,a,a", "id,a,A", "id,,_c1")),
-        *(
-            ({}, content, r"a\.json is not a readable json file")
-            for content in ('{"a": 1', '{"a": 1} x', "[1, 2]", '[{"a": 1}')
-        ),
+        *(({}, text, r"a\.json is not a readable json file") for text in ('{"a": 1', '{"a": 1} x', "[1, 2]", '[{"a": 1}')),
         ({"csv__sep": ";"}, '{"a": 1}', r"option lookup\.csv\.sep is for CSV files: .* has json files: remove the option"),
     ],
 )  # fmt: skip
