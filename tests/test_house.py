@@ -22,7 +22,6 @@ from pyspark_lookup.storage.disk.records import _RECORDS_KEPT_S
 from tests.support.broken_imports import BLOCKER
 
 ROOT = Path(pyspark_lookup.__file__).parent
-
 # A module imports from its own package and from those before it.
 ORDER = [
     "core",
@@ -61,7 +60,6 @@ KNOWN_BY = {
 # How files of the cache directory come into being.
 PUBLISHING = {"os.replace", "os.link", "os.rename", "os.renames", "os.symlink", "shutil.move", "tempfile.mkstemp"}
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
     for path in sorted(ROOT.rglob("*.py"))

@@ -36,10 +36,8 @@ from tests.support.sparks import DATA_SOURCES, needs
 from tests.support.web_server import WebServer, web
 
 __all__ = ["web"]
-
 # Who would wait for a pipe, or read a disk's worth of zeros, is stopped here, not by the run's own timeout.
 pytestmark = pytest.mark.timeout(60)
-
 HUGE = 2**43  # bytes of a file that has none of them on disk
 TABLE = "0" * 32
 

@@ -21,7 +21,6 @@ from tests.support.broken_imports import BLOCKER
 from tests.support.command_line import KEYED, Ran, Run, run
 
 __all__ = ["run"]
-
 ROOT = Path(pyspark_lookup.__file__).parent.parent
 
 

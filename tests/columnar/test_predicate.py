@@ -39,8 +39,6 @@ from pyspark_lookup.errors import OptionError, PredicateError
 from tests.support.fuzzing import MORE
 
 UTC = datetime.timezone.utc
-
-
 SCHEMA = pa.schema(
     [
         ("id", pa.int32()), ("big", pa.int64()), ("name", pa.string()), ("flag", pa.bool_()), ("amount", pa.decimal128(10, 2)),
@@ -51,8 +49,6 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 NOON = datetime.datetime(2024, 1, 31, 12)
 ID_1, ID_2 = Compare("id", "=", 1), Compare("id", "=", 2)
-
-
 FLAG = Compare("flag", "=", True)
 AT_NOON = Compare("at", "=", NOON.replace(tzinfo=UTC))
 MEANINGS: list[tuple[Predicate, list[str]]] = [
@@ -146,8 +142,6 @@ REFUSED: dict[str, list[str]] = {
     "LIKE takes a prefix only": ["name LIKE '%a'", "name LIKE 'a'", "name LIKE 'a_c%'", "name LIKE 'a%c%'", r"name LIKE 'a\\_c%'"],
 }  # fmt: skip
 WORD = re.compile(r"\w+")
-
-
 ZONED = "as a timestamp with its zone"
 MISFITS: dict[str, list[str]] = {
     "column '{column}' of type {kind} cannot be compared with {literal}": [
@@ -268,8 +262,6 @@ def inverted(answers: Answers) -> Answers:
 TENTH = 0.10000000149011612  # in 32 bits
 DAY = datetime.date(2024, 1, 2)
 MOMENTS = [datetime.datetime(1, 1, 2), datetime.datetime(2024, 1, 1), datetime.datetime(9999, 12, 30, 1, 2, 3, 4)]
-
-
 EDGES: Mapping[str, tuple[list[Any], list[Any]]] = {
     "tiny": ([-128, -1, 0, 1, 127], [-129, -128, -1, 0, 127, 128, Decimal("-128.5"), Decimal("127.5"), Decimal("0.5"), 1.0, math.nan]),
     "big": ([-(2**63), 2**53, 2**53 + 1, 2**63 - 1], [-(2**63) - 1, -(2**63), 2**53 + 1, 2.0**53, 2**63 - 1, 2**63, Decimal("0.1")]),

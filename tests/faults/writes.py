@@ -175,7 +175,6 @@ def stream(caller: Caller) -> int | None:
 
 
 Events = list[dict[str, Any]]
-
 SMALL = left_of(counted(rows(range(1, 7), "b1")), [2, 3]) + counted(rows([2, 3, 7], "b2")) + Rows([(8, "b3", 0)])
 FOLDED = left_of(SMALL, [4]) + Rows([(4, "b4", 0)])
 

@@ -26,8 +26,6 @@ from pyspark_lookup.sources.registry import OPTIONS
 MIB = 2**20
 AT = datetime.datetime(2026, 3, 1, 11, tzinfo=datetime.timezone.utc)
 SECRET = "s3cr3t-Value"
-
-
 parse = functools.partial(LookupOptions.parse, kinds=OPTIONS)
 
 
@@ -229,8 +227,6 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({**RELOADED, FULL_CACHE + "reload-strategy": "a:b", FULL_CACHE + "reload-jitter": "1 s"}, ["reload-jitter", "'a:b'"]),
     ({**PERIODIC, FULL_CACHE + "max-staleness": "30 s"}, ["max-staleness = 30 s", "less than"]),
 ]  # fmt: skip
-
-
 REFUSED = [
     ({**others, key: text}, [f"option {key} = {text!r} (read option)", near]) for key, text, near, others in BAD_VALUES
 ]

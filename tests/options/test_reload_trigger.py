@@ -279,8 +279,6 @@ DAYS = st.integers(1, 10) | st.sampled_from([28, 30, 100])
 NEAR = st.sampled_from([0.0, 0.001, -0.001, 900.0, -900.0, 3600.0, -3600.0]) | st.integers(
     -12 * 86_400_000, 12 * 86_400_000
 ).map(lambda ms: ms / 1000)
-
-
 # Days on which clocks skip an hour, show one twice, or skip the day.
 CHANGES = {
     BERLIN: [datetime.date(2026, 3, 29), datetime.date(2026, 10, 25)],

@@ -134,8 +134,6 @@ SAMPLE = pa.table(
         "pair": [{"x": n, "y": [n]} if n % 4 else None for n in range(50)],
     }
 )
-
-
 FORMATS = {
     FileFormatName.PARQUET: "part-0.parquet part-0.c000.snappy.parquet A.PARQ a.pq a.csv?b.parquet",
     FileFormatName.ARROW: "a.arrow a.feather a.ipc",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 FAULTS = {"delayed": 0.05, "refused": 0.02, "lost": 0.01, "unanswered": 0.01, "truncated": 0.01}
 """How often the store fails, of all requests."""
 STORM = {**FAULTS, "refused": 0.4, "lost": 0.1}
-
 FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 STEPS_S = (3600, -3600)
 CALM_BATCHES = 3

@@ -10,7 +10,6 @@ from botocore.config import Config
 from tests.history.worker import KEYS
 
 __all__ = ["KEYS"]
-
 BUCKET = "soak"
 PUBLISHED = f"s3://{BUCKET}/published"
 """Plain files: a directory `v=…` for each publish, whose rows all carry its number. The keys below `BASE_KEYS` come with it,
@@ -20,7 +19,6 @@ MANAGED = f"s3://{BUCKET}/table"
 BASE_KEYS = KEYS * 3 // 4
 PAD_BYTES = 600
 """Of each row of a publish: bytes that cannot be compressed."""
-
 MAX_BYTES = 6 * 1024 * 1024
 """`lookup.cache.max-bytes` of each host: some publishes with their snapshots, so that there is always something to evict."""
 OF_PUBLISHED = {

@@ -39,13 +39,11 @@ from tests.support.fakes import FakeClock
 
 Answer = Callable[[pa.Table], Any]
 Options = Mapping[str, Any]
-
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 USERS = {1: ["Alice"], 2: ["Bob", "Charlie"]}  # 3 is nobody
 BOUND_S = 20.0  # nothing takes this long unless it hangs
 TEXTS = ["O'Brien", "'; DROP TABLE t; --", '"', "' OR '1'='1", "back\\slash", "{a,b}", "$1", "?1", "NULL", "", " ", "a\n\tä€𝄞"]  # fmt: skip
 """Keys that mean something else to whoever does not quote them."""
-
 NONE: Options = {}
 PARTIAL: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 ONCE: Options = {"lookup.max-retries": 0}

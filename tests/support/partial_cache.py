@@ -181,7 +181,6 @@ def new_directory() -> Iterator[Path]:
 
 
 EXPIRING = [{"expire_after_write_s": 10.0}, {"expire_after_access_s": 10.0}]
-
 BOUNDED = [
     NONE,
     dataclasses.replace(NONE, rows=12),

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Headers = list[tuple[str, str]]
 Decision = tuple[bool, str | None]
 """Whether a request is carried out, and what it is answered with (None: what the store says)."""
-
 _REFUSALS = {
     "400": (400, "ExpiredToken"),
     "403": (403, "AccessDenied"),

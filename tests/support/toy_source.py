@@ -27,7 +27,6 @@ from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionM
 from pyspark_lookup.versions.version_source import Answer, Question, VersionSource
 
 __all__ = ["InlineDeletes", "ToySource", "commit"]
-
 _NAME = "_toy.json"
 
 

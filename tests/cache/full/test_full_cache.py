@@ -28,7 +28,6 @@ from tests.support.full_cache import CACHE, EACH, FULL, TIMED, WAIT, Table, publ
 from tests.support.managed_tables import Site, site
 
 __all__ = ["site"]
-
 DAY_S, HOUR_S = 86400.0, 3600.0
 STRATEGY = "lookup.full-cache.reload-strategy"
 

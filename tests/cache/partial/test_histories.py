@@ -24,7 +24,6 @@ from tests.support.partial_cache import BOUNDED, NONE, Differ, Process, new_dire
 
 IDS = st.integers(0, 9)
 SOME = st.lists(IDS, min_size=1, max_size=6, unique=True)
-
 STEPS = [
     st.tuples(st.just("put"), st.integers(0, 1), SOME),
     st.tuples(st.just("put"), st.integers(0, 1), SOME),

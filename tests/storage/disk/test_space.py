@@ -47,8 +47,6 @@ MODES = {
     "PARTIAL": {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
     "NONE": {"lookup.keys": "id"},
 }
-
-
 WIDE: dict[str, object] = {f"c{place}": [0] * EACH for place in range(60)}
 """Columns that are small in the file, and large in a snapshot."""
 
