@@ -83,14 +83,6 @@ def test_files_guide() -> None:
         assert infer_texts(texts).type() == parse_columns(f"c {kind}").field("c").type, values
 
 
-def test_readme_starts_with_what_it_is() -> None:
-    """The first screen has what it is for, how it is installed, the two commands and the example, in this order."""
-    parts = [README.index(text) for text in ("It is for", "pip install", "scripts/demo", "scripts/test", "```python")]
-    assert parts == sorted(parts)
-    assert README[: README.index("```python")].count("\n") < 30
-    assert README[README.index("UFS") :].startswith("UFS`, the underlying file system")
-
-
 @pytest.mark.slow
 @pytest.mark.spark
 def test_readme_examples_run(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +11,8 @@ from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError
 from pyspark_lookup.lookup.catalog_tables import absolute_path
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.sources.providers.functions import LookupFunction, LookupFunctionProvider
 from pyspark_lookup.sources.registry import parse_options
+from tests.support.lookup_functions import ONCE, Desk, SyncFunction
 
 MEANT = {
     "keys": "lookup.keys", "cache": "lookup.cache", "header": "lookup.csv.header", "sep": "lookup.csv.sep",
@@ -55,44 +53,30 @@ def test_paths_of_other_programs(path: str) -> None:
         assert PLACES[path] in str(caught.value)
 
 
-class Bytes(LookupFunction):
-    """Answers with text that is none, for some keys."""
-
-    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.string()))])
-
-    def lookup(self, keys: pa.Table) -> pa.Table:
-        ids = keys.column("id").to_pylist()
-        names = [b"\xff\xfe" if key == 13 else b"x" for key in ids]
-        tags = [b"\xc3" if key == 15 else b"t" for key in ids]
-        offsets = pa.array(range(len(ids) + 1), pa.int32())
-        return pa.table(
-            [keys.column("id"), _unchecked(names), pa.ListArray.from_arrays(offsets, _unchecked(tags))],
-            schema=self.schema,
-        )
-
-
 def _unchecked(texts: list[bytes]) -> pa.Array:
     """Text as drivers in C make it, from bytes that nobody looks at."""
     return pa.StringArray.from_buffers(len(texts), *pa.array(texts, pa.binary()).buffers()[1:])
 
 
-@pytest.fixture
-def texts(monkeypatch: pytest.MonkeyPatch) -> str:
-    module = types.ModuleType("provider_of_bytes")
-    module.make = lambda context: LookupFunctionProvider(Bytes(), Bytes.schema)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return "provider_of_bytes:make"
-
-
-def test_text_that_is_no_utf8(cache_dir: Path, texts: str) -> None:
+def test_text_that_is_no_utf8(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is an error that names the provider, the key and the column, also within lists; other keys are answered."""
-    options = {"lookup.provider": texts, "lookup.keys": "id", "lookup.cache.dir": cache_dir, "lookup.max-retries": 0}
-    with LookupTable(None, options) as table:
-        for key, column in ((13, "name"), (15, "tags")):
-            says = rf"^provider {texts}, lookup of key id = {key}: column '{column}' holds text that is not UTF-8"
-            with pytest.raises(LookupFunctionError, match=says):
-                table.get_many(pa.table({"id": [1, key, 2]}))
-        assert table.get(1) == [{"id": 1, "name": "x", "tags": ["t"]}]
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.string()))])
+
+    def answer(keys: pa.Table) -> pa.Table:
+        ids = keys.column("id").to_pylist()
+        names, tags = (
+            _unchecked([b"\xff" if key == 13 else b"x" for key in ids]),
+            [b"\xc3" if key == 15 else b"t" for key in ids],
+        )
+        lists = pa.ListArray.from_arrays(pa.array(range(len(ids) + 1), pa.int32()), _unchecked(tags))
+        return pa.table([keys.column("id"), names, lists], schema=schema)
+
+    table = Desk(cache_dir, monkeypatch).serve(SyncFunction(answer), ONCE, schema)
+    for key, column in ((13, "name"), (15, "tags")):
+        says = rf"^provider provider_1:make, lookup of key id = {key}: column '{column}' holds text that is not UTF-8"
+        with pytest.raises(LookupFunctionError, match=says):
+            table.get_many(pa.table({"id": [1, key, 2]}))
+    assert table.get(1) == [{"id": 1, "name": "x", "tags": ["t"]}]
 
 
 def test_the_column_that_is_meant(tmp_path: Path) -> None:

@@ -25,8 +25,7 @@ from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.keys import Keys, Numbers, Order, Seed, SkewedError, order_rows
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.threads import run_in_order
-from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter, space
-from pyspark_lookup.storage.disk.directory import is_unlocked
+from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter
 from tests.support.disks import Opened, files_at_most, handles_below
 from tests.support.fuzzing import by_day, fuzzed
 from tests.support.key_values import KINDS, SEED, plain, values_of
@@ -394,18 +393,3 @@ def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
         assert list(run_in_order(str, range(9), 3)) == [*"012345678"]
-
-
-def test_an_index_is_made_in_a_file_that_a_fork_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that was forked maps it still; when the parent dies, it is a dead process's all the same."""
-    monkeypatch.setattr(segments, "_MAPPED_ABOVE_BYTES", 100)
-    workshop = Workshop(tmp_path / "cache")
-    builder = workshop.builder(pa.schema([("k", pa.int64())]), ["k"])
-    array = builder._zeros(100, np.dtype(np.int64))
-    (file,) = workshop.tmp.iterdir()
-    with open(file) as same:
-        assert not is_unlocked(same.fileno())
-    space._leave_to_parent()
-    with open(file) as same:
-        assert is_unlocked(same.fileno())
-    assert not array.any()

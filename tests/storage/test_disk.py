@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -204,28 +202,6 @@ def test_a_record_that_another_process_creates_meanwhile_stays(opened: Opened, m
     monkeypatch.setattr(opened.disk, "take", take_later)
     assert opened.disk.create_record("version", "k", "second") == "first"
     assert other.disk.get_record("version", "k") == "first"
-
-
-def test_two_that_find_a_damaged_record_agree(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is about to clear a damaged record away never clears away what another has put in its place."""
-    opened.disk.create_record("execution", "k", "damaged next")
-    (opened.root / "records" / "execution" / "k").write_bytes(b"noise")
-    other, answers = Opened(opened.root.parent), list[str]()
-    early = threading.Thread(target=lambda: answers.append(other.disk.create_record("execution", "k", "early")))
-    look, looks = opened.disk.get_record, itertools.count(1)
-
-    def look_and_wait(*names: str) -> Any:
-        value = look(*names)
-        if next(looks) == 2:  # the last look at what is damaged
-            early.start()
-            early.join(0.2)
-        return value
-
-    monkeypatch.setattr(opened.disk, "get_record", look_and_wait)
-    answers.append(opened.disk.create_record("execution", "k", "late"))
-    early.join()
-    assert len(answers) == 2
-    assert {*answers} == {other.disk.get_record("execution", "k")}
 
 
 def test_a_lock_excludes_other_processes(opened: Opened) -> None:

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.partial import host_cache
-from pyspark_lookup.columnar.keys import Seed
 from pyspark_lookup.storage.disk import Disk
 from tests.support.disks import files_at_most, handles_below
 from tests.support.fakes import FakeClock
-from tests.support.partial_cache import EXPIRING, NONE, ROWS, SPACE, Process, differing, rows_of, using
+from tests.support.partial_cache import EXPIRING, NONE, ROWS, SPACE, Process, differing, using
 
 
 def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> None:
@@ -71,9 +70,6 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
         process.put({number: [number], 1: [number]})
     assert process.merge() == 1
     assert Process(cache_dir, clock).get(1, 2, 11) == {1: [11], 2: [25], 11: [11]}
-
-
-OTHER_SEED = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 @pytest.mark.usefixtures("often")
@@ -136,20 +132,6 @@ def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float]
     expiring = Process(cache_dir, clock, dataclasses.replace(NONE, **bound), boot="after")
     assert expiring.get(1, 2, 4) == {1: None if bound else [1], 2: [2], 4: None if bound else []}
     assert process.get(1, 2, 4) == {1: [1], 2: [2], 4: []}
-
-
-@pytest.mark.usefixtures("often")
-def test_another_seed(cache_dir: Path, clock: FakeClock) -> None:
-    """Where the record of the seed was lost and made anew, processes with both seeds share nothing, or what is right."""
-    fields = pa.schema([("k", pa.string())])
-    one, other = Process(cache_dir, clock, keys=fields), Process(cache_dir, clock, keys=fields, seed=OTHER_SEED)
-    keys = pa.array([f"key {n}" for n in range(100)])
-    for process, some in ((one, keys), (other, keys), (one, pa.array([f"new {n}" for n in range(100)]))):
-        process.put_rows([some], rows_of([[n] for n in range(100)]))
-    assert one.merge() <= 1
-    for process in (one, other):
-        found = process.get_rows([keys], ROWS)
-        assert found is None or found.rows.column("v").to_pylist() == list(range(100))
 
 
 @pytest.mark.usefixtures("often")

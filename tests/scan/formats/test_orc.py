@@ -20,8 +20,6 @@ from pyspark_lookup.scan.formats import RangesFile
 from pyspark_lookup.scan.formats.orc import OrcIndex, decompress_lzo, read_tail, unsigned_numbers
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import CACHES
-from tests.support.iceberg_tables import opened
-from tests.support.iceberg_writing import IcebergTable
 from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
 
 
@@ -174,36 +172,6 @@ def test_times_of_any_year(tmp_path: Path, cache_dir: Path, compression: str) ->
         assert found.column(field.name).cast(field.type).to_pylist() == table.column(field.name).to_pylist(), field
 
 
-@pytest.mark.parametrize("mode", CACHES)
-def test_far_times_by_key(tmp_path: Path, cache_dir: Path, mode: str) -> None:
-    """Found, compared, and no reason to refuse other columns, in plain files and in Iceberg tables."""
-    values = [datetime.datetime.fromisoformat(text) for text in FAR]
-    orc.write_table(pa.table({"n": range(len(FAR)), "t": pa.array(values, pa.timestamp("us"))}), tmp_path / "a.orc")
-    iceberg = IcebergTable.create(tmp_path / "t", {"n": "int", "t": "timestamp", "z": "timestamptz"})
-    utc = [value.replace(tzinfo=datetime.timezone.utc) for value in values]
-    rows = [{"n": n, "t": t, "z": z} for n, (t, z) in enumerate(zip(values, utc, strict=True))]
-    iceberg.commit(iceberg.data(rows, "orc"))
-    options = {"lookup.cache.dir": str(cache_dir), **CACHES[mode]}
-    for path in (str(tmp_path / "a.orc"), str(iceberg.home)):
-        table = LookupTable(path, {**options, "lookup.keys": "t", "lookup.columns": "n, t"})
-        for number, value in enumerate(values):
-            assert table.get(value) == [{"n": number, "t": value}]
-        named = {"lookup.keys": "n", "lookup.columns": "n", "lookup.where": "t > TIMESTAMP_NTZ'2262-04-12'"}
-        assert sorted(LookupTable(path, {**options, **named}).scan().column("n").to_pylist()) == [3, 4]
-    zoned = opened(iceberg.home, cache_dir, "none", "z")
-    assert zoned.get(utc[0]) == [rows[0]]
-
-
-def test_times_that_microseconds_cannot_hold(tmp_path: Path, cache_dir: Path) -> None:
-    """They are refused by the column's name, and other columns are read."""
-    far = pa.array([253402300799, 0], pa.int64()).cast(pa.timestamp("s"))
-    table = pa.table({"n": [1, 2], "far": pa.array([10**13, 0], pa.int64()).cast(pa.timestamp("s")), "t": far})
-    orc.write_table(table, tmp_path / "a.orc")
-    with pytest.raises(SchemaError, match=r"column 'far' of file:.*a.orc has a time beyond what microseconds"):
-        scan(tmp_path / "a.orc", cache_dir)
-    assert scan(tmp_path / "a.orc", cache_dir, columns="n, t").column("t").to_pylist() == far.to_pylist()
-
-
 SUMMER, WINTER, OLD = "2020-07-01 12:00:00", "2020-01-01 12:00:00.000001", "1930-06-01 00:00:00"
 
 
@@ -234,15 +202,6 @@ def test_time_zones_of_writers(tmp_path: Path, cache_dir: Path, zone: str, shift
     assert read("hive") == read("hive", schema="t TIMESTAMP_NTZ") == (pa.timestamp("us"), local)
     with pytest.raises(SchemaError, match=r"column 't' of .*new.orc is timestamp\[us, tz=UTC\] and cannot be read"):
         read("new", schema="t TIMESTAMP_NTZ")
-
-
-def test_an_unknown_time_zone(tmp_path: Path, cache_dir: Path) -> None:
-    """Its times are refused when they are read; other columns are not."""
-    table = pa.table({"n": [1], "t": pa.array([0], pa.timestamp("us"))})
-    (tmp_path / "a.orc").write_bytes(orc_file(table, zone="XYZ", spark=True))
-    with pytest.raises(SchemaError, match=r"times in the time zone 'XYZ', which this machine does not know"):
-        scan(tmp_path / "a.orc", cache_dir)
-    assert scan(tmp_path / "a.orc", cache_dir, columns="n").to_pylist() == [{"n": 1}]
 
 
 @pytest.mark.parametrize("calendar", [JULIAN, PROLEPTIC])
@@ -284,16 +243,33 @@ def test_types_that_spark_says(tmp_path: Path, cache_dir: Path) -> None:
         assert scan(tmp_path / "a.orc", cache_dir, **more).to_pylist() == expected
 
 
-@pytest.mark.parametrize("said", ["time(6)", "interval year to month"])
-def test_types_that_no_python_source_has(tmp_path: Path, cache_dir: Path, said: str) -> None:
-    """They are numbers in ORC, and none of what was written: such a column refuses itself, also as a part of another."""
-    kind = pa.int64() if said.startswith("time") else pa.int32()
+def spark_columns(said: str, kind: pa.DataType) -> pa.Table:
+    """A column that is a number in ORC, and none of what was written; and that as a part of another."""
     part = pa.field("x", kind, metadata={"spark.sql.catalyst.type": said})
     schema = pa.schema([pa.field("n", pa.int64()), part, pa.field("s", pa.struct([part]))])
-    orc.write_table(pa.table([[1], [2], [{"x": 3}]], schema), tmp_path / "a.orc")
-    for name in ("x", "s"):
-        with pytest.raises(SchemaError, match=f"column '{name}' is of Spark's type {re.escape(said)}"):
-            scan(tmp_path / "a.orc", cache_dir, columns=f"n, {name}")
+    return pa.table([[1], [2], [{"x": 3}]], schema)
+
+
+FAR_AWAY = pa.array([10**13], pa.int64()).cast(pa.timestamp("s"))
+REFUSED: list[tuple[bytes, str, str]] = [
+    (orc_file(pa.table({"n": [1], "x": FAR_AWAY})), "x", "column 'x' of file:.*a.orc has a time beyond what microseconds"),
+    (
+        orc_file(pa.table({"n": [1], "x": pa.array([0], pa.timestamp("us"))}), zone="XYZ", spark=True), "x",
+        "times in the time zone 'XYZ', which this machine does not know",
+    ),
+    *(
+        (orc_file(spark_columns(said, kind)), name, f"column '{name}' is of Spark's type {re.escape(said)}")
+        for said, kind in (("time(6)", pa.int64()), ("interval year to month", pa.int32())) for name in "xs"
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "column", "told"), REFUSED, ids=[f"{told} {name}" for _, name, told in REFUSED])
+def test_a_column_that_cannot_be_read(tmp_path: Path, cache_dir: Path, content: bytes, column: str, told: str) -> None:
+    """It is refused by name when it is read; other columns are read."""
+    (tmp_path / "a.orc").write_bytes(content)
+    with pytest.raises(SchemaError, match=told):
+        scan(tmp_path / "a.orc", cache_dir, columns=f"n, {column}")
     assert scan(tmp_path / "a.orc", cache_dir, columns="n").to_pylist() == [{"n": 1}]
 
 
