@@ -8,6 +8,7 @@
 #   use_prometheus   Prometheus, for the picture of the dashboard: likewise
 #   use_chromium   a browser, in which the tests look at the report: likewise
 #   use_faketime   the library by which a soak steps the clock; without it the soak says so and goes on
+#   take_minutes   LOOKUPCACHE_MINUTES and LOOKUPCACHE_SEED of a long run, from its arguments --minutes and --seed
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -15,6 +16,20 @@ die() {
     say "error: $1"
     printf '  %s\n' "${@:2}" >&2
     exit 1
+}
+
+take_minutes() {
+    export LOOKUPCACHE_MINUTES=30 LOOKUPCACHE_SEED=$RANDOM
+    while [ "$#" -gt 0 ]; do
+        [ "$#" -ge 2 ] || die "$1 needs a value" "e.g. '--minutes 5 --seed 7'"
+        case $1 in
+        --minutes) LOOKUPCACHE_MINUTES=$2 ;;
+        --seed) LOOKUPCACHE_SEED=$2 ;;
+        *) die "$1: not an argument" "there are --minutes and --seed" ;;
+        esac
+        shift 2
+    done
+    say "seed $LOOKUPCACHE_SEED"
 }
 
 # Whether the system's packages may be installed without asking anybody.

@@ -194,11 +194,6 @@ MORE_REQUESTS = {"503": 200}
 """So many more than without a fault a write makes at most, by what the store answers: one that refuses everything is asked for a minute in each call."""
 
 
-def named_case(kind: Kind, fault: Fault, seed: int) -> str:
-    """What repeats a case, as `tests.faults.run --case` takes it."""
-    return f"{kind.name},{fault.number},{fault.mode.name},{fault.answer},{seed}"
-
-
 def check_ended(fault: Fault, end: Done, least: int) -> None:
     """Check how a case has ended, and for how many requests. `least`: those of the write without a fault."""
     assert len(end.requests) <= least + MORE_REQUESTS.get(fault.answer, 75), f"{len(end.requests)} requests"

@@ -1,22 +1,17 @@
-"""A history from beginning to end: processes are started, some paused, some killed and started again, and all is checked.
-
-`python -m tests.history.run --minutes 30` runs both stores, as long each as half of it.
-"""
+"""A history from beginning to end: processes are started, some paused, some killed and started again, and all is checked."""
 
 from __future__ import annotations
 
 import collections
-import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tests.history.checker import check, states
 from tests.soak.watch import check_directory
-from tests.support import nightly
 from tests.support.fakes import CACHES
 from tests.support.proxy import GRAVES, Proxy, objects_in
 from tests.support.s3server import S3Server
@@ -31,18 +26,12 @@ READERS += ("FULL-UFS-shared", "FULL-CACHE-own", "FULL-CACHE-shared")
 DAMAGE = {"blockDamagedCount", "snapshotDamagedCount"}
 PAUSED = 3
 """How many processes stand still at any time, for up to two seconds."""
-ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50, "follow": 10}
+ENOUGH = collections.Counter({"acknowledged": 10, "failed": 1, "scan": 50, "get": 50, "follow": 10})
 """How many notes of some kinds there are to be: a slow machine takes longer over them."""
 SIZES = {
-    "file_bytes": 1200,
-    "row_group_rows": (4, 8),
-    "row_group_bytes": 1,
-    "merge_bytes": 3000,
-    "compact_bytes": 3000,
-    "unasked_compact_bytes": 3000,
-    "small_file_bytes": 1500,
-    "log_page": 40,
-}
+    "file_bytes": 1200, "row_group_rows": (4, 8), "row_group_bytes": 1, "merge_bytes": 3000, "compact_bytes": 3000,
+    "unasked_compact_bytes": 3000, "small_file_bytes": 1500, "log_page": 40,
+}  # fmt: skip
 """`WriteSizes` that its tables cross: writes of several files and row groups, folds that leave files outside, trimmed logs."""
 KEPT_S = 5.0
 UPKEEP = {"lookup.write.vacuum-after": f"{KEPT_S:g} s", "lookup.log.retention": "20 s"}
@@ -145,20 +134,14 @@ def start_worker(
     workers: Workers, name: str, place: Place, work: Path, options: Mapping[str, str], seed: float, **more: Any
 ) -> None:
     """Start a writer or a reader of a table: which, its name says."""
+    role = next((role for role in ("writer", "follower") if name.startswith(role)), "reader")
     given = {"name": name, "path": place.path, "options": options, "seed": seed, "stop": str(work / "stop")}
-    given |= {
-        "role": next((role for role in ("writer", "follower") if name.startswith(role)), "reader"),
-        "notes": str(work / "notes"),
-        "sizes": {},
-    }
-    given |= {"graves": str(place.graves), "failing": place.failing, "pause_s": 0, "vacuumed_after": "5 s"}
-    given |= {"properties": {}, "kept_s": None}
+    given |= {"role": role, "notes": str(work / "notes"), "graves": str(place.graves), "failing": place.failing}
+    given |= {"pause_s": 0, "vacuumed_after": "5 s", "sizes": {}, "properties": {}, "kept_s": None}
     workers.start(name, "tests.history.worker", {**given, **more})
 
 
-def run(
-    place: Place, work: Path, seconds: float, seed: int, log: Callable[[str], None] = lambda text: None
-) -> dict[str, int]:
+def run(place: Place, work: Path, seconds: float, seed: int) -> dict[str, int]:
     """What a history of so many seconds came to, three times as many if it takes that until there is `ENOUGH` in it.
 
     AssertionError if it cannot be, or a process failed.
@@ -173,10 +156,10 @@ def run(
     roles["follower-UFS-shared"] = {**base, "lookup.cache.dir": str(work / "cache" / "shared")}
     workers = Workers(work)
 
+    more = {"sizes": SIZES, "properties": UPKEEP, "kept_s": KEPT_S}
+
     def start(name: str) -> None:
-        start_worker(
-            workers, name, place, work, roles[name], rng.random(), sizes=SIZES, properties=UPKEEP, kept_s=KEPT_S
-        )
+        start_worker(workers, name, place, work, roles[name], rng.random(), **more)
 
     kills = 0
     place.begin(seed)
@@ -188,7 +171,9 @@ def run(
             time.sleep(0.05)
         for name in roles.keys() - {"writer0"}:
             start(name)
-        while (now := time.monotonic()) < began + seconds or (now < began + 3 * seconds and not _is_enough(notes)):
+        while (now := time.monotonic()) < began + seconds or (
+            now < began + 3 * seconds and not _counts(notes) >= ENOUGH
+        ):
             with workers.paused(rng.sample(sorted(roles), PAUSED)):
                 time.sleep(rng.uniform(0.2, 2.0))
             name = rng.choice(sorted(roles))
@@ -202,40 +187,20 @@ def run(
         workers.close()
         removed = place.end()
     found, tags = states(place.log(), place.read_file)
-    told = check(
-        notes_in(notes),
-        found,
-        tags,
-        lambda who: "-UFS-" in who or who.startswith("writer"),
-        lambda who: who.endswith("-shared"),
-    )
+    told = check(notes_in(notes), found, tags, _sees_all, lambda who: who.endswith("-shared"))
     for directory in (work / "cache").iterdir():
         seen, wrong = check_directory(directory)
         assert (wrong, seen["counted"].keys() & DAMAGE) == ([], set())
     told.update(collections.Counter(f"{state.mode} commits" for state in found if state.mode))
     told.update({"kills": kills, "commits": len(found) - 1, "events": len(place.log()), "removed files": removed})
     told["trimmed events"] = place.trimmed()
-    log(f"{place.path}: {dict(told)}")
+    print(f"{place.path}: {dict(told)}", flush=True)
     return dict(told)
+
+
+def _sees_all(who: str) -> bool:
+    return "-UFS-" in who or who.startswith("writer")
 
 
 def _counts(notes: Path) -> collections.Counter[str]:
     return collections.Counter(note["kind"] for note in notes_in(notes))
-
-
-def _is_enough(notes: Path) -> bool:
-    counts = _counts(notes)
-    return all(counts[kind] >= least for kind, least in ENOUGH.items())
-
-
-def main() -> None:
-    minutes, seed = nightly.arguments(__doc__)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with nightly.directory("history") as work:
-        local, s3 = work / "local", work / "s3"
-        run(Place(local), local, minutes * 30, seed, print)
-        run(S3Place(s3, S3Server(), "history"), s3, minutes * 30, seed + 1, print)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """A soak from beginning to end: everything is started, harmed while it runs, stopped, and what came out is checked.
 
-Its processes are the writers, a cluster of two executors, and the application; the store is in this one. `python -m tests.soak.run
---minutes 30` says what came of it as a dict, and keeps the directory if anything is wrong.
+Its processes are the writers, a cluster of two executors, and the application; the store is in this one.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import logging
 import os
 import random
 import statistics
@@ -29,12 +27,10 @@ from tests.soak import tables
 from tests.soak.chaos import FAULTS, Chaos, Clocks
 from tests.soak.checker import batches_of, check_batches
 from tests.soak.watch import Pulse, Watch, check_directory
-from tests.support import nightly
 from tests.support.cluster import Cluster, environment
 from tests.support.s3server import S3Server
 from tests.support.workers import Following, Notes, Workers, notes_in
 
-HANG_S = 180.0
 ROWS_PER_SECOND = 200
 WRITERS = ("publisher", "writer0", "writer1")
 _SAMPLED_EVERY_S = 2.0
@@ -46,12 +42,12 @@ class Soak:
 
     cluster: Cluster
 
-    def __init__(self, work: Path, seed: int, hang_s: float, log: Callable[[str], None]) -> None:
+    def __init__(self, work: Path, seed: int, hang_s: float) -> None:
         self.rng = random.Random(seed)
         self.clocks = Clocks(work)
         self.workers = Workers(work)
         self.directories = [work / "cache0", work / "cache1", work / "cache-driver"]
-        self._work, self._log = work, log
+        self._work = work
         self._place = S3Place(work, S3Server(), tables.BUCKET, FAULTS)
         self._notes = work / "notes"
         self._following = Following(self._notes)
@@ -155,7 +151,7 @@ class Soak:
                 self._counts[kind] += 1
                 self._pulse.heard(kind, note["at"])
                 if kind in ("ended", "not started"):
-                    self._log(f"{kind}: {note['error']}")
+                    print(f"{kind}: {note['error']}", flush=True)
         self._pulse.check(time.monotonic())
 
     def _note_versions(self) -> None:
@@ -192,30 +188,16 @@ class Soak:
         return {**told, "requests": dict(self._place.proxy.counts), "wrong": wrong}
 
 
-def soak(
-    work: Path, seconds: float, seed: int, hang_s: float = HANG_S, log: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
+def soak(work: Path, seconds: float, seed: int, hang_s: float) -> dict[str, Any]:
     """What a soak of so many seconds came to; AssertionError if it could not go on, or hung for `hang_s` (`Pulse`)."""
-    running = Soak(work, seed, hang_s, log)
+    running = Soak(work, seed, hang_s)
     if running.clocks.missing:
-        log(f"clocks are not stepped: {running.clocks.missing}")
+        print(f"clocks are not stepped: {running.clocks.missing}", flush=True)
     try:
         running.start()
-        log("the stream runs")
-        return running.run(seconds)
+        print("the stream runs", flush=True)
+        told = running.run(seconds)
     finally:
         running.close()
-
-
-def main() -> None:
-    minutes, seed = nightly.arguments(__doc__)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with nightly.directory("soak") as work:
-        told = soak(work, minutes * 60, seed, log=lambda text: print(text, flush=True))
-        print(json.dumps(told, indent=1), flush=True)
-        if told["wrong"]:
-            sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps(told, indent=1), flush=True)
+    return told
