@@ -485,7 +485,7 @@ def version_tokens(data: st.DataObject, home: Path) -> None:
     gone = data.draw(st.sampled_from(["NEWER", "FAIL"]))
     options = parse_options({"path": str(made.path), "lookup.on-version-gone": gone})
     reader = made.host(made.cache).reader
-    told = VersionToken.from_version(*reader.resolver.discover(options)).to_bytes()
+    told = VersionToken.from_version(reader.kinds, *reader.resolver.discover(options)).to_bytes()
     damage = data.draw(damaged(told, [struct.pack(">d", float("nan")), struct.pack(">d", 1e300)]))
     version_of_token(reader, options, VersionToken.from_bytes(damage), None)
 

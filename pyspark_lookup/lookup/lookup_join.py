@@ -133,7 +133,6 @@ ERROR_COLUMN = "lookup_error"
 
 _log = logging.getLogger("pyspark_lookup.join")
 _FAILED = b"!"  # begins a text in place of a token: the version could not be resolved, and the error follows
-_SEVERAL = b"+"  # begins a value of several tokens, each after its length
 _MESSAGE_BYTES = 1000
 _VERSIONS_AT_MOST = 2  # open versions: the current version and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
@@ -177,7 +176,7 @@ class LookupSpec:
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
     """The token of the version that all tasks of `execution` read.
 
-    Raises the errors of `resolve_and_secure`. With `lookup.on-error=NULL` the tasks get the error instead of a token, and handle it.
+    Raises the errors of `resolve_and_secure`. With `lookup.on-error=NULL` the tasks get the error in place of a token, and handle it.
     """
     engine = runtime().engine(options)
     try:
@@ -185,7 +184,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         engine.last_table = table
         engine.reader.metrics.inc("tokenCount")
         engine.reader.host.record_token(table, version)
-        return VersionToken.from_version(table, version).to_bytes()
+        return VersionToken.from_version(engine.reader.kinds, table, version).to_bytes()
     except PysparkLookupError as problem:
         if options.read.on_error is OnError.FAIL:
             raise
@@ -194,22 +193,21 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         engine.publish_metrics()
 
 
-def join_tokens(tokens: Sequence[bytes]) -> bytes:
-    """Several tokens as one value, so that rows need one column for all of them: each more column would cost as much as a looked-up column."""
-    if len(tokens) == 1:
-        return tokens[0]
-    return _SEVERAL + b"".join(len(token).to_bytes(2, "big") + token for token in tokens)
+def columns_of_token(token: bytes) -> tuple[int, int, bytes | None]:
+    """What `issue_token` returned as the values of three columns: two numbers, and the error in place of a token (None: there is a token)."""
+    if token.startswith(_FAILED):
+        return 0, 0, token
+    return (*VersionToken.from_bytes(token).to_numbers(), None)
 
 
-def split_tokens(joined_tokens: bytes) -> list[bytes]:
-    """The tokens that `join_tokens` joined."""
-    if not joined_tokens.startswith(_SEVERAL):
-        return [joined_tokens]
-    tokens, position = [], len(_SEVERAL)
-    while position < len(joined_tokens):
-        start, position = position + 2, position + 2 + int.from_bytes(joined_tokens[position : position + 2], "big")
-        tokens.append(joined_tokens[start:position])
-    return tokens
+def _token_of_columns(columns: Sequence[pa.Array], row: int) -> bytes:
+    """The token in a row of the columns that `columns_of_token` filled (the third may be absent), or of one column of tokens."""
+    values = [column[row].as_py() for column in columns]
+    if len(values) == 1:
+        return values[0] or b""
+    if values[2:] and values[2] is not None:
+        return bytes(values[2])
+    return VersionToken.from_numbers(*values[:2]).to_bytes()
 
 
 @dataclasses.dataclass
@@ -432,15 +430,15 @@ Place = int | tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A lookup of a pass. `places`: where its keys (and its time) come from. `version`: where the token of its version is: (number of the column of
-    joined tokens, position among these).
+    """A lookup of a pass. `places`: where its keys (and its time) come from. `version`: the numbers of the columns with the token of its version:
+    one column of tokens as bytes, or the columns of `columns_of_token`.
 
     `how`: `left`, `inner`, `left_semi` or `left_anti`. `build`: given if the version was resolved in a `foreachBatch` function.
     """
 
     lookup: LookupSpec
     places: tuple[Place, ...]
-    version: tuple[int, int]
+    version: tuple[int, ...]
     how: str
     build: Build | None = None
 
@@ -476,9 +474,7 @@ def _parse_stage(
     lookup: Sequence[Any], places: Sequence[Any], version: Sequence[int], how: str, build: Sequence[Any] | None
 ) -> Stage:
     key_places = tuple(place if isinstance(place, int) else (place[0], place[1]) for place in places)
-    return Stage(
-        LookupSpec.from_json(lookup), key_places, (version[0], version[1]), how, Build(*build) if build else None
-    )
+    return Stage(LookupSpec.from_json(lookup), key_places, tuple(version), how, Build(*build) if build else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -571,12 +567,13 @@ class LookupPass:
     ) -> Iterator[pa.Array]:
         """For each row of a batch the list of its results (or its only result, or null), as structs. Many results come in several arrays.
 
-        `versions`: columns of joined tokens (`join_tokens`), which name the versions that answer each row. `executions`: the execution of each
-        lookup. `row_bytes`: the most bytes that Spark can take as the results of one row. Raises NonUniqueKeyError for a second row if
+        `versions`: the columns that name the versions that answer each row, see `Stage`. `executions`: the execution of each lookup. `row_bytes`: the most bytes that Spark can take as the results of one row. Raises NonUniqueKeyError for a second row if
         there may be only one, NotSupportedError for too many bytes, and the errors of the lookups.
         """
         for start, stop in _runs(versions):
-            tokens = [split_tokens(column[start].as_py()) for column in versions]
+            tokens = [
+                _token_of_columns([versions[number] for number in stage.version], start) for stage in self.spec.stages
+            ]
             whole = _Results(start, stop, None, (), np.zeros(stop - start, np.int64))
             for results in self._extend(columns, tokens, executions, whole, min(_BYTES_AT_ONCE, row_bytes)):
                 self._check_size(columns, results, row_bytes)
@@ -590,7 +587,7 @@ class LookupPass:
     def _extend(
         self,
         columns: Sequence[pa.Array],
-        tokens: Sequence[Sequence[bytes]],
+        tokens: Sequence[bytes],
         executions: Sequence[Execution | None],
         results: _Results,
         size: int,
@@ -605,9 +602,8 @@ class LookupPass:
             results.argument(columns[place]) if isinstance(place, int) else results.column(*place)
             for place in stage.places
         ]
-        column, place = stage.version
         lookup_rows = self._lookups[number].find(
-            stage.lookup.cast_arguments(arguments), tokens[column][place], executions[number]
+            stage.lookup.cast_arguments(arguments), tokens[number], executions[number]
         )
         # If there is only one lookup and it is a left join, it may leave out rows without a match, because Spark adds them again.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
@@ -688,7 +684,8 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
     cuts = {0, len(versions[0])}
     for column in versions:
         changes = pc.not_equal(column.slice(1), column.slice(0, max(len(column) - 1, 0)))
-        cuts.update((np.flatnonzero(as_bools(changes)) + 1).tolist())
+        # Where an error begins or ends, the numbers change, too.
+        cuts.update((np.flatnonzero(as_bools(pc.fill_null(changes, False))) + 1).tolist())
     return itertools.pairwise(sorted(cuts))
 
 

@@ -630,7 +630,7 @@ class LookupTable:
 
     @property
     def version(self) -> str:
-        """The current version's digest, 32 hex digits, equal if and only if no file changed. One metadata call in UFS mode."""
+        """The current version's digest, 15 hex digits, equal if and only if no file changed. One metadata call in UFS mode."""
         self._check_open()
         return self._resolve(runtime().engine(self._options), self._options).version.digest
 

@@ -1,9 +1,12 @@
 """The version token, by which all tasks of an execution read one version, wherever they run.
 
 One task resolves the version and secures it: it copies the version's bytes to its host's cache, where later changes of the files do not reach
-them. The token, some 40 bytes, travels with the rows as data, and every task answers from exactly that version. The host that resolved the
+them. The token, two BIGINTs, travels with the rows as data, and every task answers from exactly that version. The host that resolved the
 version has its list of files on record. Another host lists the table once. If it gets another digest, it does what
 `lookup.on-version-gone` says.
+
+Numbers of a fixed width cost a row least: as a binary value, the same token makes a bulk join a quarter slower
+(docs/decisions/version-token.md).
 """
 
 from __future__ import annotations
@@ -22,39 +25,61 @@ from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.versions.executions import Execution, read_with_restarts
 from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.resolver import TableKinds
 
-_BYTES = struct.Struct(">c16sdq")  # a mark, the digest, `TableVersion.newest`, the number or -1; the kind follows
+_DOUBLE = struct.Struct(">d")
+_BYTES = struct.Struct(">cqq")  # a mark and the two numbers
 _MARK = b"V"  # the first byte of each token; an error that stands in place of a token begins with another one
+_KIND_BITS = 4
+_DIGEST_DIGITS = 15
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionToken:
-    """Names a version to tasks: by its digest. `newest` and `number` help a host to find the version if it has no list of the version's files."""
+    """Names a version to tasks: by its digest. `kind`: the number of the table's kind in `TableKinds.names`.
 
-    kind: str
+    `number` or, without one, `newest` helps a host to find the version if it has no list of the version's files.
+    """
+
+    kind: int
     digest: str
-    newest: float
-    number: int | None = None
+    number: int | None
     """The version's number, in the form that `lookup.version` takes; None for kinds of tables whose versions have no numbers."""
+    newest: float
+    """The version's `TableVersion.newest`."""
 
     @classmethod
-    def from_version(cls, table: Table, version: TableVersion) -> VersionToken:
-        return cls(table.kind, version.digest, version.newest, version.number)
+    def from_version(cls, kinds: TableKinds, table: Table, version: TableVersion) -> VersionToken:
+        newest = max(version.newest, 0.0) if version.number is None else float(version.number)
+        return cls(kinds.names.index(table.kind), version.digest, version.number, newest)
+
+    def to_numbers(self) -> tuple[int, int]:
+        """The token as two numbers, each of which fits into a BIGINT: the digest with the kind; and -1 - `number`, or the bits of `newest`."""
+        first = int(self.digest, 16) << _KIND_BITS | self.kind
+        second = int.from_bytes(_DOUBLE.pack(self.newest), "big") if self.number is None else -1 - self.number
+        return (first - 2**64 if first >= 2**63 else first), second
+
+    @classmethod
+    def from_numbers(cls, first: int, second: int) -> VersionToken:
+        """The token that `to_numbers` made."""
+        digest, kind = divmod(first % 2**64, 2**_KIND_BITS)
+        digits = f"{digest:0{_DIGEST_DIGITS}x}"
+        if second < 0:
+            return cls(kind, digits, -1 - second, float(-1 - second))
+        return cls(kind, digits, None, *_DOUBLE.unpack(second.to_bytes(_DOUBLE.size, "big")))
 
     def to_bytes(self) -> bytes:
-        """The token as bytes: 33 bytes, then the name of the kind of table."""
-        number = -1 if self.number is None else self.number
-        return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest, number) + self.kind.encode()
+        """The token as bytes, for SQL functions and single values."""
+        return _BYTES.pack(_MARK, *self.to_numbers())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> VersionToken:
         """The token that `to_bytes` packed. Raises OptionError for anything else."""
         try:
-            mark, digest, newest, number = _BYTES.unpack_from(data)
-            kind = bytes(data[_BYTES.size :]).decode("ascii")
-            if mark != _MARK or not kind.isidentifier():
-                raise ValueError(kind)
-            return cls(kind, digest.hex(), newest, None if number < 0 else number)
+            mark, first, second = _BYTES.unpack(data)
+            if mark != _MARK:
+                raise ValueError(mark)
+            return cls.from_numbers(first, second)
         except (struct.error, TypeError, ValueError):
             raise OptionError(
                 f"argument version = {show(data)} is not a version token: call the functions of register_lookup, which pass one"
@@ -136,14 +161,15 @@ def version_of_token(
     execution reads instead on this host.
     """
     resolver = reader.resolver
-    table = resolver.kinds.to_table(options, token.kind)
+    kind = resolver.kinds.name_of_number(token.kind)
+    table = resolver.kinds.to_table(options, kind)
     version = resolver.current_versions.find_recorded(table, token.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
             version = resolver.current_versions.find(table, token.digest, token.newest)
     if version is None:
         version = _replacement(reader, table, options, token.digest, token.number, execution)
-    return resolver.kinds.to_table(options, token.kind, version), version
+    return resolver.kinds.to_table(options, kind, version), version
 
 
 def table_of_token(

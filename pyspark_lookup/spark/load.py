@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -38,7 +38,7 @@ from pyspark_lookup.versions.executions import Build
 TablePath = str | os.PathLike[str] | None
 _FORMAT = "lookupcache"
 _VERSION = "version"
-# Spark takes a number for 8 bytes and a version for 4 or more, so a task for 128 MiB or more, the size that a task reads at most by default.
+# Spark takes a task's number with its version for 32 bytes, so a task for 128 MiB, the size that a task reads at most by default.
 _NUMBERS_PER_TASK = 2**22
 _NUMBER = StructType([StructField("id", LongType())])
 
@@ -79,14 +79,32 @@ class _Planned(NamedTuple):
 
 
 def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned, build: Build | None) -> DataFrame:
-    """A DataFrame of one row: the version that the query or micro-batch reads, as a token; null for a view, which resolves it itself."""
+    """A DataFrame of one row: the version that the query or micro-batch reads, as two numbers; nulls for a view, which resolves it itself."""
+    columns = token_columns(_VERSION)[:2]
     if not planned.versioned:
-        return spark.range(0, 1, 1, 1).select(sf.lit(None).cast(BinaryType()).alias(_VERSION))
+        return spark.range(0, 1, 1, 1).select(*(sf.lit(None).cast(LongType()).alias(column) for column in columns))
     texts = {key: text for key, text in options.items() if key not in (EXPLICIT, BUILT)}
     strict = merge_options(texts, {"lookup.on-error": OnError.FAIL.value})
-    resolve = Resolve("version_of_table", {"token": (json.dumps(strict, sort_keys=True), build)}, _VERSION)
-    columns = StructType([StructField("token", BinaryType()), StructField(_VERSION, BinaryType())])
-    return numbered_rows(spark, 1).mapInArrow(resolve, columns).select(_VERSION)
+    tables = {_VERSION: (json.dumps(strict, sort_keys=True), build)}
+    return resolve_versions(spark, "version_of_table", tables).select(*columns)
+
+
+def token_columns(prefix: str) -> tuple[str, str, str]:
+    """The names of the columns of a table's version token, see `columns_of_token`."""
+    return f"{prefix}_digest", f"{prefix}_place", f"{prefix}_error"
+
+
+def resolve_versions(spark: SparkSession, name: str, tables: Mapping[str, tuple[str, Build | None]]) -> DataFrame:
+    """A DataFrame of one row with the versions that the query or micro-batch reads: for each table its `token_columns`.
+
+    `name`: the name in plans. `tables`: by the prefix of its columns, the table's options as JSON, and the micro-batch in which its lookup was
+    built.
+    """
+    names = [column for prefix in tables for column in token_columns(prefix)]
+    types = (LongType(), LongType(), BinaryType()) * len(tables)
+    columns = StructType([StructField(column, kind) for column, kind in zip(names, types, strict=True)])
+    # The range makes it a relation of Spark's own, whose exchange Spark reuses in the same plan.
+    return numbered_rows(spark, 1).mapInArrow(Resolve(name, list(tables.values()), names), columns)
 
 
 def load_columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
@@ -189,26 +207,27 @@ class ReadShare:
         count_for_application()
         options = json.loads(self._options)
         columns = StructType.fromJson(json.loads(self._schema))
-        for number, token in shares:
+        for number, *token in shares:
             planned = planning.Planning.from_options(options, columns, _find_table(options, token, self._tasks))
             for plan, task in planned.tasks(self._nonce)[number :: self._tasks]:
                 yield from read(plan, task, planned.build, time.time(), arrow_schema(columns))
 
 
-def _find_table(options: Mapping[str, str], token: bytes | None, tasks: int) -> ResolvedTable | None:
-    """The table in the version that a token names; None for a view, which has no token.
+def _find_table(options: Mapping[str, str], token: Sequence[int | None], tasks: int) -> ResolvedTable | None:
+    """The table in the version that the numbers of a token name; None for a view, which has no token.
 
     Raises VersionGoneError if several `tasks` share the version and this host can no longer read it, because a newer version would be
     divided into other shares.
     """
-    if token is None:
+    digest, place = token
+    if digest is None or place is None:
         return None
     parsed = planning.read_options(options).on_host(session_options())
     if tasks > 1:
         parsed = parsed.with_values({"lookup.on-version-gone": OnVersionGone.FAIL})
     engine = runtime().engine(parsed)
     with engine.publish():
-        return table_of_token(engine.reader, parsed, VersionToken.from_bytes(token), current_execution())
+        return table_of_token(engine.reader, parsed, VersionToken.from_numbers(digest, place), current_execution())
 
 
 def read_table(spark: SparkSession, path: TablePath = None, options: Mapping[str, Any] | None = None) -> DataFrame:

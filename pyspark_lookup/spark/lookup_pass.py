@@ -14,28 +14,25 @@ import itertools
 import json
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
-    BinaryType,
     BooleanType,
     DataType,
     StringType,
     StructField,
-    StructType,
 )
 
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN, LookupSpec, PassSpec, Place, Stage
 from pyspark_lookup.options.enums import OnError
-from pyspark_lookup.spark.load import numbered_rows
+from pyspark_lookup.spark.load import resolve_versions, token_columns
 from pyspark_lookup.spark.lookup_udf import LookupUdf
 from pyspark_lookup.spark.pipelines import in_flow_function
-from pyspark_lookup.spark.reading import Resolve
 from pyspark_lookup.spark.table_argument import DimensionTable, quote
 from pyspark_lookup.spark.types import arrow_type
 from pyspark_lookup.storage.disk import key_of
@@ -110,8 +107,13 @@ class ChainedLookup:
 
     @property
     def version(self) -> str:
-        """The name of the column with the token of the version that the lookup reads, in the relation that resolves the version."""
-        return f"{VERSION_COLUMN}_{key_of(self.options_text, self.build and dataclasses.astuple(self.build))[:16]}"
+        """A name for the version that the lookup reads, equal for lookups that read the same."""
+        return f"{key_of(self.options_text, self.build and dataclasses.astuple(self.build))[:16]}"
+
+    @property
+    def adds_error(self) -> bool:
+        """Whether rows whose lookup fails pass, with the error in a column."""
+        return self.table.parsed.read.on_error is OnError.NULL
 
     @property
     def options_text(self) -> str:
@@ -124,8 +126,7 @@ class ChainedLookup:
             StructField(name, field.dataType)
             for name, field in zip(self.names, self.table.returned_fields, strict=True)
         ]
-        by_null = self.table.parsed.read.on_error is OnError.NULL
-        return [*fields, StructField(ERROR_COLUMN, StringType())] if by_null else fields
+        return [*fields, StructField(ERROR_COLUMN, StringType())] if self.adds_error else fields
 
     @property
     def spec(self) -> LookupSpec:
@@ -151,24 +152,26 @@ class Chain:
     def to_dataframe(self) -> DataFrame:
         """The base with the columns of all lookups, in one pass."""
         relations = relate_versions(self.base, {lookup.version: lookup for lookup in self.lookups})
-        versions = {version: (n, m) for n, (tables, _) in enumerate(relations) for m, version in enumerate(tables)}
+        tokens = {version: columns for relation in relations for version, columns in relation.tokens.items()}
+        # All columns, because Spark would not reuse the exchange of a relation of which another pass reads other columns.
+        versions = [column for relation in relations for column in relation.columns]
         arguments: dict[tuple[tuple[str, ...], str], Key] = {}
         stages = []
         for number, lookup in enumerate(self.lookups):
             places = tuple(self._place(key, number, arguments) for key in lookup.keys)
-            stages.append(Stage(lookup.spec, places, versions[lookup.version], lookup.how, lookup.build))
+            version = tuple(map(versions.index, tokens[lookup.version]))
+            stages.append(Stage(lookup.spec, places, version, lookup.how, lookup.build))
         fields = [field for lookup in self.lookups for field in lookup.fields]
         spec = PassSpec(tuple(stages), many=True)
         if spec.drops or not fields:
             fields.append(StructField(FOUND_COLUMN, BooleanType()))
-        udf = LookupUdf(self.name, spec, fields, [key.type for key in arguments.values()], len(relations))
+        udf = LookupUdf(self.name, spec, fields, [key.type for key in arguments.values()], len(versions))
         rows = self.base
-        for _, relation in relations:
+        for relation in relations:
             # The hint, because spark.sql.autoBroadcastJoinThreshold may be -1.
-            rows = rows.crossJoin(sf.broadcast(relation))
-        joined = [_joined_column(tables) for tables, _ in relations]
+            rows = rows.crossJoin(sf.broadcast(relation.versions))
         keys = map(sf.expr, udf.arguments([key.sql for key in arguments.values()]))
-        rows = rows.select("*", sf.inline_outer(udf.function(*keys, *map(sf.col, joined))))
+        rows = rows.select("*", sf.inline_outer(udf.function(*keys, *map(sf.col, versions))))
         if spec.drops:
             rows = rows.filter(sf.col(FOUND_COLUMN))
         if in_flow_function(self.base.sparkSession):
@@ -176,7 +179,7 @@ class Chain:
             # each row.
             nulls = [sf.col(quote(field.name)).isNull() for lookup in self.lookups for field in lookup.fields]
             rows = rows.filter(functools.reduce(operator.or_, nulls, sf.lit(True)))
-        hidden = joined + [field.name for field in fields if field.name == FOUND_COLUMN]
+        hidden = versions + [field.name for field in fields if field.name == FOUND_COLUMN]
         if in_flow_function(self.base.sparkSession):
             # Not `drop`: a Connect server analyses its input at once, and a pipeline's own datasets may not exist yet.
             return rows.selectExpr(f"* EXCEPT ({', '.join(map(quote, hidden))})")
@@ -218,9 +221,8 @@ def _literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
-    """(tables, relation) pairs that cover all `tables`: a relation has one row and one column, with the versions of its tables that the
-    execution reads.
+def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[_Relation]:
+    """Relations that cover all `tables`: a relation has one row, with the tokens of the versions that the execution reads of its tables.
 
     If earlier lookups in `df` read a table, its version comes from their relation, so that the whole query reads one version of the table. The
     same tables always get the same DataFrame: Spark reuses the exchange of an identical relation, and refuses two different observations with
@@ -238,30 +240,36 @@ def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[
         relations = vars(spark).setdefault("_lookup_versions", collections.OrderedDict())
         shared = {key: relation for key, relation in relations.items() if key[1] == observed and {*key[0]} & {*missing}}
         shared.pop((tuple(missing), observed), None)
-        pairs = []
+        covering = []
         if shared:
             plan = plan_text(df)
             for (versions, _), relation in shared.items():
                 if {*versions} & {*missing} and relation.name in plan:
                     relations.move_to_end((versions, observed))
-                    pairs.append((versions, relation.versions))
+                    covering.append(relation)
                     missing = {version: table for version, table in missing.items() if version not in versions}
         if missing:
             place = tuple(missing), observed
             if place not in relations:
                 _forget(relations, build)
-                relations[place] = _Relation(*_resolve_versions(spark, missing, observed), build)
+                relations[place] = _resolve_versions(spark, missing, observed, build)
             relations.move_to_end(place)
-            pairs.append((place[0], relations[place].versions))
-        return pairs
+            covering.append(relations[place])
+        return covering
 
 
 class _Relation(NamedTuple):
-    """The versions of some tables: the relation's name in plans, its DataFrame, and the micro-batch in whose function it was made (if any)."""
+    """The versions of some tables: the relation's name in plans, its DataFrame, the names of its columns with the token of each version, and the
+    micro-batch in whose function it was made (if any)."""
 
     name: str
     versions: DataFrame
+    tokens: Mapping[str, tuple[str, ...]]
     build: Build | None
+
+    @property
+    def columns(self) -> list[str]:
+        return [column for columns in self.tokens.values() for column in columns]
 
 
 def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | None) -> None:
@@ -274,33 +282,34 @@ def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | N
 
 
 def _resolve_versions(
-    spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool
-) -> tuple[str, DataFrame]:
-    """(the name in plans, a relation of one row with the versions of `tables`). `observed`: whether the query's progress shows their digests."""
+    spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool, build: Build | None
+) -> _Relation:
+    """A relation of one row with the tokens of `tables`. `observed`: whether the query's progress shows their versions."""
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
-    joined = _joined_column(tables)
-    resolve = Resolve(name, {column: (lookup.options_text, lookup.build) for column, lookup in tables.items()}, joined)
-    # The range makes it a relation of Spark's own, whose exchange Spark reuses in the same plan.
-    columns = StructType([StructField(column, BinaryType()) for column in (*tables, joined)])
-    versions = numbered_rows(spark, 1).mapInArrow(resolve, columns)
+    # Relations of different tables may be in one plan, so the names of their columns differ.
+    prefixes = {version: f"{VERSION_COLUMN}_{key_of(*tables)[:12]}_{n}" for n, version in enumerate(tables)}
+    requests = {prefixes[version]: (lookup.options_text, lookup.build) for version, lookup in tables.items()}
+    versions = resolve_versions(spark, name, requests)
     if observed:
-        for column, lookup in tables.items():
-            digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
-            number = sf.conv(sf.hex(sf.substring(column, 26, 8)), 16, -10).cast("long")
+        for name_of_version, lookup in tables.items():
+            digest_column, place_column, error_column = token_columns(prefixes[name_of_version])
+            # See `VersionToken.to_numbers`.
+            digest = sf.lower(sf.lpad(sf.hex(sf.shiftrightunsigned(digest_column, 4)), 15, "0"))
+            digest = sf.when(sf.col(error_column).isNull(), digest)
+            number = -1 - sf.col(place_column)
             # The observation's name has the mark, because one query may have passes in which the table is with different other tables.
             observation = f"lookup_{lookup.table.label}" if len(tables) == 1 else f"lookup_{lookup.table.label}_{mark}"
             url = sf.max(sf.lit(lookup.table.url)).alias("table")
             # Null for plain files, which have no version numbers.
             version = sf.max(sf.when(number >= 0, number)).alias("version")
             versions = versions.observe(observation, sf.max(digest).alias("digest"), url, version)
-    return name, versions.select(joined)
-
-
-def _joined_column(tables: Iterable[str]) -> str:
-    """The name of a relation's column with the joined tokens of all its tables."""
-    return f"{VERSION_COLUMN}s_{key_of(*tables)[:16]}"
+    tokens = {
+        version: token_columns(prefixes[version])[: 3 if lookup.adds_error else 2] for version, lookup in tables.items()
+    }
+    relation = _Relation(name, versions, tokens, build)
+    return relation._replace(versions=versions.select(*relation.columns))
 
 
 def plan_text(df: DataFrame, mode: str = "extended") -> str:

@@ -165,8 +165,8 @@ class EncodedProbe(Probe):
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[pa.Array, ...]:
         keys, versions = columns[: -self._versions], columns[-self._versions :]
-        tokens = [pa.array(column, pa.binary()) for column in versions]
-        return (*decode(keys, schema_of_text(self._types)), *tokens)
+        arrays = [pa.array(column, pa.binary() if column.dtype == object else pa.int64()) for column in versions]
+        return (*decode(keys, schema_of_text(self._types)), *arrays)
 
 
 def _as_lists(structs: pa.StructArray) -> pa.ListArray:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.lookup.lookup import read_rows
-from pyspark_lookup.lookup.lookup_join import issue_token, join_tokens, open_pass, options_from_json
+from pyspark_lookup.lookup.lookup_join import columns_of_token, issue_token, open_pass, options_from_json
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import runtime
@@ -140,16 +140,16 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
 
 
 class Resolve:
-    """The function for `mapInArrow` that returns one row: for each table the token of the version that this execution reads, and all tokens joined.
+    """The function for `mapInArrow` that returns one row: for each table the token of the version that this execution reads.
 
-    `tables`: for each column of tokens the options of the table, and the micro-batch in which the lookup was built. `joined`: the name of the
-    last column.
+    `tables`: for each token the options of the table, and the micro-batch in which the lookup was built. `columns`: the names of the row's
+    columns, three for each table, see `columns_of_token`.
     """
 
-    def __init__(self, name: str, tables: Mapping[str, tuple[str, Build | None]], joined: str) -> None:
+    def __init__(self, name: str, tables: Sequence[tuple[str, Build | None]], columns: Sequence[str]) -> None:
         self.__name__ = name  # the name that plans show
-        self._tables = dict(tables)
-        self._joined = joined
+        self._tables = tuple(tables)
+        self._columns = tuple(columns)
 
     @without_traceback
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -158,15 +158,16 @@ class Resolve:
         freeze_modules()
         count_for_application()
         session = session_options()
-        requests = [(text, current_execution(build)) for text, build in self._tables.values()]
+        requests = [(text, current_execution(build)) for text, build in self._tables]
 
         def resolve(request: tuple[str, Execution | None]) -> bytes:
             return issue_token(runtime().effective(options_from_json(request[0]).on_host(session)), request[1])
 
         threads = len(self._tables) if len(self._tables) > 1 else 0
-        tokens = list(run_in_order(resolve, requests, threads))
-        columns = [pa.array([value], pa.binary()) for value in (*tokens, join_tokens(tokens))]
-        yield pa.RecordBatch.from_arrays(columns, names=[*self._tables, self._joined])
+        values = [value for token in run_in_order(resolve, requests, threads) for value in columns_of_token(token)]
+        types = (pa.int64(), pa.int64(), pa.binary()) * len(self._tables)
+        columns = [pa.array([value], kind) for value, kind in zip(values, types, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, names=self._columns)
 
 
 class Probe:

@@ -98,7 +98,7 @@ def _single_lookup(table: DimensionTable, many: bool) -> tuple[ChainedLookup, Pa
     names = tuple(field.name for field in table.returned_fields)
     keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
     lookup = ChainedLookup(table, keys, names, "left", None, current_build(table.spark))
-    stage = Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.build)
+    stage = Stage(lookup.spec, tuple(range(len(keys))), (0,), "left", lookup.build)
     return lookup, PassSpec((stage,), many)
 
 

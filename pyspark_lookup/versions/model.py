@@ -33,7 +33,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName, OnVersionGone
 from pyspark_lookup.options.groups import CsvOptions, Pin
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.storage.disk import key_of, key_of_texts
+from pyspark_lookup.storage.disk import digest_of, key_of, key_of_texts
 from pyspark_lookup.storage.stores import (
     DELETE_FILE,
     Deletes,
@@ -357,7 +357,7 @@ class VersionMetadata:
 
     `table_id`: an id that changes if the table is created anew. `position`: the version's place in the order of the table's versions (None:
     they have no order but time). `number`: the number by which `lookup.version` names it (None: it has none). `state`: a text by which the
-    source finds the version again (for a managed table its valid write ids in Hive's form). `digest`: 32 hex digits, equal for versions
+    source finds the version again (for a managed table its valid write ids in Hive's form). `digest`: 15 hex digits, equal for versions
     with the same rows in the same files. `keys`: the key columns. `schema`: all columns, as `text_of_schema` writes them. `partitions`:
     the columns that are not in the files. `rewrites`: the table's latest compactions.
     """
@@ -428,7 +428,7 @@ def file_sizes(files: Sequence[FileVersion]) -> Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
-    """One state of a table: its data files, each in one version, by URL. `digest` (32 hex digits) names the state.
+    """One state of a table: its data files, each in one version, by URL. `digest` (15 hex digits) names the state.
 
     `metadata`: what the table's own log or metadata says of the version; None for a table of plain files.
     """
@@ -450,7 +450,7 @@ class TableVersion:
             for file in (self.files if numbers else ())
             if file.equality
         )
-        return key_of(self.table_id, *map(key_of_texts, columns), *deletes, *groups, *concerned)
+        return digest_of(self.table_id, *map(key_of_texts, columns), *deletes, *groups, *concerned)
 
     @cached_property
     def bytes(self) -> int:

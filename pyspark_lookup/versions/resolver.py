@@ -67,7 +67,18 @@ class TableKinds:
         self.sources += [make(parts) for make in sources]
         self.detect_kind = parts.detect_kind
         self._by_kind = {kind: source for source in self.sources for kind in source.kinds}
+        self.names = tuple(self._by_kind)
+        """The kinds of tables. Version tokens name a kind by its place here, so all processes must have the same release."""
         self.enclosing = EnclosingTables(ufs, context, self.sources)
+
+    def name_of_number(self, number: int) -> str:
+        """The kind with a place in `names`. Raises OptionError if there is none."""
+        if number >= len(self.names):
+            raise OptionError(
+                f"argument version: tables of the kind number {number} are unknown to this process: does another release of pyspark_lookup run "
+                "on the driver or another host?"
+            )
+        return self.names[number]
 
     def source(self, table: Table) -> VersionSource:
         """The source of the table's versions."""

@@ -39,11 +39,10 @@ from pyspark_lookup.lookup.lookup_join import (
     Place,
     Stage,
     Validity,
+    columns_of_token,
     issue_token,
-    join_tokens,
     open_pass,
     options_from_json,
-    split_tokens,
     valid_rows,
 )
 from pyspark_lookup.lookup.read import TableReader
@@ -143,7 +142,7 @@ class Host:
         """One lookup, of names and sizes by id."""
         options = {"path" if isinstance(table, Path) else "lookup.provider": str(table), "lookup.keys": "id", **more}
         lookup = LookupSpec(options, pa.schema([KEY]), columns, tuple(columns.names if names is None else names))
-        return PassSpec((Stage(lookup, (0,), (0, 0), how),), many)
+        return PassSpec((Stage(lookup, (0,), (0,), how),), many)
 
     def announce(self, spec: PassSpec, execution: Execution | None = ONE) -> bytes:
         return issue_token(self.options(spec), execution)
@@ -161,7 +160,7 @@ class Host:
         table, version = reader.resolver.discover(self.options(spec))
         if seen:
             reader.versions.schema(table, version)
-        return VersionToken.from_version(table, version).to_bytes()
+        return VersionToken.from_version(reader.kinds, table, version).to_bytes()
 
     def get(self, spec: PassSpec, keys: list[Any], told: bytes | None = None, execution: Execution = ONE) -> list[Any]:
         """The answers to a batch, all from one version (None: the one issue_token now)."""
@@ -425,6 +424,8 @@ def test_a_driver_whose_clock_is_ahead(host: Host, table: Path) -> None:
     assert tokens[0] == tokens[1] != tokens[2]
 
 
+TOKEN, TYPES = VersionToken(3, "0123456789abcde", 7, 7.0), (pa.int64(), pa.int64(), pa.binary())
+TOKEN_COLUMNS = TOKEN.to_numbers()
 _HOWS = ("left", "inner", "left_semi", "left_anti")
 Key = tuple[int | None, ...]
 
@@ -530,7 +531,7 @@ def chains(draw: st.DrawFn) -> tuple[list[Key], list[Table], list[Stage]]:
         types = pa.schema([(f"k{n}", pa.int64()) for n in range(width)])
         spec = LookupSpec({}, types, pa.schema([(name, pa.int64()) for name in names]), names)
         tables.append(Table(width, rows, failing))
-        stages.append(Stage(spec, own, (draw(st.integers(0, 1)), draw(st.integers(0, 1))), how))
+        stages.append(Stage(spec, own, draw(st.sampled_from([(0,), (1,), (2, 3)])), how))
     return batch, tables, stages
 
 
@@ -539,15 +540,18 @@ def chains(draw: st.DrawFn) -> tuple[list[Key], list[Table], list[Stage]]:
 def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], at_once: int, size: int) -> None:
     """Each row has the results of the joins in their order, however many are done at once; no row is looked up twice."""
     batch, tables, stages = chain
-    lookups = [FakeLookup(t, s.lookup, b"version %d %d" % s.version) for t, s in zip(tables, stages, strict=True)]
+    tokens = [b"version %d" % stage.version if len(stage.version) == 1 else TOKEN.to_bytes() for stage in stages]
+    lookups = [FakeLookup(t, s.lookup, token) for t, s, token in zip(tables, stages, tokens, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         given = iter(lookups)
         patch.setattr(joining, "open_lookup", lambda spec, session: next(given))
         patch.setattr(joining, "_RESULTS_AT_ONCE", at_once)
         patch.setattr(joining, "_BYTES_AT_ONCE", size)
         whole = LookupPass(PassSpec(tuple(stages), many=True), {})
-        tokens = [join_tokens([b"version %d %d" % (n, m) for m in range(2)]) for n in range(2)]
-        versions = [pa.array([token] * len(batch), pa.binary()) for token in tokens]
+        versions = [
+            pa.array([token] * len(batch), pa.scalar(token).type)
+            for token in (*(b"version %d" % n for n in range(2)), *TOKEN_COLUMNS)
+        ]
         columns = [pa.array([row[n] for row in batch], pa.int64()) for n in range(2)]
         parts = list(whole.answers(columns, versions, [None] * len(stages)))
     for part in parts:
@@ -579,11 +583,16 @@ def test_versions_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
     spec = LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([("c", pa.int64())]), ("c",))
     monkeypatch.setattr(joining, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
-    whole = LookupPass(PassSpec((Stage(spec, (0,), (1, 0), "left"),), many=True), {})
-    versions = [pa.array([b"a", b"a", b"b", b"b", b"b"]), pa.array([b"x", b"x", b"x", b"y", b"y"])]
-    parts = list(whole.answers([pa.array([1, 2, 3, 4, 5])], versions, [None]))
-    assert asked == [(b"x", [1, 2]), (b"x", [3]), (b"y", [4, 5])]
-    assert [answer for part in parts for answer in part.to_pylist()] == [[{"c": n}] for n in range(1, 6)]
+    whole = LookupPass(PassSpec((Stage(spec, (0,), (1, 2, 3), "left"),), many=True), {})
+    x, y, failure = TOKEN.to_bytes(), dataclasses.replace(TOKEN, number=8, newest=8.0).to_bytes(), b"!UfsError: away"
+    columns = zip(*map(columns_of_token, (x, x, x, y, failure, failure, x)), strict=True)
+    versions = [
+        pa.array([b"a", b"a", *[b"b"] * 5]),
+        *(pa.array(values, k) for values, k in zip(columns, TYPES, strict=True)),
+    ]
+    parts = list(whole.answers([pa.array(range(7))], versions, [None]))
+    assert asked == [(x, [0, 1]), (x, [2]), (y, [3]), (failure, [4, 5]), (x, [6])]
+    assert [answer for part in parts for answer in part.to_pylist()] == [[{"c": n}] for n in range(7)]
 
 
 def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,7 +610,7 @@ def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     def given_out(names: Sequence[str], row_bytes: int = 2**31) -> list[int]:
         specs = [LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([(c, pa.string())]), (c,)) for c in names]
         monkeypatch.setattr(joining, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
-        whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0, 0), "left") for spec in specs), many=True), {})
+        whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0,), "left") for spec in specs), many=True), {})
         counts: list[int] = []
         with (
             pytest.raises(NotSupportedError, match=r"400 rows|20 rows")
@@ -619,9 +628,18 @@ def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     assert given_out(["a", "b"], row_bytes=50_000) == [1, 1]
 
 
-@given(st.lists(st.binary(max_size=1000).map(lambda rest: b"V" + rest), min_size=1, max_size=5))
-def test_tokens_come_back_as_they_were_joined(tokens: list[bytes]) -> None:
-    assert split_tokens(join_tokens(tokens)) == tokens
+@given(
+    st.integers(0, 15),
+    st.integers(0, 2**60 - 1),
+    st.one_of(st.integers(0, 2**63 - 1), st.floats(0, 1e300)),
+)
+def test_tokens_come_back_from_their_numbers(kind: int, digest: int, place: float) -> None:
+    number = place if isinstance(place, int) else None
+    token = VersionToken(kind, f"{digest:015x}", number, float(place))
+    first, second, failure = columns_of_token(token.to_bytes())
+    assert all(-(2**63) <= value < 2**63 for value in (first, second))
+    assert failure is None
+    assert VersionToken.from_numbers(first, second) == VersionToken.from_bytes(token.to_bytes()) == token
 
 
 INSTANT = pa.timestamp("us", "UTC")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,12 +175,12 @@ def test_a_second_action(spark: SparkSession, tmp_path: Path) -> None:
     assert seen == expected
 
 
-def _rows_of_host(cache: Path, planned: load._Planned, numbers: list[int], token: bytes) -> list[int]:
+def _rows_of_host(cache: Path, planned: load._Planned, numbers: list[int], token: dict[str, int]) -> list[int]:
     """The versions in the rows of some tasks of a read, on the host with this cache directory."""
     options = json.dumps({**planned.options, "lookup.cache.dir": str(cache)})
     share = load.ReadShare(options, planned.schema.json(), planned.tasks, "read")
-    tokens = pa.array([token] * len(numbers), pa.binary())
-    batches = share(iter([pa.record_batch({"id": numbers, "version": tokens})]))
+    columns = {name: pa.array([value] * len(numbers)) for name, value in token.items()}
+    batches = share(iter([pa.record_batch({"id": numbers, **columns})]))
     return [row for batch in batches for row in batch.column("version").to_pylist()]
 
 
@@ -190,8 +190,9 @@ def test_hosts_do_not_mix_versions(tmp_path: Path) -> None:
     options = {"path": str(tmp_path / "dim"), "lookup.scan.split-size": "1 MiB", "lookup.on-version-gone": "NEWER"}
     planned = load._plan(options)
     here, there = tmp_path / "here", tmp_path / "there"
-    resolve = Resolve("v", {"token": (json.dumps({**options, "lookup.cache.dir": str(here)}), None)}, "version")
-    (token,) = next(resolve(iter(()))).column("version").to_pylist()
+    names = load.token_columns("version")
+    resolve = Resolve("v", [(json.dumps({**options, "lookup.cache.dir": str(here)}), None)], names)
+    (token,) = next(resolve(iter(()))).select(names[:2]).to_pylist()
     assert planned.tasks == 3
     assert _rows_of_host(here, planned, [0], token) == [0]
     for file in (tmp_path / "dim").iterdir():

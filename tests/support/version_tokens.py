@@ -40,7 +40,7 @@ class Process:
     def announce(self, execution: Execution | None = ONE) -> VersionToken:
         """Announce, knowing what the path was the last time, as an engine does."""
         self.known, version = resolve_and_secure(self.host.reader, self.options, execution, self.known)
-        return VersionToken.from_version(self.known, version)
+        return VersionToken.from_version(self.host.reader.kinds, self.known, version)
 
     def told(self, announcement: VersionToken, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
         """The announced version as a task of this process takes it, from the bytes it was told."""

@@ -50,7 +50,7 @@ from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_pa
 from pyspark_lookup.sources.delta.base_files import BaseFiles
 from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog
 from pyspark_lookup.sources.delta.state import DeltaState
-from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import (
     IMMUTABLE,
     PART_OF_FILE,
@@ -418,7 +418,7 @@ class DeltaFiles:
             )
         self._built_files = built_files
         # Readers compare versions by digest. The version number is left out, so that two versions with the same files count as one.
-        digest = key_of(state.table_id, state.metadata["schemaString"], len(state.files), *state.files.sums)
+        digest = digest_of(state.table_id, state.metadata["schemaString"], len(state.files), *state.files.sums)
         metadata = VersionMetadata(
             state.table_id,
             state.version,

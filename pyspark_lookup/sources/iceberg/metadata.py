@@ -19,7 +19,7 @@ from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.groups import Pin, Ref
-from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk import digest_of
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
 _PATHS = ("", "file", "hdfs", "viewfs")  # schemes whose files differ by path only
@@ -256,7 +256,7 @@ class IcebergMetadata:
     def _select(self, snapshot: Snapshot | None, schema_id: int | None) -> Selection:
         schema = self.schema(schema_id if schema_id in self.schemas else None)
         content = json.dumps([schema["fields"], self.name_mapping], sort_keys=True)
-        digest = key_of("iceberg", self._place, self.table_id, "" if snapshot is None else str(snapshot.id), content)
+        digest = digest_of("iceberg", self._place, self.table_id, "" if snapshot is None else str(snapshot.id), content)
         return Selection(snapshot, schema, digest)
 
     def _by_ref(self, ref: Ref, redacted_path: str) -> Selection:

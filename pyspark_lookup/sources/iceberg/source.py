@@ -46,7 +46,7 @@ from pyspark_lookup.sources.iceberg.metadata import (
     parse_metadata_json,
     plain_location,
 )
-from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, EqualityGroup, FileVersion, Listing, Store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import (
@@ -528,7 +528,7 @@ class IcebergSource(VersionSource):
 
 
 def _resized_digest(digest: str) -> str:
-    return key_of("resized", digest)
+    return digest_of("resized", digest)
 
 
 def _delete_files(version: TableVersion) -> list[PositionDeletes | EqualityDeletes]:

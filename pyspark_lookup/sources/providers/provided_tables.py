@@ -22,7 +22,7 @@ from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.sources.opening import Opening
 from pyspark_lookup.sources.providers.provider import ProvidedTable, ProviderOptions
-from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import Count, FileVersion, Listing
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
@@ -198,7 +198,7 @@ class ProviderSource(VersionSource):
     def current(self, question: Question) -> Answer:
         table, status = question.table, question.status
         file = status if isinstance(status, FileVersion) else self._parts.ufs.get_meta(table.url)
-        digest = key_of(table.id, file.url, file.size, file.identity)
+        digest = digest_of(table.id, file.url, file.size, file.identity)
         schema = text_of_schema(self._provided_table.schema)
         metadata = VersionMetadata(self._provided_table.name, None, "", digest, (), schema)
         return Answer(TableVersion(table.id, (file,), metadata), question.started_s)

@@ -18,7 +18,15 @@ to one user, for all worker processes of the host. If it, or a part of it, is re
 """
 
 from pyspark_lookup.storage.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
-from pyspark_lookup.storage.disk.directory import LAYOUT, Lock, is_cache_directory, key_of, key_of_texts, memory_backed
+from pyspark_lookup.storage.disk.directory import (
+    LAYOUT,
+    Lock,
+    digest_of,
+    is_cache_directory,
+    key_of,
+    key_of_texts,
+    memory_backed,
+)
 from pyspark_lookup.storage.disk.records import CounterFile, Counts, Held
 from pyspark_lookup.storage.disk.segments import OpenSegment, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile, on_disk
@@ -38,6 +46,7 @@ __all__ = [
     "SegmentWriter",
     "empty_space",
     "is_cache_directory",
+    "digest_of",
     "key_of",
     "key_of_texts",
     "memory_backed",

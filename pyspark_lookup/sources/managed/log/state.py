@@ -29,7 +29,7 @@ from pyspark_lookup.sources.managed.log.events import (
     Write,
     WriteMode,
 )
-from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.disk import digest_of
 from pyspark_lookup.versions.model import VersionMetadata
 
 
@@ -654,7 +654,7 @@ class TableState:
             ",".join(write.label for write in writes) for writes in (visible_writes.visible, visible_writes.deleting)
         ]
         schema = text_of_schema(definition.schema)
-        digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, *labels)
+        digest = digest_of("log", self.table_id, str(defined_at), schema, definition.keys, *labels)
         rewrites = tuple(visible_writes.rewrites())
         return VersionMetadata(
             self.table_id, position, str(write_ids), digest, definition.keys, schema, (), rewrites, position
