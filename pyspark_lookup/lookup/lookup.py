@@ -369,7 +369,9 @@ def _answer(
     projection = plan.projection
     names = plan.needed_columns
     indices = as_indices(numbers)
-    repeated_keys = {name: pc.take(array, indices, boundscheck=False) for name, array in key_columns.items()}
+    repeated_keys = {
+        name: pc.take(array, indices, boundscheck=False) for name, array in key_columns.items() if name in names
+    }
     columns = {**value_columns, **repeated_keys}
     batch = plan_columns(columns, len(numbers), names, projection, plan.table.url)
     places = indices if not start else as_indices(numbers + start)

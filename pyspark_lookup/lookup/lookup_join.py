@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark_lookup import errors
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, one_array, widen_keys
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64, one_array, widen_keys
 from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema, widens
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import (
@@ -102,7 +102,7 @@ def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Val
         end = one_array(matches.column(validity.end))
         valid = pc.and_(valid, pc.fill_null(pc.greater(end, row_times), True))
     rows = matches.filter(valid)
-    counts = np.bincount(np.asarray(one_array(rows.column(KEY_INDEX))), minlength=0)
+    counts = np.bincount(as_int64(one_array(rows.column(KEY_INDEX))), minlength=0)
     if not len(counts) or counts.max() <= 1:
         return rows
     if validity.end is not None and validity.overlap is Overlap.ERROR:
@@ -113,7 +113,7 @@ def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Val
         {"key": rows.column(KEY_INDEX), "known": valid_from.is_valid().cast(pa.int8()), "start": valid_from}
     )
     order = pc.sort_indices(parts, sort_keys=[(name, "ascending") for name in parts.column_names])
-    sorted_places = np.asarray(one_array(rows.column(KEY_INDEX)).take(order))
+    sorted_places = as_int64(one_array(rows.column(KEY_INDEX)).take(order))
     last = np.flatnonzero(np.concatenate([sorted_places[1:] != sorted_places[:-1], [True]]))
     return rows.take(order.take(as_indices(last)))
 
@@ -378,7 +378,7 @@ class Lookup:
     ) -> LookupRows:
         if self._validity is not None and times is not None:
             rows = valid_rows(rows, keys, times, self._validity)
-        numbers = np.asarray(one_array(rows.column(KEY_INDEX)))
+        numbers = as_int64(one_array(rows.column(KEY_INDEX)))
         columns = [one_array(rows.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
         if self._options.read.on_error is OnError.NULL:
             columns.append(pa.nulls(rows.num_rows, pa.string()))
@@ -482,15 +482,29 @@ class _Results:
     """The results so far for the rows of a batch from `first` on and before `last`, in their order.
 
     `rows`: the batch's row to which each result belongs (None: one result for each row). `matches`: for each lookup its columns, and for each
-    result the position of its row in these (-1: the lookup has no row for it; None: the positions 0, 1, 2, …). `bytes`: about the size of
-    each result's columns.
+    result the position of its row in these (-1: the lookup has no row for it; None: the positions 0, 1, 2, …).
     """
 
     first: int
     last: int
     rows: Numbers | None
     matches: tuple[tuple[list[pa.Array], Numbers | None], ...]
-    bytes: Numbers
+
+    @functools.cached_property
+    def bytes(self) -> Numbers:
+        """About the size of each result's columns."""
+        sizes = np.zeros(self.count, np.int64)
+        for columns, places in self.matches:
+            if columns and len(columns[0]):
+                row_sizes = _row_sizes(columns)
+                sizes += row_sizes if places is None else np.where(places < 0, 0, row_sizes[places])
+        return sizes
+
+    def fits(self, size: int) -> bool:
+        """Whether all columns together take about `size` bytes at most. Cheap if no row of a lookup is repeated."""
+        if all(places is None for _, places in self.matches):
+            return sum(int(column.nbytes) for columns, _ in self.matches for column in columns) <= size
+        return bool(self.bytes.sum() <= size)
 
     @property
     def count(self) -> int:
@@ -508,22 +522,18 @@ class _Results:
     def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
         """The results with the numbers `selection`, in this order (None: all), extended by one lookup. `columns`: the columns of the lookup's rows.
         `places`: for each result the position of its row in them."""
-        count = self.count if selection is None else len(selection)
-        sizes = np.zeros(count, np.int64)
-        if columns and len(columns[0]):
-            sizes = _row_sizes(columns) if places is None else np.where(places < 0, 0, _row_sizes(columns)[places])
         if selection is None:
-            return dataclasses.replace(self, matches=(*self.matches, (columns, places)), bytes=self.bytes + sizes)
+            return dataclasses.replace(self, matches=(*self.matches, (columns, places)))
         rows = selection + self.first if self.rows is None else self.rows[selection]
         matches = [
             (old_columns, selection if old_places is None else old_places[selection])
             for old_columns, old_places in self.matches
         ]
-        return _Results(self.first, self.last, rows, (*matches, (columns, places)), self.bytes[selection] + sizes)
+        return _Results(self.first, self.last, rows, (*matches, (columns, places)))
 
     def parts(self, count: int, size: int) -> Iterator[_Results]:
         """The results in parts of about `count` results and `size` bytes. The results of one row stay together."""
-        if (self.count <= count and self.bytes.sum() <= size) or self.last - self.first == 1:
+        if self.last - self.first == 1 or (self.count <= count and self.fits(size)):
             yield self
             return
         rows = np.arange(self.first, self.last) if self.rows is None else self.rows
@@ -539,7 +549,7 @@ class _Results:
                 (columns, np.arange(start, stop) if old_places is None else old_places[span])
                 for columns, old_places in self.matches
             ]
-            yield _Results(first, last, rows[span], tuple(matches), self.bytes[span])
+            yield _Results(first, last, rows[span], tuple(matches))
             start, first = stop, last
 
 
@@ -574,7 +584,7 @@ class LookupPass:
             tokens = [
                 _token_of_columns([versions[number] for number in stage.version], start) for stage in self.spec.stages
             ]
-            whole = _Results(start, stop, None, (), np.zeros(stop - start, np.int64))
+            whole = _Results(start, stop, None, ())
             for results in self._extend(columns, tokens, executions, whole, min(_BYTES_AT_ONCE, row_bytes)):
                 self._check_size(columns, results, row_bytes)
                 yield self._shape(columns, results)
@@ -683,9 +693,14 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
     """The runs of rows of a batch that have the same versions, each as (first row, the row after the last)."""
     cuts = {0, len(versions[0])}
     for column in versions:
-        changes = pc.not_equal(column.slice(1), column.slice(0, max(len(column) - 1, 0)))
-        # Where an error begins or ends, the numbers change, too.
-        cuts.update((np.flatnonzero(as_bools(pc.fill_null(changes, False))) + 1).tolist())
+        if pa.types.is_int64(column.type) and not column.null_count:
+            numbers = as_int64(column)
+            changes = numbers[1:] != numbers[:-1]
+        else:
+            # Where an error begins or ends, the numbers change, too.
+            following, before = column.slice(1), column.slice(0, max(len(column) - 1, 0))
+            changes = as_bools(pc.fill_null(pc.not_equal(following, before), False))
+        cuts.update((np.flatnonzero(changes) + 1).tolist())
     return itertools.pairwise(sorted(cuts))
 
 
