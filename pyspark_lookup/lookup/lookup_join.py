@@ -27,6 +27,7 @@ from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64, one_array, widen_keys
 from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema, widens
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import (
     DamagedFileError,
@@ -490,7 +491,7 @@ class _Results:
     rows: Numbers | None
     matches: tuple[tuple[list[pa.Array], Numbers | None], ...]
 
-    @functools.cached_property
+    @cached_property
     def bytes(self) -> Numbers:
         """About the size of each result's columns."""
         sizes = np.zeros(self.count, np.int64)
