@@ -26,11 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType
+from pyspark.sql.types import ArrayType, DoubleType, StringType, StructField, StructType
 
 from benchmarks.common import alternate, make_table, report, session
 from pyspark_lookup import lookup_join
 from pyspark_lookup.spark import features
+from pyspark_lookup.spark.lookup_udf import arrow_series, pandas_function
 
 BATCH_ROWS = 10_000
 COLUMNS = ["name", "segment", "score"]
@@ -130,6 +131,30 @@ def write(df: DataFrame) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
+def constant_rows(batches: Iterator[Any]) -> Iterator[Any]:
+    """For each row of a batch a list of one row, always the same rows: what any lookup by a UDF costs at least."""
+    ids = np.arange(65_536)
+    columns = [np.char.add("customer-", ids.astype(str)), np.repeat(["retail", "public"], len(ids) // 2), ids * 0.5]
+    rows = pa.StructArray.from_arrays([pa.array(column) for column in columns], COLUMNS)
+    offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32))
+    answers = pa.ListArray.from_arrays(offsets, rows, type=pa.list_(pa.field("element", rows.type)))
+    for keys, *_ in batches:
+        yield answers[: len(keys)] if features.ARROW_UDFS else arrow_series(answers[: len(keys)])
+
+
+def by_constant(df: DataFrame) -> DataFrame:
+    """`df` with the answers of `constant_rows`, which gets a version of two numbers beside the key, as lookups do."""
+    row = StructType([StructField(n, k()) for n, k in zip(COLUMNS, (StringType, StringType, DoubleType), strict=True)])
+    if features.ARROW_UDFS:
+        kind = features.PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF
+        function = features.arrow_udf(constant_rows, ArrayType(row), kind)
+    else:
+        function = pandas_function(constant_rows, list(row), many=True)
+    version = df.sparkSession.range(1).selectExpr("id AS digest", "id AS place")
+    rows = df.crossJoin(sf.broadcast(version))
+    return rows.select("*", sf.inline_outer(function("k", "digest", "place"))).drop("digest", "place")
+
+
 def facts_of(spark: SparkSession, rows: int, keys: int) -> DataFrame:
     """Rows computed by Spark: a key, of which one in six has no match, and a payload."""
     return spark.range(0, rows, 1, 4).selectExpr(f"(id * 7919) % {keys * 6 // 5} AS k", "CAST(id AS STRING) AS payload")
@@ -149,6 +174,7 @@ def bench_bulk(spark: SparkSession, home: Path, facts: int, rows: int, runs: int
 
     contenders = {
         "Spark's broadcast join": lambda: write(df.join(sf.broadcast(dim), df.k == dim.id, "left").drop("id")),
+        "a constant function": lambda: write(by_constant(df)),
         "lookup_join, cache": ours("cache"),
         "lookup_join, broadcast": ours("broadcast"),
         "lookup_join, auto": ours("auto"),

@@ -233,6 +233,8 @@ def _build_explanation(lookup: ChainedLookup) -> _Explanation:
     text = f"{lookup.name}\n  table: {table.url}\n  on: {pairs} ({lookup.how})\n"
     if lookup.validity is not None:
         text += f"  as of: {lookup.keys[-1].column}, by {' and '.join(filter(None, lookup.validity))}\n"
+    if lookup.names:
+        text += f"  columns: {', '.join(lookup.names)}\n"
     default = "" if is_cache_set(table.options) else ", by default"
     text += f"  strategy: {_strategy_name(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.mode.value}{default}; "
     text += f"lookup.metadata.source = {table.parsed.version.source.value}"
