@@ -61,9 +61,6 @@ def table(site: Site, path: Path, cache_dir: Path) -> Callable[..., LookupTable]
 Opens = Callable[..., LookupTable]
 
 
-# --- scan -----------------------------------------------------------------------------------------
-
-
 def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
     """All columns and rows as one Arrow table, or the columns asked for, in that order and spelled as in the table; no row is a table of none.
     Commas, backticks, quotes, dots and spaces are part of a name. An unknown column is named with those there are."""
@@ -115,9 +112,6 @@ def test_a_predicate_is_in_addition_to_lookup_where(
     assert opened.scan(["id"]) == before
 
 
-# --- version and description ----------------------------------------------------------------------
-
-
 def test_a_table_that_changes(table: Opens, tmp_path: Path) -> None:
     """The same files are one version, whoever asks, in whatever spelling. A table is described as a scan would read it."""
     root = tmp_path / "t"
@@ -146,9 +140,6 @@ def test_a_table_that_changes(table: Opens, tmp_path: Path) -> None:
     assert "lookup.where='id = 1'" in options
     assert "lookup.partition" not in options
     json.dumps(found)
-
-
-# --- lookup ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["NONE", "FULL"])
@@ -207,9 +198,6 @@ def test_columns_that_a_snapshot_leaves_out_are_read_from_the_files(opens: Opens
     assert table.get(2) == [{"id": 2, "a": "y"}]
     metrics = table.metrics()
     assert (metrics["loadCount"], metrics["snapshotReadThroughCount"]) in ((0, 0), (1, 2))  # NONE, FULL
-
-
-# --- options, closing, errors ---------------------------------------------------------------------
 
 
 def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> None:
@@ -281,9 +269,6 @@ def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -
     assert opened.scan().num_rows == 1
 
 
-# --- what it costs --------------------------------------------------------------------------------
-
-
 def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, site: Site, path: Path) -> None:
     """The first question learns what the path is; after it a scan of an unchanged file is one HEAD and no data."""
     opened = table()
@@ -301,9 +286,6 @@ def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, s
         act()
         assert [kind for kind, _ in site.calls()] == cost
     assert opened.metrics()["ufsHeadCount"] == 6
-
-
-# --- counters of several processes ----------------------------------------------------------------
 
 
 _CACHED = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}

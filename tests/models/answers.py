@@ -170,9 +170,6 @@ def known_content(schema: pa.Schema, rows: Iterable[Row], partitions: Iterable[s
     return Content(schema, pa.schema([schema.field(name) for name in names]), parts)
 
 
-# --- values of partitions -----------------------------------------------------------------------------
-
-
 def unquoted(raw: str) -> str | None:
     """A directory's value, as text."""
     return None if raw == "__HIVE_DEFAULT_PARTITION__" else unquote(raw)

@@ -65,8 +65,6 @@ class Files(Table):
         new.symlink_to(place.name)
         os.replace(new, self.path)
 
-    # --- steps ------------------------------------------------------------------------------------
-
     def _put(self, args: tuple[Any, ...], rng: random.Random) -> None:
         slot, places, key, shape, count, how, writer = args
         target = self.path if self.kind == "file" else self._file_of(self.path, slot, places)
@@ -202,8 +200,6 @@ class Files(Table):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, target)
             shutil.rmtree(temporary)
-
-    # --- what is there ----------------------------------------------------------------------------
 
     def _walk(self) -> Iterator[DataFile]:
         """Each data file of a plain table, in the order of their names, with the values that its directories say."""

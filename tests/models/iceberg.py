@@ -133,8 +133,6 @@ class Iceberg(Table):
     def close(self) -> None:
         self._closing.close()
 
-    # --- what is there ------------------------------------------------------------------------------
-
     def content(self) -> Content:
         content = self._content()
         if self._is_peer:
@@ -188,8 +186,6 @@ class Iceberg(Table):
             return Condition(f"`{name}` IS NULL", frozenset([name]), lambda row: row[name] is None)
         return Condition(f"`{name}` {text}", frozenset([name]), lambda row: row[name] is not None and means(row[name]))
 
-    # --- steps --------------------------------------------------------------------------------------
-
     def take(self, step: Step, rng: random.Random) -> None:
         self.rng = rng
         version = self.table.meta["format-version"]
@@ -206,8 +202,6 @@ class Iceberg(Table):
                 self.remove_file()
             case op if op in ICEBERG:
                 getattr(self, op)()
-
-    # --- rows ---------------------------------------------------------------------------------------
 
     def drawn(self, count: int) -> list[dict[str, Any]]:
         rows = [{field["name"]: self.value(field) for field in self.table.fields} for _ in range(count)]
@@ -285,8 +279,6 @@ class Iceberg(Table):
 
     def rewrite_manifests(self) -> None:
         self.table.commit(rewrite=True)
-
-    # --- deletes ------------------------------------------------------------------------------------
 
     def delete_equal(self) -> None:
         """Rows that are there, rows that are not, and nulls; for a partition or, of a spec without fields, for all."""
@@ -366,8 +358,6 @@ class Iceberg(Table):
         old = [one for one in table.live() if is_vector(one.file) and one.file["referenced_data_file"] in gone]
         made = [(one.file, [*self.places_in(one), *gone[one.file["file_path"]]]) for one in files]
         table.commit(table.vectors(made), old)
-
-    # --- metadata -----------------------------------------------------------------------------------
 
     def evolve(self) -> None:
         table, rng = self.table, self.rng

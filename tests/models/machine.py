@@ -161,8 +161,6 @@ class _Machine:
         if all(self._difference(one, answer, "scan", one.schema, one.rows) for one in allowed):
             self._report(str(reader), f"scan() while {step.op}", " or ".join(map(_short, allowed)), _text(answer))
 
-    # --- asking -----------------------------------------------------------------------------------
-
     def _question(self, name: str) -> Question:
         if name == "where":
             return Question(self._setup.keys, where=CONDITIONS[self._setup.where])
@@ -270,8 +268,6 @@ class _Machine:
         missing = tuple(_missing(types.get(name, pa.int64())) for name in names)
         chosen = rng.sample(there, min(len(there), rng.choice((1, 4, 30))))
         return [*chosen, missing, *chosen[:1], (None,) * len(names)]
-
-    # --- comparing --------------------------------------------------------------------------------
 
     def _compare(
         self,

@@ -194,8 +194,6 @@ class Managed(DrawnRows):
                 table.delete(rows.select(list(self.keys)))
         return self._after(op, new, self._model.order, before)
 
-    # --- writes that overlap ----------------------------------------------------------------------
-
     def _writer(self, options: dict[str, str]) -> TableWriter:
         given = parse_options({**options, "path": self.name})
         return runtime().engine(given).managed.writer(given)

@@ -58,9 +58,6 @@ def _content(data_files: list[DataFile], busy: bool) -> Content:
     return Content(data, partitions, tuple(content), conflicts, busy=busy, ordered=True)
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 @functools.lru_cache(maxsize=256)
 def _read_version(path: Path, identity: tuple[int, ...]) -> tuple[pa.Schema, list[Row], set[str]]:
     if path.suffix == ".parquet":
@@ -84,9 +81,6 @@ def _read(path: Path) -> tuple[pa.Schema, list[Row], set[str]]:
     """(its columns, its rows, columns whose times are instants without saying so)."""
     status = path.stat()
     return _read_version(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size))
-
-
-# --- directories ----------------------------------------------------------------------------------
 
 
 def _partition_schema(values: list[dict[str, str | None]]) -> pa.Schema:

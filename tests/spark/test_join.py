@@ -174,8 +174,6 @@ def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) ->
     assert ["UfsNotFoundError" in str(row.lookup_error) for row in rows] == [row.version is None for row in rows]
 
 
-# --- strategies ----------------------------------------------------------------------------------
-
 CACHE_MODE = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
 SAID: list[tuple[dict[str, Any], str, list[str]]] = [
     ({}, "auto", ["cache (a batch of about 3 rows, fewer than 500,005)", "lookup.cache = FULL"]),
@@ -281,8 +279,6 @@ def test_what_auto_goes_by(
     lines.write_text("id,v\n1,2\n")
     assert "not known before they are read" in explained(lines)
 
-
-# --- as of a time --------------------------------------------------------------------------------
 
 VALIDITY = {"lookup.valid-from": "valid_from", "lookup.valid-to": "valid_to"}
 TIMES = {

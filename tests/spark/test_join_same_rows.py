@@ -42,9 +42,6 @@ def by_lookup(way: str) -> Look:
     return functools.partial(lookup_join, **WAYS[way])
 
 
-# --- keys of every type ---------------------------------------------------------------------------
-
-
 def same(column: Column, *extra: Any) -> tuple[pa.DataType, list[Any], pa.DataType, list[Any]]:
     """Both sides of one type, with values in common, the first among them, and values of their own."""
     shared, *values = [*drawn(column.values, 12, f"keys of {column.name}"), *extra]
@@ -112,9 +109,6 @@ def test_keys_of_every_type_together(
     assert theirs.count() > len(KEYS) ** 2
 
 
-# --- values of every type -------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def values(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A table with a column of every type, nested ones and ones that Spark does not write among them."""
@@ -130,9 +124,6 @@ def test_values_of_every_type(spark: SparkSession, values: str, way: str, udfs: 
     with UDFS[udfs]():
         mine = by_lookup(way)(df, values, "row_id")
     assert_same(mine, by_spark(df, values, "row_id"))
-
-
-# --- queries of every shape -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -227,9 +218,6 @@ def test_tables_given_otherwise(spark: SparkSession, files: SimpleNamespace, nam
                 lookup_join(df, table, on, columns=["name"])  # type: ignore[arg-type]
 
 
-# --- plans and costs ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["left", "inner"])
 def test_plans(spark: SparkSession, files: SimpleNamespace, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The lookup is evaluated once; a filter on the DataFrame's column reaches its files, one on the table's is above."""
@@ -244,8 +232,6 @@ def test_plans(spark: SparkSession, files: SimpleNamespace, how: str, capsys: py
     assert max(places["= x"]) < evaluated < scan
     assert "GreaterThan(id,5)" in lines[scan].partition("PushedFilters")[2]
 
-
-# --- arguments ------------------------------------------------------------------------------------
 
 MISTAKES: list[tuple[type[Exception], dict[str, Any], str]] = [
     (OptionError, {"on": []}, "argument on"),

@@ -103,9 +103,6 @@ def test_a_function_of_single_rows(spark: SparkSession, tmp_path: Path, name: st
         assert {row.k: (row.r, row.v) for row in rows.collect()} == {1: ((7,), 7), 99: (None, None), None: (None, None)}
 
 
-# --- without functions in SQL ---------------------------------------------------------------------
-
-
 @pytest.fixture
 def plain() -> Iterator[None]:
     with without(SQL_FUNCTIONS, ARROW_UDFS):

@@ -148,9 +148,6 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None
     assert ([*path.parent.iterdir()], path.read_bytes()) == ([path], before)
 
 
-# --- streams -------------------------------------------------------------------------------------------
-
-
 def feed(home: Path, *numbers: int) -> None:
     """Files of ten ids each."""
     for number in numbers:
@@ -220,8 +217,6 @@ def test_modes_and_places(spark: SparkSession, tmp_path: Path, name: str) -> Non
     with pytest.raises(Exception, match=r"start\(path\)"):
         writer.option("checkpointLocation", str(tmp_path / "c")).toTable(name).processAllAvailable()
 
-
-# --- the stream of changes ------------------------------------------------------------------------
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 CHANGES = {"lookup.view": "changes"}

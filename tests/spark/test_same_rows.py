@@ -52,9 +52,6 @@ def either(values: Sequence[T], fresh: st.SearchStrategy[T]) -> st.SearchStrateg
     return (st.sampled_from(known) | st.sampled_from(known) | fresh) if known else fresh
 
 
-# --- literals: values as Spark SQL writes them ----------------------------------------------------
-
-
 def quoted(text: str) -> str:
     escapes = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return "'" + "".join(escapes.get(char, char) for char in text) + "'"
@@ -105,9 +102,6 @@ def literals(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]:
             return st.builds(instant, near, st.sampled_from([0, 0, 1, -8, 13]))
         return st.one_of(near.map("TIMESTAMP_NTZ '{}'".format), near.map("'{}'".format), DAYS.map("DATE '{}'".format))
     return near.map(quoted)
-
-
-# --- tables ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -167,9 +161,6 @@ def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timest
     return Table(path, columns, known)
 
 
-# --- predicates -----------------------------------------------------------------------------------
-
-
 def leaves(table: Table) -> st.SearchStrategy[str]:
     """A comparison of one column, in each of the ways `lookup.where` knows."""
     compared = [c for c in table.columns if c.compared]
@@ -213,9 +204,6 @@ def predicates(table: Table) -> st.SearchStrategy[str]:
         return two | st.builds("NOT ({0})".format, inner) | st.builds("{0} AND NOT {1}".format, inner, inner)
 
     return st.recursive(leaves(table), combined, max_leaves=4)
-
-
-# --- comparison -----------------------------------------------------------------------------------
 
 
 def hits_of_frames(frames: Sequence[DataFrame]) -> list[set[int]]:
@@ -298,8 +286,6 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
         compared += len(texts)
     assert min(compared, pruned, probed) >= len(tables) * PREDICATES * 5 // 6
 
-
-# --- CSV and JSON: whoever wrote them -------------------------------------------------------------
 
 CELLS = ["plain", "", None, 'a "quoted" word', "comma, semicolon; tab\t", "two\nlines", "back\\slash", "end\\", 'both \\" of them', "ü 漢 🙂", " spaces ", "NA", "null", "'", "1e3"]  # fmt: skip
 CELL_TYPES = "id INT, text STRING, n DECIMAL(12, 3), d DOUBLE, day DATE, at TIMESTAMP, ok BOOLEAN"

@@ -36,9 +36,6 @@ def versions(df: DataFrame) -> set[int]:
     return {row.version for row in df.collect()}
 
 
-# --- calls and freshness --------------------------------------------------------------------------
-
-
 def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Planning costs 1 call, an execution 1 head and no get while the file is unchanged; plans, views and catalog tables that are
     executed again see what has replaced it. CACHE mode within its interval: no call, and the version that was learned last."""
@@ -170,9 +167,6 @@ def test_shapes_that_leak_pushed_filters_are_right(
     assert calls.since()["rowGroupsPrunedCount"] == 3
 
 
-# --- catalog, options and schemas -----------------------------------------------------------------
-
-
 MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"lookup.cache": "FULL", "lookup.keys": "nope"}, "option lookup.keys: the table has no column 'nope'"),
     ({"lookup.storage.secret": "hunter2"}, "looks like a credential"),
@@ -294,8 +288,6 @@ def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> Non
         assert load(spark, tmp_path / kind, {"lookup.columns": "id"}).collect() == [(1,)]
         assert spark.read.format("lookupcache").schema("id INT").load(str(tmp_path / kind)).collect() == [(1,)]
 
-
-# --- what a cache answers -------------------------------------------------------------------------
 
 HOST = socket.gethostname()
 KEYED = {"lookup.keys": "id", "lookup.cache": "FULL"}

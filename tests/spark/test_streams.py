@@ -166,8 +166,6 @@ def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy)
             query.stop()
 
 
-# --- jobs of Spark that write beside a stream ----------------------------------------------------
-
 ALGORITHM = "mapreduce.fileoutputcommitter.algorithm.version"
 JOBS: dict[str, tuple[str, dict[str, str]]] = {
     "append, 1": ("append", {ALGORITHM: "1"}),
@@ -252,9 +250,6 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: 
         found = scan.result(timeout=60).to_pylist()
     assert {key: sorted(row["epoch"] for row in found if row["id"] == key) for key in range(40)} == after
     assert LookupTable(str(home / "dim")).metrics()["busyServedCount"] > 0
-
-
-# --- inside a foreachBatch function --------------------------------------------------------------
 
 
 class Dim:

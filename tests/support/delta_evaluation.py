@@ -141,9 +141,6 @@ def place_of(table: Path, spelled: str) -> Path:
     return Path(unquote(spelled.removeprefix("file://").removeprefix("file:")))
 
 
-# --- columns ------------------------------------------------------------------------------------------
-
-
 def _stored(field: Any, mapping: str) -> str:
     name = field["name"] if mapping == "none" else field["metadata"]["delta.columnMapping.physicalName"]
     assert isinstance(name, str)
@@ -198,9 +195,6 @@ def _partition_value(text: str | None, kind: Any) -> Any:
     if text is None or not text:
         return _typed(None, kind)
     return _typed(int(text) if kind in _WHOLE else text, kind)
-
-
-# --- deleted rows -------------------------------------------------------------------------------------
 
 
 def decoded_z85(text: str) -> bytes:
@@ -301,9 +295,6 @@ def _container_values(source: _Bytes, count: int, is_run: bool) -> list[int]:
         return list(source.read(f"<{count}H"))
     bits = int.from_bytes(source.take(8192), "little")
     return [number for number in range(2**16) if bits >> number & 1]
-
-
-# --- the log ------------------------------------------------------------------------------------------
 
 
 def commits_of(path: Path) -> dict[int, Path]:

@@ -124,8 +124,6 @@ class Definition:
             self.meta["next-row-id"] = 0
         self.save()
 
-    # --- columns and specs --------------------------------------------------------------------------
-
     @property
     def schema(self) -> dict[str, Any]:
         found = (one for one in self.meta["schemas"] if one["schema-id"] == self.meta["current-schema-id"])

@@ -1,4 +1,4 @@
-"""Manifests and manifest lists of Iceberg tables, read and written by the specification: neither PyIceberg nor the package is asked."""
+"""Manifests and manifest lists of Iceberg tables, read and written by the specification. PyIceberg is only asked for their Avro schemas."""
 
 from __future__ import annotations
 
@@ -9,35 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+from pyiceberg import manifest as schemas
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StructType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from tests.support.iceberg_values import decimal_of, is_nan, raw, result_kind, to_bytes
+from tests.support.iceberg_values import iceberg_type, is_nan, raw, result_kind, to_bytes
 
 Meta = dict[str, Any]
 """A table's metadata.json."""
 File = dict[str, Any]
 """A `data_file` of a manifest, its maps as dictionaries, its partition raw, and `spec_id`."""
 EXISTING, ADDED, DELETED = range(3)
-_MAPS = {
-    "column_sizes": (108, 117, 118, "long"),
-    "value_counts": (109, 119, 120, "long"),
-    "null_value_counts": (110, 121, 122, "long"),
-    "nan_value_counts": (137, 138, 139, "long"),
-    "lower_bounds": (125, 126, 127, "bytes"),
-    "upper_bounds": (128, 129, 130, "bytes"),
-}
-_AVRO: dict[str, Any] = {
-    "boolean": "boolean",
-    "int": "int",
-    "long": "long",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "bytes",
-    "date": {"type": "int", "logicalType": "date"},
-    "timestamp": {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False},
-    "timestamptz": {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True},
-    "uuid": {"type": "fixed", "size": 16, "name": "uuid_fixed", "logicalType": "uuid"},
-}
+_MAPS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,96 +58,20 @@ def _kinds(meta: Meta, spec: int) -> dict[str, str]:
     return {one["name"]: result_kind(one["transform"], fields[one["source-id"]]["type"]) for one in spec_of(meta, spec)}
 
 
-def _field(number: int, name: str, kind: Any, required: bool = False) -> dict[str, Any]:
-    more = {} if required else {"default": None}
-    return {"name": name, "field-id": number, "type": kind if required else ["null", kind], **more}
-
-
-def _avro(kind: str, name: str) -> Any:
-    if kind.startswith("decimal"):
-        precision, scale = decimal_of(kind)
-        size = ((10**precision).bit_length() + 8) // 8
-        decimal = {"logicalType": "decimal", "precision": precision, "scale": scale}
-        return {"type": "fixed", "size": size, "name": f"{name}_fixed", **decimal}
-    if kind.startswith("fixed"):
-        return {"type": "fixed", "size": int(kind[6:-1]), "name": f"{name}_fixed"}
-    return _AVRO[kind] if kind != "uuid" else {**_AVRO[kind], "name": f"{name}_uuid"}
-
-
-def _map(name: str) -> dict[str, Any]:
-    number, key, value, kind = _MAPS[name]
-    pair = [_field(key, "key", "int", True), _field(value, "value", kind, True)]
-    items = {"type": "record", "name": f"k{key}_v{value}", "fields": pair}
-    return _field(number, name, {"type": "array", "logicalType": "map", "items": items})
-
-
-def _entry_schema(meta: Meta, spec: int) -> dict[str, Any]:
-    version = meta["format-version"]
+def _entry_schema(meta: Meta, spec: int) -> Schema:
     parts = zip(spec_of(meta, spec), _kinds(meta, spec).values(), strict=True)
-    values = [_field(one["field-id"], one["name"], _avro(kind, one["name"])) for one, kind in parts]
-    file = [
-        *([_field(134, "content", "int", True)] if version > 1 else []),
-        _field(100, "file_path", "string", True),
-        _field(101, "file_format", "string", True),
-        _field(102, "partition", {"type": "record", "name": "r102", "fields": values}, True),
-        _field(103, "record_count", "long", True),
-        _field(104, "file_size_in_bytes", "long", True),
-        *([_field(105, "block_size_in_bytes", "long", True)] if version == 1 else []),
-        *map(_map, _MAPS),
-    ]
-    if version > 1:
-        file += [
-            _field(135, "equality_ids", {"type": "array", "element-id": 136, "items": "int"}),
-            _field(143, "referenced_data_file", "string"),
-        ]
-    if version > 2:
-        file += [
-            _field(142, "first_row_id", "long"),
-            _field(144, "content_offset", "long"),
-            _field(145, "content_size_in_bytes", "long"),
-        ]
-    sequences = [_field(3, "sequence_number", "long"), _field(4, "file_sequence_number", "long")]
-    fields = [
-        _field(0, "status", "int", True),
-        _field(1, "snapshot_id", "long", version == 1),
-        *(sequences if version > 1 else []),
-        _field(2, "data_file", {"type": "record", "name": "r2", "fields": file}, True),
-    ]
-    return {"type": "record", "name": "manifest_entry", "fields": fields}
+    fields = [NestedField(one["field-id"], one["name"], iceberg_type(kind), required=False) for one, kind in parts]
+    version = meta["format-version"]
+    # Files of format 2 may name the data file of their deletes, too.
+    file = schemas.data_file_with_partition(StructType(*fields), version if version == 1 else 3)
+    return schemas.manifest_entry_schema_with_data_file(version, file)
 
 
-def _list_schema(version: int) -> dict[str, Any]:
-    bounds = [
-        _field(509, "contains_null", "boolean", True),
-        _field(518, "contains_nan", "boolean"),
-        _field(510, "lower_bound", "bytes"),
-        _field(511, "upper_bound", "bytes"),
-    ]
-    summary = {"type": "array", "element-id": 508, "items": {"type": "record", "name": "r508", "fields": bounds}}
-    sequences = [
-        _field(517, "content", "int", True),
-        _field(515, "sequence_number", "long", True),
-        _field(516, "min_sequence_number", "long", True),
-    ]
-    counts = [(504, "added_files", "int"), (505, "existing_files", "int"), (506, "deleted_files", "int")]
-    counts += [(512, "added_rows", "long"), (513, "existing_rows", "long"), (514, "deleted_rows", "long")]
-    fields = [
-        _field(500, "manifest_path", "string", True),
-        _field(501, "manifest_length", "long", True),
-        _field(502, "partition_spec_id", "int", True),
-        *(sequences if version > 1 else []),
-        _field(503, "added_snapshot_id", "long", True),
-        *(_field(number, f"{name}_count", kind, version > 1) for number, name, kind in counts),
-        _field(507, "partitions", summary),
-        *([_field(520, "first_row_id", "long")] if version > 2 else []),
-    ]
-    return {"type": "record", "name": "manifest_file", "fields": fields}
-
-
-def _write(path: Path, schema: Mapping[str, Any], records: Iterable[Any], metadata: Mapping[str, str]) -> None:
+def _write(path: Path, name: str, schema: Schema, records: Iterable[Any], metadata: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    avro = fastavro.parse_schema(AvroSchemaConversion().iceberg_to_avro(schema, schema_name=name))
     with path.open("wb") as out:
-        fastavro.writer(out, fastavro.parse_schema(dict(schema)), records, codec="deflate", metadata=dict(metadata))
+        fastavro.writer(out, avro, records, codec="deflate", metadata=metadata)
 
 
 def _read(path: Path) -> list[Any]:
@@ -192,7 +100,7 @@ def write_manifest(
     metadata = {"schema": json.dumps(schema), "schema-id": str(schema["schema-id"])}
     metadata |= {"partition-spec": json.dumps(spec_of(meta, spec)), "partition-spec-id": str(spec)}
     metadata |= {"format-version": str(meta["format-version"]), "content": "deletes" if deletes else "data"}
-    _write(path, _entry_schema(meta, spec), records, metadata)
+    _write(path, "manifest_entry", _entry_schema(meta, spec), records, metadata)
     found: dict[str, Any] = {
         "manifest_length": path.stat().st_size,
         "partition_spec_id": spec,
@@ -222,7 +130,7 @@ def _summary(meta: Meta, spec: int, partitions: Sequence[Mapping[str, Any]]) -> 
 def write_list(path: Path, meta: Meta, snapshot: int, sequence: int, manifests: Iterable[Mapping[str, Any]]) -> None:
     version = meta["format-version"]
     metadata = {"snapshot-id": str(snapshot), "sequence-number": str(sequence), "format-version": str(version)}
-    _write(path, _list_schema(version), manifests, metadata)
+    _write(path, "manifest_file", schemas.MANIFEST_LIST_FILE_SCHEMAS[version], manifests, metadata)
 
 
 def read_list(path: Path) -> list[dict[str, Any]]:

@@ -213,9 +213,6 @@ def _key(row: Row, paths: Iterable[tuple[int, ...]]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-# --- columns of files -------------------------------------------------------------------------------
-
-
 def _plain_columns(path: Path, name: str, mapping: list[Any] | None = None) -> dict[int, list[Any]]:
     """The values of a file's columns by field id, structs as rows."""
     form = name.lower()

@@ -119,15 +119,13 @@ def from_json(kind: Kind, value: Any) -> Any:
 @functools.cache
 def _transform(transform: str, kind: str) -> tuple[Callable[[Any], Any], str]:
     """What PyIceberg makes of a value, and the type of that."""
-    found, source = parse_transform(transform), _type(kind)
+    found, source = parse_transform(transform), iceberg_type(kind)
     return found.transform(source), str(found.result_type(source))
 
 
 @functools.cache
-def _type(kind: str) -> PrimitiveType:
-    found = IcebergType.handle_primitive_type(kind, lambda _: None)
-    assert isinstance(found, PrimitiveType)
-    return found
+def iceberg_type(kind: str) -> PrimitiveType:
+    return IcebergType.handle_primitive_type(kind, lambda _: None)
 
 
 def result_kind(transform: str, kind: str) -> str:
@@ -142,7 +140,7 @@ def transformed(transform: str, kind: str, value: Any) -> Any:
 
 def to_bytes(kind: str, value: Any) -> bytes:
     """A bound, not truncated; `value` may be raw."""
-    return conversions.to_bytes(_type(kind), raw(kind, value))
+    return conversions.to_bytes(iceberg_type(kind), raw(kind, value))
 
 
 def truncated_bounds(kind: str, low: Any, high: Any, length: int = 16) -> tuple[bytes, bytes | None]:

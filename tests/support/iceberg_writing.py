@@ -38,8 +38,6 @@ class IcebergTable(Definition):
             found[one["name"]] = transformed(one["transform"], field["type"], row.get(field["name"]))
         return found
 
-    # --- files --------------------------------------------------------------------------------------
-
     def data(
         self,
         rows: Rows,
@@ -159,8 +157,6 @@ class IcebergTable(Definition):
             **(_statistics(fields, table) if bounds else {}),
             **more,
         }
-
-    # --- commits ------------------------------------------------------------------------------------
 
     def live(self, branch: str = "main") -> list[Entry]:
         """The files of a branch, of data and of deletes."""

@@ -239,8 +239,6 @@ def test_a_file_with_two_vectors(table: Path, tmp_path: Path) -> None:
         assert opened(table, tmp_path / "cache").version
 
 
-# --- bounds ---------------------------------------------------------------------------------------
-
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "long": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
     "byte": (pa.int8(), st.integers(-128, 127)),

@@ -65,9 +65,6 @@ def tried(data: st.DataObject, hurt: Hurt) -> None:
             Reader(path, cache).history()
 
 
-# --- commits ----------------------------------------------------------------------------------------------
-
-
 def other_action(data: st.DataObject, action: dict[str, Any]) -> Any:
     """An action in which something is something else; also within the texts that are JSON themselves."""
     if (vector := (action.get("add") or {}).get("deletionVector")) and data.draw(st.booleans()):
@@ -140,9 +137,6 @@ def test_a_damaged_commit(data: st.DataObject) -> None:
     tried(data, hurt_commit)
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------
-
-
 def other_name(name: str) -> st.SearchStrategy[str]:
     """A name in which another number is another one, as of a part."""
     numbers = re.findall(r"\d+", name)
@@ -187,9 +181,6 @@ def hurt_checkpoint(data: st.DataObject, path: Path) -> int:
 @fuzzed(50)
 def test_a_damaged_checkpoint(data: st.DataObject) -> None:
     tried(data, hurt_checkpoint)
-
-
-# --- deletion vectors -------------------------------------------------------------------------------------
 
 
 def hurt_vector(data: st.DataObject, path: Path) -> int:
@@ -293,6 +284,3 @@ def test_a_damaged_bitmap(data: st.DataObject) -> None:
         else:
             assert values is not None
             assert found.tolist() == sorted(values)
-
-
-# --- what a host has on record ----------------------------------------------------------------------------

@@ -72,9 +72,6 @@ def discovered(path: Path) -> tuple[Table, TableVersion]:
     return make_host(str(path), None).resolver.discover(parse_options({"path": str(path)}))
 
 
-# --- which files count ----------------------------------------------------------------------------
-
-
 def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
     """Files named or below a directory named `_…` or `.…` are not data, nor are those of zero bytes; `_k=v` directories are."""
     found = listing(
@@ -89,8 +86,6 @@ def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
     found = Listing(hidden, (FileVersion(f"{hidden}/x/a.parquet", 1, "1"),), frozenset({"x"}))
     assert data_files(hidden, Kind.DIRECTORY, found) == found.files
 
-
-# --- globs ----------------------------------------------------------------------------------------
 
 MANY = ("a.parquet", "b.parquet", "b.csv", "x/a.parquet", "x/deep/a.parquet", "y/a.parquet", "z1/a.parquet")
 
@@ -154,9 +149,6 @@ def test_what_lies_beside_a_glob_is_none_of_its_business() -> None:
         data_names(listing("b/x.parquet", "b/_temporary/"), "b*")
 
 
-# --- partitions -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "kind", "typed"),
     [
@@ -217,9 +209,6 @@ def test_disagreeing_directories_name_two_files() -> None:
         partition_fields(*directory_of("a=1/A=2/x.parquet"))
 
 
-# --- lookup.partition -----------------------------------------------------------------------------
-
-
 def selected(partition: str, *names: str) -> list[str]:
     """The relative names of the files that `lookup.partition` leaves."""
     table, files = directory_of(*names)
@@ -273,8 +262,6 @@ def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: li
     assert "lookup.partition" in str(caught.value)
 
 
-# --- what is not a version ---------------------------------------------------------------------------
-
 FOREIGN = {
     "_delta_log/00000000000000000000.json": (errors.PysparkLookupError, "Delta (table|commit)"),
     ".hoodie/hoodie.properties": (errors.TableFormatError, r"Hudi table.*format\('hudi'\)"),
@@ -321,8 +308,6 @@ def test_which_directories_are_a_version(tmp_path: Path) -> None:
     with pytest.raises(errors.OptionError, match=r"lookup\.success-file"):
         planner.find(make_host(path, None).reader, parse_options({"path": path, "lookup.success-file": "true"}))
 
-
-# --- names of tables and versions -----------------------------------------------------------------
 
 # Sizes and identities that run into each other when they are written side by side.
 FILES = st.dictionaries(

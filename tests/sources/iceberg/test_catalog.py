@@ -51,9 +51,6 @@ def check(reader: LookupTable, table: IcebergTable, count: int = 40) -> None:
     assert rows_of(reader.get_many([*range(count)]).drop_columns(["key_index"])) == rows_of(read(table.metadata))
 
 
-# --- names ----------------------------------------------------------------------------------------------
-
-
 class Named:
     """A way to name a table: by its directory (`hint`), by its metadata file, or in a catalog."""
 
@@ -131,12 +128,6 @@ def test_a_table_that_took_the_name_of_another(rest: RestCatalog, tmp_path: Path
         assert reader.get_many([*range(9)]).num_rows == count
 
 
-# --- hints and files of metadata ------------------------------------------------------------------------
-
-
-# --- where the files are --------------------------------------------------------------------------------
-
-
 def test_files_in_several_places(tmp_path: Path) -> None:
     """`write.data.path`: anywhere, also in names that a URL would escape."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS)
@@ -208,9 +199,6 @@ def test_positions_that_spell_paths_otherwise(
     assert len(ids(table.home, tmp_path / "cache", "full")) == 4
 
 
-# --- what others wrote ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["parquet", "orc"])
 def test_files_without_field_ids(tmp_path: Path, form: str) -> None:
     """By a name mapping; without one by their places (Parquet) or names (ORC); an empty mapping maps nothing."""
@@ -260,9 +248,6 @@ def test_defaults(rest: RestCatalog, tmp_path: Path, kind: str) -> None:
         check(reader, table)
     where = "l = 1099511627776 AND t2 AND d = DATE '2020-02-29'"
     assert ids(name, tmp_path / "cache", catalog=known, where=where) == [1, 2]
-
-
-# --- equality deletes and changes of the table under a process that goes on ------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -376,9 +361,6 @@ def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
     check(opened(table.home, tmp_path / "new", mode, "id"), table)
 
 
-# --- what other writers do within the specification -----------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec", [(), [("k", "truncate[10]")]])
 def test_decimals_of_more_than_28_digits(tmp_path: Path, mode: str, spec: Any) -> None:
@@ -437,9 +419,6 @@ def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, mode: str, c
     reader = opened(table.home, tmp_path / "cache", mode, "id")
     assert reader.get(1) == [{"id": 1, "p": 1, "q": 2}]
     assert opened(table.home, tmp_path / "cache", where="p = 1").scan().num_rows == 1
-
-
-# --- several at once -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,6 @@ def test_hints(table: IcebergTable, tmp_path: Path) -> None:
     assert ids(table.home, tmp_path / "cache") == ROWS
 
 
-# --- catalogs -------------------------------------------------------------------------------------------
-
-
 def _refused(status: int, message: str, kind: str) -> Callable[[], tuple[int, Any]]:
     return lambda: (status, {"error": {"message": message, "type": kind, "code": status}})
 
@@ -238,9 +235,6 @@ def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
     assert "hidden-treasure" not in str(shown.value)
 
 
-# --- what is not known here -----------------------------------------------------------------------------
-
-
 def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None:
     """Format 4, encryption, AVRO files, names that differ in case only."""
     whole = dict(table.meta)
@@ -321,9 +315,6 @@ def test_what_decompresses_to_more_than_is_read(
     monkeypatch.setattr(metadata, "_TEXT_AT_MOST", 100)
     with pytest.raises(errors.DamagedFileError, match=r"x\.json is not Iceberg metadata: .*more than 100 bytes"):
         metadata.parse_metadata("x.json", gzip.compress(b" " * 101), "x")
-
-
-# --- fuzz -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(900)

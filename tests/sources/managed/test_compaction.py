@@ -47,9 +47,6 @@ def folds(state: TableState) -> list[int]:
     return [write.id for write in state.writes.values() if write.mode is WriteMode.COMPACT and write.committed]
 
 
-# --- compaction ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("keys", ["id", None])
 def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
     """A compaction leaves one file in the order of the keys, and every row; a second one finds nothing to do.
@@ -237,9 +234,6 @@ def test_partial_keeps_its_keys(site: Site) -> None:
         found = reader.get_many(asked)
         assert reader.metrics()["missCount"] - misses <= 1
         assert found.column("name").to_pylist()[1] == "new"
-
-
-# --- vacuum -------------------------------------------------------------------------------------------
 
 
 def test_vacuum_removes_what_no_version_needs(site: Site) -> None:

@@ -141,8 +141,6 @@ class UniqueError(Exception):
     """Raised by a test."""
 
 
-# --- at each step ---------------------------------------------------------------------------------------
-
 STEPS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir", "os.listdir"}
 _attack: list[Callable[[], None]] = []
 

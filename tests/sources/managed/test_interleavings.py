@@ -22,9 +22,6 @@ def named(table: pa.Table) -> list[tuple[int, str]]:
     return sorted((row["id"], row["name"]) for row in table.to_pylist())
 
 
-# --- compactions ---------------------------------------------------------------------------------------
-
-
 def test_a_delete_by_other_keys_beside_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that are altered there and back while it runs, and a delete between."""
     table = site.created(OFF)
@@ -63,9 +60,6 @@ def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.Mon
     monkeypatch.setattr(TableWriter, "begin", begun)
     table.compact()
     assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7, None]
-
-
-# --- writes by key ------------------------------------------------------------------------------
 
 
 CHANGED = pytest.raises(WriteConflictError, match="other key columns")
@@ -144,9 +138,6 @@ def test_an_overwrite_beside_an_append(site: Site) -> None:
         writer.commit(job, put(writer, job, 1))
     writer.commit(other, put(writer, other, 2))
     assert ids_of(table.scan()) == [1, 2]
-
-
-# --- transactions and tables that are gone ---------------------------------------------------------------
 
 
 def test_a_transaction_that_others_have_aborted(site: Site) -> None:

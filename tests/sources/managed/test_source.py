@@ -31,9 +31,6 @@ def dim(tmp_path: Path) -> Dim:
     return made
 
 
-# --- one version, on any host ------------------------------------------------------------------------
-
-
 def test_a_host_never_goes_back(dim: Dim) -> None:
     """A resolution that was slow to be recorded does not replace that of a later position, though it began later.
 
@@ -127,9 +124,6 @@ def test_a_list_of_write_ids_keeps_its_definition(site: Site) -> None:
     for options in ({"lookup.version": "99"}, {"lookup.valid-write-ids": lists[2].replace(":3:", ":9:")}):
         with pytest.raises(VersionGoneError):
             site.table(options).scan()
-
-
-# --- caches follow the log -----------------------------------------------------------------------------
 
 
 def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:

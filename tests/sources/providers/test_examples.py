@@ -138,9 +138,6 @@ def database(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-# --- of both ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
 def test_rows_of_keys(database: Database, cache: Options) -> None:
     """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
@@ -181,9 +178,6 @@ def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None
     assert provider.function.lookup(ids(1)).column_names == ["id", "name"]
     assert '"name"' in database.statements()[-1]
     assert '"n"' not in database.statements()[-1]
-
-
-# --- databases' own ----------------------------------------------------------------------------------
 
 
 POSTGRES = [

@@ -157,9 +157,6 @@ def test_keys_without_rows_are_asked_for_again(desk: Desk, kind: str, cache: Opt
     assert counted(table) == ({"missCount": 4, "loadCount": 4} if cache else {})
 
 
-# --- keys of other kinds ---------------------------------------------------------------------------------
-
-
 @EITHER
 def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
     """Keys of several columns are one key each, in any order, with a null in any; a number that no column can hold is nobody's."""
@@ -188,9 +185,6 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
         table.get((7, "x"))
 
 
-# --- what is taken ----------------------------------------------------------------------------------------------
-
-
 FORMS: dict[str, Callable[[pa.Table], Any]] = {
     "narrow integers": lambda rows: rows.set_column(0, "id", rows.column("id").cast(pa.int8())),
     "codes of keys": lambda rows: rows.set_column(0, "id", rows.column("id").dictionary_encode()),
@@ -211,9 +205,6 @@ def test_answers_in_other_forms(desk: Desk, form: str, cache: Options) -> None:
         assert pairs(table, 2, 3, 1) == [(0, "Bob"), (0, "Charlie"), (2, "Alice")]
         found = table.get_many(ids(1)).schema
         assert (found.names, found.types) == (["id", "name", KEY_INDEX], [pa.int64(), pa.string(), pa.int64()])
-
-
-# --- what is refused --------------------------------------------------------------------------------------------
 
 
 UNASKED = "which is not among"
@@ -301,9 +292,6 @@ def test_a_bad_version(desk: Desk, cache: Options) -> None:
     assert function.log.asked == ([[1]] if cache else [[1], [1]])
 
 
-# --- what is cached ---------------------------------------------------------------------------------------------
-
-
 VERSIONED: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 100}
 
 
@@ -334,9 +322,6 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
     desk.clock.tick(10**6)
     assert names(table, 1) == ["Alicia"]  # no time makes it old
     assert counted(table) == {"hitCount": 3 + (source == "CACHE"), "missCount": 4, "loadCount": 4}
-
-
-# --- caches that providers bring --------------------------------------------------------------------------------
 
 
 @KINDS
@@ -404,9 +389,6 @@ def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
     desk.clock.tick(1)
     assert names(table, 1) == ["Alice"]
     assert function.log.asked[3:] == [[1]]
-
-
-# --- calls that hang --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
@@ -631,9 +613,6 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
     assert waited == []  # it stands still yet
 
 
-# --- trying again -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "retries"), [*(({"lookup.max-retries": n}, n) for n in (0, 1)), (NONE, 3)], ids=["0", "1", "default"]
 )
@@ -657,9 +636,6 @@ def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Op
         table.get(1)
     assert function.log.asked[retries + 3 :] == [[1]]
     assert function.log.names.count("open") == 1
-
-
-# --- several calls at once --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("capacity", "calls", "most"), [(1, 6, 1), (3, 10, 3), (100, 7, 7)])

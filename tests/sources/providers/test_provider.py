@@ -194,8 +194,6 @@ def test_a_factory_that_returns_something_else(desk: Desk, returned: Any, kind: 
         desk.table(lambda context: returned).get(1)
 
 
-# --- options -----------------------------------------------------------------------------------------------
-
 Make = Callable[[LookupContext], LookupProvider]
 BY_ROWS: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 5}
 FULL: Options = {"lookup.cache": "FULL"}
@@ -377,8 +375,6 @@ def test_what_a_table_says_of_itself(desk: Desk) -> None:
         table.reload()
 
 
-# --- a fork ----------------------------------------------------------------------------------------------
-
 FORK_GATE, FORK_ASKED = threading.Event(), threading.Event()
 
 
@@ -490,9 +486,6 @@ def test_bad_scans(desk: Desk, bad: str) -> None:
     assert "provider_1:make" in str(caught.value)
     desk.clock.tick(1)
     assert names(table, 1) == ["x"]
-
-
-# --- by key ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
