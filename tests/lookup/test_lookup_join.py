@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 import pyspark_lookup.lookup.runtime
 from pyspark_lookup import errors
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.errors import NotSupportedError, OverlapError
 from pyspark_lookup.lookup import lookup_join as joining
 from pyspark_lookup.lookup.lookup_join import (
     ERROR_COLUMN,
@@ -612,11 +611,8 @@ def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(joining, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
         whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0,), "left") for spec in specs), many=True), {})
         counts: list[int] = []
-        with (
-            pytest.raises(NotSupportedError, match=r"400 rows|20 rows")
-            if row_bytes < 2**31
-            else nullcontext() as raised
-        ):
+        refusal = pytest.raises(errors.NotSupportedError, match=r"400 rows|20 rows")
+        with refusal if row_bytes < 2**31 else nullcontext() as raised:
             for part in whole.answers([pa.array([1, 2, 7, 3])], [pa.array([b"a"] * 4)], [None] * len(specs), row_bytes):
                 counts += [len(row) for row in part.to_pylist()]
         assert raised is None or re.search(r"have the same key, k = 7: .* [0-9,]+ at most .*memory", str(raised.value))
@@ -674,20 +670,15 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     def column(values: list[int | None]) -> pa.Array:
         return pa.array(values, pa.int32() if kind == "date" else pa.int64()).cast(form)
 
-    table = pa.table(
-        {
-            "number": range(len(rows)),
-            "since": column([row[1] for row in rows]),
-            "until": column([row[2] for row in rows]),
-            KEY_INDEX: pa.array([row[0] for row in rows], pa.int64()),
-        }
-    )
+    since, until = (column([row[n] for row in rows]) for n in (1, 2))
+    number, key_index = (pa.array(numbers, pa.int64()) for numbers in (range(len(rows)), [row[0] for row in rows]))
+    table = pa.table({"number": number, "since": since, "until": until, KEY_INDEX: key_index})
     keys = pa.table({"id": range(5)})
     validity = Validity("since", "until" if by_end else None, Overlap.NEWEST if newest else Overlap.ERROR)
     at = column(times).cast(asked_form)
     wanted = expected(rows, times, by_end, newest)
     if wanted is None:
-        with pytest.raises(OverlapError, match=r"valid at the same time, by since and until: here id = \d"):
+        with pytest.raises(errors.OverlapError, match=r"valid at the same time, by since and until: here id = \d"):
             valid_rows(table, keys, at, validity)
         return
     answer = valid_rows(table, keys, at, validity)

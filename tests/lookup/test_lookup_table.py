@@ -21,17 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import LookupTable
+from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import (
-    DamagedFileError,
-    OptionError,
-    PredicateError,
-    SchemaError,
-    TableBusyError,
-    TableEmptyError,
-    TableFormatError,
-)
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
@@ -78,11 +69,11 @@ def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
     found = table(at=odd).scan(names[::-1])
     assert found.column_names == names[::-1]
     assert found.to_pylist() == [{name: number for number, name in enumerate(names)}]
-    with pytest.raises(SchemaError, match=r"no column 'nope'; it has id, name, x"):
+    with pytest.raises(errors.SchemaError, match=r"no column 'nope'; it has id, name, x"):
         table().scan(["id", "nope"])
-    with pytest.raises(OptionError, match=r"lookup\.columns"):
+    with pytest.raises(errors.OptionError, match=r"lookup\.columns"):
         table().scan(["id", "id"])
-    with pytest.raises(SchemaError, match=r"argument columns = \[\]"):
+    with pytest.raises(errors.SchemaError, match=r"argument columns = \[\]"):
         table().scan([])
 
 
@@ -104,7 +95,9 @@ def test_a_predicate_is_in_addition_to_lookup_where(
     opened = table({} if where is None else {"lookup.where": where})
     before = opened.scan(["id"])
     if ids is None:
-        with pytest.raises(PredicateError if predicate else OptionError, match=r"lookup\.where|argument predicate"):
+        with pytest.raises(
+            errors.PredicateError if predicate else errors.OptionError, match=r"lookup\.where|argument predicate"
+        ):
             opened.scan(predicate=predicate)
     else:
         assert opened.scan(["id"], predicate)["id"].to_pylist() == ids
@@ -173,7 +166,7 @@ def test_what_get_takes(opens: Opens) -> None:
     with pytest.raises(TypeError, match="tuple of 2 values"):
         table.get((1, "x", 3))
     narrow = opens(pa.table({"id": pa.array([1, 2], pa.int8()), "key_index": [1, 2]}), keys="id", columns="id")
-    with pytest.raises(SchemaError, match=r"'id'.*string.*int8"):
+    with pytest.raises(errors.SchemaError, match=r"'id'.*string.*int8"):
         narrow.get("1")
     assert (narrow.get(1000), narrow.get(2)) == ([], [{"id": 2}])
 
@@ -182,9 +175,9 @@ def test_a_table_without_keys_or_with_the_answers_own_column(opens: Opens) -> No
     """A lookup says what to set; a scan works."""
     rows = pa.table({"id": [1], "key_index": [5]})
     assert opens(rows).scan().to_pylist() == rows.to_pylist()
-    with pytest.raises(OptionError, match=r"lookup\.keys is missing"):
+    with pytest.raises(errors.OptionError, match=r"lookup\.keys is missing"):
         opens(rows).get(1)
-    with pytest.raises(SchemaError, match=r"key_index.*leave it out with lookup\.columns"):
+    with pytest.raises(errors.SchemaError, match=r"key_index.*leave it out with lookup\.columns"):
         opens(rows, keys="id").get(1)
 
 
@@ -206,21 +199,21 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
     put(root / "a.parquet", id=[1])
     odd = {"lookup.success-file": False, "lookup.max-retries": 0, "lookup.settle": datetime.timedelta(0)}
     assert table(odd, at=root).scan().num_rows == 1
-    with pytest.raises(TableBusyError, match="_SUCCESS"):
+    with pytest.raises(errors.TableBusyError, match="_SUCCESS"):
         table({"lookup.success-file": True}, at=root).scan()
 
     for options, says in (
         ({"lookup.success-file": 2}, r"lookup\.success-file = '2'"),
         ({"lookup.view": "files"}, r"describe\(\), metrics\(\)"),  # views are Spark's
     ):
-        with pytest.raises(OptionError, match=says):
+        with pytest.raises(errors.OptionError, match=says):
             table(options, at=tmp_path / "absent")
     # What does nothing in a read is refused when it is read.
     for option, value, says in (
         ("lookup.on-error", "NULL", "is for lookup_join and register_lookup"),
         ("lookup.stream.start", "LATEST", "is for streams of changes"),
     ):
-        with pytest.raises(OptionError, match=f"{option} {says}"):
+        with pytest.raises(errors.OptionError, match=f"{option} {says}"):
             table({option: value, "lookup.keys": "id"}, at=root / "a.parquet").get(1)
 
 
@@ -234,7 +227,7 @@ def test_a_closed_table_refuses_every_use(table: Opens, site: Site, path: Path) 
         site.calls()
         assert repr(opened) == f"LookupTable('{path}', NONE, version {version})"
     failed = table()
-    with pytest.raises(SchemaError), failed:
+    with pytest.raises(errors.SchemaError), failed:
         failed.scan(["nope"])
     site.calls()
     for use in (opened.scan, opened.metrics, opened.describe, lambda: opened.version, failed.scan):
@@ -251,17 +244,17 @@ def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -
     """Missing, empty, of no known format, or broken (which is not a damage of the cache): the error says which, when asked and not before."""
     root = tmp_path / "t"
     opened = table(at=root)
-    for problem, says in ((FileNotFoundError, "t does not exist"), (TableEmptyError, "no data file")):
+    for problem, says in ((FileNotFoundError, "t does not exist"), (errors.TableEmptyError, "no data file")):
         for use in (opened.scan, opened.describe, lambda: opened.version):
             with pytest.raises(problem, match=says):
                 use()
         root.mkdir(exist_ok=True)
     (root / "data.bin").write_bytes(b"x")
-    with pytest.raises(OptionError, match=r"set lookup\.format"):
+    with pytest.raises(errors.OptionError, match=r"set lookup\.format"):
         opened.scan()
     (root / "data.bin").unlink()
     (root / "a.csv").write_bytes("id,name\n1,Köln\n".encode("latin-1"))
-    with pytest.raises(DamagedFileError):
+    with pytest.raises(errors.DamagedFileError):
         opened.scan()
     assert opened.metrics()["blockDamagedCount"] == 0
     (root / "a.csv").unlink()
@@ -350,7 +343,7 @@ def test_get_is_get_many_of_one_key(tmp_path: Path, key: str) -> None:
             assert full.get(asked) == full.get_many([asked]).drop_columns(["key_index"]).to_pylist()
     assert full.get(None) == []
     for odd in (b"7", 2**70, *((7,) if key == "text" else ("7", "\ud800"))):
-        with pytest.raises((SchemaError, TypeError)) as many:
+        with pytest.raises((errors.SchemaError, TypeError)) as many:
             full.get_many([odd])
         with pytest.raises(many.type):
             full.get(odd)
@@ -450,13 +443,15 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
                 ask(no_keys)
         mixed = pa.table({"b": [1], "a": [2]}), [{"amount": 1}], [{"id": 1}, {"b": 1}]
         for keys in (pa.table(other), pd.DataFrame(other), pl.DataFrame(other), *mixed):
-            with pytest.raises(SchemaError, match=r"keys have the columns .*, but lookup\.keys names id|have no"):
+            with pytest.raises(
+                errors.SchemaError, match=r"keys have the columns .*, but lookup\.keys names id|have no"
+            ):
                 ask(keys)
     with pytest.raises(TypeError, match="give column names as str"):
         table.write([{1: 2}])  # type: ignore[dict-item]
-    with pytest.raises(SchemaError, match="the DataFrame of pandas"):
+    with pytest.raises(errors.SchemaError, match="the DataFrame of pandas"):
         table.write(pd.DataFrame({"id": [3, "x"]}))
-    with pytest.raises(SchemaError, match="no key column 'id'"):
+    with pytest.raises(errors.SchemaError, match="no key column 'id'"):
         site.table({"lookup.keys": "id"}).write([{"name": "q"}])
     assert table.write([]) == before
     assert site.state().position == before
@@ -478,7 +473,7 @@ def test_dictionaries_that_lack_different_columns(site: Site) -> None:
     for options in ({}, {"lookup.write.missing-columns": "KEEP"}, {"lookup.write.missing-columns": "NULL"}):
         with site.table(options).transaction() as t:
             for upsert in (site.table(options).upsert, t.upsert):
-                with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"):
+                with pytest.raises(errors.SchemaError, match="some of the dictionaries have no 'a'"):
                     upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
     assert site.table().scan().to_pylist() == rows
 
@@ -512,13 +507,13 @@ def test_values_of_dictionaries_do_not_change(site: Site) -> None:
     table.write(pa.schema(kinds).empty_table())
     for n, (_, value, kept) in enumerate(VALUES):
         if kept is None:
-            with pytest.raises(SchemaError, match=f"column 'v{n}' of the rows"):
+            with pytest.raises(errors.SchemaError, match=f"column 'v{n}' of the rows"):
                 table.write([{"id": n, f"v{n}": value}])
         else:
             table.write([{"ID": n, f"v{n}": value}])
             assert table.get(n)[0][f"v{n}"] == kept
             assert [v for v in table.get(n)[0].values() if v is not None] == [n, kept]
-    with pytest.raises(SchemaError, match=r"column .id. of the rows"):
+    with pytest.raises(errors.SchemaError, match=r"column .id. of the rows"):
         table.write([{"id": 2**40}])
 
 
@@ -532,7 +527,7 @@ def test_files_of_a_managed_table_are_no_table(tmp_path: Path) -> None:
     (file, *_) = (tmp_path / "lake" / "a").glob("write-*/*.parquet")
     places = ["", "/*", "/a/*", "/a/*/*.parquet", f"/a/{file.parent.name}", f"/a/{file.parent.name}/{file.name}"]
     for place in places:
-        with pytest.raises(TableFormatError, match=r"managed table.*read it|managed table.*[Rr]ead .*/lake/a"):
+        with pytest.raises(errors.TableFormatError, match=r"managed table.*read it|managed table.*[Rr]ead .*/lake/a"):
             LookupTable(f"{tmp_path}/lake{place}", options).scan()
 
 
@@ -551,7 +546,9 @@ def test_values_that_no_type_of_python_holds(tmp_path: Path, kind: str) -> None:
         options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id", "lookup.cache": cache}
         reader = LookupTable(str(path), options)
         for _ in range(2):
-            with pytest.raises(SchemaError, match=r"column 'v' of type .* no Python type can hold .* get_many\(\)"):
+            with pytest.raises(
+                errors.SchemaError, match=r"column 'v' of type .* no Python type can hold .* get_many\(\)"
+            ):
                 reader.get(1)
         assert reader.get(2)[0]["id"] == 2
         assert reader.get_many([1]).column("v").combine_chunks().equals(BEYOND[kind][:1])
@@ -566,6 +563,6 @@ def test_keys_with_huge_exponents(table: Opens) -> None:
         for ask in (reader.get, lambda one: reader.get_many([one]), lambda one: reader.get_many([{"id": one}])):
             try:
                 assert not len(ask(key))
-            except (TypeError, SchemaError) as problem:
+            except (TypeError, errors.SchemaError) as problem:
                 assert "key" in str(problem) or "column 'id'" in str(problem)
     assert time.process_time() - start < 2

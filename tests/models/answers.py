@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,18 +27,16 @@ class Condition:
     holds: Callable[[Row], bool] = dataclasses.field(compare=False)
 
 
-def _conditions() -> Iterator[Condition]:
-    def holds(text: str, columns: str, of: Callable[[Row], bool]) -> Condition:
-        return Condition(text, frozenset(columns.split()), of)
-
-    yield holds("v >= 3 AND v <> 5", "v", lambda row: row["v"] is not None and row["v"] >= 3 and row["v"] != 5)
-    yield holds("v IS NULL OR v < 4", "v", lambda row: row["v"] is None or row["v"] < 4)
-    yield holds("c IS NOT NULL", "c", lambda row: row["c"] is not None)
-    yield holds("v IN (1, 2, 3) AND NOT c IS NULL", "v c", lambda row: row["v"] in (1, 2, 3) and row["c"] is not None)
-    yield holds("s > 0", "s", lambda row: row["s"] is not None and row["s"] > 0)
-
-
-CONDITIONS = {condition.text: condition for condition in _conditions()}
+CONDITIONS = {
+    text: Condition(text, frozenset(columns.split()), holds)
+    for text, columns, holds in (
+        ("v >= 3 AND v <> 5", "v", lambda row: row["v"] is not None and row["v"] >= 3 and row["v"] != 5),
+        ("v IS NULL OR v < 4", "v", lambda row: row["v"] is None or row["v"] < 4),
+        ("c IS NOT NULL", "c", lambda row: row["c"] is not None),
+        ("v IN (1, 2, 3) AND NOT c IS NULL", "v c", lambda row: row["v"] in (1, 2, 3) and row["c"] is not None),
+        ("s > 0", "s", lambda row: row["s"] is not None and row["s"] > 0),
+    )
+}
 """Those that a history draws, by their texts."""
 
 
@@ -56,11 +54,13 @@ class Question:
     def options(self) -> dict[str, str]:
         """The question as options."""
         where = self.where.text if self.where else ""
-        texts = {"keys": ",".join(self.keys), "columns": ",".join(self.columns), "partition": self.partition}
-        return {
-            **{f"lookup.{name}": text for name, text in (texts | {"where": where}).items() if text},
-            **dict(self.more),
+        texts = {
+            "keys": ",".join(self.keys),
+            "columns": ",".join(self.columns),
+            "partition": self.partition,
+            "where": where,
         }
+        return {f"lookup.{name}": text for name, text in texts.items() if text} | dict(self.more)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tests.models.answers import Content, Row, known_content
 from tests.models.histories import Step
 from tests.models.values import shown
 from tests.support.delta_evaluation import live_files
-from tests.support.delta_tables import append_commit, vector_of
+from tests.support.delta_tables import give_vectors, vector_of
 
 _REMOVED_FROM_LOG = 2  # of three commits before a checkpoint
 
@@ -75,11 +75,8 @@ class Delta(DrawnRows):
 
     def _write(self, rows: list[Row], mode: Any) -> None:
         has_vectors = {"delta.enableDeletionVectors": "true"} if self._has_vectors and not self._versions else None
-        table = pa.Table.from_pylist(rows, self.schema)
-        partitions = self.texts or None
-        write_deltalake(
-            self.name, table, mode=mode, partition_by=partitions, schema_mode="merge", configuration=has_vectors
-        )
+        how = {"mode": mode, "partition_by": self.texts or None, "schema_mode": "merge", "configuration": has_vectors}
+        write_deltalake(self.name, pa.Table.from_pylist(rows, self.schema), **how)
 
     def _merge(self, rows: list[Row]) -> None:
         of_key = " AND ".join(f"t.{name} = s.{name}" for name in self.keys)
@@ -97,9 +94,7 @@ class Delta(DrawnRows):
         add = rng.choice(whole)
         count = json.loads(add["stats"])["numRecords"]
         vector = vector_of(self.ground.path, rng.sample(range(count), rng.randint(1, count)), rng.choice("iup"))
-        removed = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
-        added = {**add, "dataChange": True, "deletionVector": vector}
-        append_commit(self.ground.path, [{"remove": removed}, {"add": added}])
+        give_vectors(self.ground.path, [add], [vector])
 
     def _restore(self, rng: random.Random) -> None:
         earlier = [version for version in self._versions if version >= self._kept_from][:-1]

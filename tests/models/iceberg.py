@@ -42,13 +42,8 @@ SPECS: list[list[tuple[str, str]]] = [
 ]  # fmt: skip
 WIDER = {"int": "long", "float": "double", "decimal(9, 2)": "decimal(18, 2)"}
 DEFAULTS = {
-    "long": 7,
-    "string": "given",
-    "date": "2020-02-29",
-    "decimal(9, 2)": "1.50",
-    "boolean": True,
-    "double": -0.5,
-}
+    "long": 7, "string": "given", "date": "2020-02-29", "decimal(9, 2)": "1.50", "boolean": True, "double": -0.5,
+}  # fmt: skip
 _UTC = datetime.timezone.utc
 VALUES: dict[str, list[Any]] = {
     "int": [0, 1, -5, 2**31 - 1, None],
@@ -100,10 +95,9 @@ class Iceberg(Table):
         self._deleted: list[dict[str, Any]] = []
         self._texts = [name for name, _ in ground.setup.partitions]
         self._fixed = {"id", "v", "s", "c", *self._texts}
-        columns = {
-            **{name: kind for name, kind in COLUMNS.items() if name not in hidden},
-            **dict.fromkeys(self._texts, "string"),
-        }
+        columns = {name: kind for name, kind in COLUMNS.items() if name not in hidden} | dict.fromkeys(
+            self._texts, "string"
+        )
         self._closing = contextlib.ExitStack()
         publish = self._publisher(rng.choice(["directory", "directory", "sql", "sql", "rest"]))
         spec = [(name, "identity") for name in self._texts] or rng.choice(self._specs(columns))
@@ -126,7 +120,7 @@ class Iceberg(Table):
             publish = in_catalog(catalog, self.name)
         self.options = {
             "lookup.catalog": "tests",
-            **{f"lookup.catalog.{name}": value for name, value in properties.items()},
+            **{f"lookup.catalog.{name}": text for name, text in properties.items()},
         }
         return publish
 
@@ -159,19 +153,15 @@ class Iceberg(Table):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "true")  # ORC has nanoseconds
             rows = StaticTable.from_metadata(str(self.table.metadata)).scan().to_arrow().to_pylist()
-        theirs = [
-            {name: str(value) if isinstance(value, uuid.UUID) else value for name, value in row.items()} for row in rows
-        ]
-        assert sorted(map(plain, pa.Table.from_pylist(theirs, content.data).to_pylist())) == sorted(
-            map(plain, content.rows)
-        )
+        theirs = [{name: str(v) if isinstance(v, uuid.UUID) else v for name, v in row.items()} for row in rows]
+        theirs = pa.Table.from_pylist(theirs, content.data).to_pylist()
+        assert sorted(map(plain, theirs)) == sorted(map(plain, content.rows))
 
     def past(self) -> list[Past]:
         """Snapshots, branches, tags and times."""
         meta = self.table.meta
-        named: list[tuple[str, Any, dict[str, Any]]] = [
-            ("version", one["snapshot-id"], {"snapshot": one["snapshot-id"]}) for one in meta["snapshots"]
-        ]
+        named: list[tuple[str, Any, dict[str, Any]]] = []
+        named += [("version", one["snapshot-id"], {"snapshot": one["snapshot-id"]}) for one in meta["snapshots"]]
         named += [(ref["type"], name, {ref["type"]: name}) for name, ref in meta["refs"].items()]
         for entry in meta["snapshot-log"]:
             at = datetime.datetime.fromtimestamp(entry["timestamp-ms"] / 1000, _UTC)
@@ -233,11 +223,8 @@ class Iceberg(Table):
         """New data files; some of them without field ids, bounds, or columns that their partition tells."""
         rng, table = self.rng, self.table
         mapped = self.is_mapped and rng.random() < 0.4
-        spec = (
-            rng.choice(table.meta["partition-specs"])["spec-id"]
-            if rng.random() < 0.2
-            else table.meta["default-spec-id"]
-        )
+        specs = table.meta["partition-specs"]
+        spec = rng.choice(specs)["spec-id"] if rng.random() < 0.2 else table.meta["default-spec-id"]
         told = {one["source-id"] for one in spec_of(table.meta, spec) if one["transform"] == "identity"}
         without = {field["name"] for field in table.fields if field["id"] in told} if rng.random() < 0.3 else set()
         form, bounds = rng.choice(self.forms), rng.random() < 0.8
@@ -283,11 +270,8 @@ class Iceberg(Table):
     def delete_equal(self) -> None:
         """Rows that are there, rows that are not, and nulls; for a partition or, of a spec without fields, for all."""
         table, rng = self.table, self.rng
-        free = [
-            spec["spec-id"]
-            for spec in table.meta["partition-specs"]
-            if all(one["transform"] == "void" for one in spec["fields"])
-        ]
+        specs = table.meta["partition-specs"]
+        free = [spec["spec-id"] for spec in specs if all(one["transform"] == "void" for one in spec["fields"])]
         files = self.some_files()
         if not files:
             return
@@ -312,13 +296,10 @@ class Iceberg(Table):
         table, rng = self.table, self.rng
         columns = sorted({*rng.sample(self.equality_columns(), rng.choice([1, 1, 2]))})
         for _ in range(rng.randint(4, 8)):
-            rows = self.drawn(rng.randint(1, 3))
-            deletes = [
-                table.equality(
-                    [_only(row, columns)], columns, rng.choice(self.forms), partition=table.partition_of(row)
-                )
-                for row in rows
-            ]
+            rows, deletes = self.drawn(rng.randint(1, 3)), []
+            for row in rows:
+                how = {"form": rng.choice(self.forms), "partition": table.partition_of(row)}
+                deletes.append(table.equality([_only(row, columns)], columns, **how))
             table.commit([*deletes, *self.write(rows)])
 
     def equality_columns(self) -> list[str]:
@@ -343,9 +324,8 @@ class Iceberg(Table):
         near = [entry for entry in files if entry.partition == files[0].partition][: rng.choice([1, 1, 3])]
         places = [(entry.file, place) for entry in near for place in self.places_in(entry)]
         referenced = len(near) == 1 and rng.random() < 0.5
-        made = table.positions(
-            places, rng.choice(self.forms), referenced=referenced, bounds=rng.choice([None, 16, 1000])
-        )
+        how: dict[str, Any] = {"form": rng.choice(self.forms), "bounds": rng.choice([None, 16, 1000])}
+        made = table.positions(places, referenced=referenced, **how)
         table.commit([made] + (self.write(self.drawn(2)) if rng.random() < 0.3 else []))
 
     def delete_by_vectors(self) -> None:
@@ -450,12 +430,12 @@ class Iceberg(Table):
 
     def _specs(self, columns: Mapping[str, Kind]) -> list[list[tuple[str, str]]]:
         """Those of `SPECS` that fit columns, and those of the columns of text."""
-        fits = {
-            name: name in COLUMNS and kind in (COLUMNS[name], WIDER.get(str(COLUMNS[name])))
-            for name, kind in columns.items()
-        }
+
+        def fits(name: str) -> bool:
+            return name in COLUMNS and columns.get(name) in (COLUMNS[name], WIDER.get(str(COLUMNS[name])))
+
         own = [[(name, "identity") for name in self._texts]] * 3 if self._texts else []
-        return own + [spec for spec in SPECS if all(fits.get(name) for name, _ in spec)]
+        return own + [spec for spec in SPECS if all(fits(name) for name, _ in spec)]
 
 
 def _only(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:

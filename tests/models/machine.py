@@ -243,9 +243,8 @@ class _Machine:
             # A load of what the reader's host knew before files were removed, or before the path became another table, fails then.
             removed = any(step.op in ("vacuum", "expire", "become") for step in self._history.steps[1 : self._step])
             if answer.failures and not (content.busy or expected.problem or removed):
-                self._report(
-                    str(reader), ask[0], "no load that fails behind a right answer", f"{answer.failures} failed"
-                )
+                problem = f"{answer.failures} failed"
+                self._report(str(reader), ask[0], "no load that fails behind a right answer", problem)
 
     def _check_past(self, past: Past, rng: random.Random) -> None:
         """A state that was there once is read again, or is known to be gone."""
@@ -259,9 +258,7 @@ class _Machine:
             if answer.error != "VersionGoneError" or past.kept:
                 self._compare(reader, ask, answer, [expected], question, keys)
 
-    def _wanted(
-        self, expected: Expected, types: dict[str, pa.DataType] | Any, rng: random.Random
-    ) -> list[tuple[Any, ...]]:
+    def _wanted(self, expected: Expected, types: Any, rng: random.Random) -> list[tuple[Any, ...]]:
         """Keys to ask for: some that are there, some that are not, one that is null."""
         names = self._setup.keys
         there = [tuple(row[name] for name in names) for row in expected.keyed]
@@ -270,13 +267,7 @@ class _Machine:
         return [*chosen, missing, *chosen[:1], (None,) * len(names)]
 
     def _compare(
-        self,
-        reader: Reader,
-        ask: tuple[Any, ...],
-        answer: Answer,
-        allowed: Iterable[Expected],
-        question: Question,
-        wanted: list[tuple[Any, ...]],
+        self, reader: Reader, ask: Any, answer: Answer, allowed: Iterable[Expected], question: Question, wanted: Any
     ) -> None:
         said = []
         by_key = ask[0] in ("get", "get_many")
@@ -296,10 +287,8 @@ class _Machine:
                 return
             said.append(difference)
         call = f"{ask[0]}({_cut(wanted)})" if by_key else ask[0]
-        told = [
-            *([question.where.text] if question.where else []),
-            *(f"{name} = {text}" for name, text in question.more),
-        ]
+        told = [question.where.text] if question.where else []
+        told += [f"{name} = {text}" for name, text in question.more]
         self._report(str(reader), " with ".join([call, *told]), said[0], _text(answer))
 
     def _difference(

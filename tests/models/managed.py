@@ -28,15 +28,9 @@ from tests.models.values import plain
 _CHANGES = ("insert", "delete", "update_preimage", "update_postimage")
 _COMPACT_AFTER = "4"
 SIZES = WriteSizes(
-    file_bytes=400,
-    row_group_bytes=200,
-    row_group_rows=(2, 4),
-    merge_bytes=800,
-    compact_bytes=2000,
-    unasked_compact_bytes=1000,
-    small_file_bytes=1000,
-    log_page=6,
-)
+    file_bytes=400, row_group_bytes=200, row_group_rows=(2, 4), merge_bytes=800, compact_bytes=2000,
+    unasked_compact_bytes=1000, small_file_bytes=1000, log_page=6,
+)  # fmt: skip
 """Small tables have by these what large ones have: several files a write, row groups, partial folds, merges, trimmed logs."""
 
 
@@ -82,12 +76,11 @@ class Managed(DrawnRows):
         return known_content(self._model.schema, self._model.plain_rows)
 
     def past(self) -> list[Past]:
-        return [
-            Past(
-                {"lookup.version": str(number)}, functools.partial(known_content, *state), number >= self._model.oldest
-            )
-            for number, state in sorted(self._model.versions.items())
-        ]
+        def past(number: int, state: tuple[pa.Schema, list[Row]]) -> Past:
+            content = functools.partial(known_content, *state)
+            return Past({"lookup.version": str(number)}, content, number >= self._model.oldest)
+
+        return [past(number, state) for number, state in sorted(self._model.versions.items())]
 
     def other_checks(self, rng: random.Random) -> Iterator[tuple[dict[str, str], Callable[[pa.Table], str]]]:
         """The changes between two versions."""
@@ -105,9 +98,7 @@ class Managed(DrawnRows):
             return collections.Counter(plain({name: row.get(name) for name in names}) for row in rows)
 
         rows, versions = changes.to_pylist(), self._model.versions
-        by_position = {
-            position: [r for r in rows if r[LOG_POSITION] == position] for position in range(first + 1, last + 1)
-        }
+        by_position = {at: [row for row in rows if row[LOG_POSITION] == at] for at in range(first + 1, last + 1)}
         if sum(map(len, by_position.values())) != len(rows):
             return "changes of other versions"
         now = counted(versions[first][1])
@@ -119,19 +110,15 @@ class Managed(DrawnRows):
             now = +now + counted(of["insert"] + of["update_postimage"])
             if position in versions and now != counted(versions[position][1]):
                 return f"at {position} there are {now}, not {counted(versions[position][1])}"
-            if {self.key_of(row) for row in of["update_preimage"]} != {
-                self.key_of(row) for row in of["update_postimage"]
-            }:
+            before, after = ({self.key_of(row) for row in of[f"update_{image}"]} for image in ("preimage", "postimage"))
+            if before != after:
                 return f"at {position} the images of updates have different keys"
         return ""
 
     def take(self, step: Step, rng: random.Random) -> None:
         host, count, *inner = step.args
-        options = {
-            "lookup.cache.dir": str(self.ground.hosts / host),
-            "lookup.keys": ",".join(self.keys),
-            "lookup.write.compact-after": _COMPACT_AFTER,
-        }
+        options = {"lookup.cache.dir": str(self.ground.hosts / host), "lookup.keys": ",".join(self.keys)}
+        options["lookup.write.compact-after"] = _COMPACT_AFTER
         table = LookupTable(self.name, options)
         model = self._model
         match step.op:
@@ -170,9 +157,8 @@ class Managed(DrawnRows):
             return [(row, of) for row, of in before if not self._where(new)[1](row)]
         # A row with a null in its key has none: nothing replaces or removes it.
         named = {key for row in new if None not in (key := self.key_of(row))} if op in ("upsert", "delete") else set()
-        kept = [
-            (row, of) for row, of in before if self.key_of(row) not in named and not (op == "overwrite" and of < order)
-        ]
+        replaced = order if op == "overwrite" else 0
+        kept = [(row, of) for row, of in before if self.key_of(row) not in named and of >= replaced]
         return kept if op == "delete" else kept + [(row, order) for row in new]
 
     def _written(

@@ -73,11 +73,9 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
                     return _original(path, *args, **more)
                 counted()
                 found = _original(path, *args, **more)
-                return (
-                    _Entries(_Entry(entry, counted) for entry in found)
-                    if _name == "scandir" and not changing
-                    else found
-                )
+                if _name == "scandir" and not changing:
+                    return _Entries(_Entry(entry, counted) for entry in found)
+                return found
 
             patch.setattr(os, name, asked)
         yield

@@ -68,10 +68,8 @@ def _read_version(path: Path, identity: tuple[int, ...]) -> tuple[pa.Schema, lis
     else:
         with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
             table, instants = reader.read_all(), set()
-    fields = [
-        pa.field(f.name, pa.timestamp("us", "UTC")) if f.name in instants and pa.types.is_timestamp(f.type) else f
-        for f in table.schema
-    ]
+    instant = pa.timestamp("us", "UTC")
+    fields = [f.with_type(instant) if f.name in instants and pa.types.is_timestamp(f.type) else f for f in table.schema]
     columns = [column.to_pylist() for column in table.columns]
     rows = [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
     return pa.schema(fields), rows, instants

@@ -13,22 +13,6 @@ import pyarrow as pa
 _INSTANT = datetime.datetime(2024, 1, 1, 12)
 
 
-def _text(n: int) -> str:
-    return f"text {n}"
-
-
-def _list(n: int) -> list[int]:
-    return list(range(n % 4))
-
-
-def _date(n: int) -> datetime.date:
-    return (_INSTANT + datetime.timedelta(days=n)).date()
-
-
-def _time(n: int) -> datetime.datetime:
-    return _INSTANT + datetime.timedelta(seconds=n)
-
-
 def _struct(*types: pa.DataType) -> pa.DataType:
     return pa.struct(list(zip("ab", types, strict=True)))
 
@@ -42,19 +26,23 @@ SHAPES: dict[str, Shape] = {
     **{f"dec{digits}": (pa.decimal128(digits, 2), lambda n: decimal.Decimal(n) / 4) for digits in (38, 12)},
     "float32": (pa.float32(), lambda n: n / 4),
     "float64": (pa.float64(), lambda n: n / 8),
-    **{name: (getattr(pa, name)(), _text) for name in ("string", "large_string", "string_view")},
-    "dict": (pa.dictionary(pa.int8(), pa.string()), _text),
+    **{name: (getattr(pa, name)(), "text {}".format) for name in ("string", "large_string", "string_view")},
+    "dict": (pa.dictionary(pa.int8(), pa.string()), "text {}".format),
     "list_null": (pa.list_(pa.null()), lambda n: [None] * (n % 2)),
-    "list32": (pa.list_(pa.int32()), _list),
-    "list64": (pa.list_(pa.int64()), _list),
+    "list32": (pa.list_(pa.int32()), lambda n: list(range(n % 4))),
+    "list64": (pa.list_(pa.int64()), lambda n: list(range(n % 4))),
     "struct_null": (_struct(pa.null(), pa.null()), lambda n: {"a": None, "b": None}),
-    "struct32": (_struct(pa.int32(), pa.string()), lambda n: {"a": n, "b": _text(n)}),
+    "struct32": (_struct(pa.int32(), pa.string()), lambda n: {"a": n, "b": f"text {n}"}),
     "struct64": (_struct(pa.int64(), pa.string_view()), lambda n: {"a": n, "b": None}),
-    **{name: (getattr(pa, name)(), _date) for name in ("date32", "date64")},
-    **{name: (pa.timestamp(unit), _time) for name, unit in (("stamp", "us"), ("stamp_ns", "ns"), ("stamp_s", "s"))},
+    **{
+        kind: (getattr(pa, kind)(), lambda n: (_INSTANT + datetime.timedelta(n)).date())
+        for kind in ("date32", "date64")
+    },
+    **{
+        name: (pa.timestamp(unit), lambda n: _INSTANT + datetime.timedelta(seconds=n))
+        for name, unit in (("stamp", "us"), ("stamp_ns", "ns"), ("stamp_s", "s"))
+    },
 }
-"""By name: an Arrow type, and a value of it for a number. What becomes of all types is tested in `tests/columnar`."""
-
 FAMILIES: dict[str, tuple[str, ...]] = {
     "whole": ("int8", "int16", "int32", "int64", "dec20", "uint64"),
     "numbers": ("int16", "int32", "float32", "float64"),

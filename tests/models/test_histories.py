@@ -34,11 +34,7 @@ def nursery() -> Iterator[Nursery]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [
-        pytest.param(kind, seed, id=f"{kind or 'any'}-{seed}")
-        for kind, count in _HISTORIES.items()
-        for seed in seeds(count)
-    ],
+    [pytest.param(kind, n, id=f"{kind or 'any'}-{n}") for kind, count in _HISTORIES.items() for n in seeds(count)],
 )
 def test_any_history_is_read_alike(tmp_path: Path, nursery: Nursery, kind: str, seed: int) -> None:
     """Some histories, which are others by night; `LOOKUPCACHE_SEED` replays one, whose seed a failure has printed."""
@@ -61,9 +57,8 @@ def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pyte
     monkeypatch.setattr(LookupTable, "scan", fewer)
     monkeypatch.setattr(LookupTable, "get_many", more)
     found = run(PLAIN, tmp_path, nursery, [Reader("NONE", "UFS", "here", "all")])
-    assert {(one.step, one.call.split("(")[0]) for one in found} == {
-        (step, call) for step in (1, 2) for call in ("scan", "get_many")
-    }
+    calls = {(step, call) for step in (1, 2) for call in ("scan", "get_many")}
+    assert {(one.step, one.call.split("(")[0]) for one in found} == calls
 
 
 KINDS = ["directory", "managed", "directory", "delta", "directory", "iceberg", "directory", "file", "managed", "delta"]

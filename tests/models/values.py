@@ -22,12 +22,9 @@ class ImpossibleError(Exception):
 
 def shown(kind: pa.DataType) -> pa.DataType:
     """The type in which Spark takes values of an Arrow type; null stays null."""
-    simple = {
-        "uint64": pa.decimal128(20, 0),
-        **dict.fromkeys(("string", "large_string", "string_view"), pa.string()),
-    }
-    if str(kind) in simple:
-        return simple[str(kind)]
+    texts = dict.fromkeys(("string", "large_string", "string_view"), pa.string())
+    if (known := {"uint64": pa.decimal128(20, 0), **texts}.get(str(kind))) is not None:
+        return known
     types = pa.types
     if types.is_dictionary(kind):
         return shown(kind.value_type)

@@ -11,12 +11,13 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup, lookup_join, register_lookup
@@ -38,16 +39,13 @@ from tests.support.spark_tables import (
 )
 from tests.support.sparks import DATA_SOURCES, SQL_FUNCTIONS, needs
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 pytestmark = pytest.mark.spark
 NULL = {"lookup.on-error": "NULL"}
 
 
 def asked(home: Path) -> list[list[int]]:
     """The keys of each call."""
-    return [json.loads(line) for line in (home / "asked").read_text().splitlines()]
+    return [json.loads(line) for line in (home / "asked").open()]
 
 
 def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = "left") -> DataFrame:
@@ -105,9 +103,8 @@ def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str
             assert joined.collect() == [("ab", "x")]
             assert joined.schema["code"].dataType.simpleString() == "varchar(5)"
         padded = spark.sql("SELECT CAST('ab' AS CHAR(5)) AS code")
-        with pytest.raises(
-            SchemaError, match=r"key 'code' is char\(5\), whose values are padded.*rtrim\(code\) AS STRING"
-        ):
+        padding = r"key 'code' is char\(5\), whose values are padded.*rtrim\(code\) AS STRING"
+        with pytest.raises(SchemaError, match=padding):
             lookup_join(padded, str(path), "code")
         trimmed = padded.withColumn("code", sf.expr("CAST(rtrim(code) AS STRING)"))
         assert lookup_join(trimmed, str(path), "code", strategy="cache").collect() == [("ab", "x")]
@@ -150,9 +147,8 @@ def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -
     said = [row.lookup_error for row in rows if row.lookup_error]
     assert len(said) == (4 if SQL_FUNCTIONS else 3)
     assert all("LookupFunctionError" in error and "the service is down" in error for error in said)
-    with pytest.raises(
-        PythonException, match=r"LookupFunctionError.*tests\.support\.lookup_service:cities.*the service is down"
-    ):
+    failure = r"LookupFunctionError.*tests\.support\.lookup_service:cities.*the service is down"
+    with pytest.raises(PythonException, match=failure):
         enriched(spark, "2", options_of(tmp_path)).collect()
     down.unlink()
     assert enriched(spark, "2", options).collect()[0].city == "Bergen"

@@ -10,13 +10,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StringType
 
@@ -28,9 +28,6 @@ from tests.support.spark_columns import FOREIGN, NESTED, PRIMITIVES, SEED, Colum
 from tests.support.spark_joins import assert_same, by_spark
 from tests.support.spark_tables import FULL, WAYS, catalog_options, saved
 from tests.support.sparks import DATA_SOURCES, SQL_FUNCTIONS, UDFS, needs
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -156,8 +153,6 @@ def viewed(df: DataFrame, query: str) -> DataFrame:
 
 
 plus_one = sf.udf(lambda number: None if number is None else number + 1, LongType())
-
-
 doubled = sf.udf(lambda number: number and number * 2, LongType())
 if features.ARROW_UDFS:
     doubled = sf.arrow_udf(lambda numbers: pc.multiply(numbers, 2), LongType())
@@ -225,11 +220,11 @@ def test_plans(spark: SparkSession, files: SimpleNamespace, how: str, capsys: py
     capsys.readouterr()
     df.filter("name = 'x' and id > 5").explain()
     lines = capsys.readouterr().out.splitlines()
-    places = {
-        part: [n for n, line in enumerate(lines) if part in line] for part in ("= x", "ArrowEvalPython", "FileScan")
-    }
-    (evaluated,), (scan,) = places["ArrowEvalPython"], places["FileScan"]
-    assert max(places["= x"]) < evaluated < scan
+    evaluated, scan = (
+        next(n for n, line in enumerate(lines) if part in line) for part in ("ArrowEvalPython", "FileScan")
+    )
+    assert sum("ArrowEvalPython" in line for line in lines) == 1
+    assert max(n for n, line in enumerate(lines) if "= x" in line) < evaluated < scan
     assert "GreaterThan(id,5)" in lines[scan].partition("PushedFilters")[2]
 
 

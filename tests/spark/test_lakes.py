@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
 from pyspark_lookup.spark.join import Strategy
@@ -15,16 +15,12 @@ from tests.support.spark_lakes import DeltaDim, IcebergDim, LakeTable
 from tests.support.spark_tables import Calls, catalog_options, events, load, read_in_all_ways, running, stream_of
 from tests.support.sparks import DATA_SOURCES, needs
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 
 
 @pytest.fixture(params=[DeltaDim, IcebergDim])
 def dim(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTable:
-    made: LakeTable = request.param(tmp_path)
-    return made
+    return request.param(tmp_path)
 
 
 def test_a_table_like_any_other(spark: SparkSession, dim: LakeTable, name: str) -> None:

@@ -6,11 +6,12 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join, read_table
@@ -21,9 +22,6 @@ from pyspark_lookup.spark.reading import Resolve
 from pyspark_lookup.spark.source import DefaultSource
 from tests.support.spark_tables import Calls, batches_of, events, put, saved, stream_of
 from tests.support.sparks import DATA_SOURCES, without
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -117,10 +115,8 @@ def test_mistakes(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_spark_without_sources_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The format is refused by name when it is first used, with the way out."""
-    with (
-        without(DATA_SOURCES),
-        pytest.raises(NotSupportedError, match=r"data sources in Python.*pyspark_lookup\.read_table"),
-    ):
+    refusal = r"data sources in Python.*pyspark_lookup\.read_table"
+    with without(DATA_SOURCES), pytest.raises(NotSupportedError, match=refusal):
         DefaultSource({"path": "x"})
 
 
@@ -168,9 +164,8 @@ def test_a_second_action(spark: SparkSession, tmp_path: Path) -> None:
         put(path, number)
         seen[name] = run()[0].version - number
     tasks = not features.DATA_SOURCES
-    expected = {
-        name: -number if tasks and same_plan else 0 for number, (name, (_, same_plan)) in enumerate(actions.items())
-    }
+    numbered = enumerate((name, same_plan) for name, (_, same_plan) in actions.items())
+    expected = {name: -number if tasks and same_plan else 0 for number, (name, same_plan) in numbered}
     spark.catalog.dropTempView("second_action")
     assert seen == expected
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import decimal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyspark_lookup import lookup_join, register_lookup
@@ -22,21 +23,15 @@ from pyspark_lookup.spark.lookup_udf import arrow_frame, arrow_series, plain_key
 from tests.support.spark_tables import Calls, conf, put, saved
 from tests.support.sparks import ARROW_UDFS, SQL_FUNCTIONS, without
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 pytestmark = pytest.mark.spark
-
+INSTANT = pa.timestamp("us", "UTC")
 EXTREMES = {
     "l": (pa.int64(), [2**53 + 1, -(2**63), 2**63 - 1]),
     "d": (pa.float64(), [float("nan"), -0.0, 5e-324]),
     "t": (pa.timestamp("us", tz="UTC"), [-62_135_596_800_000_000, -1, 253_402_300_799_999_999]),
     "n": (pa.timestamp("us"), [-62_135_596_800_000_000, -1, 253_402_300_799_999_999]),
     "e": (pa.date32(), [-719_162, -1, 2_932_896]),
-    "m": (
-        pa.decimal128(38, 10),
-        [decimal.Decimal("9" * 28 + "." + "9" * 10), decimal.Decimal(0), decimal.Decimal("-1E-10")],
-    ),
+    "m": (pa.decimal128(38, 10), [decimal.Decimal(text) for text in (f"{'9' * 28}.{'9' * 10}", "0", "-1E-10")]),
     "x": (pa.binary(), [b"", b"\xff", b"\0" * 3]),
     "s": (pa.string(), ["", "ö", "\U0001f600"]),
 }
@@ -74,9 +69,7 @@ def test_intervals_as_keys(spark: SparkSession, tmp_path: Path) -> None:
     values = "(INTERVAL '1 02:03:04.000005' DAY TO SECOND), (INTERVAL '-9 00:00:00.000001' DAY TO SECOND), (INTERVAL '0 0:0:0' DAY TO SECOND)"
     rows = spark.sql(f"SELECT k, 7L AS n, CAST(k AS STRING) AS place FROM VALUES {values} t(k)")
     rows.write.parquet(str(tmp_path / "dim"))
-    facts = spark.sql(f"SELECT k, 7L AS n FROM VALUES {values}, (NULL) t(k)").selectExpr(
-        "k", "n", "CAST(k AS STRING) AS own"
-    )
+    facts = spark.sql(f"SELECT k, 7L AS n, CAST(k AS STRING) AS own FROM VALUES {values}, (NULL) t(k)")
     with without(ARROW_UDFS):
         joined = lookup_join(facts, str(tmp_path / "dim"), ["k", "n"], strategy="cache")
     answers = joined.selectExpr("own", "place").collect()
@@ -124,45 +117,35 @@ def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> Non
         assert {row.k: row.v for row in rows} == {1: version, 2: version, 99: None, None: None}
         assert calls.calls()[0] == 1
         lists = spark.sql(f"SELECT k, {name}_all(k) AS r FROM {name}_facts").collect()
-        assert {row.k: [item.version for item in row.r] for row in lists} == {
-            1: [version], 2: [version], 99: [], None: []
-        }  # fmt: skip
+        rows = {row.k: [item.version for item in row.r] for row in lists}
+        assert rows == {1: [version], 2: [version], 99: [], None: []}
 
 
 @pytest.mark.usefixtures("plain")
 def test_what_a_plain_function_refuses(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """What pandas would change is refused: by its type when it is registered, and a number that is no longer exact when it arrives."""
-    for kind in ("double", "timestamp"):
-        other = saved(
-            tmp_path / f"{kind}.parquet",
-            pa.table({"k": pa.array([1], kind.replace("timestamp", "timestamp[us]")), "v": [1]}),
-        )
+    for kind, arrow in (("double", pa.float64()), ("timestamp", pa.timestamp("us"))):
+        other = saved(tmp_path / f"{kind}.parquet", pa.table({"k": pa.array([1], arrow), "v": [1]}))
         with pytest.raises(NotSupportedError, match=rf"key 'k' is {kind}.*functions defined in SQL.*use lookup_join"):
             register_lookup(spark, name, str(other), "k")
     register_lookup(spark, name, str(put(tmp_path / "dim.parquet", 1)), "id")
     many = spark.createDataFrame([(2**53 + 1,), (None,)], StructType([StructField("k", LongType())])).coalesce(1)
     text = spark.createDataFrame([("x",)], StructType([StructField("k", StringType())]))
-    for number, (rows, call, words) in enumerate(
-        [(many, "k", "2.53 in others"), (text, "k", "does not fit"), (many, "k, k", "give 1 keys, id, not 2")]
-    ):
+    calls = [(many, "k", "2.53 in others"), (text, "k", "does not fit"), (many, "k, k", "give 1 keys, id, not 2")]
+    for number, (rows, call, words) in enumerate(calls):
         rows.createOrReplaceTempView(f"{name}_{number}")
         with pytest.raises(PythonException, match=words):
             spark.sql(f"SELECT {name}({call}).version FROM {name}_{number}").collect()
 
 
-@pytest.mark.skipif(
-    bool(SQL_FUNCTIONS), reason="newer Sparks convert a plain function's columns otherwise, and never get one"
-)
+@pytest.mark.skipif(bool(SQL_FUNCTIONS), reason="newer Sparks convert its columns otherwise, and never get one")
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize(
     "value",
     [
         pa.array([[1, None]], pa.list_(pa.int64())),
         pa.array([[("a", 2**53 + 1)]], pa.map_(pa.string(), pa.int64())),
-        pa.array(
-            [{"x": None, "t": [253_402_300_799_999_999]}],
-            pa.struct([("x", pa.int64()), ("t", pa.list_(pa.timestamp("us", "UTC")))]),
-        ),
+        pa.array([{"x": None, "t": [253_402_300_799_999_999]}], pa.struct({"x": pa.int64(), "t": pa.list_(INSTANT)})),
     ],
 )
 def test_nested_columns_of_a_plain_function(spark: SparkSession, tmp_path: Path, name: str, value: pa.Array) -> None:

@@ -7,12 +7,14 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming import DataStreamWriter
 
 from pyspark_lookup import LookupTable, OptionError, lookup_join
 from pyspark_lookup.spark.source import DefaultSource
@@ -28,11 +30,6 @@ from tests.support.spark_tables import (
     stream_of,
 )
 from tests.support.sparks import DATA_SOURCES, needs
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter
-
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 

@@ -104,14 +104,9 @@ def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: 
     if shape == "many tasks":
         options |= {"lookup.version-at": "READ", "lookup.scan.split-size": "1 MiB"}
         ids = range(80_000)
-
     noise = [os.urandom(64) for _ in ids]
-    old, new = (
-        saved(
-            tmp_path / f"{version}.parquet", {"id": ids, "version": [version] * len(ids), "noise": noise}, group=5_000
-        )
-        for version in (1, 2)
-    )
+    tables = ({"id": ids, "version": [version] * len(ids), "noise": noise} for version in (1, 2))
+    old, new = (saved(tmp_path / f"{n}.parquet", table, group=5_000) for n, table in enumerate(tables))
 
     def change(request: Request) -> None:
         if request.kind == "head":
@@ -186,9 +181,8 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
             load(spark, path, options)
         assert "hunter2" not in str(caught.value)
         # Where it comes from is Spark's first word, and no frame follows.
-        assert re.fullmatch(
-            r"\[PYTHON_DATA_SOURCE_ERROR\] .*: (pyspark_lookup\S+Error: .*|\S+)\s+SQLSTATE: 38000", str(caught.value)
-        )
+        first_word = r"\[PYTHON_DATA_SOURCE_ERROR\] .*: (pyspark_lookup\S+Error: .*|\S+)\s+SQLSTATE: 38000"
+        assert re.fullmatch(first_word, str(caught.value))
     with pytest.raises(Exception, match=r"lookup\.stream\.start is for streams of changes"):
         load(spark, path, {"lookup.stream.start": "1"}).collect()  # until then it may be of readStream
     (tmp_path / "empty").mkdir()

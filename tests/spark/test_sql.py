@@ -9,21 +9,19 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.readwriter import DataFrameWriter
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import OptionError
 from tests.support.fuzzing import by_day
 from tests.support.spark_tables import batches_of, catalog_options, load
 from tests.support.sparks import DATA_SOURCES, PARTIAL_INSERTS, STREAM_LIMITS, needs
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.readwriter import DataFrameWriter
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 

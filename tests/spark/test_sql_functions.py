@@ -5,10 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import register_lookup
@@ -16,9 +16,6 @@ from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark import sql_functions
 from tests.support.spark_tables import Calls, put, saved
 from tests.support.sparks import SQL_FUNCTIONS, needs
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, needs(SQL_FUNCTIONS)]
 
@@ -50,9 +47,8 @@ def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: s
             rows = spark.sql(statement).collect()
             assert {(row.a, row.b) for row in rows} == {(version, version)}, statement
         calls = Calls(path)
-        assert all(
-            row.v == (version if row.k is not None and row.k < 10 else None) for row in whole.select("*").collect()
-        )
+        expected = {k: version if k is not None and k < 10 else None for k in (*range(20), None)}
+        assert all(row.v == expected[row.k] for row in whole.select("*").collect())
         assert calls.calls() == (1, 0, 0)
 
 

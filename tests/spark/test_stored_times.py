@@ -6,25 +6,24 @@ import contextlib
 import datetime
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_lookup import LookupTable
 from tests.support.spark_tables import conf
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 pytestmark = pytest.mark.spark
+# Juneau crossed the date line; not Asia/Manila, whose mean time the zone database has corrected since Spark made its tables.
 ZONES = [
     "America/Los_Angeles",
     "Asia/Kolkata",
     "Europe/Amsterdam",
     "UTC",
-    "America/Juneau",  # crossed the date line; not Asia/Manila, whose mean time the zone database has corrected since Spark made its tables
+    "America/Juneau",
     "Australia/Sydney",
     "+05:30",
 ]

@@ -12,14 +12,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession as ClassicSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StreamingQuery
 
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.spark import join, lookup_pass
@@ -39,10 +40,6 @@ from tests.support.spark_tables import (
     stream_of,
 )
 from tests.support.sparks import DATA_SOURCES, REAL_TIME, needs
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 pytestmark = pytest.mark.spark
 
@@ -280,9 +277,8 @@ class Dim:
         """The keys that a scan, a join and a function find which are made now."""
         register_lookup(spark, self.function, self.path, key="id", columns=["id"])
         called = spark.sql(f"SELECT {self.function}(id).id AS id FROM range(1, 4)").where("id IS NOT NULL")
-        return [
-            sorted(row.id for row in rows.collect()) for rows in (load(spark, self.path), self.joined(spark), called)
-        ]
+        frames = (load(spark, self.path), self.joined(spark), called)
+        return [sorted(row.id for row in rows.collect()) for rows in frames]
 
 
 @pytest.mark.slow
@@ -353,10 +349,8 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             pool.submit(lambda: spark.range(1).count()).result()
             own = [keys(batch)]
-            for added, make in (
-                (2, lambda: frames(batch, outer=True)),
-                (3, lambda: pool.submit(frames, batch).result()),
-            ):
+            makers = {2: lambda: frames(batch, outer=True), 3: lambda: pool.submit(frames, batch).result()}
+            for added, make in makers.items():
                 built = make()
                 for name, frame in built.items():
                     seen.setdefault(name, []).append(keys(frame))
@@ -389,7 +383,7 @@ def test_what_the_driver_keeps_of_its_lookups(
     for number in range(6):
         build = Build("a stream", str(number), 1000.0 + number)
         monkeypatch.setattr(join, "current_build", lambda session, build=build: build)
-        own = ClassicSession(spark.sparkContext, spark._jsparkSession)  # as PySpark makes one for each micro-batch
+        own = SparkSession(spark.sparkContext, spark._jsparkSession)  # as PySpark makes one for each micro-batch
         joined = lookup_join(own.range(1000 * number), path, "id")
         lookup_join(spark.range(3), path, "id", strategy="cache")
         lookup_join(spark.range(4), path, "id", strategy="cache")

@@ -13,6 +13,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_lookup.sources.delta.source import _B85, _Z85
+from tests.support.delta_evaluation import State, actions_in, commits_of
 from tests.support.lake_tables import opened, roaring, sealed
 
 __all__ = [
@@ -37,23 +38,25 @@ def encode_z85(data: bytes) -> str:
     return base64.b85encode(data + bytes(-len(data) % 4)).decode().translate(digits)
 
 
-def vector_of(table: Path, places: Sequence[int], storage: str) -> dict[str, Any]:
+def vector_of(table: Path, places: Sequence[int], storage: str, runs: bool = False) -> dict[str, Any]:
     """A deletion vector as the log has it, in a file of its own unless it is `i`."""
     if storage == "i":
-        data = roaring(places)
+        data = roaring(places, runs)
         return _described(storage, data, places) | {"pathOrInlineDv": encode_z85(data)}
-    return vectors_of(table, [places], storage)[0]
+    return vectors_of(table, [places], storage, runs)[0]
 
 
-def vectors_of(table: Path, many: Sequence[Sequence[int]], storage: str = "u") -> list[dict[str, Any]]:
+def vectors_of(
+    table: Path, many: Sequence[Sequence[int]], storage: str = "u", runs: bool = False, name: uuid.UUID | None = None
+) -> list[dict[str, Any]]:
     """Deletion vectors as the log has them, in one file."""
-    name, prefix = uuid.uuid4(), "ab" if storage == "u" else ""
+    name, prefix = name or uuid.uuid4(), "ab" if storage == "u" else ""
     path = table / prefix / f"deletion_vector_{name}.bin"
     path.parent.mkdir(exist_ok=True)
     place = prefix + encode_z85(name.bytes) if storage == "u" else path.as_uri()
     blob, found = b"\1", []
     for places in many:
-        data = roaring(places)
+        data = roaring(places, runs)
         found.append(_described(storage, data, places) | {"pathOrInlineDv": place, "offset": len(blob)})
         blob += sealed(data)
     path.write_bytes(blob)
@@ -80,18 +83,9 @@ def give_vectors(table: Path, adds: Sequence[dict[str, Any]], vectors: Sequence[
     return append_commit(table, [*removes, *added])
 
 
-def files_of(path: Path, version: int) -> dict[tuple[str, str], dict[str, Any]]:
+def files_of(path: Path, version: int) -> dict[tuple[str, Any], dict[str, Any]]:
     """The files of a version, by what a remove names, from all commits."""
-    files: dict[tuple[str, str], dict[str, Any]] = {}
+    state, commits = State(path), commits_of(path)
     for number in range(version + 1):
-        actions = [json.loads(line) for line in (path / "_delta_log" / f"{number:020}.json").read_text().splitlines()]
-        for remove in (action["remove"] for action in actions if "remove" in action):
-            files.pop((remove["path"], _vector(remove)), None)
-        for add in (action["add"] for action in actions if "add" in action):
-            files[add["path"], _vector(add)] = add
-    return files
-
-
-def _vector(action: dict[str, Any]) -> str:
-    found = action.get("deletionVector")
-    return f"{found['pathOrInlineDv']}@{found.get('offset') or 0}" if found else ""
+        state.apply(actions_in(commits[number]))
+    return state.files

@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.support.delta_tables import encode_z85
-from tests.support.lake_tables import roaring, sealed
+from tests.support.delta_tables import vector_of, vectors_of
 
 HERE = "file:///HERE"
 """Stands in a log for the URL of the directory with the table."""
@@ -109,18 +108,11 @@ class _Writer:
         (self.log / f"{version:020}.json").write_text("".join(json.dumps(action) + "\n" for action in said))
 
     def vector(self, storage: str, places: Sequence[int], runs: bool = False) -> dict[str, Any]:
-        data = roaring(places, runs)
-        found: dict[str, Any] = {"storageType": storage, "sizeInBytes": len(data), "cardinality": len(places)}
+        """A vector, in its file behind another one."""
         if storage == "i":
-            return found | {"pathOrInlineDv": encode_z85(data)}
-        number = uuid.UUID(int=len(data))
-        place = self.path / ("ab" if storage == "u" else "") / f"deletion_vector_{number}.bin"
-        place.parent.mkdir(exist_ok=True)
-        # Another vector lies before it.
-        blob = b"\1" + sealed(roaring([1, 2])) + sealed(data)
-        place.write_bytes(blob)
-        named = "ab" + encode_z85(number.bytes) if storage == "u" else f"{HERE}/{self.path.name}/{place.name}"
-        return found | {"pathOrInlineDv": named, "offset": len(blob) - len(data) - 8}
+            return vector_of(self.path, places, storage, runs)
+        vector = vectors_of(self.path, [[1, 2], places], storage, runs, uuid.UUID(int=len(places)))[1]
+        return vector | {"pathOrInlineDv": vector["pathOrInlineDv"].replace(self.path.parent.as_uri(), HERE)}
 
     def checkpoint(self, shape: str, actions: Sequence[dict[str, Any]]) -> None:
         """Write a checkpoint, and the hint that leads to it."""
@@ -150,17 +142,9 @@ class _Writer:
         (self.log / "_last_checkpoint").write_text(json.dumps(hint))
 
     def _rows(self, place: Path, actions: Sequence[dict[str, Any]]) -> None:
-        write_rows(place, [_as_row(action) for action in actions], schema_of_checkpoint())
-
-
-def schema_of_checkpoint() -> pa.Schema:
-    return pa.schema(_CHECKPOINT)
-
-
-def write_rows(place: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> None:
-    """A file of a checkpoint, with a checksum for each page."""
-    table = pa.Table.from_pylist(rows, schema)
-    pq.write_table(table, place, write_page_checksum=True, data_page_size=256, use_dictionary=False)
+        """Write a file of a checkpoint, with a checksum for each page."""
+        table = pa.Table.from_pylist([_as_row(action) for action in actions], pa.schema(_CHECKPOINT))
+        pq.write_table(table, place, write_page_checksum=True, data_page_size=256, use_dictionary=False)
 
 
 def _as_row(action: dict[str, Any]) -> dict[str, Any]:
@@ -178,9 +162,8 @@ def write_world(path: Path, shape: str) -> None:
     of = _Writer(path, mapping)
     features = ["deletionVectors", "columnMapping", "v2Checkpoint"]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
-    configuration = {"delta.enableDeletionVectors": "true"} | (
-        {} if mapping == "none" else {"delta.columnMapping.mode": mapping}
-    )
+    configuration = {"delta.enableDeletionVectors": "true"}
+    configuration |= {} if mapping == "none" else {"delta.columnMapping.mode": mapping}
     metadata = {
         "id": "0000-of-this-table",
         "format": {"provider": "parquet", "options": {}},

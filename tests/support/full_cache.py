@@ -76,8 +76,7 @@ class Table:
         """The rows of these keys, through the reader as a worker does it."""
         plan, _ = self._planned()
         keys = pa.table({"id": pa.array(ids, pa.int64())})
-        rows: list[dict[str, object]] = get_many(self.host.reader, plan, keys, ["id"], execution).to_pylist()
-        return rows
+        return get_many(self.host.reader, plan, keys, ["id"], execution).to_pylist()
 
     def versions(self, *ids: int) -> list[object]:
         return [row["version"] for row in self.get(*ids)]

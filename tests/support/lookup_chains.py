@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
 
 from pyspark_lookup import lookup_join
 from tests.support.spark_joins import by_spark
 from tests.support.spark_tables import MODES
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 HOWS = ("left", "left", "inner", "left_semi", "left_anti")
 KINDS = {"id": "number", "small": "number", "parent": "number", "weight": "number", "code": "text", "label": "text"}
@@ -39,10 +38,8 @@ def drawn(rng: random.Random) -> list[Step]:
         on: dict[str, str] = {}
         for key in rng.sample(["id", "code", "weight", "small"], rng.choice([1, 1, 2])):
             kind = "text" if key == "code" else "number"
-            fits = [
-                name for name, of in KINDS.items() if of == kind and (key != "weight" or name in ("weight", "small"))
-            ]
-            fits = [name for name in fits if name != "weight" or key == "weight"]
+            others = {"weight"} if key != "weight" else {*KINDS} - {"weight", "small"}
+            fits = [name for name, of in KINDS.items() if of == kind and name not in others]
             own = rng.choice([column for name in fits for column in found[name][-2:] if column not in on])
             on[own] = key
         how = rng.choice(HOWS)

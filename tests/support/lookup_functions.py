@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import operator
 import random
 import sys
 import threading
@@ -39,6 +40,7 @@ from tests.support.fakes import FakeClock
 
 Answer = Callable[[pa.Table], Any]
 Options = Mapping[str, Any]
+Version = Callable[[], str] | None
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 USERS = {1: ["Alice"], 2: ["Bob", "Charlie"]}  # 3 is nobody
 BOUND_S = 20.0  # nothing takes this long unless it hangs
@@ -81,14 +83,16 @@ class Log:
         return [sorted(key if len(key) > 1 else key[0] for key in keys) for keys in lists]
 
 
-class SyncFunction(LookupFunction):
-    """Answers as it is told; opens as it is told, too."""
+class _Told:
+    """Answers and opens as it is told."""
 
     def __init__(self, answer: Answer, batch_size: int | None = None) -> None:
-        self.answer, self.batch_size = answer, batch_size
-        self.opens: Callable[[], object] = lambda: None
-        self.log = Log()
+        self.answer, self.opens, self.log = answer, lambda: None, Log()
+        if batch_size is not None:
+            self.batch_size = batch_size
 
+
+class SyncFunction(_Told, LookupFunction):
     def open(self) -> None:
         self.opens()
         self.log.add("open")
@@ -101,13 +105,8 @@ class SyncFunction(LookupFunction):
         self.log.add("close")
 
 
-class AsyncFunction(AsyncLookupFunction):
+class AsyncFunction(_Told, AsyncLookupFunction):
     """The same after others had their turn; what it is told may be awaitable."""
-
-    def __init__(self, answer: Answer, batch_size: int | None = None) -> None:
-        self.answer, self.batch_size = answer, batch_size or AsyncLookupFunction.batch_size
-        self.opens: Callable[[], object] = lambda: None
-        self.log = Log()
 
     async def open(self) -> None:
         self.opens()
@@ -139,10 +138,7 @@ def users() -> SyncFunction:
 
 
 def provider(
-    function: Any,
-    schema: pa.Schema = SCHEMA,
-    version: Callable[[], str] | None = None,
-    cache: LookupCache | None = None,
+    function: Any, schema: pa.Schema = SCHEMA, version: Version = None, cache: LookupCache | None = None
 ) -> LookupProvider:
     """The provider that serves this function, behind a cache of its own if there is one."""
     asynchronous = isinstance(function, AsyncLookupFunction)
@@ -221,17 +217,10 @@ class Desk:
         self._tables.append((runtime(), table))
         return table
 
-    def serve(
-        self,
-        function: Any,
-        options: Options = NONE,
-        schema: pa.Schema = SCHEMA,
-        version: Callable[[], str] | None = None,
-        cache: LookupCache | None = None,
-    ) -> LookupTable:
-        """The table of one function; of several, each provider that is made has the next one."""
+    def serve(self, function: Any, options: Options = NONE, *of: Any, **named: Any) -> LookupTable:
+        """The table of one function, as of `provider`; of several, each provider that is made has the next one."""
         functions = iter(function) if isinstance(function, list) else itertools.repeat(function)
-        return self.table(lambda context: provider(next(functions), schema, version, cache), options)
+        return self.table(lambda context: provider(next(functions), *of, **named), options)
 
     def abandon(self) -> None:
         """Leave all processes so far as they are: one of their locks may be held for ever."""
@@ -299,20 +288,15 @@ def beside(call: Callable[[], Any]) -> Callable[..., Any]:
     return result
 
 
-def _inner(name: str) -> Any:
-    """The method of this name of the cache within."""
-
-    def call(self: Plain, *args: Any) -> Any:
-        return getattr(self.inner, name)(*args)
-
-    return call
+_FORWARDED = ("get_many", "peek_many", "put_many", "invalidate_many", "size", "bytes")
 
 
 class Plain(LookupCache):
     """A cache of somebody's own, of which nothing is known."""
 
-    get_many, peek_many, put_many = _inner("get_many"), _inner("peek_many"), _inner("put_many")
-    invalidate_many, size, bytes = _inner("invalidate_many"), _inner("size"), _inner("bytes")
+    get_many, peek_many, put_many, invalidate_many, size, bytes = (
+        property(operator.attrgetter(f"inner.{name}")) for name in _FORWARDED
+    )
 
     def __init__(self) -> None:
         self.inner = DefaultLookupCache(max_rows=100)

@@ -10,18 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StreamingQuery
 
 from pyspark_lookup import LookupTable, lookup_join, read_table
 from tests.support.fakes import wait_until_settled
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 FULL = {"lookup.cache": "FULL"}
 MODES: dict[str, dict[str, Any]] = {
@@ -175,6 +173,5 @@ def made_files(home: Path) -> dict[str, str]:
 
     tables = {"facts": rows(40, 8), "few": rows(6, 6), "many": rows(20, 9), "none": rows(0, 1)}
     paths = {name: saved(home / name / "rows.parquet", table, 16) for name, table in tables.items()}
-    return {
-        name: str(path.parent if name == "facts" else path) for name, path in paths.items()
-    }  # (streams are of directories)
+    # Streams are of directories.
+    return {name: str(path.parent if name == "facts" else path) for name, path in paths.items()}

@@ -24,15 +24,8 @@ REAL_TIME = Feature("real-time mode", "4.1", bool(ARROW_UDFS))
 PIPELINES = Feature("Declarative Pipelines", "4.1", find("pyspark.pipelines", "table") is not None)
 PARTIAL_INSERTS = Feature("INSERT of some of a table's columns", "4.1", bool(ARROW_UDFS))
 FEATURES = (
-    DATA_SOURCES,
-    SQL_FUNCTIONS,
-    ARROW_WRITERS,
-    ARROW_UDFS,
-    STREAM_LIMITS,
-    REAL_TIME,
-    PIPELINES,
-    PARTIAL_INSERTS,
-)
+    ARROW_UDFS, ARROW_WRITERS, DATA_SOURCES, PARTIAL_INSERTS, PIPELINES, REAL_TIME, SQL_FUNCTIONS, STREAM_LIMITS,
+)  # fmt: skip
 
 
 def needs(feature: Feature) -> pytest.MarkDecorator:

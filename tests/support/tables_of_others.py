@@ -35,9 +35,7 @@ def check_rows(opened: Callable[[str, str | None], LookupTable], mode: str, expe
     rows = opened("none", None).scan()
     assert rows_of(rows) == expected
     types = pa.types
-    flat = [
-        field.name for field in rows.schema if not types.is_nested(field.type) and not types.is_floating(field.type)
-    ]
+    flat = [f.name for f in rows.schema if not types.is_nested(f.type) and not types.is_floating(f.type)]
     if not flat or not rows.num_rows:
         return
     key = flat[0]

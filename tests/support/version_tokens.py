@@ -79,8 +79,5 @@ class Process:
         self.host.store.calls.clear()
         return kinds
 
-    def metadata_calls(self) -> list[str]:
-        return [kind for kind in self.calls() if kind != "get"]
-
     def gone(self) -> int:
         return self.host.metrics.snapshot()["versionGoneCount"]

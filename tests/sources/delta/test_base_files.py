@@ -153,9 +153,8 @@ def test_columns_follow_the_log(table: Path, tmp_path: Path, restart: Callable[[
     before = reader.scan().num_rows
     for step in range(5):
         DeltaTable(str(table)).delete(f"id % {FILES} = {step}")
-        rows = pa.table(
-            {"id": [*range(1000 + step * 100, 1020 + step * 100)], "name": ["new"] * 20, "region": ["eu"] * 20}
-        )
+        new = range(1000 + step * 100, 1020 + step * 100)
+        rows = pa.table({"id": [*new], "name": ["new"] * 20, "region": ["eu"] * 20})
         write_deltalake(str(table), rows, mode="append")
         assert rows_of(reader) == expected(table)
         restart()
@@ -227,11 +226,8 @@ def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> 
 
 def test_a_file_with_two_vectors(table: Path, tmp_path: Path) -> None:
     """A log that lists a path twice contradicts itself, whether the first one is in the columns or not."""
-    add = next(
-        action["add"]
-        for line in (table / "_delta_log" / f"{1:020}.json").read_text().splitlines()
-        if "add" in (action := json.loads(line))
-    )
+    lines = map(json.loads, (table / "_delta_log" / f"{1:020}.json").read_text().splitlines())
+    add = next(line["add"] for line in lines if "add" in line)
     vector = {"storageType": "i", "pathOrInlineDv": "abc", "sizeInBytes": 3, "cardinality": 1}
     assert opened(table, tmp_path / "cache").version
     append_commit(table, [{"add": add | {"deletionVector": vector}}])

@@ -48,25 +48,12 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def make_directory(file: Path) -> None:
-    """Put a directory in its place."""
-    file.unlink()
-    file.mkdir()
-
-
-def checkpoint(path: Path) -> Path:
-    return next((path / "_delta_log").glob("*.checkpoint.parquet"))
-
-
-def vector(path: Path) -> Path:
-    return next(path.rglob("deletion_vector_*"))
-
-
-def data_file(path: Path) -> Path:
-    return next(iter(path.glob("part-*")))
+def first(path: Path, name: str) -> Path:
+    return next(path.rglob(name))
 
 
 DAMAGED, GONE = errors.DamagedFileError, (errors.VersionGoneError, "deletion_vector_.*current version 4")
+VECTORS, CHECKPOINTS = "deletion_vector_*", "*.checkpoint.parquet"
 HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], str]] = {
     "a commit is cut": (lambda path: cut(commit(path, 4)), DAMAGED, f"{4:020}.json is not a Delta commit"),
     "a commit is missing": (lambda path: commit(path, 3).unlink(), DAMAGED, f"a gap: {3:020}.json"),
@@ -80,10 +67,14 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], st
         errors.UfsNotFoundError,
         f"holds no commit, but a checkpoint of version 2, which may not be the newest: restore {2:020}.json",
     ),
-    "a vector is flipped": (lambda path: flip(vector(path)), DAMAGED, "deletion_vector_.*checksum"),
-    "a vector is missing": (lambda path: vector(path).unlink(), *GONE),
-    "a vector is a directory": (lambda path: make_directory(vector(path)), *GONE),
-    "a file is missing": (lambda path: data_file(path).unlink(), errors.VersionGoneError, "part-.*current version 4"),
+    "a vector is flipped": (lambda path: flip(first(path, VECTORS)), DAMAGED, "deletion_vector_.*checksum"),
+    "a vector is missing": (lambda path: first(path, VECTORS).unlink(), *GONE),
+    "a vector is a directory": (lambda path: (file := first(path, VECTORS)).unlink() or file.mkdir(), *GONE),
+    "a file is missing": (
+        lambda path: first(path, "part-*").unlink(),
+        errors.VersionGoneError,
+        "part-.*current version 4",
+    ),
 }
 
 
@@ -98,7 +89,7 @@ def test_harm_is_told(path: Path, tmp_path: Path, harm: str) -> None:
 @pytest.mark.parametrize("harm", [cut, flip])
 def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """While the commits before it are there; else the error names it. So is a hint that leads nowhere."""
-    harm(checkpoint(path))
+    harm(first(path, CHECKPOINTS))
     (path / "_delta_log" / "_last_checkpoint").write_text('{"version": 17}')
     assert sorted(opened(path, tmp_path / "cache").scan().column("id").to_pylist()) == [0, 1, 2, 7, 9]
     commit(path, 0).unlink()
@@ -109,10 +100,10 @@ def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: C
 def test_a_checkpoint_of_several_files(path: Path, tmp_path: Path) -> None:
     """It is used if all of them are there."""
     rows = opened(path, tmp_path / "known").scan().num_rows
-    older = checkpoint(path)
+    older = first(path, CHECKPOINTS)
     DeltaTable(str(path)).create_checkpoint()
     older.unlink()
-    whole, log = checkpoint(path), path / "_delta_log"
+    whole, log = first(path, CHECKPOINTS), path / "_delta_log"
     actions = pq.read_table(whole)
     whole.unlink()
     added = actions.column("add").is_valid().to_numpy()

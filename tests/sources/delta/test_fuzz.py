@@ -5,6 +5,7 @@ As `tests/test_fuzz.py`; more examples, and others: LOOKUPCACHE_FUZZ=100 pytest 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import json
@@ -12,7 +13,9 @@ import os
 import random
 import re
 import struct
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +26,117 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.errors import DamagedFileError, PysparkLookupError
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.lookup import get_many
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.sources.delta.source import DeletionVector
-from tests.support.delta_evaluation import commits_of, decoded_z85, evaluated, vector_values
-from tests.support.delta_judging import LAST, NAME, Reader, commit, copied, in_bounds, judge, world
+from pyspark_lookup.sources.registry import parse_options
+from tests.support.delta_evaluation import Rows, State, commits_of, decoded_z85, evaluated, shown, vector_values
 from tests.support.delta_tables import encode_z85
-from tests.support.delta_worlds import CHECKPOINT, SHAPES, sealed
-from tests.support.fuzzing import altered, damaged, fuzzed, misspelled
-from tests.support.lake_tables import roaring
+from tests.support.delta_worlds import CHECKPOINT, SHAPES, copy_world, write_world
+from tests.support.fakes import FakeClock, make_host
+from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
+from tests.support.lake_tables import MODES, roaring, sealed
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
+NAME = "dim-of-the-fuzz"
+LAST = 6
+CASE_AT_MOST_S = 20.0
 Hurt = Callable[[st.DataObject, Path], int]
 """Damages a table, and returns from which version on that may be seen."""
+
+
+@functools.cache
+def world(shape: str) -> tuple[Path, Rows]:
+    path = Path(tempfile.mkdtemp(prefix="lookupcache-fuzz-")) / NAME
+    write_world(path, shape)
+    with copied(shape, path) as copy:
+        state, *_ = evaluated(copy)
+    return path, state.rows
+
+
+@contextlib.contextmanager
+def copied(shape: str, made: Path | None = None) -> Iterator[Path]:
+    """A copy of one's own to be damaged; beside it there is room for a cache directory."""
+    with tempfile.TemporaryDirectory() as home:
+        yield copy_world(made or world(shape)[0], Path(home) / NAME)
+
+
+def commit(path: Path, version: int) -> Path:
+    return path / "_delta_log" / f"{version:020}.json"
+
+
+def at_once(name: str, run: Callable[[], None]) -> None:
+    """Loads are made by who asks for them; nobody runs a schedule."""
+    if "-schedule-" not in name:
+        run()
+
+
+@contextlib.contextmanager
+def in_bounds() -> Iterator[None]:
+    """Neither time nor memory without end."""
+    began = time.process_time()
+    with memory_at_most():
+        yield
+    assert time.process_time() - began < CASE_AT_MOST_S
+
+
+class Reader:
+    """A new process of a host: what it starts beside a read has ended when the read has."""
+
+    def __init__(self, path: Path, cache: Path, mode: str = "none", **options: Any) -> None:
+        more = {f"lookup.{key}": str(value) for key, value in options.items()}
+        self.given = {"path": str(path), **MODES[mode], **more}
+        self.host = make_host(str(path), cache, FakeClock(5_000_000_000.0), start=at_once)
+
+    def plan(self, **more: str) -> tuple[ReadPlan, pa.Schema]:
+        options = parse_options({**self.given, **more})
+        found = planner.find(self.host.reader, options)
+        columns = planner.table_columns(found, options)
+        plan = planner.plan_read(found, planner.with_table_keys(options, found), columns, self.host.clock.host())
+        return plan, columns
+
+    def scan(self) -> Rows:
+        plan, columns = self.plan()
+        batches = list(self.host.reader.read(plan, ReadTask(0, 1), None))
+        return shown(pa.Table.from_batches(batches, columns).to_pylist())
+
+    def get_many(self) -> Rows:
+        """The rows of all keys."""
+        plan, columns = self.plan(**{"lookup.keys": "id"})
+        keys = pa.table({"id": pa.array([*range(62), -5, None], pa.int64())})
+        return shown(get_many(self.host.reader, plan, keys, ["id"], None).select(columns.names).to_pylist())
+
+    def history(self) -> Any:
+        return self.host.resolver.kinds.history(parse_options(self.given))
+
+
+def judge(
+    path: Path, cache: Path, mode: str, states: Sequence[State], more: Sequence[Rows] = (), **options: Any
+) -> None:
+    """A scan, and a lookup of all keys, are one of the states, or `more`; or an error that names the table."""
+    accepted = [state.rows for state in states] + [*more]
+    reader = Reader(path, cache, mode, **options)
+    try:
+        assert mode == "partial" or reader.scan() in accepted
+    except PysparkLookupError as problem:
+        assert re.search(rf"{NAME}|deletion vector of \S+\.parquet|column '.*' is of type", str(problem)), problem
+    try:
+        found = reader.get_many()
+    except PysparkLookupError:
+        return
+    assert any(found <= rows for rows in accepted)
+    statistics = [add.get("stats") for state in states for add in state.files.values()]
+    if all(isinstance(one, str) and one in known_statistics() for one in statistics):
+        keyed = [{row: count for row, count in rows.items() if "('id', None)" not in row} for rows in accepted]
+        assert found in map(collections.Counter, keyed)
+
+
+@functools.cache
+def known_statistics() -> set[str]:
+    """What the tables' own commits say: files that statistics rule out are not opened."""
+    lines = [line for shape in SHAPES for file in commits_of(world(shape)[0]).values() for line in file.open()]
+    return {add["stats"] for line in lines if (add := json.loads(line).get("add"))}
 
 
 def tried(data: st.DataObject, hurt: Hurt) -> None:
@@ -48,9 +151,7 @@ def tried(data: st.DataObject, hurt: Hurt) -> None:
             for version in range(CHECKPOINT):
                 commit(path, version).unlink()
         if known is not None:
-            later = {
-                commit(path, version): commit(path, version).read_bytes() for version in range(known + 1, LAST + 1)
-            }
+            later = {file: file.read_bytes() for file in (commit(path, n) for n in range(known + 1, LAST + 1))}
             for file in later:
                 file.unlink()
             Reader(path, cache, mode).get_many()
@@ -198,12 +299,12 @@ def hurt_vector(data: st.DataObject, path: Path) -> int:
     else:
         offset = vector.get("offset", 0)
         inline = vector["storageType"] == "i"
-        held = (
+        data_now = (
             decoded_z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]]
             if inline
             else place.read_bytes()[offset + 4 : -4]
         )
-        now = data.draw(damaged(held, [roaring(range(5000)), roaring([2**32, 5]), roaring(range(3, 9), True)]))
+        now = data.draw(damaged(data_now, [roaring(range(5000)), roaring([2**32, 5]), roaring(range(3, 9), True)]))
         vector["sizeInBytes"] = len(now)
         if inline:
             vector["pathOrInlineDv"] = encode_z85(now)
@@ -249,10 +350,9 @@ def test_bitmaps_with_parts_that_are_empty() -> None:
         vector_of(blob + b"\0", 1)
 
 
-def vector_of(blob: bytes, rows: int, claimed: int | None = None) -> Any:
+def vector_of(blob: bytes, rows: int) -> Any:
     """What the package makes of a bitmap in a file."""
-    size = len(blob) if claimed is None else claimed
-    vector = DeletionVector("of.parquet", "p", "x", 1, size, rows, f"file:///{NAME}/x")
+    vector = DeletionVector("of.parquet", "p", "x", 1, len(blob), rows, f"file:///{NAME}/x")
     return vector.positions(sealed(blob))["of.parquet"]
 
 

@@ -14,41 +14,24 @@ from tests.support.lake_tables import MODES, rows_of
 from tests.support.tables_of_others import check_rows, unpack
 
 NO_SCHEMA = [
-    "canonicalized-paths-normal-a",
-    "canonicalized-paths-normal-b",
-    "canonicalized-paths-special-a",
-    "canonicalized-paths-special-b",
-    "corrupted-last-checkpoint",
-    "deltalog-commit-info",
-    "deltalog-state-reconstruction-from-checkpoint-missing-metadata",
-    "deltalog-state-reconstruction-from-checkpoint-missing-protocol",
-    "update-deleted-directory",
-]
+    "canonicalized-paths-normal-a", "canonicalized-paths-normal-b", "canonicalized-paths-special-a",
+    "canonicalized-paths-special-b", "corrupted-last-checkpoint", "deltalog-commit-info", "update-deleted-directory",
+    *(f"deltalog-state-reconstruction-from-checkpoint-missing-{what}" for what in ("metadata", "protocol")),
+]  # fmt: skip
 NO_FILES = [
-    "checkpoint",
-    "checkpoint_with_partitions",
-    "checkpoints",
-    "checkpoints_vacuumed",
-    "delete-re-add-same-file-different-transactions",
-    "latest_not_checkpointed",
-    "log-replay-special-characters-b",
-    "parquet-decimal-dictionaries-v1",
-    "partitioned-table-with-dv-large",
-    "table-with-dv-gigantic",
-    "table-with-dv-large",
-    "delta_spark/table-with-dv-small",
+    "checkpoint", "checkpoint_with_partitions", "checkpoints", "checkpoints_vacuumed", "latest_not_checkpointed",
+    "delete-re-add-same-file-different-transactions", "log-replay-special-characters-b", "parquet-decimal-dictionaries-v1",
+    "partitioned-table-with-dv-large", "table-with-dv-gigantic", "table-with-dv-large", "delta_spark/table-with-dv-small",
     "with_checkpoint_no_last_checkpoint",
-]
+]  # fmt: skip
+VARIANTS = [
+    "spark-shredded-variant-preview-delta", "spark-variant-checkpoint", "spark-variant-stable-feature-checkpoint",
+    "variant-stats-nested-no-checkpoint", "variant-stats-no-checkpoint", "variant-stats-state-reconstruction",
+    "variant-stats-with-struct-no-checkpoint",
+]  # fmt: skip
 REFUSED = {
     "simple_table_features": "requires reader version 5",
-    "spark-shredded-variant-preview-delta": "is of type 'variant'",
-    "spark-variant-checkpoint": "is of type 'variant'",
-    "spark-variant-stable-feature-checkpoint": "is of type 'variant'",
     "table-with-domain-metadata": "_delta_log holds no commit, but a checkpoint of version 108",
-    "variant-stats-nested-no-checkpoint": "is of type 'variant'",
-    "variant-stats-no-checkpoint": "is of type 'variant'",
-    "variant-stats-state-reconstruction": "is of type 'variant'",
-    "variant-stats-with-struct-no-checkpoint": "is of type 'variant'",
     "basic_catalog_managed": "catalogManaged",
     "catalog-owned-preview": "catalogManaged",
     "deltalog-invalid-protocol-version": "requires reader version 99",
@@ -57,6 +40,7 @@ REFUSED = {
     "deltalog-state-reconstruction-without-protocol": "lacks the table's protocol",
     "versions-not-contiguous": "00000000000000000001.json is missing before version 2",
     "table-with-dv-special-char": "a file of another store",
+    **dict.fromkeys(VARIANTS, "is of type 'variant'"),
     **dict.fromkeys(NO_SCHEMA, "has no schemaString"),
     **dict.fromkeys(NO_FILES, "it belongs to the current version"),
 }

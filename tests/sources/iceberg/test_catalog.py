@@ -285,80 +285,36 @@ def test_files_that_lack_a_new_column_are_fetched_without_deleted_rows(tmp_path:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_sequence_numbers_and_partitions(tmp_path: Path, mode: str) -> None:
-    """A delete by value is of older files: of its partition, or, of a spec without fields, of all; by position also of its own snapshot's."""
-    table = IcebergTable.create(tmp_path / "t", {"id": "int", "p": "string", "q": "int"}, spec=[("p", "identity")])
-    reader = opened(table.home, tmp_path / "cache", mode, "id")
-
-    def rows(start: int) -> list[dict[str, Any]]:
-        return [{"id": start + number, "p": "xyz"[number % 3], "q": number % 2} for number in range(6)]
-
-    check(reader, table)
-    first = table.data(rows(0))
-    partition = first[0]["partition"]
-    table.commit(first)
-    check(reader, table)
-    table.commit([*table.data(rows(10)), table.equality([{"q": 1}], ["q"], partition=partition)])
-    check(reader, table)
-    table.commit(table.data(rows(20)), sequence=1)  # a compaction may write files with older numbers
-    check(reader, table)
-    table.set_spec([])
-    later = table.data(rows(30))
-    by_value = table.equality([{"id": 0}, {"id": 11}, {"id": 30}], ["id"])
-    table.commit([*later, by_value, table.positions([(later[0], 5)])])
-    check(reader, table)
-    table.set_spec([("p", "void")])
-    table.commit([table.equality([{"p": "y"}], ["p"], partition={"p_void_1001": None})])
-    check(reader, table)
-    live = [entry for entry in table.live() if entry.file["content"]]
-    table.commit([], live, "delete")  # all of them are gone: what they deleted is back
-    check(reader, table)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_which_rows_a_delete_by_value_concerns(tmp_path: Path, mode: str) -> None:
-    """Null is deleted by null only, and what is blank by what is blank; rows that come with the delete stay, and later ones."""
-    table = IcebergTable.create(tmp_path / "t", COLUMNS)
-    table.commit(table.data([{"id": number, "name": name} for number, name in enumerate([None, "", "x", None, ""])]))
-
-    def ids_after(*files: File) -> list[int]:
-        table.commit(files)
-        found: list[int] = opened(table.home, tmp_path / "cache", mode, "id").get_many([*range(6)])["id"].to_pylist()
-        return found
-
-    assert ids_after(table.equality([{"name": None}], ["name"])) == [1, 2, 4]
-    assert ids_after(table.equality([{"name": ""}], ["name"])) == [2]
-    anew = table.data([{"id": 5, "name": "y"}])
-    assert ids_after(*anew, table.equality([{"id": 2}, {"id": 5}], ["id"])) == [5]
-    assert ids_after(*table.data([{"id": 2, "name": "z"}])) == [2, 5]
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(2))
 def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
-    """Rows are deleted by one column, by two and by null, in a partition and in all, again and again: a process that goes on knows them,
-    a new one, and one that goes back to an older snapshot and returns."""
+    """Rows are deleted by one column, by two and by null, in a partition and in all, and by their position in the same snapshot, again
+    and again: a process that goes on knows them, a new one, and one that goes back to an older snapshot and returns."""
     rng = random.Random(seed)
     columns: dict[str, Kind] = {"id": "int", "name": "string", "x": "double", "p": "string"}
     table = IcebergTable.create(tmp_path / "t", columns, spec=[("p", "identity")] if seed else [])
     reader, snapshots = opened(table.home, tmp_path / "cache", mode, "id"), []
+    check(reader, table)
     for number in range(24):
         rows: list[dict[str, Any]] = [
             {"id": rng.randrange(8), "name": rng.choice([None, "", "n"]), "x": rng.choice([None, 0.0, -0.0, math.nan]), "p": rng.choice("ab")}
             for _ in range(rng.randint(1, 3))
         ]  # fmt: skip
-        if number == 12:
-            table.set_spec([])  # from now on, deletes concern all partitions
-        by = rng.choice([["id"], ["id"], ["name", "id"], ["x"]])
+        if number in (12, 18):  # from now on, deletes concern all partitions
+            table.set_spec([] if number == 12 else [("p", "void")])
+        by = rng.choice([["id"], ["id"], ["name", "id"], ["name"], ["x"]])
         deletes = [table.equality([row], by, partition=table.partition_of(row)) for row in rows]
-        snapshots.append(table.commit([*deletes, *table.data([*rows, {**rows[0], "id": 8 + number}])]))
+        files = table.data([*rows, {**rows[0], "id": 8 + number}])
+        snapshots.append(table.commit([*deletes, *files, table.positions([(files[0], 0)])]))
         if number % 6 == 5:
             check(reader, table)
-    table.set_current(snapshots[9])
-    check(reader, table)
-    table.set_current(snapshots[-1])
-    check(reader, table)
+            table.commit(table.data(rows), sequence=1)  # a compaction may write files with older numbers
+            check(reader, table)
+    for snapshot in (snapshots[9], snapshots[-1]):
+        table.set_current(snapshot)
+        check(reader, table)
     check(opened(table.home, tmp_path / "new", mode, "id"), table)
+    table.commit([], [entry for entry in table.live() if entry.file["content"]], "delete")  # what they deleted is back
+    check(reader, table)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -25,6 +25,7 @@ from tests.support.iceberg_oracle import DATA, EQUALITY, POSITION, is_vector
 from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES
+from tests.support.orc_files import varint
 from tests.support.rest_catalog import RestCatalog
 
 COLUMNS = {"id": "int", "name": "string"}
@@ -57,14 +58,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def garbage(path: Path) -> None:
-    path.write_bytes(b"\x93not this" * 50)
-
-
-def newest_list(table: IcebergTable) -> Path:
-    return table.local(table.meta["snapshots"][-1]["manifest-list"])
-
-
 def newest_manifest(table: IcebergTable) -> Path:
     lists = {table.local(one["manifest-list"]) for one in table.meta["snapshots"]}
     made = [path for path in table.home.glob("metadata/*.avro") if path not in lists]
@@ -78,7 +71,7 @@ def first(which: Callable[[File], bool]) -> Callable[[IcebergTable], Path]:
 
 FILES: dict[str, Callable[[IcebergTable], Path]] = {
     "metadata": lambda table: table.metadata,
-    "list": newest_list,
+    "list": lambda table: table.local(table.meta["snapshots"][-1]["manifest-list"]),
     "manifest": newest_manifest,
     "equality": first(lambda file: file["content"] == EQUALITY),
     "positions": first(lambda file: file["content"] == POSITION and not is_vector(file)),
@@ -94,10 +87,7 @@ GONE = (errors.VersionGoneError, errors.UfsNotFoundError)
 def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Callable[[Path], None], mode: str) -> None:
     """By the name of the file, and of the snapshot that needs it."""
     path = FILES[which](table)
-    if which == "vector" and harm is cut:
-        path.write_bytes(path.read_bytes()[:20])
-    else:
-        harm(path)
+    path.write_bytes(path.read_bytes()[:20]) if which == "vector" and harm is cut else harm(path)
     with pytest.raises((errors.DamagedFileError, *GONE)) as caught:
         ids(table.home, tmp_path / "cache", mode)
     assert path.name in str(caught.value)
@@ -153,6 +143,7 @@ def _hang_up() -> Any:
     raise ConnectionAbortedError
 
 
+# What a catalog answers, and what is told of it.
 CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
     (_refused(503, "later", "Unavailable"), "later"),
     (_refused(401, "who?", "NotAuthorizedException"), "who"),
@@ -160,7 +151,6 @@ CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: (200, {"metadata-location": "x"}), ""),
     (_hang_up, ""),
 ]
-"""What a catalog answers, and what is told of it."""
 
 
 @pytest.mark.parametrize(("fault", "told"), CATALOG_FAULTS)
@@ -191,9 +181,8 @@ def test_a_catalog_that_fails(rest: RestCatalog, tmp_path: Path, fault: Callable
 def test_a_catalog_that_says_nothing() -> None:
     """A server that takes a connection and does not answer is given up, and asked anew the next time."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        catalog = Catalog(
-            "silent", [("type", "rest"), ("uri", f"http://127.0.0.1:{silent.getsockname()[1]}")], call_s=0.2
-        )
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        catalog = Catalog("silent", [("type", "rest"), ("uri", uri)], call_s=0.2)
         for _ in range(2):
             with pytest.raises(errors.CatalogUnavailableError, match=r"'silent' has not answered within 0\.2 s"):
                 catalog.load("ns.table")
@@ -219,7 +208,7 @@ def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None
     with pytest.raises(errors.UfsNotFoundError, match=r"no table ns\.table"):
         reader.get_many([0, 1])
     catalog.close()
-    garbage(tmp_path / "catalog.db")
+    (tmp_path / "catalog.db").write_bytes(b"\x93not this" * 50)
     with pytest.raises(errors.CatalogUnavailableError, match="'tests'"):
         reader.get_many([0, 1])
 
@@ -271,11 +260,7 @@ def rewrite(path: Path, codec: str) -> list[Any]:
 
 def _varint(number: int) -> bytes:
     """As Avro writes a long."""
-    rest, found = (number << 1 ^ number >> 63) & (1 << 64) - 1, []
-    while rest > 127:
-        found.append(rest & 127 | 128)
-        rest >>= 7
-    return bytes([*found, rest])
+    return varint((number << 1 ^ number >> 63) & (1 << 64) - 1)
 
 
 @pytest.mark.parametrize("which", ["list", "manifest"])

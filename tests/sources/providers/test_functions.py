@@ -56,16 +56,6 @@ from tests.support.lookup_functions import (
 from tests.support.memory_cache import Dictionary
 
 
-def holding(gate: threading.Event, answer: Answer) -> Answer:
-    """Answers when the gate opens."""
-
-    def held(keys: pa.Table) -> Any:
-        gate.wait(BOUND_S)
-        return answer(keys)
-
-    return held
-
-
 class ByKey(KeyLookupFunction):
     """Users one at a time."""
 
@@ -93,8 +83,7 @@ class AsyncByKey(AsyncKeyLookupFunction):
 @CACHES
 def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
     """However many threads ask, from a running event loop too, a function is used by one that is none of them, one call at a time."""
-    running: list[int] = []
-    overlaps: list[int] = []
+    running, overlaps = list[int](), list[int]()
 
     def answer(keys: pa.Table) -> pa.Table:
         running.append(1)
@@ -393,7 +382,7 @@ def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
 @pytest.mark.parametrize("where", ["lookup", "open", "version"])
-@pytest.mark.parametrize(("kind", "cache"), [("sync", PARTIAL), ("async", NONE)], ids=["sync", "async"])
+@EITHER
 def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options, where: str, late: bool) -> None:
     """It is given up after the timeout, and so is its thread; a late answer is not kept; a new function answers as soon as there is one."""
     gate, threads = threading.Event(), list[threading.Thread]()
@@ -480,10 +469,9 @@ def test_a_factory_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -
         waiting = [beside(lambda name=name, options=options: desk.table(name, options)) for _ in range(2)]
         assert hanging.wait(BOUND_S)
         if options is QUICK:
+            late = f"{name} has not returned within lookup.async.timeout = 0.6 s"
             for result in waiting:
-                with pytest.raises(
-                    LookupTimeoutError, match=f"{name} has not returned within lookup.async.timeout = 0.6 s"
-                ):
+                with pytest.raises(LookupTimeoutError, match=late):
                     raise result()
             assert names(desk.table(name, options), 1) == ["Alice"]
         else:
@@ -535,8 +523,7 @@ def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None,
         hanging.set()
         return str(gate.wait(BOUND_S))
 
-    options = {"lookup.async.timeout": "3 s"}
-    table = desk.serve(users(), options, version=in_turn(hang, lambda: "1"))
+    table = desk.serve(users(), {"lookup.async.timeout": "3 s"}, version=in_turn(hang, lambda: "1"))
     first = beside(lambda: table.get(1))
     assert hanging.wait(BOUND_S)
     behind = [beside(lambda: names(table, 1)) for _ in range(3)]
@@ -565,24 +552,22 @@ def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, ca
     assert len(function.log.loops) == 1
 
 
-def test_a_hit_waits_for_no_lookup(desk: Desk) -> None:
+def test_a_hit_waits_for_no_lookup(desk: Desk, gate: threading.Event) -> None:
     """A key that is held is answered while another one is being looked up, with a version() as well as without."""
-    gate, asking = threading.Event(), threading.Event()
+    asking = threading.Event()
 
     def slow(keys: pa.Table) -> pa.Table:
         asking.set()
-        return holding(gate, rows_of(USERS))(keys)
+        gate.wait(BOUND_S)
+        return rows_of(USERS)(keys)
 
     table = desk.serve(SyncFunction(in_turn(rows_of(USERS), slow)), PARTIAL, version=lambda: "1")
     assert names(table, 1) == ["Alice"]
     other = beside(lambda: table.get(2))
     assert asking.wait(BOUND_S)
-    hit = beside(lambda: names(table, 1))
-    try:
-        assert hit(BOUND_S / 4) == ["Alice"]
-    finally:
-        gate.set()
-        other()
+    assert beside(lambda: names(table, 1))(BOUND_S / 4) == ["Alice"]
+    gate.set()
+    other()
 
 
 def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> None:
@@ -614,7 +599,7 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "retries"), [*(({"lookup.max-retries": n}, n) for n in (0, 1)), (NONE, 3)], ids=["0", "1", "default"]
+    ("given", "retries"), [({"lookup.max-retries": 0}, 0), ({"lookup.max-retries": 1}, 1), (NONE, 3)]
 )
 @EITHER
 def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Options) -> None:
