@@ -120,9 +120,7 @@ class Host:
         self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "open_store", self._store)
 
     def _store(self, path: str, storage: dict[str, object], now_s: Callable[[], float]) -> Store:
-        store = FaultyStore(open_store(path, storage, now_s))
-        store.before = self._call
-        return store
+        return FaultyStore(open_store(path, storage, now_s), self._call)
 
     def _call(self, kind: str, subject: object) -> None:
         self.calls.append(kind)

@@ -139,8 +139,7 @@ class Nursery:
         try:
             pipe.send(request)
             if pipe.poll(_BOUND_S):
-                found: tuple[list[Answer], tuple[float, float]] = pipe.recv()
-                return found
+                return pipe.recv()
             problem = "hangs"
         except (EOFError, BrokenPipeError):
             problem = "died"

@@ -19,7 +19,7 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup import runtime
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.storage.stores import Store, open_store
+from pyspark_lookup.storage.stores import open_store
 from tests.support.fakes import FaultyStore
 from tests.support.iceberg_tables import sql_catalog
 
@@ -119,7 +119,7 @@ def test_a_cold_read_survives_clean_up_at_any_moment(
         host = Runtime(HostClock(), random.Random(call))
         with monkeypatch.context() as patch:
             patch.setattr(api, "runtime", lambda host=host: host)
-            patch.setattr(runtime, "open_store", lambda *args: faulty(open_store(*args), clean_up_before))
+            patch.setattr(runtime, "open_store", lambda *args: FaultyStore(open_store(*args), clean_up_before))
             answer = ids(home / "t", tmp_path / f"cache-{call}", options)
         if next(calls, None) is not None:
             break  # there were fewer calls
@@ -129,12 +129,6 @@ def test_a_cold_read_survives_clean_up_at_any_moment(
         shutil.copytree(tmp_path / "saved", home)
         call += 1
     assert call >= 4
-
-
-def faulty(store: Store, before: Callable[[str, object], None]) -> FaultyStore:
-    made = FaultyStore(store)
-    made.before = before
-    return made
 
 
 def ids(path: Path, cache: Path, options: dict[str, str]) -> Ids:

@@ -29,10 +29,8 @@ class Feed:
     def __init__(self, engine: Engine, options: LookupOptions) -> None:
         self._files = engine.reader.versions.files
         self._table = engine.reader.kinds.to_table(options, MANAGED)
-        state = engine.managed.read_log(options)
-        assert state is not None
-        self.state, self._log = state, engine.managed.log(self._table.url)
-        self.last = state.changes[-1].position
+        self.state, self._log = engine.managed.read_log(options), engine.managed.log(self._table.url)
+        self.last = self.state.changes[-1].position
 
     def changes(self) -> Iterable[tuple[TableState, Change]]:
         """All that the log tells of, each with a state that holds its write."""

@@ -93,7 +93,6 @@ def holding(*paths: Path) -> Iterator[subprocess.Popen[str]]:
     )
     command = [sys.executable, "-S", "-c", script, *map(str, paths)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         try:
             yield child

@@ -83,46 +83,39 @@ class Later:
         return count
 
 
-def _noted(kind: str, name: str) -> Any:
-    """The method of this name of a `FaultyStore`, listed as a call of this kind."""
-
-    def call(self: FaultyStore, path: str, *args: Any) -> Any:
-        self._note(kind, path)
-        return getattr(self._inner, name)(path, *args)
-
-    return call
+_KINDS = {
+    "get_meta": "head", "list_status": "list", "get_status": "status", "list_files": "files", "list_tree": "tree",
+    "last_change_s": "change", "delete": "delete", "delete_many": "delete",
+}  # fmt: skip
+"""The calls of a store that a `FaultyStore` lists besides puts and reads, and their kinds."""
 
 
 class FaultyStore:
     """A store that lists each call as (kind, subject) and runs `before(kind, subject)` ahead of it, and `after` a put has arrived.
 
-    `before` may raise what the store would raise, or change the files underneath. A "get" is listed
-    per range, as (kind, (url, offset, length)).
+    `before` may raise what the store would raise, or change the files underneath. A "get" is listed per range, as
+    (kind, (url, offset, length)).
     """
 
-    def __init__(self, inner: Store) -> None:
-        self._inner = inner
-        self.scope, self.pins, self.url_of = inner.scope, inner.pins, inner.url_of
-        self.lists_after = inner.lists_after
-        self.calls: list[tuple[str, object]] = []
-        self.before: Callable[[str, object], None] = lambda kind, subject: None
+    def __init__(self, inner: Store, before: Callable[[str, object], None] = lambda kind, subject: None) -> None:
+        self._inner, self.before = inner, before
         self.after: Callable[[], None] = lambda: None
+        self.calls: list[tuple[str, object]] = []
 
     def _note(self, kind: str, subject: object) -> None:
         self.calls.append((kind, subject))
         self.before(kind, subject)
 
-    get_meta = _noted("head", "get_meta")
-    list_status = _noted("list", "list_status")
-    get_status = _noted("status", "get_status")
-    list_files = _noted("files", "list_files")
-    list_tree = _noted("tree", "list_tree")
-    last_change_s = _noted("change", "last_change_s")
-    delete = _noted("delete", "delete")
-    delete_many = _noted("delete", "delete_many")
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in _KINDS:
+            return found
 
-    def has_directory(self, path: str, *args: Any) -> bool:
-        return self._inner.has_directory(path, *args)  # a local disk counts no call either
+        def call(path: str, *args: Any) -> Any:
+            self._note(_KINDS[name], path)
+            return found(path, *args)
+
+        return call
 
     def put_if_absent(self, path: str, *args: Any) -> FileVersion | None:
         self._note("put", path)

@@ -63,9 +63,7 @@ class Table:
 
     @property
     def full(self) -> FullCache:
-        found = self.host.reader.fulls.get_cache(self.table, self.options)
-        assert found is not None
-        return found
+        return self.host.reader.fulls.get_cache(self.table, self.options)
 
     def _planned(self) -> tuple[ReadPlan, pa.Schema]:
         found = planner.find(self.host.reader, self.options, self.table)
@@ -111,7 +109,6 @@ class Table:
         return names
 
     def segments(self) -> list[str]:
-        assert self.host.disk is not None
         return self.host.disk.segments(self.full.key)
 
     def metric(self, name: str) -> int:

@@ -46,10 +46,9 @@ def seeds(count: int) -> list[int]:
 
 def by_day(cases: Iterable[Any], every: int) -> list[Any]:
     """Cases of a test, of which each `every`-th is tried by day and the others by night."""
+    late = pytest.mark.nightly
     return [
-        case
-        if number % every == 0
-        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.nightly)
+        case if number % every == 0 else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=late)
         for number, case in enumerate(cases)
     ]
 
@@ -81,9 +80,8 @@ def damaged(draw: st.DrawFn, blob: bytes, others: Sequence[bytes] = ()) -> bytes
     for _ in range(draw(st.integers(1, 3))):
         at = _place(draw, len(changed))
         end = min(at + draw(st.sampled_from([1, 4, 8, 64, 4096])), len(changed))
-        match draw(
-            st.sampled_from(["flip", "flip", "cut", "behead", "extend", "repeat", "splice", "number", "zero", "swap"])
-        ):
+        ways = ["flip", "flip", "cut", "behead", "extend", "repeat", "splice", "number", "zero", "swap"]
+        match draw(st.sampled_from(ways)):
             case "flip" if changed:
                 changed[min(at, len(changed) - 1)] ^= 1 << draw(st.integers(0, 7))
             case "cut":

@@ -126,13 +126,11 @@ class Definition:
 
     @property
     def schema(self) -> dict[str, Any]:
-        found = (one for one in self.meta["schemas"] if one["schema-id"] == self.meta["current-schema-id"])
-        return next(found)
+        return next(one for one in self.meta["schemas"] if one["schema-id"] == self.meta["current-schema-id"])
 
     @property
     def fields(self) -> list[Field]:
-        found: list[Field] = self.schema["fields"]
-        return found
+        return self.schema["fields"]
 
     def field(self, name: str) -> Field:
         return next(field for field in self.fields if field["name"] == name)

@@ -49,8 +49,7 @@ def wide(low: int, high: int) -> pa.Table:
 
 
 def ids_of(table: pa.Table) -> list[int | None]:
-    found: list[int | None] = table.column("id").to_pylist()
-    return sorted(found, key=lambda id_: (id_ is not None, id_))
+    return sorted(table.column("id").to_pylist(), key=lambda id_: (id_ is not None, id_))
 
 
 class Site:
@@ -113,9 +112,7 @@ class Site:
 
     def state(self) -> TableState:
         engine = self.runtime.engine(parse_options(self.options("look", {})))
-        state = engine.managed.log(str(self.path)).latest()
-        assert state is not None
-        return state
+        return engine.managed.log(str(self.path)).latest()
 
     def files(self) -> list[str]:
         """The data files that lie there."""

@@ -86,10 +86,8 @@ def by_key(keys: Sequence[Any], present: Iterable[bool], rows: pa.Table) -> Held
     numbers = rows.column(KEY_INDEX).to_pylist()
     assert numbers == sorted(numbers)
     for number, value, text in zip(numbers, rows.column("v").to_pylist(), rows.column("t").to_pylist(), strict=True):
-        there = held[keys[number]]
-        assert there is not None
         assert text == f"t{value}"
-        there.append(value)
+        held[keys[number]].append(value)
     return held
 
 

@@ -302,9 +302,8 @@ def _changed(found: Answer, name: str, rng: random.Random) -> Answer:
         status, code = _REFUSALS[name]
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
         # The answer to a HEAD has the length of a body that does not come.
-        return Answer(
-            f"{status} {code}", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))], body
-        )
+        headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+        return Answer(f"{status} {code}", headers, body)
     if name in ("page", "blank"):
         body = _PAGE if name == "page" else b""
         return Answer("200 OK", [("Content-Type", "text/html"), ("Content-Length", str(len(body)))], body)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
@@ -13,18 +11,8 @@ from tests.support.iceberg_tables import sql_catalog
 from tests.support.spark_tables import NO_OPTIONS
 
 
-class LakeTable(Protocol):
-    """A table of rows (id, version, part), in which its writer says which version it has made."""
-
-    path: str
-    options: Mapping[str, str]
-
-    def append(self, ids: range, version: int) -> int: ...
-
-    def delete(self, where: str) -> int: ...
-
-
 def rows_of(ids: range, version: int) -> pa.Table:
+    """Rows (id, version, part), in which their writer says which version it has made."""
     return pa.table({"id": [*ids], "version": [version] * len(ids), "part": [f"p {key % 2}" for key in ids]})
 
 
@@ -66,6 +54,7 @@ class IcebergDim:
         return self._snapshot()
 
     def _snapshot(self) -> int:
-        snapshot = self.table.current_snapshot()
-        assert snapshot is not None
-        return snapshot.snapshot_id
+        return self.table.current_snapshot().snapshot_id
+
+
+LakeTable = DeltaDim | IcebergDim

@@ -72,10 +72,8 @@ class Workers:
 
     def tell(self, name: str, text: str) -> None:
         """Give a line to one that was started with a pipe for it."""
-        stdin = self.running[name].stdin
-        assert stdin is not None
-        stdin.write(text + "\n")
-        stdin.flush()
+        self.running[name].stdin.write(text + "\n")
+        self.running[name].stdin.flush()
 
     def kill(self, name: str) -> None:
         with self.running.pop(name) as process:
@@ -122,12 +120,7 @@ def fail_at_random(rng: random.Random, failing: float, slow_s: float, graves: Pa
         if rng.random() < failing:
             raise UfsUnavailableError(f"{kind} {subject}: injected")
 
-    def opened(*args: Any) -> FaultyStore:
-        store = FaultyStore(open_store(*args))
-        store.before = before
-        return store
-
-    runtime_module.open_store = opened  # type: ignore[assignment]
+    runtime_module.open_store = lambda *args: FaultyStore(open_store(*args), before)
 
 
 def _bury(path: str, graves: Path) -> None:

@@ -10,12 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.errors import NotSupportedError, OptionError, VersionGoneError
-from pyspark_lookup.sources.managed.change_feed import (
-    CHANGE_TYPE,
-    COMMIT_TIMESTAMP,
-    LOG_POSITION,
-    cost,
-)
+from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION, cost
 from tests.support.change_feed import changes_of, feed_of, told
 from tests.support.managed_tables import OFF, Site, rows
 
@@ -91,8 +86,7 @@ def test_what_an_overwrite_has_replaced_was_vacuumed(site: Site, later: int) -> 
 def batch_of(site: Site, **more: str) -> list[dict[str, Any]]:
     """The changes between two versions, read at once."""
     options = {f"lookup.{name.replace('_', '-')}": text for name, text in more.items()}
-    found: list[dict[str, Any]] = site.table(options, host="batch").scan().to_pylist()
-    return found
+    return site.table(options, host="batch").scan().to_pylist()
 
 
 def test_changes_between_two_versions(site: Site) -> None:

@@ -261,9 +261,7 @@ class Process:
         self.log = host.managed.log(host.ufs.url_of(place.path))
 
     def latest(self) -> TableState:
-        state = self.log.latest()
-        assert state is not None
-        return state
+        return self.log.latest()
 
     def allocate(self) -> TableState:
         return self.log.append(lambda s, nonce, at: Allocate(s.position + 1, s.table_id, nonce, at, s.high_watermark + 1, APPEND))  # fmt: skip
@@ -286,10 +284,7 @@ def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: py
 
     def opened(name: str) -> tuple[NotificationLog, TableState]:
         places.append(Process(place, cache_dir / name))
-        found = places[-1].log
-        state = found.latest()
-        assert state is not None
-        return found, state
+        return places[-1].log, places[-1].latest()
 
     def check(name: str, first: int) -> None:
         log_, state = opened(name)
@@ -431,10 +426,8 @@ def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> No
 
 @pytest.mark.parametrize("name", ["log", "checkpoints"])
 def test_a_table_recreated_under_an_append(place: Place, cache_dir: Path, name: str) -> None:
-    """An append that was slow does the table in the place of its own no harm, and nobody goes on with the old one.
-
-    Nor does a checkpoint that comes late say anything of the new one.
-    """
+    """An append that was slow does the table in the place of its own no harm, and nobody goes on with the old one. Nor does a checkpoint
+    that comes late say anything of the new one."""
     events, new = history("t", 20), history("u", 5)
     place.put(events[:49])
     writer = Process(place, cache_dir / "a")

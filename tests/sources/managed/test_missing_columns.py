@@ -35,8 +35,7 @@ def begun(site: Site, *found: Row) -> LookupTable:
 
 
 def held(table: LookupTable) -> list[Row]:
-    found: list[Row] = table.scan().sort_by("id").to_pylist()
-    return found
+    return table.scan().sort_by("id").to_pylist()
 
 
 def test_a_missing_column_is_refused(site: Site) -> None:
@@ -57,9 +56,8 @@ def test_a_missing_column_is_refused(site: Site) -> None:
 def test_a_key_that_two_rows_have(site: Site) -> None:
     """Whose values to keep cannot be said; nothing is written."""
     table = begun(site, {"id": 1, "a": "x", "b": 1}, {"id": 1, "a": "y", "b": 2})
-    with pytest.raises(
-        NonUniqueKeyError, match=r"key id = 1 is in the table more than once.* value of 'b'.* delete the key's rows"
-    ):
+    twice = r"key id = 1 is in the table more than once.* value of 'b'.* delete the key's rows"
+    with pytest.raises(NonUniqueKeyError, match=twice):
         site.table(KEEP).upsert(rows({"id": 1, "a": "z"}))
     with pytest.raises(NonUniqueKeyError, match="key id = 2 is in the new rows more than once: write each key once"):
         site.table(KEEP).upsert(rows({"id": 2, "a": "z"}, {"id": 2, "a": "q"}))
@@ -127,12 +125,7 @@ def before_events(act: Callable[[int], None]) -> Iterator[None]:
     keeps=True,
 )
 def test_nothing_that_others_commit_is_lost(
-    site: Site,
-    tmp_path_factory: pytest.TempPathFactory,
-    first: list[Row],
-    own: list[Row],
-    others: dict[int, tuple[str, list[Row]]],
-    keeps: bool,
+    site: Site, tmp_path_factory: Any, first: list[Row], own: list[Row], others: dict[int, Any], keeps: bool
 ) -> None:
     """Whatever another writer does before any of its events, a kept value is that of the commit before its own; null for a new row, or by NULL."""
     site.path = tmp_path_factory.mktemp("table") / "t"

@@ -14,13 +14,33 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores import FileVersion
-from pyspark_lookup.versions.model import TableVersion
-from tests.support.fakes import CACHES, make_host
-from tests.support.managed_hosts import Dim, rows
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+from tests.support.fakes import CACHES, Host, make_host
 from tests.support.managed_tables import Site
 from tests.support.version_tokens import Process
 
 PARTIAL, FULL = CACHES["PARTIAL"], CACHES["FULL"]
+
+
+def rows(ids: range | list[int], version: int = 1) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "version": pa.array([version] * len(ids), pa.int64())})
+
+
+class Dim:
+    """A managed table and a host that writes it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path, self._cache = tmp_path / "dim", tmp_path / "cache"
+        self.writer = self.table("writer", {"lookup.keys": "id"})
+
+    def table(self, host: str, options: dict[str, str] | None = None) -> LookupTable:
+        return LookupTable(str(self.path), {"lookup.cache.dir": str(self._cache / host), **(options or {})})
+
+    def known(self) -> tuple[Host, Table, TableVersion, VersionMetadata]:
+        """A host that has read the table's log, and what it knows."""
+        host = make_host(str(self.path), self._cache / "host")
+        table, version = host.resolver.discover(parse_options({"path": str(self.path)}))
+        return host, table, version, version.metadata
 
 
 @pytest.fixture
@@ -32,26 +52,20 @@ def dim(tmp_path: Path) -> Dim:
 
 
 def test_a_host_never_goes_back(dim: Dim) -> None:
-    """A resolution that was slow to be recorded does not replace that of a later position, though it began later.
-
-    Inside, a version that came without write ids is an error: no rows of it are read.
-    """
+    """A resolution that was slow to be recorded does not replace that of a later position, though it began later. Inside, a version that
+    came without write ids is an error: no rows of it are read."""
     host, table, old, _ = dim.known()
     dim.writer.write(rows([100], 2))
     new = host.resolver.current_versions.ask(table)
     assert host.resolver.host.learn(table, old, host.clock.steady_s + 1000) == new
-    last = host.resolver.host.last(table)
-    assert last is not None
-    assert last["digest"] == new.digest
+    assert host.resolver.host.last(table)["digest"] == new.digest
     with pytest.raises(ValueError, match="came without the table's own metadata"):
         host.reader.versions.schema(table, TableVersion(table.id, new.files))
 
 
 def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this host has committed it goes on reading, though one that began to ask before does not find it in the log.
-
-    Who finds the floor of a table that is gone does not take away the one that a commit raises meanwhile.
-    """
+    """What this host has committed it goes on reading, though one that began to ask before does not find it in the log. Who finds the
+    floor of a table that is gone does not take away the one that a commit raises meanwhile."""
     host, table, old, log = dim.known()
     versions, began_s = host.resolver.host, host.clock.steady_s
     host.clock.tick(1)
@@ -158,10 +172,7 @@ def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp
     for token, count in ((first, 100), (second, 99)):
         table, version = two.told(token)
         full = two.host.reader.fulls.get_cache(table, two.options)
-        assert full is not None
-        snapshot = full.build(version, 10.0)
-        assert snapshot is not None
-        assert snapshot.rows == count
+        assert full.build(version, 10.0).rows == count
 
 
 def test_columns_keys_and_properties_can_be_altered(dim: Dim, tmp_path: Path) -> None:

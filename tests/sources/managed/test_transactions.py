@@ -13,8 +13,24 @@ from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable, errors
 from tests.support.fuzzing import fuzzed
-from tests.support.keyed_tables import Row, rows_of, table_of, writes
 from tests.support.managed_tables import Site, ids_of, rows
+
+SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("v", pa.int64())])
+Row = tuple[int | None, str | None, int]
+keys = st.tuples(st.none() | st.integers(0, 6), st.sampled_from(["a", "b"]))
+modes = st.sampled_from(["append", "append", "upsert", "upsert", "delete", "overwrite"])
+writes = modes.flatmap(
+    lambda mode: st.tuples(st.just(mode), st.lists(keys, min_size=1, max_size=8, unique=mode == "upsert"))
+)
+
+
+def table_of(rows: list[Row]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
+    return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA)
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    return sorted(zip(*(table.column(name).to_pylist() for name in SCHEMA.names), strict=True), key=repr)
 
 
 def kinds(path: Path) -> list[str]:
