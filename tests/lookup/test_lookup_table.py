@@ -555,6 +555,30 @@ def test_values_that_no_type_of_python_holds(tmp_path: Path, kind: str) -> None:
         assert LookupTable(str(path), {**options, "lookup.columns": "id"}).get(1) == [{"id": 1}]
 
 
+ROWS_OF_STREAM = pa.table({"id": [1, 2**40], "name": ["a", None], "parts": [[1], [2, 3]]})
+
+
+def test_what_takes_a_stream(tmp_path: Path) -> None:
+    """As an Arrow C stream a table has the rows of now, each time; so has another table that is written from it."""
+    cache = {"lookup.cache.dir": str(tmp_path / "cache")}
+    table = LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", **cache})
+    table.write(ROWS_OF_STREAM)
+    for _ in range(2):
+        expected = table.scan()
+        assert pa.table(table) == expected
+        assert pl.DataFrame(table).to_dicts() == pl.from_arrow(table).to_list() == expected.to_pylist()
+        with duckdb.connect() as connection:
+            connection.register("dim", table)
+            found = connection.execute("SELECT * FROM dim WHERE id > 0").fetchall()
+        assert found == [tuple(row.values()) for row in expected.to_pylist()]
+        table.write(ROWS_OF_STREAM.slice(0, 1))
+    other = LookupTable(str(tmp_path / "other"), cache)
+    other.write(table)
+    assert other.scan() == table.scan()
+    changes = LookupTable(table.given["path"], {"lookup.changes-from": 1, **cache})
+    assert pl.DataFrame(changes).height == 4
+
+
 def test_keys_with_huge_exponents(table: Opens) -> None:
     """They are refused or have no row, and take no time."""
     reader = table({"lookup.keys": "id"})

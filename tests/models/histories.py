@@ -131,14 +131,14 @@ def _setup(rng: random.Random, form: str) -> Setup:
     )
 
 
-def _file(rng: random.Random, setup: Setup, families: _Families, shape: str | None = None) -> Args:
+def _file(rng: random.Random, setup: Setup, families: _Families) -> Args:
     """What a new file is like: (slot, places of its partition values, shapes of id and c, rows, how, writer)."""
     places: tuple[int, ...] | None = tuple(
         min(rng.randrange(len(values)), rng.randrange(len(values))) for _, values in setup.partitions
     )
     if setup.partitions and rng.random() < 0.02:
         places = None  # beside the directories of the others
-    changing = shape or rng.choice((*families.changing, *families.changing, "null", "absent"))
+    changing = rng.choice((*families.changing, *families.changing, "null", "absent"))
     rows = rng.choice((0, 1, 3, 8, 8, 12, 60))
     how = rng.choice(("rename", "in place"))
     return (rng.randrange(4), places, rng.choice(families.key), changing, rows, how, rng.choice(WRITERS))

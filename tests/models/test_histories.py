@@ -67,9 +67,9 @@ REGIONS = (("r", ("01", "02", "eu")),)
 IN_PARTITION = Setup(partitions=REGIONS, partition="r=01")
 
 
-def file(slot: int, places: tuple[int, ...] = (), shape: str = "absent", rows: int = 8) -> tuple[Any, ...]:
+def file(slot: int, places: tuple[int, ...] = (), shape: str = "absent") -> tuple[Any, ...]:
     """The arguments of a step that puts a file."""
-    return slot, places, "int64", shape, rows, "rename", "pyarrow"
+    return slot, places, "int64", shape, 8, "rename", "pyarrow"
 
 
 def become(kind: str, first: tuple[Any, ...], salt: int) -> Step:

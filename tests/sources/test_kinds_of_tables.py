@@ -16,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark_lookup import LookupTable, errors
 from tests.support.iceberg_tables import sql_catalog
 from tests.support.s3server import S3Server
+from tests.support.version_tokens import TWO, Process
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
@@ -26,16 +27,20 @@ ROWS = pa.table({"p": ["a", "b"], "id": [1, 2]})
 
 
 def write_delta(home: Path) -> Path:
-    write_deltalake(str(home / "t"), ROWS, partition_by=["p"])
+    write_deltalake(str(home / "t"), ROWS, partition_by=["p"], mode="append")
     DeltaTable(str(home / "t")).delete("id = 2")
     return home / "t"
 
 
 def write_iceberg(home: Path) -> Path:
+    """A directory whose hint names the newest metadata file."""
     catalog, _ = sql_catalog(home)
-    table = catalog.create_table("ns.t", ROWS.schema)
+    table = catalog.create_table_if_not_exists("ns.t", ROWS.schema)
     table.append(ROWS)
-    return Path(table.location().removeprefix("file://"))
+    root = Path(table.location().removeprefix("file://"))
+    newest = table.metadata_location.rpartition("/")[2].removesuffix(".metadata.json")
+    (root / "metadata" / "version-hint.text").write_text(newest)
+    return root
 
 
 def write_managed(home: Path) -> Path:
@@ -154,9 +159,6 @@ PINS = {
 def test_a_host_that_knows_a_table_judges_pins_as_another_does(write: Callable[[Path], Path], tmp_path: Path) -> None:
     """Each option that names a version gives the rows or the error that it gives on a host that has never seen the table."""
     root = write(tmp_path)
-    if write is write_iceberg:  # as a directory
-        newest = max((root / "metadata").glob("*.metadata.json"))
-        (root / "metadata" / "version-hint.text").write_text(newest.name.removesuffix(".metadata.json"))
     for mode in ({}, {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"}):
         used = {"lookup.cache.dir": str(tmp_path / f"used{len(mode)}"), **mode}
         LookupTable(str(root), used).scan()
@@ -165,6 +167,16 @@ def test_a_host_that_knows_a_table_judges_pins_as_another_does(write: Callable[[
                 new = {"lookup.cache.dir": str(tmp_path / f"new-{len(mode)}-{key}-{number}"), **mode}
                 answers = [read(str(root), {**host, key: value}) for host in (new, used)]
                 assert answers[0] == answers[1], (key, value)
+
+
+@pytest.mark.parametrize("write", [write_delta, write_iceberg, write_managed])
+def test_another_host_finds_the_version_that_it_is_told(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """A task on a host that has never seen the table gets the version that the query has announced, though the table has changed since."""
+    root = write(tmp_path)
+    announced = Process(root, tmp_path / "driver").announce()
+    write(tmp_path)
+    assert Process(root, tmp_path / "driver").announce(TWO).digest != announced.digest
+    assert Process(root, tmp_path / "other").told(announced)[1].digest == announced.digest
 
 
 def read(path: str, options: dict[str, str]) -> tuple[str, object]:

@@ -1,5 +1,4 @@
-"""Applications of their own. Spark Connect: a client that shares nothing with its server but the file system does what a classic session
-does. Two executors on a real master with two workers, as on two hosts. (With harm: `tests/soak`.)"""
+"""Spark Connect: a client that shares nothing with its server but the file system does what a classic session does."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, environment
 from tests.support.preloaded import python_variables
 from tests.support.spark_tables import put, said_by, saved
 from tests.support.sparks import DATA_SOURCES, needs
@@ -265,93 +263,3 @@ print("BATCH", Path(path + "-seen").read_text())
         "THERE 1a:insert 2c:insert 3d:insert 4e:insert 5s:insert 6s:insert",
         "BATCH [1, 1, 1, 1, 2]",
     ]
-
-
-_CLUSTER = """
-import os, sys
-from pyspark.sql import SparkSession, functions as sf
-from pyspark_lookup import lookup_join
-master, home, *kind = sys.argv[1:]
-spark = (SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.executor.memory", "1g")
-    .config("spark.executor.cores", "1").config("spark.cores.max", "2").config("spark.sql.shuffle.partitions", "4")
-    .config("spark.driver.host", "127.0.0.1").config("spark.ui.showConsoleProgress", "false")
-    .config("spark.scheduler.minRegisteredResourcesRatio", "1.0").getOrCreate())
-spark.sparkContext.setLogLevel("ERROR")
-
-@sf.udf("string")
-def place(key):
-    "Which executor computes a row."
-    return os.environ["LOOKUPCACHE_CONF"]
-
-"""
-
-
-_CHANGING = """
-import threading
-from pathlib import Path
-import pyarrow as pa
-from deltalake import write_deltalake
-from tests.support.iceberg_tables import sql_catalog
-from tests.support.spark_tables import FULL, MODES, put
-tables = {name: f"{home}/{name}" for name in ("one", "two", "three")}
-own = {"lookup.partition": "max_pt()"} if kind == ["files"] else {}
-if kind == ["iceberg"]:
-    catalog, properties = sql_catalog(Path(home))
-    tables = {name: f"ns.{name}" for name in tables}
-    own = {"lookup.catalog": "tests", **{f"lookup.catalog.{key}": text for key, text in properties.items()}}
-
-def publish(version):
-    rows = pa.table({"id": range(0, 400, 2), "version": [version] * 200})
-    for table in tables.values():
-        if kind == ["delta"]:
-            write_deltalake(table, rows, mode="overwrite")
-        elif kind == ["iceberg"]:
-            catalog.create_table_if_not_exists(table, rows.schema).overwrite(rows)
-        else:
-            # Under a new name each time: a host that learns of a version late still finds its files.
-            put(Path(f"{table}/part={version:03}/rows.parquet"), version, range(0, 400, 2))
-
-publish(1)
-facts = spark.range(0, 4000, 1, 8).selectExpr("id % 400 AS id")
-for number in range(12):
-    facts.write.parquet(f"{home}/events/{number:02}")
-stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", "8").option("recursiveFileLookup", "true").parquet(f"{home}/events")
-for number, (mode, table) in enumerate(zip(("full", "partial", "none", "full"), (*tables.values(), tables["one"]))):
-    options = {**MODES[mode], **own}
-    stream = lookup_join(stream, table, "id", prefix=f"t{number}_", columns=["version"], options=options)
-seen, places, writers = [], set(), []
-
-def act(batch, number):
-    rows = batch.withColumn("place", place("id")).filter("id % 2 = 0").collect()
-    places.update(row.place for row in rows)
-    seen.append(({tuple(row[1:-1]) for row in rows}, len(rows)))
-    # While the tasks of the next batches run.
-    writers.append(threading.Thread(target=publish, args=(len(seen) + 1,)))
-    writers[-1].start()
-
-query = stream.writeStream.foreachBatch(act).option("checkpointLocation", f"{home}/checkpoint").trigger(availableNow=True).start()
-assert query.awaitTermination(200)
-for writer in writers:
-    writer.join()
-versions = [version for found, _ in seen for version in found]
-print("BATCHES", len(seen), {count for _, count in seen}, len(places))
-print("ONE", len(versions) == len(seen), all(None not in version for version in versions))
-print("SAME", all(version[0] == version[3] for version in versions))
-print("ASCENDING", all(a <= b for before, after in zip(versions, versions[1:]) for a, b in zip(before, after)))
-print("CHANGED", len(set(versions)) > 3)
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(280)
-@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
-def test_a_stream_of_chains_on_two_hosts(tmp_path: Path, kind: str) -> None:
-    """While its tables change, each micro-batch has one version of each table in every row of both hosts, none older than before."""
-    cluster = Cluster(tmp_path, [tmp_path / "cache0", tmp_path / "cache1"])
-    try:
-        found = said_by(
-            tmp_path, _CLUSTER + _CHANGING, cluster.master, tmp_path, kind, variables=environment(cluster.confs[0])
-        )
-    finally:
-        cluster.close()
-    assert found == ["BATCHES 12 {2000} 2", "ONE True True", "SAME True", "ASCENDING True", "CHANGED True"]

@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 
-def by_deltalake(table: Path, version: int | None = None) -> pa.Table:
+def by_deltalake(table: Path) -> pa.Table:
     """All rows, as delta-rs reads them."""
-    return pa.table(QueryBuilder().register("t", DeltaTable(str(table), version=version)).execute("SELECT * FROM t"))
+    return pa.table(QueryBuilder().register("t", DeltaTable(str(table))).execute("SELECT * FROM t"))
 
 
 def encode_z85(data: bytes) -> str:

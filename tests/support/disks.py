@@ -36,9 +36,9 @@ def key(number: int, length: int = 1000, version: str = "v") -> BlockKey:
 class Opened:
     """A `Disk` with its counters and a clock that tells the real time until it is moved."""
 
-    def __init__(self, root: Path, max_bytes: int | None = 2**30, clock: FakeClock | None = None) -> None:
+    def __init__(self, root: Path, max_bytes: int | None = 2**30) -> None:
         self.root = root / "v1"
-        self.clock = clock or FakeClock(time.time())
+        self.clock = FakeClock(time.time())
         self.metrics = CacheMetricGroup()
         self.disk = Disk(root, max_bytes, self.metrics, lambda: self.clock.wall_s, random.Random(7))
 
@@ -67,12 +67,10 @@ def writing(
         writer.close()
 
 
-def published(
-    opened: Opened, name: str = "s", table: str = "t", regions: Mapping[str, bytes] = REGIONS, meta: Any = META
-) -> Path:
-    """A segment of these regions; its path."""
-    with writing(opened, {key: len(data) for key, data in regions.items()}, name, table, meta) as writer:
-        for key, data in regions.items():
+def published(opened: Opened, name: str = "s", table: str = "t") -> Path:
+    """A segment of `REGIONS`; its path."""
+    with writing(opened, {key: len(data) for key, data in REGIONS.items()}, name, table) as writer:
+        for key, data in REGIONS.items():
             writer.append(key, data)
     return path_of(opened, name, table)
 

@@ -158,9 +158,9 @@ class IcebergTable(Definition):
             **more,
         }
 
-    def live(self, branch: str = "main") -> list[Entry]:
-        """The files of a branch, of data and of deletes."""
-        return Oracle(self.metadata, branch=branch).entries
+    def live(self) -> list[Entry]:
+        """The files of the main branch, of data and of deletes."""
+        return Oracle(self.metadata, branch="main").entries
 
     def rows_of(self, entry: Entry) -> list[tuple[int, dict[str, Any]]]:
         """The rows of a data file that are not deleted, by their positions."""

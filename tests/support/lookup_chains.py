@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
@@ -52,14 +51,11 @@ def drawn(rng: random.Random) -> list[Step]:
     return steps
 
 
-def by_lookups(
-    df: DataFrame, files: Mapping[str, str], steps: list[Step], between: Callable[[Any], Any] = lambda df: df
-) -> DataFrame:
+def by_lookups(df: DataFrame, files: Mapping[str, str], steps: list[Step]) -> DataFrame:
     for step in steps:
         columns = step.columns if step.how in ("left", "inner") else None
-        df = lookup_join(
-            between(df), files[step.table], step.on, step.how, columns, step.prefix, strategy="cache", options=MODES[step.mode]
-        )  # fmt: skip
+        how = {"strategy": "cache", "options": MODES[step.mode]}
+        df = lookup_join(df, files[step.table], step.on, step.how, columns, step.prefix, **how)
     return df
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import itertools
 import operator
@@ -191,12 +190,9 @@ class Desk:
         self.gives_up = False
         self.restart()
 
-    def restart(self, sleep: Callable[[float], object] | None = None) -> None:
-        """Go on as another process of this host, which may sleep in its own way; tables made before answer there, too."""
-        clock = self.clock.host()
-        clock = dataclasses.replace(clock, sleep=sleep or clock.sleep)
-        # Two processes of a host draw different names.
-        self._processes.append(Runtime(clock, random.Random(1 + len(self._processes))))
+    def restart(self) -> None:
+        """Go on as another process of this host, which draws other names; tables made before answer there, too."""
+        self._processes.append(Runtime(self.clock.host(), random.Random(1 + len(self._processes))))
         self._be(self._processes[-1])
 
     def _be(self, process: Runtime) -> None:

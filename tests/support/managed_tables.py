@@ -140,9 +140,9 @@ def aged(site: Site, days: float, but: int = 0) -> None:
             os.utime(path, (at, at))
 
 
-def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any], times: int = 1) -> None:
+def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
     """Let `action` run while a compaction is under way: it has read and written, and not committed."""
-    count, left = KeyedRows.count, [action] * times
+    count, left = KeyedRows.count, [action]
 
     def counted(self: KeyedRows, files: Any) -> int:
         found = count(self, files)

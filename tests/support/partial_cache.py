@@ -189,8 +189,8 @@ BOUNDED = [
 ]
 
 
-def stats(low: Any, high: Any, nulls: int | None = 0, rows: int = 10) -> ColumnStats:
-    return ColumnStats(low, high, nulls, rows)
+def stats(low: Any, high: Any, nulls: int | None = 0) -> ColumnStats:
+    return ColumnStats(low, high, nulls, 10)
 
 
 GROUP_ROWS = 3  # of the files whose keys are told by `may_hold`
@@ -224,9 +224,8 @@ class Dim(Table):
         cache_dir: Path | None,
         options: Mapping[str, str] | None = None,
         clock: FakeClock | None = None,
-        keys: str = "id",
     ) -> None:
-        given = {"lookup.keys": keys, "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"}
+        given = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"}
         super().__init__(path, cache_dir, {**given, **(options or {})}, clock)
 
     def rows(self, columns: Mapping[str, Any], cache: bool = True) -> list[dict[str, Any]]:

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 import urllib.parse
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from tests.support.web_server import serving
 
 Fault = Callable[[str, str], tuple[int, Any] | None]
 """What a request, `("GET", "/v1/config")`, gets instead of its answer: a status and a body."""
 
 
-class RestCatalog:
+class RestCatalog(contextlib.ExitStack):
     """A context manager; `requests` are those that came, as `"GET /v1/config"`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: list[str] = []
         self.fault: Fault | None = None
         self.config: dict[str, str] = {}
         """What each answer has as the table's configuration."""
         self._tables: dict[str, str] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        self.uri = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> RestCatalog:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.uri = self.enter_context(serving(self._serve))
 
     def publisher(self, identifier: str) -> Callable[[str], None]:
         """What makes a location of metadata.json on this disk that of the table `namespace.name`."""
@@ -58,33 +48,16 @@ class RestCatalog:
                 return 200, {"metadata-location": location, "metadata": meta, "config": self.config}
         return 404, _error(404, "NotFoundException", f"no route: {method} {path}")
 
+    def _serve(self, request: BaseHTTPRequestHandler) -> None:
+        request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        status, body = self.answer(request.command, urllib.parse.urlsplit(request.path).path)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request.send_response(status)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(b"" if request.command == "HEAD" else data)
+
 
 def _error(code: int, kind: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "code": code}}
-
-
-def _handler(catalog: RestCatalog) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1  # an answer is one packet: several would wait for each other's acknowledgement, 40 ms each
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, body = catalog.answer(self.command, urllib.parse.urlsplit(self.path).path)
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(b"" if self.command == "HEAD" else data)
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-    return Handler

@@ -1,14 +1,42 @@
-"""A web server on loopback that fails, cuts its answers short or ignores ranges when a test says so."""
+"""Servers on loopback HTTP; and one of files that fails, cuts its answers short or ignores ranges when a test says so."""
 
 from __future__ import annotations
 
-import http.server
+import contextlib
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """The URL of a server that answers each request so, until the end of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # an answer is one packet: several would wait for each other's acknowledgement, 40 ms each
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 -- the names of http.server
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class WebServer:
@@ -21,7 +49,7 @@ class WebServer:
         self.ranges = True
         self.cut = 0  # bytes missing at the end of each body
 
-    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
         status = self.before(request.command, request.path)
         if status == 0:  # break the connection without an answer
             request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -53,24 +81,6 @@ class WebServer:
 
 @pytest.fixture
 def web() -> Iterator[WebServer]:
-    found = WebServer()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-        def do_GET(self) -> None:
-            found.answer(self)
-
-        do_HEAD = do_PUT = do_DELETE = do_GET  # noqa: N815 -- the names of http.server
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    server = WebServer()
+    with serving(server.answer) as server.url:
+        yield server

@@ -1,8 +1,10 @@
-"""Delta tables that are damaged, dropped or not understood: an error that names the file and the version, or the rows as they are."""
+"""Delta tables that are damaged, dropped or not understood, or whose log names files of another table: an error that names the file and
+the version, or the rows as they are."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
@@ -178,6 +180,36 @@ def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
     shutil.rmtree(path)
     with pytest.raises(errors.UfsNotFoundError):
         table.scan()
+
+
+@pytest.mark.parametrize(("mode", "form"), [*zip(MODES, ["file://{}", "{}", "FILE://localhost{}"], strict=True)])
+def test_files_of_another_table(tmp_path: Path, mode: str, form: str) -> None:
+    """As shallow clones have them: absolute paths lead to them and their vectors, whatever characters they have; the clone goes on by itself."""
+    of, clone = tmp_path / "a b%ü", tmp_path / "clone"
+    write_deltalake(str(of), pa.table({"id": [1, 2]}))
+    (add,) = files_of(of, 0).values()
+    write_deltalake(str(clone), pa.table({"id": [3]}))
+    place = form.format((of / add["path"]).as_uri().removeprefix("file://"))
+    append_commit(clone, [{"add": {**add, "path": place, "deletionVector": vector_of(of, [1], "p")}}])
+    table = opened(clone, tmp_path / "cache", mode, "id")
+    assert table.get_many([1, 2, 3]).column("id").to_pylist() == [1, 3]
+    write_deltalake(str(of), pa.table({"id": [4]}), mode="overwrite")
+    assert table.get_many([1, 2, 3, 4]).column("id").to_pylist() == [1, 3]
+
+
+@pytest.mark.parametrize("path", ["file://host{}", "file:../of/a.parquet", "s3:/b/a.parquet", "x:{}", "//host{}"])
+def test_files_of_nobody_knows_where(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths that begin with the name of a host, of another store, or nowhere, are none below the working directory."""
+    clone = tmp_path / "clone"
+    write_deltalake(str(clone), pa.table({"id": [3]}))
+    monkeypatch.chdir(clone)
+    named = path.format(tmp_path / "of" / "a.parquet")
+    add = {"path": named, "partitionValues": {}, "size": 9, "modificationTime": 1, "dataChange": True}
+    append_commit(clone, [{"add": add}])
+    with pytest.raises(
+        errors.NotSupportedError, match=f"its Delta log names {re.escape(named)}, a file of another store"
+    ):
+        opened(clone, tmp_path / "cache").scan()
 
 
 def test_what_is_not_understood(path: Path, tmp_path: Path) -> None:

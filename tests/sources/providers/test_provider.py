@@ -12,7 +12,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,8 @@ class Manual(CacheReloadTrigger):
 class Whole:
     """A table that is scanned: `people` are its rows, `scans` counts, `problem` is raised by the next scans."""
 
-    def __init__(self, people: Mapping[int | None, Sequence[str]] = PEOPLE) -> None:
-        self.people = dict(people)
+    def __init__(self) -> None:
+        self.people = dict(PEOPLE)
         self.version = "1"
         self.scans = 0
         self.problem: Exception | None = None
@@ -138,21 +138,13 @@ def test_what_a_factory_is_told(desk: Desk) -> None:
         context.keys = ()  # type: ignore[misc]
 
 
-class Nested:
-    """A factory may be an attribute of an attribute."""
-
-    @staticmethod
-    def users(context: LookupContext) -> LookupProvider:
-        return provider(users())
-
-
 def test_factories_that_are_none(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A factory that is not there, is none or cannot be imported is an error of the option, with what was wrong."""
     (tmp_path / "broken_provider_of_ours.py").write_text("raise RuntimeError('half of a module')")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, says in (
         ("no_such_module_of_ours:make", r"failed: ModuleNotFoundError"),
-        (f"{__name__}:Nested.nobody", r"failed: AttributeError"),
+        (f"{__name__}:Whole.nobody", r"failed: AttributeError"),
         (f"{__name__}:SCHEMA", r"failed: TypeError\(.*not callable"),
         ("broken_provider_of_ours:make", r"RuntimeError\('half of a module'\)"),
         ("a module:make", "expected module:factory"),

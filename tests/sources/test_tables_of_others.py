@@ -1,0 +1,140 @@
+"""Delta and Iceberg tables that other projects wrote, with the rows that delta-rs or an oracle reads, in every mode, by scan and by key;
+or refused by name. They are in archives beside the checkout, not in it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable, PysparkLookupError
+from pyspark_lookup.sources.delta.source import DeltaSource
+from tests.support.delta_tables import by_deltalake
+from tests.support.fuzzing import share
+from tests.support.iceberg_oracle import read
+from tests.support.lake_tables import MODES, Rows, opened, rows_of
+
+ARCHIVES = Path(os.environ.get("LOOKUPCACHE_TABLES") or Path(__file__).parents[3] / "shared" / "tables")
+"""`delta.tgz` and `iceberg.tgz`: test data of delta-io/delta-rs, delta-io/delta and duckdb/duckdb-iceberg."""
+NO_SCHEMA = [
+    "canonicalized-paths-normal-a", "canonicalized-paths-normal-b", "canonicalized-paths-special-a",
+    "canonicalized-paths-special-b", "corrupted-last-checkpoint", "deltalog-commit-info", "update-deleted-directory",
+    *(f"deltalog-state-reconstruction-from-checkpoint-missing-{what}" for what in ("metadata", "protocol")),
+]  # fmt: skip
+NO_FILES = [
+    "checkpoint", "checkpoint_with_partitions", "checkpoints", "checkpoints_vacuumed", "latest_not_checkpointed",
+    "delete-re-add-same-file-different-transactions", "log-replay-special-characters-b", "parquet-decimal-dictionaries-v1",
+    "partitioned-table-with-dv-large", "table-with-dv-gigantic", "table-with-dv-large", "delta_spark/table-with-dv-small",
+    "with_checkpoint_no_last_checkpoint",
+]  # fmt: skip
+VARIANTS = [
+    "spark-shredded-variant-preview-delta", "spark-variant-checkpoint", "spark-variant-stable-feature-checkpoint",
+    "variant-stats-nested-no-checkpoint", "variant-stats-no-checkpoint", "variant-stats-state-reconstruction",
+    "variant-stats-with-struct-no-checkpoint",
+]  # fmt: skip
+REFUSED = {
+    "simple_table_features": "requires reader version 5",
+    "table-with-domain-metadata": "_delta_log holds no commit, but a checkpoint of version 108",
+    "basic_catalog_managed": "catalogManaged",
+    "catalog-owned-preview": "catalogManaged",
+    "deltalog-invalid-protocol-version": "requires reader version 99",
+    "data-reader-absolute-paths-escaped-chars": "lacks the table's metadata",
+    "deltalog-state-reconstruction-without-metadata": "lacks the table's metadata",
+    "deltalog-state-reconstruction-without-protocol": "lacks the table's protocol",
+    "versions-not-contiguous": "00000000000000000001.json is missing before version 2",
+    "table-with-dv-special-char": "a file of another store",
+    **dict.fromkeys(VARIANTS, "is of type 'variant'"),
+    **dict.fromkeys(NO_SCHEMA, "has no schemaString"),
+    **dict.fromkeys(NO_FILES, "it belongs to the current version"),
+    "big_query_error": "not below the table's location 'gs://laura-test-test-bucket/table_name'",
+    "case_sensitive_names": "columns 'user_id' and 'uSeR_Id' differ at most in letter case",
+    "generated_bounds": "names s3://fake-bucket/d/0000000000/t.parquet, a file of another store",
+    "add_columns_with_defaults": "column 'col_time' is of type 'time'",
+    "add_columns_with_defaults_in_struct": "column 'a' is of type 'time'",
+    "partition_time": "column 'partition_col' is of type 'time'",
+    "timestamptz_ns": "column 'val' is of type 'timestamptz_ns'",
+}
+"""The tables that are refused, with words of the error."""
+ROWS = {
+    "basic-with-vacuum-protocol-check-feature": 100, "table_with_edge_timestamps": 2, "type-widening": 2,
+    "type-widening-nested": 2, "lineitem_iceberg": 51_793, "lineitem_iceberg_no_hint": 51_793,
+    "lineitem_iceberg_gz": 111_968, "lineitem_iceberg_gz_no_hint": 111_968, "legacy_v1": 3,
+}  # fmt: skip
+"""The number of rows in tables that the other reader cannot read, or only slowly, or reads wrongly (a year that nanoseconds do not have)."""
+
+
+def unpack(archive: str, home: Path) -> Path:
+    """`home`, with what the archive holds in it. Skips the test if the archive is not there."""
+    path = ARCHIVES / archive
+    if not path.is_file():
+        pytest.skip(f"{path} is not there: LOOKUPCACHE_TABLES names the directory of the tables that others wrote")
+    with tarfile.open(path) as tar:
+        tar.extractall(home, filter="data")
+    return home
+
+
+@pytest.fixture(scope="module")
+def delta_tables(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    home = unpack("delta.tgz", tmp_path_factory.mktemp("tables"))
+    paths = sorted(path.parent for path in home.rglob("_delta_log") if path.is_dir())
+    assert len(paths) > 150
+    return paths
+
+
+@pytest.fixture(scope="module")
+def iceberg_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory to which the tables' locations are relative."""
+    return unpack("iceberg.tgz", tmp_path_factory.mktemp("tables"))
+
+
+def check(table: Path, names: set[str], cache: Path, mode: str, expected: Callable[[Path], pa.Table]) -> None:
+    """A table is refused as it should be, or has the rows that are expected."""
+    refusal, count = (next((known[name] for name in names if name in known), None) for known in (REFUSED, ROWS))
+    if refusal is not None:
+        with pytest.raises(PysparkLookupError, match=refusal):
+            opened(table, cache).scan()
+    elif count is not None:
+        assert opened(table, cache).scan().num_rows == count
+    else:
+        check_rows(functools.partial(opened, table, cache), mode, rows_of(expected(table)))
+
+
+def check_rows(opened: Callable[..., LookupTable], mode: str, expected: Rows) -> None:
+    """A table has these rows: by a scan without a cache, and in a mode by a scan and by the values of its first flat column as keys."""
+    rows, types = opened("none").scan(), pa.types
+    assert rows_of(rows) == expected
+    flat = [f.name for f in rows.schema if not types.is_nested(f.type) and not types.is_floating(f.type)]
+    if not flat or not rows.num_rows:
+        return
+    key = flat[0]
+    keys = pa.table({key: rows.column(key).unique().drop_null()})
+    table = opened(mode, key)
+    answer = table.get_many(keys)
+    assert rows_of(answer.drop_columns(["key_index"])) == rows_of(rows.filter(rows.column(key).is_valid())), key
+    assert {*answer.column("key_index").to_pylist()} == {*range(keys.num_rows)}
+    if mode != "partial":
+        assert rows_of(table.scan()) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_delta(delta_tables: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """In one mode tables of one file are read as those of thousands."""
+    if mode == "partial":
+        monkeypatch.setattr(DeltaSource, "mapped_from", 1)
+    for path in share(delta_tables, list(MODES).index(mode), len(MODES)):
+        check(path, {path.name, f"{path.parent.name}/{path.name}"}, tmp_path / "cache", mode, by_deltalake)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_iceberg(iceberg_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.chdir(iceberg_home)
+    directories = sorted(path for path in iceberg_home.rglob("metadata") if path.is_dir())
+    assert len(directories) == 40
+    for path in share(directories, list(MODES).index(mode), len(MODES)):
+        newest = max([*path.glob("*.metadata.json"), *path.glob("*.metadata.json.gz")])
+        check(newest, {path.parent.name}, tmp_path / "cache", mode, read)
