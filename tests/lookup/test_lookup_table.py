@@ -53,8 +53,7 @@ Opens = Callable[..., LookupTable]
 
 
 def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
-    """All columns and rows as one Arrow table, or the columns asked for, in that order and spelled as in the table; no row is a table of none.
-    Commas, backticks, quotes, dots and spaces are part of a name. An unknown column is named with those there are."""
+    """All columns and rows as one Arrow table, or the columns asked for, in that order; any character may be part of a name."""
     found = table().scan()
     assert isinstance(found, pa.Table)
     assert found.schema == pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
@@ -218,8 +217,7 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
 
 
 def test_a_closed_table_refuses_every_use(table: Opens, site: Site, path: Path) -> None:
-    """After close(), or a with block that ends or fails, nothing is answered or asked. A table shows its place, its cache and the version
-    it has seen, without asking, and no secret of a URL."""
+    """After close(), or a with block that ends or fails, nothing is answered or asked; its text shows what it knows, and no secret of a URL."""
     with table() as opened:
         assert repr(opened) == f"LookupTable('{path}', NONE, not read yet)"
         assert opened.scan().num_rows == 4

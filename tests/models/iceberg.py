@@ -79,11 +79,7 @@ CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class Iceberg(Table):
-    """A table in a directory, or in a catalog, that changes by everything that the specification lets a writer do.
-
-    A peer does only what PyIceberg can read, which then has to read the same rows: it has no equality deletes, and neither UUIDs nor
-    fixed bytes in ORC.
-    """
+    """A table that changes by everything that the specification allows; a peer only by what PyIceberg can read, which has to agree."""
 
     def __init__(self, ground: Ground, rng: random.Random) -> None:
         super().__init__(ground)

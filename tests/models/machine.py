@@ -40,8 +40,7 @@ _ANSWERS_SHOWN = 4
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """One way to read. `process`: the history's own; another that lives as long; one for a few calls (`new`) or for one
-    (`once`); the history's own on a host that has just begun (`late`)."""
+    """One way to read. `process`: the history's own, another, one for a few calls or for one (`once`), or on a new host (`late`)."""
 
     cache: str
     source: str

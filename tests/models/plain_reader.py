@@ -1,7 +1,4 @@
-"""What every reader of plain files must answer: each file is read by itself, by pyarrow, and the documented rules are applied row by row.
-
-Nothing of the package is used here.
-"""
+"""What every reader of plain files must answer, row by row by the documented rules. Nothing of the package is used here."""
 
 from __future__ import annotations
 

@@ -38,10 +38,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to ask a table. `asks`: (method, arguments…) of `LookupTable`, in order; `at`: the clocks' times.
-
-    `scheduled`: reloads of the full cache run by their schedule, as they do in an application.
-    """
+    """What to ask a table: (method, arguments…) in order, `at` these times. `scheduled`: full caches reload by their schedule."""
 
     path: str
     options: tuple[tuple[str, str], ...]

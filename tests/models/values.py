@@ -1,7 +1,4 @@
-"""What Spark shows of a file's types and values: the rules of the documentation once more, slow and value by value.
-
-Nothing of the package is used here.
-"""
+"""What Spark shows of a file's types and values, by the rules of the documentation. Nothing of the package is used here."""
 
 from __future__ import annotations
 

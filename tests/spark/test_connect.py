@@ -47,8 +47,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 
 
 def test_spark_connect(tmp_path: Path) -> None:
-    """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere. Tasks that are told a version need
-    no PyIceberg."""
+    """Auto-discovered, current at every action, SQL tables and errors as elsewhere. Tasks that are told a version need no PyIceberg."""
     path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["a", "b"]})
     replacement = saved(tmp_path / "new.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
@@ -168,8 +167,7 @@ spark.stop()
 @pytest.mark.timeout(560)  # some twenty steps, each with workers of its own
 @pytest.mark.nightly
 def test_lookups_and_writes_over_spark_connect(tmp_path: Path) -> None:
-    """Over Spark Connect: joins, their explanation, streams, SQL functions and errors work as in a classic session; a managed table is
-    written by batches, SQL and streams, joined, and its changes are followed."""
+    """Joins, streams, SQL functions and errors are as in a classic session; a managed table is written, joined and followed."""
     path = put(tmp_path / "dim.parquet", 1)
     script = """
 import os

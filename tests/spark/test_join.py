@@ -92,8 +92,7 @@ print("LIVES", lookup_join(facts.filter("id = 1"), sys.argv[1], "id", strategy="
 
 @needs(DATA_SOURCES)
 def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """VARCHAR is text; CHAR has blanks that the table's texts lack: an error says how to go without them. A catalog table is read by its path,
-    where Spark hands no VARCHAR to a source in Python."""
+    """VARCHAR is text; CHAR has blanks that the table's texts lack: an error says how to go without them."""
     path = saved(tmp_path / "dim.parquet", {"code": ["ab", "abc"], "name": ["x", "y"]})
     spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
     with conf(spark, "spark.sql.preserveCharVarcharTypeInfo", "true"):
@@ -131,8 +130,7 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
 
 
 def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """`lookup.on-error=NULL`: rows pass with the reason; cached keys are answered, null keys have no error, the inner join keeps what it does
-    not know; nothing is remembered of a failure. A SQL function has the reason as well. By default the query fails."""
+    """`lookup.on-error=NULL`: rows pass with the reason, cached keys are answered, nothing is remembered; by default the query fails."""
     options, down = options_of(tmp_path, **NULL), tmp_path / "down"
     assert enriched(spark, "1, 7", options).select("lookup_error").distinct().collect() == [(None,)]
     down.touch()
@@ -307,8 +305,7 @@ def moments(spark: SparkSession, time: str) -> DataFrame:
 
 @pytest.mark.parametrize(("kind", "mode", "how"), [*zip(TIMES, [*MODES, "full"], ["left", "inner"] * 2, strict=True)])
 def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str, how: str) -> None:
-    """Generated histories with gaps and nulls: what Spark's join on ranges gives. Where two rows are valid at once: an error that
-    names the key, or the one that is valid since later."""
+    """As Spark's join on ranges. Where two rows are valid at once: an error that names the key, or the one that is valid since later."""
     path, options = str(tmp_path / "dim"), {**MODES[mode], **VALIDITY}
     rows = spark.createDataFrame(history(how == "inner"), "id LONG, since LONG, until LONG, name STRING")
     since, until = (TIMES[kind].format(column) for column in ("since", "until"))
@@ -327,8 +324,7 @@ def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: st
 
 
 def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream sees rows that were closed and opened by a transaction between two micro-batches. Without valid_to a row is valid
-    until the next one of its key."""
+    """A stream sees rows that a transaction has closed and opened. Without valid_to a row is valid until the next one of its key."""
     path = str(tmp_path / "t")
     table = LookupTable(path, {"lookup.keys": "id,valid_from", "lookup.cache.dir": str(tmp_path / "c")})
 
@@ -377,8 +373,7 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path) -> None:
-    """`on` may name a field of a struct, however deep and spelled; a column that is called so comes first; so may one that was found.
-    The strategies take turns."""
+    """`on` may name a field of a struct, however deep and spelled; a column that is called so comes first."""
     path = str(tmp_path / "cities")
     rows = [(1, "Oslo", {"id": 2}), (2, "Bergen", {"id": 1})]
     spark.createDataFrame(rows, "id LONG, city STRING, next STRUCT<id: LONG>").coalesce(1).write.parquet(path)

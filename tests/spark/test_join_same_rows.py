@@ -1,5 +1,4 @@
-"""`lookup_join` gives the rows and the schema of Spark's own join, for every key, value, query and cache mode: each query is written once,
-against a function that joins a table, and runs with `lookup_join` and with `df.join(spark.read.parquet(path), …)`."""
+"""`lookup_join` gives the rows and the schema of Spark's own join, for every key, value, query and cache mode."""
 
 from __future__ import annotations
 

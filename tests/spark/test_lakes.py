@@ -24,8 +24,7 @@ def dim(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTable:
 
 
 def test_a_table_like_any_other(spark: SparkSession, dim: LakeTable, name: str) -> None:
-    """Read, filtered, described, joined and in SQL, under its own name or Spark's; a new version is seen at once. An unchanged table costs
-    a join two HEADs, for the newest commit and the next one, or a question to its catalog and nothing else."""
+    """Read, described, joined and in SQL; a new version is seen at once, and an unchanged table costs two HEADs, or a question to its catalog."""
     first = dim.append(range(10), 0)
     df = load(spark, dim.path, dim.options)
     assert df.filter("part = 'p 1' AND id > 5").count() == 2

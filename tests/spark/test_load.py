@@ -79,8 +79,7 @@ def test_a_join_of_all_rows_and_a_lookup(spark: SparkSession, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("reading")
 def test_managed_tables(spark: SparkSession, tmp_path: Path) -> None:
-    """An earlier version; and changes of the named columns, which all tasks read up to the commit that was the newest one when the read
-    was planned."""
+    """An earlier version; and changes of the named columns, up to the commit that was the newest one when the read was planned."""
     table = LookupTable(tmp_path / "t", {"lookup.keys": "id"})
 
     def read(**options: str) -> list[tuple[object, ...]]:

@@ -1,7 +1,4 @@
-"""The UDFs of lookups on a Spark without Arrow UDFs, or without functions in SQL: keys and rows pass through pandas unchanged.
-
-`test_join_same_rows` and `test_lookup_pass` go through them with keys and rows of every type.
-"""
+"""UDFs of lookups without Arrow UDFs, or without functions in SQL: keys and rows pass through pandas unchanged."""
 
 from __future__ import annotations
 
@@ -187,8 +184,7 @@ def test_arguments_of_other_types() -> None:
 
 
 def test_answers_stay_arrow() -> None:
-    """pyarrow takes the array itself, without a copy, also that of a column of another name; what PySpark would convert value by value stays
-    as it is."""
+    """pyarrow takes the array itself, without a copy, also that of a column of another name; else PySpark's conversion stays as it is."""
     answers = pa.array([[{"a": 1}], None], pa.list_(pa.struct([("a", pa.int32())])))
     series = arrow_series(answers)
     frame = arrow_frame(pa.StructArray.from_arrays([answers], ["l"]))

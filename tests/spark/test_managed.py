@@ -1,5 +1,4 @@
-"""Managed tables written by Spark: rows land once or not at all, whatever becomes of a task, a job or a stream (by name: `test_sql`);
-and followed: what each micro-batch of changes has, and where it goes on."""
+"""Managed tables written by Spark: rows land once or not at all, whatever becomes of a task, a job or a stream; and changes that are followed."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def assert_no_others(path: Path) -> None:
 
 
 def test_every_mode(spark: SparkSession, tmp_path: Path) -> None:
-    """Appends add up, an upsert takes the place of the rows with its keys, an overwrite that of all; scans and joins, whose cache modes
-    take turns, see them, and a delete and a compaction beside them, and every version stays readable by its position."""
+    """Appends add up, an upsert replaces the rows with its keys, an overwrite all; every mode sees it, and every version stays readable."""
     path, upsert, expected = tmp_path / "t", {"lookup.write.mode": "upsert"}, dict[int, int]()
     modes = itertools.cycle(MODES.values())
 
@@ -102,8 +100,7 @@ def failing(spark: SparkSession, partitions: int, attempts: int) -> DataFrame:
 
 
 def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
-    """A task whose first attempt dies after it has put files leaves its rows once, and no file beside them. A job that fails is aborted
-    by an event, its files are removed, and no row of it is ever read."""
+    """A task that dies after it has put files leaves its rows once, and no file beside them; of a job that fails no row is ever read."""
     path = tmp_path / "t"
     write(failing(spark, 3, attempts=1), path)
     assert load(spark, path).count() == 1000
@@ -118,8 +115,7 @@ def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """A write refuses what only a read can follow, files of somebody else, which stay as they were, and a store without exclusive
-    create; a column that the table does not have, unless it is to be added, and one of another type. A plain table is not a stream."""
+    """What only a read can follow, files of somebody else, a store without exclusive create, and columns that do not fit."""
     with pytest.raises(Exception, match=r"lookup\.where is for reads"):
         write(spark.range(1), tmp_path / "t", {"lookup.where": "id = 1"})
     noted = spark.range(1, 2).withColumn("note", sf.lit("x"))
@@ -158,8 +154,7 @@ def run(writer: DataStreamWriter, home: Path, path: Path | None = None) -> None:
 
 
 def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch whose commit Spark has forgotten, as after a crash between the two, is run again and not added again. Batches are told
-    apart by their query: one with a new checkpoint begins at 0 and is committed all the same."""
+    """One whose commit Spark has forgotten is run again and not added again. Batches are told apart by their query."""
     path, other = tmp_path / "t", tmp_path / "other"
 
     def append(home: Path) -> list[int]:
@@ -247,8 +242,7 @@ def desk(spark: SparkSession, tmp_path: Path) -> Desk:
 
 
 def test_rows_that_are_added(desk: Desk) -> None:
-    """A stream begins with the rows there are and goes on with what is appended, each once, over restarts and compactions; what comes after
-    a run has begun is for the next. Without rows Spark asks an aggregation for a micro-batch from the beginning to the beginning."""
+    """A stream begins with the rows there are and goes on with what is appended, each once, over restarts and compactions."""
     counts = desk.stream().groupBy("id").count().writeStream.outputMode("update").format("noop")
     run(counts, desk.home / "counts")
     desk.table.write(rows(1, 2))
@@ -302,8 +296,7 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
 
 
 def test_where_it_begins(desk: Desk) -> None:
-    """With what comes, also once it is started again (more: `test_change_reader`). What a stream cannot have is an error that says what
-    works."""
+    """With what comes, also once it is started again. What a stream cannot have is an error that says what works."""
     first = desk.table.write(rows(1))
     assert desk.run({"lookup.stream.start": "LATEST"}) == []
     desk.table.write(rows(3))

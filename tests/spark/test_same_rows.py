@@ -264,8 +264,7 @@ def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: Spar
 
 
 def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkSession) -> None:
-    """Generated predicates select the rows that Spark's reader gives: of the files, some of which they prune, and of the snapshots of
-    full caches over each column that they name."""
+    """Generated predicates select the rows that Spark's reader gives: of the files, of which they prune some, and of full caches."""
     compared = pruned = probed = 0
     for name, table in tables.items():
         texts = generated(name, table)

@@ -37,8 +37,7 @@ def versions(df: DataFrame) -> set[int]:
 
 
 def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Planning costs 1 call, an execution 1 head and no get while the file is unchanged; plans, views and catalog tables that are
-    executed again see what has replaced it. CACHE mode within its interval: no call, and the version that was learned last."""
+    """An execution costs 1 head and no get while the file is unchanged, and sees what has replaced it; in CACHE mode no call."""
     path = put(tmp_path / "dim.parquet", 1)
     calls = Calls(path)
     df = load(spark, path)
@@ -98,8 +97,7 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["self join", "retried task", "many tasks"])
 def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: Path, shape: str) -> None:
-    """Parts of one execution agree on its version and resolve once, though the table changes right after; so do tasks that resolve
-    themselves (`lookup.version-at=READ`)."""
+    """Parts of one execution resolve once, though the table changes right after; so do tasks that resolve themselves."""
     options, ids, place = {"lookup.storage.endpoint_url": s3.endpoint}, range(10), f"{shape}.parquet"
     if shape == "many tasks":
         options |= {"lookup.version-at": "READ", "lookup.scan.split-size": "1 MiB"}
@@ -195,8 +193,7 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_texts_with_a_collation(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Columns of Parquet and Delta tables, nested too, have the collation that Spark has written, and are filtered by it, also where filters
-    are pushed down; what this package compares itself is refused by name, or is plain text if somebody says so."""
+    """Columns have the collation that Spark has written, and are filtered by it; what this package compares itself is refused by name."""
     columns = {"s": "'a' COLLATE UTF8_LCASE", "n": "named_struct('x', array('b' COLLATE UNICODE_CI))", "t": "'t'"}
     rows = spark.sql(f"SELECT 1L AS id, {', '.join(f'{text} AS {column}' for column, text in columns.items())}")
     rows.write.parquet(str(tmp_path / "dim"))

@@ -280,8 +280,7 @@ def test_data_frames(tables: Tables) -> None:
 
 
 def test_two_versions_in_one_statement(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Of a table and a view of its path with another version, each has its own, however often they are joined; and so have DataFrames of
-    a catalog table with other options."""
+    """Of a table and a view of its path with another version, each has its own; and so have DataFrames with other options."""
     path = str(tmp_path / "dim")
     table = LookupTable(path, {"lookup.keys": "id"})
     for key in (1, 2):
@@ -359,8 +358,7 @@ def test_a_table_made_of_rows_of_another_is_refused(tables: Tables, name: str) -
 
 
 def test_columns_that_only_the_catalog_has(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    """A column of ALTER TABLE … ADD COLUMN is null in a stream of the table, a lookup has the table's own columns; one that two names
-    add in two spellings is an error, in batches and in streams."""
+    """One of ADD COLUMN is null in a stream, and none for lookups; one that two names add in two spellings is an error."""
     with tables.kept():
         tables.run(ADD, made_of("{dim}"))
         assert batches_of(spark.readStream.table("dim"), tmp_path / "1") == [[(1, "a", None), (2, "b", None)]]

@@ -27,8 +27,7 @@ def facts(spark: SparkSession) -> str:
 
 
 def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
-    """However often a statement refers to the function, what it sees is of one version, while the table changes under it: a struct of the
-    columns that are not keys; null for a key that is null or not there. It costs one HEAD."""
+    """However often a statement refers to the function, it sees one version while the table changes, and costs one HEAD."""
     path = put(tmp_path / "dim.parquet", 1)
     register_lookup(spark, name, str(path), "id")
     kind = spark.sql(f"SELECT {name}(CAST(4 AS INT)) AS r").schema["r"].dataType
@@ -87,8 +86,7 @@ def test_where_it_may_stand(spark: SparkSession, tmp_path: Path, name: str, fact
 
 
 def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """`name_rows(key)` is a table of all rows, key columns first; `multi` an array of them in file order; otherwise a second row is
-    an error that says what to do. An absent key and null have none, and nothing is fetched for what is known."""
+    """`name_rows(key)` is a table of all rows, `multi` an array of them; otherwise a second row is an error that says what to do."""
     rows = {"n": [1, 2, 3], "g": ["x", "y", "x"], "w h": [None, b"b", b"c"]}
     path = saved(tmp_path / "dim.parquet", rows)
     register_lookup(spark, name, str(path), "g", multi=True)
@@ -113,8 +111,7 @@ def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
 
 
 def test_several_keys_and_odd_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Keys are arguments, and chosen columns come, in the order that is given; columns and nested fields with spaces, dashes and
-    backquotes are what they are in the answer."""
+    """Keys are arguments, and chosen columns come, in the order that is given, whatever characters names have."""
     rows = {"a b": [1, 1], "version": ["x", "y"], "c.d": [5.0, 6.0], "é`": [True, None]}
     path = saved(tmp_path / "dim.parquet", {**rows, "e-f": [{"g h": [{"i`j": 7}]}, None]})
     register_lookup(spark, name, str(path), ["version", "a b"], columns=["é`", "C.D", "e-f"])
@@ -128,8 +125,7 @@ def test_several_keys_and_odd_names(spark: SparkSession, tmp_path: Path, name: s
 
 
 def test_refusals(spark: SparkSession, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments that do not fit are errors when the function is registered, and name what is wrong, as is a name that is another
-    lookup's table function. Both functions of a lookup are replaced, or none."""
+    """Arguments that do not fit are errors that name what is wrong. Both functions of a lookup are replaced, or none."""
     old = saved(tmp_path / "old.parquet", {"id": [1], "v": [1]})
     new = saved(tmp_path / "new.parquet", {"id": [1], "w": ["x"]})
     register_lookup(spark, name, str(old), "id")
@@ -162,8 +158,7 @@ def test_refusals(spark: SparkSession, tmp_path: Path, name: str, monkeypatch: p
 
 @pytest.mark.nightly
 def test_a_table_that_is_gone(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Below Spark's own header the error is one line of ours, also where the version cannot be resolved. With
-    `lookup.on-error=NULL` it stands in a column; a query without rows raises none."""
+    """The error is one line of ours below Spark's header; with `lookup.on-error=NULL` a column; a query without rows raises none."""
     path = put(tmp_path / "dim" / "a.parquet", 1)
     options = {"lookup.busy-wait": "0 s"}
     register_lookup(spark, name, str(path.parent), "id", options=options)

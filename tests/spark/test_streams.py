@@ -51,8 +51,7 @@ STRATEGIES: tuple[Strategy, ...] = ("cache", "broadcast")
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path) -> None:
-    """Micro-batches in all ways at once, changes while they run, restarts: one version in each batch, none older
-    than the one before, no row lost or doubled; the query's progress and the views say which version it was."""
+    """Micro-batches in all ways at once, changes, restarts: one version in each, none older than the last, no row lost or doubled."""
     changes, table = BATCHES * 2 // 5, tmp_path / "dim.parquet"
 
     def publish(version: int) -> None:
@@ -289,8 +288,7 @@ class Dim:
 def test_what_a_batch_writes_it_reads_back(
     spark: SparkSession, tmp_path: Path, kind: str, adaptive: str, side: str
 ) -> None:
-    """Scans, joins and functions that are made in the function after a write see what it has written; what was built before it keeps
-    its version. Those in the stream's plan answer all actions of a micro-batch from one version, however Spark carries them out."""
+    """What is made in the function after a write sees it; what was built before, and the stream's own lookups, keep their version."""
     dim = Dim(kind, tmp_path, spark, f"read_back_{kind}")
     register_lookup(spark, f"own_{kind}", dim.path, key="id", columns=["id"])
     for number in range(2):
@@ -325,8 +323,7 @@ def test_what_a_batch_writes_it_reads_back(
 
 
 def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession, tmp_path: Path) -> None:
-    """A job group of the user's, and threads that lack Spark's properties: what was built in the function keeps its version, also what
-    such a thread has built; what is built after a write sees it."""
+    """In a job group of the user's, or in threads without Spark's properties, what was built keeps its version; later ones see a write."""
     dim = Dim("managed", tmp_path, spark, "in_threads")
     events(tmp_path / "events", 0, range(1, 4))
     stream = lookup_join(stream_of(spark, tmp_path / "events"), dim.path, "id", "inner", columns=["id"], prefix="own_")
@@ -371,8 +368,7 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
 def test_what_the_driver_keeps_of_its_lookups(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of lookups that the functions of many micro-batches build, with estimates that differ, on the batch's session and on another one:
-    the last explanations, as text, and the relations of the last micro-batch. Of a chain: no more relations than are allowed."""
+    """Of the lookups of many micro-batches: the last explanations, as text, and the relations of the last micro-batch, not too many."""
     path = str(put(tmp_path / "dim.parquet", 1))
     monkeypatch.setattr(join, "_EXPLAINED_AT_MOST", 5)
     monkeypatch.setattr(join, "_explained", collections.OrderedDict())

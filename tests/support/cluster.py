@@ -32,8 +32,7 @@ def environment(conf: Path) -> dict[str, str]:
 
 
 class Cluster:
-    """A master and two workers of one core; each worker's executors, also those in place of others that died, read a conf
-    file and have environment variables of their own."""
+    """A master and two workers of one core, whose executors read a conf file and have environment variables of their own."""
 
     def __init__(
         self,

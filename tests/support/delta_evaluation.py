@@ -1,7 +1,4 @@
-"""An independent evaluation of a Delta log: the rows that the protocol says a table has, in plain Python, of types that `worlds` has.
-
-It shares nothing with the package. Where a log makes no sense, or is of no type that is known here, there is no answer.
-"""
+"""The rows that Delta's protocol says a table has, in plain Python that shares nothing with the package; none where a log makes no sense."""
 
 from __future__ import annotations
 

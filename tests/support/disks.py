@@ -110,10 +110,7 @@ def files_at_most(size: int) -> Iterator[None]:
 
 
 def handles_below(root: Path) -> list[str]:
-    """The files below a directory, those removed from it included, that this process has open; one for each descriptor.
-
-    What other tests left to the garbage collector may be closed at any moment, so all descriptors are never counted.
-    """
+    """The files below a directory that this process has open, removed ones too. (Others may be closed by the garbage collector any moment.)"""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the listing's own, and what another thread closed since

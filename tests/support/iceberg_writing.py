@@ -82,8 +82,7 @@ class IcebergTable(Definition):
         referenced: bool = False,
         bounds: int | None = 1000,
     ) -> File:
-        """Write a position delete file for data files of one partition. `referenced`: it names the only one of them; `bounds`: the longest
-        paths that its bounds have uncut, None for no bounds."""
+        """Write a position delete file for files of one partition. `referenced`: it names the only one; `bounds`: longest uncut paths in its bounds."""
         file = places[0][0]
         rows = [{"file_path": file["file_path"], "pos": place} for file, place in places]
         rows.sort(key=lambda row: (row["file_path"], row["pos"]))

@@ -33,8 +33,7 @@ def opened(
     catalog: dict[str, str] | None = None,
     **options: Any,
 ) -> LookupTable:
-    """A table in a mode of `MODES`, on the host of a cache directory; `table`: a directory, a metadata.json, or `namespace.name` in a
-    `catalog` of these properties; `options`: as `version=3`."""
+    """A table in a mode of `MODES`, of a directory, a metadata.json, or `namespace.name` in a `catalog`; `options`: as `version=3`."""
     given = {"lookup.cache.dir": str(cache), **MODES[mode], **({} if keys is None else {"lookup.keys": f"`{keys}`"})}
     if catalog is not None:
         given |= {"lookup.catalog": "tests", **{f"lookup.catalog.{name}": value for name, value in catalog.items()}}

@@ -1,7 +1,4 @@
-"""What stands before the S3 server: a request is carried out or not, and its answer is lost, or another one.
-
-Of one write the request of a number (`Fault`), of one kind all, or of all some at random.
-"""
+"""What stands before the S3 server: a request is carried out or not, and its answer is lost or another one; by number, kind or at random."""
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ def test_vectors_that_share_a_file(remote: Remote) -> None:
 
 
 def test_what_an_updated_table_keeps(remote: Remote) -> None:
-    """OPTIMIZE changes no rows: a partial cache keeps all keys. UPDATE rewrites files as well, but changes rows: it keeps only keys
-    outside those files. An append drops those that its file may have, by the log's statistics."""
+    """A partial cache keeps all keys over OPTIMIZE, those outside the rewritten files over UPDATE, and those outside a new file's bounds."""
     table = remote.open("partial")
     asked = [3, 13, 23, 33, 43, 100, 500]
 

@@ -1,5 +1,4 @@
-"""Delta tables that are damaged, dropped or not understood, or whose log names files of another table: an error that names the file and
-the version, or the rows as they are."""
+"""Delta tables that are damaged, dropped, not understood, or of another table's files: a named error, or the rows as they are."""
 
 from __future__ import annotations
 

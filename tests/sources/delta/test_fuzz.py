@@ -1,7 +1,4 @@
-"""Logs, checkpoints, vectors and records of Delta tables, damaged: the rows that an independent evaluation finds, or an error that names the table.
-
-As `tests/test_fuzz.py`; more examples, and others: LOOKUPCACHE_FUZZ=100 pytest tests/sources/delta/test_fuzz.py.
-"""
+"""Delta tables, damaged: the rows that an independent evaluation finds, or an error that names the table (see `tests/test_fuzz.py`)."""
 
 from __future__ import annotations
 

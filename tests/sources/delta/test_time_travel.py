@@ -61,10 +61,7 @@ def test_each_version_has_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("copied", ["what they say", "all"])
 def test_in_commit_timestamps(tmp_path: Path, copied: str) -> None:
-    """A table with `delta.enableInCommitTimestamps` has the times that its commits say, from the version on that enabled it.
-
-    What the files of earlier commits say in a copy of the table changes nothing of that.
-    """
+    """With `delta.enableInCommitTimestamps` times are what commits say from then on, whatever a copy's files say of the earlier ones."""
     table, cache = tmp_path / "t", tmp_path / "cache"
     write_days(table, 2)
     first = [json.loads(line) for line in (table / "_delta_log" / f"{0:020}.json").open()]

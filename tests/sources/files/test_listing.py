@@ -288,8 +288,7 @@ def test_a_foreign_or_busy_directory_is_never_half_a_table(tmp_path: Path, marke
 
 
 def test_which_directories_are_a_version(tmp_path: Path) -> None:
-    """Names that only resemble markers are data; where there is none, the table is empty. With lookup.success-file it is busy
-    without `_SUCCESS`, which may be empty; one further down is another job's; and one file has none."""
+    """Names that only resemble markers are data; no data is an empty table; with lookup.success-file it is busy without `_SUCCESS`."""
     names = ["delta_log/c", "metadata/a", "metadata/metadata.json", "x/v1.metadata.json", "y/magic/b"]
     assert data_names(listing(*names, "_temporary")) == names
     for hidden in ((), ("x/",), ("_a.parquet", ".b/c.parquet"), ("_SUCCESS",)):

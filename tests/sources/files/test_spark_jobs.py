@@ -81,8 +81,7 @@ def ids(rows: pa.Table) -> list[int]:
 def test_while_a_job_writes_the_last_version_is_current(
     dim: Dim, mode: str, job: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every mode goes on with the version it knows, counts that and says it once; the first query after the job sees its rows. With
-    lookup.on-busy=FAIL it fails at once, by the name of the job's directory; in CACHE mode the last version answers all the same."""
+    """Every mode goes on with the version it knows, and says so once; with lookup.on-busy=FAIL it fails at once, but in CACHE mode."""
     table = dim.site.table({**KEYED, **MODES[mode]})
     failing = dim.site.table({**KEYED, **MODES[mode], "lookup.on-busy": "FAIL"}, host="failing")
     assert ids(table.scan()) == ids(failing.scan()) == [1]
@@ -141,8 +140,7 @@ def test_a_dead_job_is_ignored(dim: Dim, caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize("mode", ["NONE", "PARTIAL", "FULL"])
 @pytest.mark.parametrize("left", ["nothing", "an empty directory"])
 def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, left: str) -> None:
-    """Queries wait for a job until `lookup.busy-wait` after the first one found the table gone. From then on the error comes at once,
-    for retried tasks, too. A table that came back and is gone again is waited for again."""
+    """Queries wait until `lookup.busy-wait` after the first one found the table gone, no longer; and again for one that came back."""
     dim.site.table({**KEYED, **MODES[mode]}).scan()
 
     def waited_s() -> float:

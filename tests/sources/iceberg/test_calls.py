@@ -135,9 +135,7 @@ def requests_and_calls(remote: Remote, table: LookupTable, act: Callable[[], Any
 
 @pytest.mark.parametrize(("store", "kind", "mode"), EVERY)
 def test_a_new_snapshot(request: pytest.FixtureRequest, tmp_path: Path, store: str, kind: str, mode: str) -> None:
-    """Nothing new costs one call of the catalog and none of the store, or one request for the hint, also another table object of
-    the host. Of a new snapshot metadata.json unless the catalog sent it, the manifest list, the new manifest and the new file:
-    each is looked at and read once."""
+    """Nothing new costs one look at the pointer; of a new snapshot each new file of metadata and data is looked at and read once."""
     remote = _make(request, tmp_path, store, kind)
     table = remote.open(mode)
     assert table.get_many([3, 44]).num_rows == 2

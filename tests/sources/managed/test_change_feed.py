@@ -90,8 +90,7 @@ def batch_of(site: Site, **more: str) -> list[dict[str, Any]]:
 
 
 def test_changes_between_two_versions(site: Site) -> None:
-    """Both versions included, they are what a stream gives; each with the time at which the store has its commit put, whatever
-    the writer's clock; without an end up to now, and none where there is none yet."""
+    """Both versions included, they are what a stream gives, with the time at which the store has their commit, whatever the writer's clock."""
     site.resize(log_page=7)
     table = site.created(OFF)
     positions = [table.write(rows(1, 2))]

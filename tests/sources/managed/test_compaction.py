@@ -49,8 +49,7 @@ def folds(state: TableState) -> list[int]:
 
 @pytest.mark.parametrize("keys", ["id", None])
 def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
-    """A compaction leaves one file in the order of the keys, and every row; a second one finds nothing to do. No file says then which
-    rows do not count, and deleted rows are in no file."""
+    """It leaves one file in the order of the keys, with every row and no deleted one; a second compaction finds nothing to do."""
     table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
     for low in (200, 0, 100):
         table.write(of_ids(low, low + 100))
@@ -100,8 +99,7 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
     ids=["many values", "floats"],
 )
 def test_rows_are_folded_in_parts(site: Site, keys: dict[str, list[Any]], size: int, files: int) -> None:
-    """More than fits in memory is put in order part by part: no two files have keys between each other's, no row is lost, also of
-    nulls, NaN, infinities and zeros."""
+    """More than fits in memory is put in order part by part: no row is lost, also of nulls, NaN, infinities and zeros."""
     site.resize(merge_bytes=size, file_bytes=3 * size // 2, row_group_rows=(2, 20), row_group_bytes=size // 20)
     table = site.table({**OFF, "lookup.keys": ",".join(keys)})
     count = len(next(iter(keys.values())))
@@ -151,8 +149,7 @@ def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
-    """A list that lets through only some of a compaction's writes is answered from their own files. Where a delete came after the
-    compaction, a list with that, but without all that was folded, is refused: nobody knows what it hides there."""
+    """It is answered from the writes' own files; where a delete came after the compaction it is refused, as nobody knows what it hides."""
     table = site.created(OFF)
     for id_ in (1, 2, 3):
         table.write(rows(id_))
@@ -235,8 +232,7 @@ def test_partial_keeps_its_keys(site: Site) -> None:
 
 
 def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
-    """Files of replaced writes go after older_than, in the store's time; versions that need them are gone by name. One that was
-    the current one within the time can be read after it, also if it is older than that itself."""
+    """Files of replaced writes go after older_than, in the store's time; versions that need them, and were not current since, are gone."""
     table = site.created(OFF)
     first, second = table.write(rows(1)), table.write(rows(2), "overwrite")
     table.upsert(rows(2, 3, name="new"))
@@ -265,8 +261,7 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
 
 
 def test_a_table_that_sees_to_itself(site: Site) -> None:
-    """Commits vacuum what was not needed for `lookup.write.vacuum-after`, at most ten times in that time, and trim the log. What
-    is gone is so by name. A store that fails then fails no commit."""
+    """Commits vacuum after `lookup.write.vacuum-after`, at most ten times in that time, and trim the log; a failure then fails no commit."""
 
     def fail(kind: str, _: object) -> None:
         if kind == "tree":
@@ -305,8 +300,7 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
 
 
 def test_vacuum_removes_orphans(site: Site) -> None:
-    """What failed attempts have left goes, as old signs of life and temporary files do; what an open write has put stays. So does what is
-    not its own: a stream's checkpoint in the table's directory, notes, and another table there, which cannot be made any more."""
+    """What failed attempts have left goes; what an open write has put stays, and what is not its own: checkpoints, notes, another table."""
     table = site.created(OFF)
     table.write(rows(1))
     writer = site.writer()

@@ -20,8 +20,7 @@ def seen(table: LookupTable) -> str:
 
 @pytest.mark.parametrize("keys", ["id", "name", None])
 def test_rows_of_which_it_is_true(site: Site, keys: str | None) -> None:
-    """Without a key, too, and some of those with one key; not those of which it is null. Readers of each kind, changes, older versions
-    and compactions have it so; where there is none there is no commit."""
+    """Not those of which it is null. Readers of each kind, changes, older versions and compactions have it so; without such rows no commit."""
     site.resize(row_group_rows=(1, 1), row_group_bytes=1)
     table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
     table.write(pa.table({"id": [1, 1, 2, None, 3], "name": ["a", "b", "a", "b", None]}, SCHEMA))

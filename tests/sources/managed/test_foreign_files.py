@@ -90,8 +90,7 @@ PLACES: dict[str, tuple[Callable[[Path, int], list[Path]], tuple[str, ...]]] = {
 @pytest.mark.parametrize("what", FOREIGN)
 @pytest.mark.parametrize(("place", "operation"), [(place, one) for place, (_, some) in PLACES.items() for one in some])
 def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, what: str, operation: str) -> None:
-    """Whatever lies where a write will put its files: nothing of it is changed, nothing is put behind a link, and the table can be read.
-    The write itself fails with an error that names the place, or succeeds beside it."""
+    """Whatever lies where a write will put its files is not changed; the write succeeds beside it, or its error names the place."""
     before = make_private(tmp_path / "private")
     site.created(OFF).write(rows(1, 2))
     site.table(OFF).write(rows(3))
@@ -172,8 +171,7 @@ BY_NIGHT = [pytest.param(one, 1, marks=pytest.mark.nightly) for one in ("append"
 
 @pytest.mark.parametrize(("operation", "stride"), [("append", 7), *BY_NIGHT])
 def test_a_link_that_comes_at_any_step(site: Site, tmp_path: Path, operation: str, stride: int) -> None:
-    """Somebody puts a link to a private directory in the place of a write's between any two steps of the write: nothing gets there,
-    nor goes from there."""
+    """A link to a private directory takes the place of a write's between any two steps of it: nothing gets there, nor goes from there."""
     private = tmp_path / "private"
     before = make_private(private)
     site.created(OFF).write(rows(1, 2))

@@ -66,8 +66,7 @@ CHANGED = pytest.raises(WriteConflictError, match="other key columns")
 
 
 def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delete, a write whose unique keys are being checked, and transactions are refused by name and aborted: nothing is taken away
-    by other keys than those it began with."""
+    """Deletes, writes of unique keys and transactions are refused by name: nothing is taken away by other keys than those they began with."""
     table = site.created(OFF)
     table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
     writer = site.writer(host="b")
@@ -159,8 +158,7 @@ def test_a_transaction_that_others_have_aborted(site: Site) -> None:
 
 
 def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
-    """A writer of the dropped table, and a transaction, are refused by name, and remove none of the new table's files, which lie in
-    directories of the same names."""
+    """Its writers are refused by name, and remove none of the new table's files, which lie in directories of the same names."""
     table = site.created(OFF)
     table.write(rows(1))
     writer, t = site.writer(host="b"), table.transaction()

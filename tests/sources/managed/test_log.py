@@ -184,8 +184,7 @@ def models(draw: st.DrawFn) -> list[Truth]:
 @given(models())
 @fuzzed(150)
 def test_states_follow_the_model(found: list[Truth]) -> None:
-    """At each position each state that answers for it says what was true then; digests are equal exactly where the same writes
-    are seen. No state holds more than two pages and what its versions need; that at the end of a page answers for all of it."""
+    """Each state that answers for a position says what was true then, and holds no more than two pages and what its versions need."""
     last = found[-1][0]
     kept = parse_state(seal(state_to_json(last)), "x")
     assert (kept.position, kept.nonce, kept.high_watermark) == (last.position, last.nonce, last.high_watermark)
@@ -276,8 +275,7 @@ class Process:
 
 @pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every position and list of write ids means to a host that knows nothing what it meant then, also where the checkpoint at
-    the end of its page was never put; until a commit trims it, which takes what no kept version needs, and nothing else."""
+    """Every position and list of write ids means to a new host what it meant then, until a commit trims what no kept version needs."""
     events = [log.Create(*at(1), DEFINITION, page=8), *history("t", 20)[1:]]
     events += [Allocate(*at(62), 21, OVERWRITE), log.Vacuum(*at(63), (), 35), log.Commit(*at(64), 21)]
     places: list[Process] = []
@@ -426,8 +424,7 @@ def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> No
 
 @pytest.mark.parametrize("name", ["log", "checkpoints"])
 def test_a_table_recreated_under_an_append(place: Place, cache_dir: Path, name: str) -> None:
-    """An append that was slow does the table in the place of its own no harm, and nobody goes on with the old one. Nor does a checkpoint
-    that comes late say anything of the new one."""
+    """An append, or a checkpoint, that was slow does the table in the place of its own no harm, and nobody goes on with the old one."""
     events, new = history("t", 20), history("u", 5)
     place.put(events[:49])
     writer = Process(place, cache_dir / "a")

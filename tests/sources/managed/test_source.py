@@ -52,8 +52,7 @@ def dim(tmp_path: Path) -> Dim:
 
 
 def test_a_host_never_goes_back(dim: Dim) -> None:
-    """A resolution that was slow to be recorded does not replace that of a later position, though it began later. Inside, a version that
-    came without write ids is an error: no rows of it are read."""
+    """A resolution that was slow to be recorded does not replace that of a later position. A version without write ids is an error."""
     host, table, old, _ = dim.known()
     dim.writer.write(rows([100], 2))
     new = host.resolver.current_versions.ask(table)
@@ -64,8 +63,7 @@ def test_a_host_never_goes_back(dim: Dim) -> None:
 
 
 def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this host has committed it goes on reading, though one that began to ask before does not find it in the log. Who finds the
-    floor of a table that is gone does not take away the one that a commit raises meanwhile."""
+    """What this host has committed it goes on reading; a floor that a commit raises is not taken away by who finds an older one obsolete."""
     host, table, old, log = dim.known()
     versions, began_s = host.resolver.host, host.clock.steady_s
     host.clock.tick(1)
@@ -141,8 +139,7 @@ def test_a_list_of_write_ids_keeps_its_definition(site: Site) -> None:
 
 
 def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
-    """An append becomes a delta: only its file is fetched; an event that changes no rows fetches nothing. A snapshot whose base
-    still has a deleted row does not find it, also where nothing else is asked for."""
+    """Only an append's own file is fetched, and nothing for an event that changes no rows; a deleted row is not found in the base."""
     reader = dim.table("reader", FULL)
     assert len(reader.get(7)) == 1
     before = reader.metrics()

@@ -99,8 +99,7 @@ def test_a_store_that_fails(site: Site) -> None:
 
 
 def replayed(state: list[Row], history: list[Any], number: int) -> list[Row]:
-    """The rows after the writes of a transaction. What others began to write after it, its overwrites leave in place, and what
-    it wrote by key before an overwrite is as if it had not been."""
+    """The rows after the writes of a transaction, whose overwrites leave what others began after it, and undo its own writes by key."""
     overwrites = [place for place, (step, _) in enumerate(history) if step == "overwrite"]
     for step, asked in history[max(overwrites, default=0) :]:
         named = {key for key in asked if None not in key} if step in ("upsert", "delete") else set()

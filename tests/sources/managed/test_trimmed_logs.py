@@ -152,8 +152,7 @@ def test_a_checkpoint_that_comes_late(site: Site, table: LookupTable) -> None:
 
 
 def test_a_position_that_is_no_version(site: Site, table: LookupTable) -> None:
-    """`lookup.version` of an event that made none, within the newest pages of the log and before, is refused; those that are listed,
-    and that writes return, are read."""
+    """`lookup.version` of an event that made none is refused; those that are listed, and that writes return, are read."""
     returned = [table.write(rows(number)) for number in range(4)]
     job = site.writer().begin(SCHEMA, WriteMode.APPEND)
     returned += [table.write(rows()), table.delete([99]), table.delete([])]

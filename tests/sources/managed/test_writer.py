@@ -221,8 +221,7 @@ def watched(site: Site, seconds: int, boot: str = "boot-1") -> None:
 
 
 def test_a_dead_writer_is_aborted(site: Site) -> None:
-    """A write that shows no sign of life for the timeout, watched by one host, is over; its commit is refused. However many writes begin
-    meanwhile, the signs of life are listed a few times."""
+    """Without a sign of life for the timeout a write is over, and its commit refused; others list the signs of life a few times only."""
     site.created()
     writer = site.writer(TIMEOUT, host="b")
     job = writer.begin(SCHEMA, APPEND)

@@ -51,8 +51,7 @@ def literal(value: object) -> str:
 
 @dataclasses.dataclass
 class Database:
-    """A database; how statements are executed in it; those that providers sent so far, one for each execution; and the path and the
-    options by which users say which table is meant."""
+    """A database, how statements are executed in it, those that providers have sent, and how users refer to a table."""
 
     module: str
     execute: Callable[[str], object]

@@ -124,8 +124,7 @@ def test_one_key_at_a_time(desk: Desk, make: type[ByKey | AsyncByKey], cache: Op
 
 @EITHER
 def test_keys_without_rows_are_asked_for_again(desk: Desk, kind: str, cache: Options) -> None:
-    """With lookup.retry they are, after the delay and in full calls; those that have rows by then are not, and nobody is told of an
-    absence before the last time."""
+    """With lookup.retry, after the delay and in full calls; those with rows by then are not, and no absence is told before the last time."""
     held: dict[int, list[str]] = {1: ["Alice"]}
     counts: list[int] = []
 
@@ -316,8 +315,7 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
 @KINDS
 @pytest.mark.parametrize("make", [Plain, Dictionary])
 def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Dictionary]) -> None:
-    """A provider's own cache is asked first and told what was loaded, not what failed; no option is needed, and a version() neither.
-    It has the table's live metrics; hits and misses are counted once, if it counts them, too."""
+    """It is asked first and told what was loaded, not what failed; it has the table's live metrics, and counts hits and misses once."""
     function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), make()
     table = desk.serve(function, {**ONCE, "lookup.cache": "PARTIAL"} if kind == "sync" else ONCE, cache=cache)
     with pytest.raises(LookupFunctionError):
@@ -625,8 +623,7 @@ def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Op
 
 @pytest.mark.parametrize(("capacity", "calls", "most"), [(1, 6, 1), (3, 10, 3), (100, 7, 7)])
 def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: int, calls: int, most: int) -> None:
-    """That many are under way together, never more, and each answer goes to its own key; after a failure nothing new is begun but
-    few calls to see whether it is a key's: one for each of the last few keys, or three."""
+    """That many are under way together, never more, and each answer goes to its own key; after a failure few new calls are begun."""
     now, seen = [0], [0]
 
     async def answer(keys: pa.Table) -> pa.Table:

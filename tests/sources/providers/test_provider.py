@@ -1,7 +1,4 @@
-"""Tables of other systems: making a provider, the options it is made of, one for many tables and processes; whole tables and scans.
-
-A key that a system cannot answer costs the row of that key, and no other.
-"""
+"""Tables of other systems: how a provider is made, of which options, for which tables and processes; whole tables, scans, bad keys."""
 
 from __future__ import annotations
 
