@@ -71,7 +71,6 @@ ROWS = pa.concat_tables([pa.table(columns, COLUMNS.insert(0, KEY)) for columns i
 TWOS = [{"name": "a", "size": 1}, {"name": "c", "size": None}, {"name": None, "size": 6}]
 V1, V2 = ({"name": name, "size": 0} for name in ("v1", "v2"))
 LOST = {"name": None, "size": None, ERROR_COLUMN: "UfsUnavailableError: the store is down"}
-
 FAILURES: dict[str, Callable[[Host, Path], object]] = {
     "TableFormatError": lambda host, path: (path / ".hoodie").mkdir(),
     "UfsNotFoundError": lambda host, path: path.rename(path.with_name("gone")),

@@ -14,7 +14,6 @@ from tests.models.answers import CONDITIONS
 from tests.models.shapes import FAMILIES, KEYS, SHAPES
 
 Args = tuple[Any, ...]
-
 PARTITIONS: tuple[tuple[str, ...], ...] = (
     ("01234", "98765", "00007", "SW1A"),
     ("1", "2", "3000000000", "x"),
@@ -30,7 +29,6 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
 """Values of one partition column each, the later ones of other types than the first."""
 WHERES = tuple(CONDITIONS)
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
-
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
 FILES = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
 MANAGED = (*WRITES, "delete_where", "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)

@@ -60,8 +60,6 @@ VALUES: dict[str, list[Any]] = {
     "boolean": [True, False, None],
     "string": ["x", "y", "", "z" * 40, None],
 }  # fmt: skip
-
-
 _IN_TEXT = ("boolean", "int", "long", "decimal", "date", "timestamp", "string", "uuid")
 """Types whose values are selected by text in `lookup.partition`."""
 CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {

@@ -55,7 +55,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "flags": ("bool",),
 }
 """Shapes that one column may have in files of one table; a column of nulls, or none, goes with each."""
-
 KEYS: dict[str, tuple[str, ...]] = {
     "whole": ("int32", "int64"),
     "decimals": ("int32", "dec20"),

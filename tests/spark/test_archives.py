@@ -18,7 +18,6 @@ from tests.support.spark_tables import put
 from tests.support.sparks import DATA_SOURCES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(560)]
-
 ROOT = Path(__file__).parents[2]
 HOSTS_PYTHON = str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}"))
 INSTALLED = f"environment/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/pyspark_lookup"

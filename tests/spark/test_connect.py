@@ -13,7 +13,6 @@ from tests.support.spark_tables import put, said_by, saved
 from tests.support.sparks import DATA_SOURCES, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
-
 _FENCE = """
 import sys
 import traceback

@@ -29,7 +29,6 @@ from tests.support.spark_tables import FULL, WAYS, catalog_options, saved
 from tests.support.sparks import DATA_SOURCES, SQL_FUNCTIONS, UDFS, needs
 
 pytestmark = pytest.mark.spark
-
 Look = Callable[..., DataFrame]
 _views = itertools.count()
 

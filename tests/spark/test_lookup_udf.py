@@ -32,8 +32,6 @@ EXTREMES = {
     "x": (pa.binary(), [b"", b"\xff", b"\0" * 3]),
     "s": (pa.string(), ["", "ö", "\U0001f600"]),
 }
-
-
 EXACT = {"l": 2**53 - 1, "x": b"\xff", "s": "ö", "e": -1, "m": decimal.Decimal("-1E-10"), "b": True}
 """Keys of a plain function, of types that pandas does not change."""
 

@@ -16,7 +16,6 @@ from tests.support.spark_tables import saved
 from tests.support.sparks import PIPELINES, needs
 
 pytestmark = [needs(PIPELINES), pytest.mark.spark, pytest.mark.nightly]
-
 _SPEC = """
 name: enrichment
 storage: {home}/storage

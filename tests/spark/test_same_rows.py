@@ -42,7 +42,6 @@ from tests.support.spark_tables import FULL, conf, load
 from tests.support.sparks import DATA_SOURCES, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
-
 PREDICATES = 25 * MORE if BY_NIGHT else 15  # per table
 
 
@@ -287,8 +286,6 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
 
 CELLS = ["plain", "", None, 'a "quoted" word', "comma, semicolon; tab\t", "two\nlines", "back\\slash", "end\\", 'both \\" of them', "ü 漢 🙂", " spaces ", "NA", "null", "'", "1e3"]  # fmt: skip
 CELL_TYPES = "id INT, text STRING, n DECIMAL(12, 3), d DOUBLE, day DATE, at TIMESTAMP, ok BOOLEAN"
-
-
 TEXT_COLUMNS = {
     "text": st.sampled_from(CELLS),
     "n": st.none() | st.decimals(-(10**6), 10**6, places=3).map("{:f}".format),

@@ -24,7 +24,6 @@ from tests.support.spark_tables import batches_of, catalog_options, load
 from tests.support.sparks import DATA_SOURCES, PARTIAL_INSERTS, STREAM_LIMITS, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
-
 _names = itertools.count()
 ROWS = [(1, "a"), (2, "b")]
 LOST = "this table's options are lost"
@@ -143,7 +142,6 @@ CREATES: list[tuple[str, Expect]] = [
     (f"CREATE TEMPORARY VIEW shown USING lookupcache OPTIONS (path '{{dim}}'); INSERT INTO shown {ONE}", Expect(leaves=WITH_C)),
     ("CREATE VIEW seen AS SELECT id FROM dim; SELECT * FROM seen; DROP VIEW seen; DROP TABLE dim PURGE; CREATE TABLE dim USING lookupcache LOCATION '{dim}'", Expect(leaves=ROWS)),
 ]  # fmt: skip
-
 ALTERS: list[tuple[str, Expect]] = [
     # New columns are null until the first INSERT, which adds them to the table.
     (f"{ADD}; SELECT * FROM dim WITH ('lookup.cache' 'FULL'); SELECT id FROM dim WHERE x IS NULL", Expect(gives=[(1,), (2,)])),
@@ -172,7 +170,6 @@ ALTERS: list[tuple[str, Expect]] = [
     (f"ALTER TABLE dim SET LOCATION '{{home}}/other'; INSERT INTO dim {ONE}", Expect(leaves=WITH_C)),
     (f"ALTER TABLE dim SET TBLPROPERTIES ('path' = '{{home}}/other', 'a' = 'b'); ALTER TABLE dim UNSET TBLPROPERTIES ('a'); COMMENT ON TABLE dim IS 'ours'; INSERT INTO dim {ONE}", Expect(leaves=WITH_C)),
 ]  # fmt: skip
-
 WRITES: list[tuple[str, Expect]] = [
     (f"INSERT INTO dim SELECT * FROM src; INSERT INTO dim TABLE src; INSERT INTO dim {ONE}; INSERT INTO dim (name, id) VALUES ('c', 3)", Expect(leaves=[*ROWS, *[(3, "c")] * 4])),
     ("INSERT INTO dim (id) VALUES (3)", Expect(leaves=[*ROWS, (3, None)]) if PARTIAL_INSERTS else NO_DATA),
@@ -197,7 +194,6 @@ WRITES: list[tuple[str, Expect]] = [
     ("INSERT INTO dim WITH ('lookup.write.merge-schema' 'true') SELECT *, 7 AS x FROM src", Expect(fails="too many data columns")),
     ("EXPLAIN INSERT INTO dim SELECT * FROM src", Expect(leaves=ROWS)),
 ]  # fmt: skip
-
 READS: list[tuple[str, Expect]] = [
     ("FROM dim SELECT id; WITH d AS (SELECT * FROM dim) SELECT d.name FROM src RIGHT JOIN d ON d.id = src.id", Expect(gives=[("a",), ("b",)])),
     ("SELECT * FROM dim WITH ('lookup.where' 'id = 2', 'lookup.cache' 'PARTIAL', 'lookup.partial-cache.max-rows' '9')", Expect(gives=[(2, "b")])),
@@ -214,7 +210,6 @@ READS: list[tuple[str, Expect]] = [
     ("SHOW TBLPROPERTIES dim; SHOW CREATE TABLE dim; SHOW TABLE EXTENDED LIKE 'dim'; DESCRIBE EXTENDED dim; EXPLAIN SELECT * FROM dim; SHOW COLUMNS IN dim", Expect(gives=[("id",), ("name",)])),
     ("DESCRIBE dim", Expect(gives=[("id", "int", None), ("name", "string", None)])),
 ]  # fmt: skip
-
 REFUSED: dict[str, list[str]] = {
     "partitioning when the table schema": [made_of("{dim}") + how for how in (" PARTITIONED BY (id)", " CLUSTERED BY (id) INTO 4 BUCKETS")],
     "partition management": [f"ALTER TABLE dim {how} PARTITION (id = 1)" for how in ("ADD", "DROP")] + ["ALTER TABLE dim PARTITION (id = 1) RENAME TO PARTITION (id = 2)", "SHOW PARTITIONS dim"],

@@ -42,7 +42,6 @@ from tests.support.spark_tables import (
 from tests.support.sparks import DATA_SOURCES, REAL_TIME, needs
 
 pytestmark = pytest.mark.spark
-
 COUNT = 200
 BATCHES, RESTARTS = (8, 2) if BY_NIGHT else (5, 1)
 STRATEGIES: tuple[Strategy, ...] = ("cache", "broadcast")

@@ -88,8 +88,6 @@ def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
 
 
 MANY = ("a.parquet", "b.parquet", "b.csv", "x/a.parquet", "x/deep/a.parquet", "y/a.parquet", "z1/a.parquet")
-
-
 GLOBS = {
     "*.parquet": ["a.parquet", "b.parquet"],
     "[ac].parquet": ["a.parquet"],
@@ -217,8 +215,6 @@ def selected(partition: str, *names: str) -> list[str]:
 
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-
-
 PARTS = ["dt=1/c=a b/x", "dt=1/c=é/x", "dt=2/c=é/x", f"dt={NULL}/c=é/x"]
 
 
@@ -314,8 +310,6 @@ FILES = st.dictionaries(
     st.tuples(st.sampled_from([1, 11, 111]), st.sampled_from(["", "1", "11", "1,", '"1"'])),
     max_size=3,
 )
-
-
 Files = dict[str, tuple[int, str]]
 
 

@@ -14,7 +14,6 @@ from tests.support.iceberg_tables import sql_catalog
 from tests.support.iceberg_writing import IcebergTable
 
 __all__ = ["run"]
-
 URL = "catalog://tests/ns.dim"
 Named = tuple[IcebergTable, list[object]]
 """A table, and what names it on the command line."""

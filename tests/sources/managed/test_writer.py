@@ -62,8 +62,6 @@ KEYLESS, BATCH, PAST = {"path": "keyless"}, {"lookup.write.batch": "orders:9"}, 
 OF_FILES = {"lookup.format": "parquet", "lookup.partition": "max_pt()"}
 OF_LOGS = {"lookup.version": "1", "lookup.valid-write-ids": "t:1:9::"}
 ONE = {"id": [1], "name": ["a"]}
-
-
 Arguments = Any  # of a call: None, rows by column, or the only one
 REFUSED: list[tuple[type[Exception], dict[str, str], str, Arguments, str]] = [
     (errors.SchemaError, {}, "write", {"id": [1], "x": [1]}, r"'x'.*lookup.write.merge-schema"),

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Options = dict[str, str]
-
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 ONCE = {"lookup.max-retries": "0"}
 SQLITE_FILE = "a b%41?#.db"
