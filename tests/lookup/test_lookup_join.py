@@ -5,12 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import re
 import shutil
-import sys
-import time
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -45,14 +41,14 @@ from pyspark_lookup.lookup.lookup_join import (
     valid_rows,
 )
 from pyspark_lookup.lookup.read import TableReader
-from pyspark_lookup.lookup.runtime import Runtime, runtime
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken
 from pyspark_lookup.options.enums import Overlap
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.versions.executions import Execution
-from tests.support.fakes import FakeClock, FaultyStore
-from tests.support.lookup_functions import SyncFunction, provider
+from tests.support.fakes import FaultyStore
+from tests.support.lookup_functions import Desk, SyncFunction, provider
 from tests.support.version_tokens import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
 from tests.support.workers import in_fresh_process
 
@@ -97,26 +93,21 @@ def named(path: Path, name: str, number: int = 0) -> None:
     write(path / f"{number}.parquet", columns)
 
 
-class Host:
+class Host(Desk):
     """A host: its cache directory, and a process at a time, whose stores and providers refuse the calls named by `down`."""
 
     def __init__(self, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        # Later than any file's time, and not so late that what the host keeps would be swept.
-        self.clock = FakeClock(time.time() + 1000)
         self.session = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": "0"}
         self.calls: list[str] = []
         self.down: Sequence[str] = ()
-        self._monkeypatch = monkeypatch
-        self.processes: list[Runtime] = []
-        self.restart()
+        monkeypatch.setattr(pyspark_lookup.lookup.runtime, "open_store", self._store)
+        super().__init__(cache_dir, monkeypatch)
+        self.clock.tick(1000)  # later than any file's time, and not so late that what the host keeps would be swept
 
     def restart(self) -> None:
-        """Go on as another process of this host."""
         joining._lookup.cache_clear()
         joining._pass.cache_clear()
-        self.processes.append(Runtime(self.clock.host(), random.Random(1)))
-        self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "_current", self.processes[-1])
-        self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "open_store", self._store)
+        super().restart()
 
     def _store(self, path: str, storage: dict[str, object], now_s: Callable[[], float]) -> Store:
         return FaultyStore(open_store(path, storage, now_s), self._call)
@@ -175,10 +166,7 @@ class Host:
             self._call("lookup", keys)
             return ROWS.filter(pc.is_in(ROWS.column("id"), keys.column("id").combine_chunks()))
 
-        module = types.ModuleType(f"joining_{id(answer)}")
-        module.make = lambda context: provider(SyncFunction(answer), ROWS.schema, lambda: "v1")  # type: ignore[attr-defined]
-        self._monkeypatch.setitem(sys.modules, module.__name__, module)
-        return f"{module.__name__}:make"
+        return self.name(lambda context: provider(SyncFunction(answer), ROWS.schema, lambda: "v1"))
 
 
 @pytest.fixture
@@ -186,8 +174,7 @@ def host(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """A host on which nobody has looked anything up."""
     host = Host(cache_dir, monkeypatch)
     yield host
-    for provided in (provided for process in host.processes for provided in process._openers[0].futures.values()):
-        provided.result(0).close()
+    host.close()
 
 
 @pytest.fixture

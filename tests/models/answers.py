@@ -106,7 +106,6 @@ class Content:
 
     @functools.cached_property
     def rows(self) -> list[Row]:
-        """All rows."""
         return [row for _, rows in self.files for row in rows]
 
     def answer(self, question: Question) -> Expected:

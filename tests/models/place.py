@@ -36,7 +36,6 @@ class Place:
             self.table.take(step, rng)
 
     def content(self) -> Content:
-        """What is there now."""
         return Content(problem="no files") if self.table is None else self.table.content()
 
     def close(self) -> None:

@@ -85,7 +85,6 @@ class Session:
         return [_asked(self._tables[key], *ask) for ask in request.asks]
 
     def close(self) -> None:
-        """Close its tables."""
         for table in self._tables.values():
             table.close()
 
@@ -153,7 +152,6 @@ class Nursery:
         return self._living[name]
 
     def close(self, *names: str) -> None:
-        """End the processes of those names, or all: each does when its pipe is closed."""
         for name in names or list(self._living):
             if name in self._living:
                 self._living.pop(name).close()

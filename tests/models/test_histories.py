@@ -68,7 +68,6 @@ IN_PARTITION = Setup(partitions=REGIONS, partition="r=01")
 
 
 def file(slot: int, places: tuple[int, ...] = (), shape: str = "absent") -> tuple[Any, ...]:
-    """The arguments of a step that puts a file."""
     return slot, places, "int64", shape, 8, "rename", "pyarrow"
 
 

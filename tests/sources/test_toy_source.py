@@ -37,7 +37,6 @@ def process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(table: Path, cache_dir: Path, mode: str, **options: str) -> LookupTable:
-    """The table as that mode reads it."""
     return LookupTable(str(table), {"lookup.cache.dir": str(cache_dir), **MODES[mode], **options})
 
 

@@ -44,7 +44,6 @@ NULL = {"lookup.on-error": "NULL"}
 
 
 def asked(home: Path) -> list[list[int]]:
-    """The keys of each call."""
     return [json.loads(line) for line in (home / "asked").open()]
 
 

@@ -232,7 +232,6 @@ class Desk:
         return self.spark.readStream.format("lookupcache").options(**options).load(self.path)
 
     def run(self, options: Mapping[str, str] = NO_OPTIONS, checkpoint: str = "c") -> Batches:
-        """The micro-batches of what there is."""
         return batches_of(self.stream(options), self.home / checkpoint)
 
 

@@ -310,7 +310,6 @@ def csv_of(found: list[dict[str, Any]], sep: str) -> str:
 
 
 def collected(df: DataFrame) -> tuple[str, list[Any]]:
-    """The schema and the rows."""
     return df.schema.simpleString(), sorted(df.collect(), key=lambda row: int(row.id))
 
 

@@ -93,7 +93,6 @@ class Tables:
         return sorted((tuple(row) for row in self.spark.table("dim").collect()), key=repr)
 
     def held(self, without: Path | None = None) -> dict[str, int]:
-        """How many files each directory has."""
         return {p.name: sum(1 for _ in p.rglob("*")) for p in self.home.iterdir() if p != without}
 
 

@@ -49,7 +49,6 @@ class Opened:
         return self.root / "blocks" / key.name
 
     def usage(self) -> int:
-        """What the shared counter says."""
         return sum(map(int, (self.root / "usage").read_text().split()))
 
 

@@ -134,7 +134,6 @@ class FaultyStore:
             yield noted
 
     def kinds(self) -> list[str]:
-        """The kinds of calls so far, in order."""
         return [kind for kind, _ in self.calls]
 
 

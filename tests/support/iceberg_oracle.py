@@ -94,7 +94,6 @@ class Oracle:
 
     @functools.cached_property
     def entries(self) -> list[Entry]:
-        """The live files, of data and of deletes."""
         return [entry for one in self.manifests for entry in self.entries_of(one)]
 
     def entries_of(self, manifest: Mapping[str, Any]) -> list[Entry]:

@@ -129,7 +129,6 @@ def iceberg_type(kind: str) -> PrimitiveType:
 
 
 def result_kind(transform: str, kind: str) -> str:
-    """The type of what a transform gives."""
     return _transform(transform, kind)[1]
 
 

@@ -158,7 +158,6 @@ class IcebergTable(Definition):
         }
 
     def live(self) -> list[Entry]:
-        """The files of the main branch, of data and of deletes."""
         return Oracle(self.metadata, branch="main").entries
 
     def rows_of(self, entry: Entry) -> list[tuple[int, dict[str, Any]]]:

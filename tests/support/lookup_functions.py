@@ -127,12 +127,10 @@ Function = SyncFunction | AsyncFunction
 
 
 def made(kind: str, answer: Answer, batch_size: int | None = None) -> Function:
-    """A function of this kind."""
     return (SyncFunction if kind == "sync" else AsyncFunction)(answer, batch_size)
 
 
 def users() -> SyncFunction:
-    """A function that knows the users."""
     return SyncFunction(rows_of(USERS))
 
 
@@ -248,7 +246,6 @@ def counted(table: LookupTable, *names: str) -> dict[str, int]:
 
 
 def ids(*values: int | None) -> pa.Table:
-    """A batch of keys."""
     return pa.table({"id": pa.array(list(values), pa.int64())})
 
 
@@ -259,7 +256,6 @@ def pairs(table: LookupTable, *values: int | None) -> list[tuple[int, str]]:
 
 
 def names(table: LookupTable, key: Any) -> list[str]:
-    """The names of the rows with this key."""
     return [row["name"] for row in table.get(key)]
 
 

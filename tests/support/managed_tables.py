@@ -115,7 +115,6 @@ class Site:
         return engine.managed.log(str(self.path)).latest()
 
     def files(self) -> list[str]:
-        """The data files that lie there."""
         return sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet"))
 
     def committed(self) -> list[str]:

@@ -136,5 +136,4 @@ if ToySource not in SOURCES:
 
 
 def people(first: int, count: int, version: int) -> list[dict[str, Any]]:
-    """Rows of a file."""
     return [{"id": id_, "name": f"{id_} of {version}"} for id_ in range(first, first + count)]

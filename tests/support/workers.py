@@ -171,5 +171,4 @@ class Following:
 
 
 def notes_in(directory: Path) -> list[dict[str, Any]]:
-    """All notes of a directory, by time."""
     return Following(directory).new()

@@ -68,7 +68,6 @@ def put(path: Path, rows: int = 1) -> Path:
 
 
 def discovered(path: Path) -> tuple[Table, TableVersion]:
-    """What planning learns of a local path."""
     return make_host(str(path), None).resolver.discover(parse_options({"path": str(path)}))
 
 

@@ -69,7 +69,6 @@ class Dim:
 
 @pytest.fixture
 def dim(site: Site) -> Dim:
-    """A table of one file."""
     return Dim(site)
 
 

@@ -190,7 +190,6 @@ PERIODIC: Options = {**FULL, "lookup.full-cache.periodic-reload.interval": "5 mi
 
 
 def keyed(version: bool = False, cache: Callable[[], LookupCache | None] = lambda: None, kind: str = "sync") -> Make:
-    """A provider by key."""
     return lambda context: provider(made(kind, rows_of(USERS)), SCHEMA, (lambda: "1") if version else None, cache())
 
 
@@ -379,7 +378,6 @@ FORKED = SyncFunction(hanging_for_13)
 
 
 def forked_users(context: LookupContext) -> LookupProvider:
-    """A factory that a new process can import."""
     return provider(FORKED)
 
 
