@@ -1,7 +1,5 @@
 """`LookupTable`: what it takes and answers, which calls that costs, and that processes share their counters."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import json

@@ -1,7 +1,5 @@
 """A planned read while its table changes: one version whole, or the named error, never a mixture."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

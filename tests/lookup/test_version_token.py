@@ -1,7 +1,5 @@
 """Versions told to the tasks of an execution: what announcing one costs and secures, and who can answer from it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the machine asks of a table of any kind."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import os

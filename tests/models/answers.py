@@ -1,7 +1,5 @@
 """What readers are asked, and what they must answer. Nothing of the package is used here."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -1,7 +1,5 @@
 """Half of the histories read a Delta table of one file as they read one of thousands."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

@@ -1,7 +1,5 @@
 """A Delta table: written by delta-rs, its deletion vectors by hand, and read by delta-rs after each step."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

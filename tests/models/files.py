@@ -1,7 +1,5 @@
 """A file, a directory or a link to a directory that anybody may write, and how each step changes what lies there."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -4,8 +4,6 @@ A step says little about the state in which it is taken: what makes no sense the
 is one, too, which is how a failing one is made short.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """An Iceberg table: written by hand, and read by the specification, slowly and plainly, after each step."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import decimal

@@ -1,7 +1,5 @@
 """Runs a history: takes each step, asks readers of every kind, and compares what they answer with what the oracle says."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

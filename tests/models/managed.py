@@ -1,7 +1,5 @@
 """A managed table of a history: written by the package, beside a plain list of the rows that it should have."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

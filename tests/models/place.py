@@ -1,7 +1,5 @@
 """What is at the path of a history: nothing, or a table of one kind after the other."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every reader of plain files must answer, row by row by the documented rules. Nothing of the package is used here."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from pathlib import Path

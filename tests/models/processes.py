@@ -1,7 +1,5 @@
 """Readers in processes of their own: one that lives on, and ones that are born for a request."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """A table of another system in a history: rows in a file that a provider reads for each lookup."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

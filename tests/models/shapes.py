@@ -1,7 +1,5 @@
 """Columns that files of one table hold in several types: the Arrow types, values for them, and which of them meet."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import random

@@ -1,7 +1,5 @@
 """Every way to read gives what a plain reader gives, after each step of any history, and of those that were read wrongly once."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Random histories of a table whose values change, and of keys that are invalidated: by processes that stall, on clocks that are set."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What Spark shows of a file's types and values, by the rules of the documentation. Nothing of the package is used here."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 from typing import Any

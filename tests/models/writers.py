@@ -1,7 +1,5 @@
 """Data files as different programs write them: pyarrow, DuckDB and Polars."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Edits of a module's syntax tree. Patterns say where; variables have no names in them, and may be renamed."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import dataclasses

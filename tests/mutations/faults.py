@@ -3,8 +3,6 @@
 A fault that no test catches is a test that was lost, or never was there: write the test, and leave the fault as it is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from tests.mutations.edits import Edit, remove, replace

@@ -4,8 +4,6 @@ Run as `python -m tests.mutations.run [--list] [--only NAME …] [-j N]`. The ch
 The exit code says whether a fault was missed, or its place in the package was not found.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import concurrent.futures

@@ -1,7 +1,5 @@
 """Faults are put into the package by its syntax tree: one that has no place in it any more tests nothing."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools

@@ -1,7 +1,5 @@
 """What tests of several kinds of tables take: a managed table's place, a REST catalog of Iceberg tables, a host that looks things up."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

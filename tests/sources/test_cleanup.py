@@ -1,7 +1,5 @@
 """A log or metadata that somebody cleans up while a host that knows nothing of the table reads it: its rows, and no error."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import random

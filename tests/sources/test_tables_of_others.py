@@ -1,8 +1,6 @@
 """Delta and Iceberg tables that other projects wrote, with the rows that delta-rs or an oracle reads, in every mode, by scan and by key;
 or refused by name. They are in archives beside the checkout, not in it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tarfile

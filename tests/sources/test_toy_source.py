@@ -1,7 +1,5 @@
 """A kind of table that the engine has never heard of: every way to read it works, with a source of one small module."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

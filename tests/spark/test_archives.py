@@ -1,7 +1,5 @@
 """Deploying as docs/deploying.md says: the wheel in a packed environment, on a cluster whose own Python has no package of ours."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The reader of a stream of changes, asked as Spark asks it: within limits; and as older versions of Spark do, which say less."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Spark Connect: a client that shares nothing with its server but the file system does what a classic session does."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Joins: to other systems, and to what fails (`lookup.on-error`), which way is taken, and that it says so, and as of a time."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`lookup_join` gives the rows and the schema of Spark's own join, for every key, value, query and cache mode."""
 
-from __future__ import annotations
-
 import decimal
 import functools
 import itertools

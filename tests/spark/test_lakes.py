@@ -1,7 +1,5 @@
 """Delta and Iceberg tables through Spark: read, joined, in a catalog, in SQL functions, and joined to a stream while they change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

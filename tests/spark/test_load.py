@@ -1,7 +1,5 @@
 """`read_table`: a table as a DataFrame on every Spark; without data sources in Python by tasks that plan and read."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

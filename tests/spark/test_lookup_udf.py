@@ -1,7 +1,5 @@
 """UDFs of lookups without Arrow UDFs, or without functions in SQL: keys and rows pass through pandas unchanged."""
 
-from __future__ import annotations
-
 import decimal
 from collections.abc import Iterator
 from pathlib import Path

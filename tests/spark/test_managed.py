@@ -1,7 +1,5 @@
 """Managed tables written by Spark: rows land once or not at all, whatever becomes of a task, a job or a stream; and changes that are followed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator, Mapping

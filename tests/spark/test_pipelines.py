@@ -1,7 +1,5 @@
 """Declarative Pipelines: a project on disk that `spark-pipelines` runs, once and again after its files have changed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

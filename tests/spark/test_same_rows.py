@@ -1,7 +1,5 @@
 """The same rows as Spark's own readers, for generated tables and generated predicates, and for text files."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -1,7 +1,5 @@
 """Every statement of Spark's SQL against a catalog table: it works, or it fails and says what does; nothing else is written."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """`register_lookup`: lookup tables as functions of SQL, current at every execution, one version in each."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dates, times and intervals as Spark has written them, compared with what its own readers give."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import random

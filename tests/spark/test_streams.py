@@ -1,7 +1,5 @@
 """Streams that read tables in every way, and write them, while the tables change: each micro-batch is of one version, the newest at its start."""
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib

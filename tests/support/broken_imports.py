@@ -1,7 +1,5 @@
 """A script that makes imports fail in a fresh interpreter."""
 
-from __future__ import annotations
-
 BLOCKER = """
 import importlib.abc, sys
 class Blocker(importlib.abc.MetaPathFinder):

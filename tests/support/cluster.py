@@ -1,7 +1,5 @@
 """A Spark standalone cluster on this machine: a master and two workers, as on one host or on two."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Types of columns, nested ones among them, and values of each."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

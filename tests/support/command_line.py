@@ -1,7 +1,5 @@
 """The command line, run in the process of the test."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

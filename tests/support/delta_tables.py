@@ -1,7 +1,5 @@
 """What tests of Delta tables share: the oracle, tables as users open them, and commits and deletion vectors written by hand."""
 
-from __future__ import annotations
-
 import base64
 import json
 import uuid

@@ -1,7 +1,5 @@
 """Delta tables that are written by hand, for `test_delta_fuzz`: with all that a log may have, in each form of checkpoints."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A `Disk` as tests open it: blocks and segments to put into it and ways to damage them, locks that another process holds, a disk that is full."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

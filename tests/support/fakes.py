@@ -1,7 +1,5 @@
 """Clocks and stores for tests: time that only moves when told, storage that fails when told."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

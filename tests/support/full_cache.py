@@ -1,7 +1,5 @@
 """A table with a full cache on a host of its own, whose loads run when the test says."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generated cases: how many, and of which seeds; and damage for `test_fuzz`: bytes and values of our own with something changed."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import os

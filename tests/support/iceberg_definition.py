@@ -1,7 +1,5 @@
 """The metadata of Iceberg tables that tests write: columns, name mappings, specs, and how a new metadata.json is published."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

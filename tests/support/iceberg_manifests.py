@@ -1,7 +1,5 @@
 """Manifests and manifest lists of Iceberg tables, read and written by the specification. PyIceberg is only asked for their Avro schemas."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence

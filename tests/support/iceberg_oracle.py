@@ -1,7 +1,5 @@
 """The rows of an Iceberg table by the specification, read slowly and plainly: neither PyIceberg nor the package is asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import gzip

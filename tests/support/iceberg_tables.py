@@ -1,7 +1,5 @@
 """What tests of Iceberg tables share: tables as users open them, catalogs to write into."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pyiceberg.catalog.sql import SqlCatalog

@@ -1,7 +1,5 @@
 """Types and values of the Iceberg specification, as the tests' writer and oracle need them: Arrow types, transforms, bounds, defaults."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import functools

@@ -1,7 +1,5 @@
 """A writer of Iceberg tables, formats 1 to 3, for what PyIceberg does not write: format 3, delete files, deletion vectors, ORC."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Every type of key, values of each, and how these compare."""
 
-from __future__ import annotations
-
 import decimal
 import math
 from collections.abc import Sequence

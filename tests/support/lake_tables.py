@@ -1,7 +1,5 @@
 """What tests of Delta and of Iceberg tables share: modes, rows as they compare, calls as they count, roaring bitmaps."""
 
-from __future__ import annotations
-
 import collections
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Chains of lookups that a seed draws, done by `lookup_join` and by Spark's own joins."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Mapping

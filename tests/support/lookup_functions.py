@@ -1,7 +1,5 @@
 """Tables of other systems: what a lookup function is asked, what of its answers is taken, and what its failures do: what its tests share."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

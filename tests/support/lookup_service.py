@@ -1,7 +1,5 @@
 """A system that workers look keys up in. In its directory is what it was asked (`asked`: a line for each call), and `down` makes it fail."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A managed table and the hosts that use it, in one process whose clock a test moves; rows for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import random

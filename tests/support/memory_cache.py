@@ -1,7 +1,5 @@
 """The cache in memory: what its tests share."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator, Mapping, Sequence

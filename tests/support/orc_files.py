@@ -1,7 +1,5 @@
 """ORC files as others than pyarrow write them: what pyarrow has written, with another footer."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

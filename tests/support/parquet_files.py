@@ -1,7 +1,5 @@
 """Parquet files that tests put in place."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A PostgreSQL server on loopback that logs every statement and can be stopped and started again."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

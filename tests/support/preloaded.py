@@ -4,8 +4,6 @@ The tests' own sessions and those over Connect run on it. Other programs that te
 pages of the documentation.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

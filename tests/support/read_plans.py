@@ -1,7 +1,5 @@
 """Reads of a table as they are planned from its path and options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """A REST catalog on this host's loopback: what a reader asks of one, over tables that are registered in memory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import urllib.parse

@@ -1,7 +1,5 @@
 """Columns of every type that Spark writes or reads, with values for their rows, which a seed draws."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import decimal

@@ -1,7 +1,5 @@
 """Joins as Spark does them, and whether two DataFrames have the same rows."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import operator

@@ -1,7 +1,5 @@
 """Tables of Delta and Iceberg that change while tests read them through Spark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What tests through Spark share: tables that are replaced, their calls to the store, streams and what comes of them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """What not every Spark has, and how tests say that they need it. README.md shows the table."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping

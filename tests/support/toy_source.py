@@ -3,8 +3,6 @@
 It shows what a `VersionSource` has to be, and that nothing else asks what kind a table is. Importing it makes it known.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

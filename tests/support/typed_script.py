@@ -1,7 +1,5 @@
 """A user's script, for `mypy --strict`: it is checked, not run. Lines with `ignore` are mistakes that the types tell."""
 
-from __future__ import annotations
-
 import polars as pl
 from pyspark.sql import DataFrame, SparkSession
 

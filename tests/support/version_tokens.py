@@ -1,7 +1,5 @@
 """Processes that announce versions to one another, and the options and executions they do so with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Servers on loopback HTTP; and one of files that fails, cuts its answers short or ignores ranges when a test says so."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

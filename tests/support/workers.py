@@ -1,7 +1,5 @@
 """Processes of the tests: started, paused, killed and started again, over stores that fail; and the notes that they leave."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Half of the tests read a table of one file as they read one of thousands, the others by night."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The files of a large Delta table as columns: what they cost, and that nothing else about the table changes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

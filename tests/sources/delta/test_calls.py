@@ -1,7 +1,5 @@
 """What a Delta table costs at the store: nothing new, a commit, deleted rows, rewritten files; and a host that has never seen it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

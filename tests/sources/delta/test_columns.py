@@ -1,7 +1,5 @@
 """Columns of Delta tables as keys, and under other names: partition columns, renamed and dropped ones."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Sequence

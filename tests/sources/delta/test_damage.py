@@ -1,7 +1,5 @@
 """Delta tables that are damaged, dropped, not understood, or of another table's files: a named error, or the rows as they are."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

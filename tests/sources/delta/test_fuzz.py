@@ -1,7 +1,5 @@
 """Delta tables, damaged: the rows that an independent evaluation finds, or an error that names the table (see `tests/test_fuzz.py`)."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Files that the log rules out are not opened; files that VACUUM has removed are missed by name."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import json

@@ -1,7 +1,5 @@
 """`lookup.timestamp`: the version that was the current one at a time, of Delta tables and of managed ones."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

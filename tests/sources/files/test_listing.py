@@ -1,7 +1,5 @@
 """What a path means: which files are data, which partitions they lie in, and what is not a table at all."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import decimal

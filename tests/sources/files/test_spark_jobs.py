@@ -1,7 +1,5 @@
 """Jobs that write a table of files: what is read meanwhile, for how long is waited, and which of them are dead."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

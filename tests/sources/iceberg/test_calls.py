@@ -1,7 +1,5 @@
 """What an Iceberg table costs at its catalog and its store: nothing new, a snapshot, deleted rows, rewritten files; and a host that comes late."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Iceberg tables as users name them, where their files lie, and as what others wrote them."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The command line on Iceberg tables, named in a catalog."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Iceberg tables that are damaged, gone or not understood, and catalogs that do not answer: an error that names the file and the snapshot."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """`lookup.version`, `lookup.branch`, `lookup.tag` and `lookup.timestamp` of Iceberg tables; what was expired; what views show."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The changes of a managed table. That they are its versions, played back, is checked by `tests/models`."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

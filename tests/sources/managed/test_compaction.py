@@ -1,7 +1,5 @@
 """Compactions and vacuums: what they fold and remove, what they leave alone, and what readers see of them."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Rows that are deleted by a predicate: which these are, whoever else writes meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

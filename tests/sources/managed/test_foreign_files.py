@@ -1,7 +1,5 @@
 """Files of others in a managed table's directory: no operation removes or overwrites one, nor writes through a link."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """What others do in the middle of a compaction, a transaction or a write by key, and what must not come of it."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from typing import Any

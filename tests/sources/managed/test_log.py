@@ -1,7 +1,5 @@
 """A managed table's log: events as bytes, the state they add up to, and a log in a store under many writers."""
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib

@@ -1,7 +1,5 @@
 """Upserts whose rows lack columns: refused, unless somebody says what is to be in them; nothing committed meanwhile is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

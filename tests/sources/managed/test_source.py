@@ -1,7 +1,5 @@
 """Managed tables as readers have them: versions by position on any host, caches that follow, what a table may turn into."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

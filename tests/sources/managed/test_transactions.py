@@ -1,7 +1,5 @@
 """Transactions: what they see, what others see of them, and what is left of those that end badly."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

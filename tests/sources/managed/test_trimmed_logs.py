@@ -1,7 +1,5 @@
 """Tables whose log has many short pages, and is trimmed: what queries, transactions, streams, copies and hosts see of it."""
 
-from __future__ import annotations
-
 import shutil
 
 import pyarrow as pa

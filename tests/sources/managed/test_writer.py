@@ -1,7 +1,5 @@
 """Writes of managed tables without Spark: what is accepted, what becomes visible when, and who reads it."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tables of other systems: what a function is asked, which answers are taken and kept, what its failures do; any history of lookups."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools

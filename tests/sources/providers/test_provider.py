@@ -1,7 +1,5 @@
 """Tables of other systems: how a provider is made, of which options, for which tables and processes; whole tables, scans, bad keys."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
