@@ -26,17 +26,7 @@ from pyspark_lookup.spark.features import find
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.versions.executions import Build
 from tests.support.fuzzing import BY_NIGHT, by_day
-from tests.support.spark_tables import (
-    WAYS,
-    conf,
-    each_batch,
-    events,
-    load,
-    put,
-    read_in_all_ways,
-    running,
-    stream_of,
-)
+from tests.support.spark_tables import WAYS, conf, each_batch, events, load, put, read_in_all_ways, running, stream_of
 from tests.support.sparks import DATA_SOURCES, REAL_TIME, needs
 
 pytestmark = pytest.mark.spark

@@ -17,20 +17,7 @@ from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import TableState, WriteMode
 from pyspark_lookup.sources.managed.log.log import state_from_json, state_to_json
 from pyspark_lookup.sources.registry import parse_options
-from tests.support.managed_tables import (
-    DAY_S,
-    MODES,
-    OFF,
-    SCHEMA,
-    Site,
-    aged,
-    beside,
-    ids_of,
-    of_ids,
-    put,
-    rows,
-    wide,
-)
+from tests.support.managed_tables import DAY_S, MODES, OFF, SCHEMA, Site, aged, beside, ids_of, of_ids, put, rows, wide
 
 
 def appended(site: Site, count: int) -> LookupTable:
