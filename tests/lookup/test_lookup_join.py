@@ -100,6 +100,7 @@ class Host(Desk):
         self.session = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": "0"}
         self.calls: list[str] = []
         self.down: Sequence[str] = ()
+        self.bad: set[int] = set()
         monkeypatch.setattr(pyspark_lookup.lookup.runtime, "open_store", self._store)
         super().__init__(cache_dir, monkeypatch)
         self.clock.tick(1000)  # later than any file's time, and not so late that what the host keeps would be swept
@@ -160,10 +161,12 @@ class Host(Desk):
         return [answer for part in parts for answer in part.to_pylist()]
 
     def provider(self) -> str:
-        """The name of a provider that answers from ROWS."""
+        """The name of a provider that answers from ROWS, any keys but those in `bad`."""
 
         def answer(keys: pa.Table) -> pa.Table:
             self._call("lookup", keys)
+            if here := self.bad.intersection(keys.column("id").to_pylist()):
+                raise ValueError(f"no {here}")
             return ROWS.filter(pc.is_in(ROWS.column("id"), keys.column("id").combine_chunks()))
 
         return self.name(lambda context: provider(SyncFunction(answer), ROWS.schema, lambda: "v1"))
@@ -329,18 +332,18 @@ def test_a_store_that_fails(kept: str, host: Host, table: Path, cache_dir: Path)
 
 @pytest.mark.parametrize("options", [NOTHING, PARTIAL], ids=["NONE", "PARTIAL"])
 def test_a_provider_that_fails(options: Mapping[str, str], host: Host) -> None:
-    """NULL: keys say what failed, but for those that are cached; FAIL: the query fails."""
+    """NULL: keys that fail, which are not cached, say what failed, each its own; others are answered. FAIL: the query fails."""
     name = host.provider()
     spec = host.spec(name, {**options, **NULL}, many=False)
     told = host.announce(spec)
     found = {"name": "b", "size": 2, ERROR_COLUMN: None}
     assert host.get(spec, ids(1, 9), told) == [found, None]
-    host.down = ["lookup"]
-    first, fourth, nothing, ninth = host.get(spec, ids(1, 4, None, 9), told)
-    assert fourth["name"] is nothing is None
-    assert re.search("^LookupFunctionError: .*the store is down", fourth[ERROR_COLUMN])
-    assert [first, ninth] == ([found, None] if options else [fourth, fourth])
-    with pytest.raises(errors.LookupFunctionError, match="the store is down"):
+    host.bad = {1, 4, 5}
+    answers = host.get(spec, ids(1, 4, None, 9, 5, 4), told)
+    said = "LookupFunctionError: provider {} failed to look up key id = {}: ValueError('no {}')"
+    lost = {key: {"name": None, "size": None, ERROR_COLUMN: said.format(name, key, {key})} for key in host.bad}
+    assert answers == [found if options else lost[1], lost[4], None, None, lost[5], lost[4]]
+    with pytest.raises(errors.LookupFunctionError, match=r"no \{4\}"):
         host.get(host.spec(name, options, many=False), ids(4), told)
 
 

@@ -475,6 +475,7 @@ def test_a_factory_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -
                 assert beside(lambda table=table: names(table(), 1))() == ["Alice"]
             gate.set()
             assert [names(result(), 1) for result in waiting] == [["Alice"], ["Alice"]]
+            assert next(calls) == 1  # both have one provider
 
 
 @pytest.mark.parametrize("what", ["scan", "version"])

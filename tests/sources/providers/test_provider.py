@@ -1,7 +1,6 @@
 """Tables of other systems: how a provider is made, of which options, for which tables and processes; whole tables, scans, bad keys."""
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import pickle
@@ -17,7 +16,6 @@ import pytest
 
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PysparkLookupError, SchemaError
-from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.sources.providers.functions import (
@@ -26,7 +24,6 @@ from pyspark_lookup.sources.providers.functions import (
     LookupFunctionProvider,
     LookupProvider,
 )
-from pyspark_lookup.sources.registry import parse_options
 from tests.support.lookup_functions import (
     BOUND_S,
     CACHES,
@@ -45,7 +42,6 @@ from tests.support.lookup_functions import (
     SyncFunction,
     beside,
     counted,
-    ids,
     in_turn,
     made,
     names,
@@ -299,23 +295,6 @@ def test_a_factory_may_use_a_table(desk: Desk, tmp_path: Path) -> None:
         assert hosts == [["db1"]] * 2
     finally:
         desk.abandon()
-
-
-def test_a_provider_is_made_once(desk: Desk) -> None:
-    """Tables that are made at the same time have one provider."""
-    together = threading.Barrier(2)
-    made_so_far: list[int] = []
-
-    def factory(context: LookupContext) -> LookupProvider:
-        made_so_far.append(1)
-        with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(0.3)
-        return provider(users())
-
-    name = desk.name(factory)
-    waits = [beside(lambda: names(desk.table(name), 1)) for _ in range(2)]
-    assert [wait() for wait in waits] == [["Alice"], ["Alice"]]
-    assert len(made_so_far) == 1
 
 
 @KINDS
@@ -586,33 +565,3 @@ def test_a_key_that_takes_too_long(desk: Desk) -> None:
         pairs(table, *range(10, 16))
     assert caught.value.rows.num_rows == 4
     assert len(function.log.asked) == 3
-
-
-def joined(desk: Desk, options: Options, *keys: int | None) -> list[tuple[int, str | None, str | None]]:
-    """What a lookup join with lookup.on-error=NULL gives: place of the key, name, reason."""
-    spec = LookupSpec({**options, "lookup.on-error": "NULL"}, ids().schema, SCHEMA, ("id", "name"))
-    parsed = parse_options(spec.options)
-    rows = Lookup(spec, {}).find([ids(*keys).column("id").combine_chunks()], issue_token(parsed, None), None)
-    return [(int(place), rows.columns[1][n].as_py(), rows.columns[2][n].as_py()) for n, place in enumerate(rows.keys)]
-
-
-@CACHES
-def test_a_join_goes_on_without_the_bad_key(desk: Desk, cache: Options) -> None:
-    """With lookup.on-error=NULL the reason stands in the bad key's rows only, each with its own."""
-    function = SyncFunction(fails_for(13, 15))
-    name = desk.name(lambda context: provider(function))
-    options = {"lookup.provider": name, "lookup.keys": "id", "lookup.cache.dir": str(desk.cache_dir), **cache}
-    options["lookup.max-retries"] = "0"
-    for _ in range(2):
-        rows = joined(desk, options, 1, 13, 14, None, 13, 15)
-        assert [(place, name) for place, name, _ in rows] == [(0, "n1"), (1, None), (2, "n14"), (4, None), (5, None)]
-        reasons = [reason for _, _, reason in rows]
-        assert [reasons[0], reasons[2]] == [None, None]
-        assert (
-            reasons[1]
-            == reasons[3]
-            == (f"LookupFunctionError: provider {name} failed to look up key id = 13: ValueError('no 13')")
-        )
-        assert "id = 15" in str(reasons[4])
-        if cache:
-            assert not any({1, 14} & set(keys) for keys in function.log.asked[5:])
