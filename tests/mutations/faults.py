@@ -265,7 +265,7 @@ FAULTS = [
         replace(
             "[$deletes.name for $deletes in $file.deletes if $deletes.keys is None]",
             "[$deletes.name for $deletes in $file.deletes if $deletes.keys is None and not $file.deletes]"),
-        ("tests/sources/test_toy_source.py::test_reads_follow_its_versions",)),
+        ("tests/sources/iceberg/test_calls.py::test_what_a_partial_cache_keeps",)),
     Fault("carry-over-ignores-files-of-deletes", "cache/partial/registry.py::Changes.remember",
         replace("[*$version.files, *$keyed]", "[*$version.files, *$keyed[:0]]"),
         ("tests/sources/managed/test_compaction.py::test_writes_beside_a_compaction",)),
@@ -310,7 +310,7 @@ FAULTS = [
     # --- deleted rows, the full cache
     Fault("a-deleted-row-is-scanned", "scan/table_scan.py::live_mask",
         replace("$low == $high", "$low + 1 >= $high"),
-        ("tests/sources/test_toy_source.py::test_reads_follow_its_versions",)),
+        ("tests/sources/iceberg/test_catalog.py::test_many_upserts[0-none]",)),
     Fault("a-deleted-row-is-found-in-a-layer", "cache/full/snapshot.py::Snapshot._find",
         replace("$layer.deleted is not None and len($rows)", "$layer.deleted is not None and len($rows) > 1"),
         ("tests/sources/managed/test_source.py::test_a_full_cache_fetches_what_a_commit_added",)),
@@ -319,7 +319,7 @@ FAULTS = [
         ("tests/sources/managed/test_source.py::test_a_full_cache_fetches_what_a_commit_added",)),
     Fault("a-deleted-row-comes-back-by-a-reload", "cache/full/loader.py::SnapshotLoader._keep",
         replace("($gone, $marked) == ($stored.gone, $stored.marked)", "$gone == $stored.gone"),
-        ("tests/sources/test_toy_source.py::test_reads_follow_its_versions",)),
+        ("tests/sources/iceberg/test_catalog.py::test_many_upserts[0-full]",)),
     Fault("a-row-that-was-deleted-later-is-lost", "cache/full/loader.py::_whole",
         replace("set($segment.marks) <= set($marks)", "set($marks) != {None}"),
         ("tests/sources/managed/test_source.py::test_a_snapshot_of_an_older_version_has_the_rows_deleted_since",)),

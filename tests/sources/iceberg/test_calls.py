@@ -235,7 +235,7 @@ def misses(table: LookupTable, asked: list[int]) -> int:
 
 
 def test_what_a_partial_cache_keeps(either: Remote) -> None:
-    """Compactions and rewritten manifests evict nothing; appended files and deletes by value evict what lies in their bounds."""
+    """Compactions and rewritten manifests evict nothing; new files and deletes evict what lies in their bounds, or those of their files."""
     table, asked = either.open("partial"), [3, 13, 23, 33, 43, 500]
     assert (misses(table, asked), misses(table, asked)) == (6, 0)
     either.commit(rewrite=True)  # new manifests, of the same files
@@ -251,3 +251,7 @@ def test_what_a_partial_cache_keeps(either: Remote) -> None:
     assert (table.get(1), len(table.get(3))) == ([], 1)
     either.commit([either.table.equality([{"name": "n4"}], ["name"])])  # says nothing of keys
     assert table.get(43) == []
+    misses(table, asked)
+    (place,) = [(one.file, at) for one in either.data_files() for at, row in either.table.rows_of(one) if row["id"] == 3]
+    either.commit([either.table.positions([place])])
+    assert (0 < misses(table, asked) < 6, table.get(3)) == (True, [])
