@@ -25,7 +25,6 @@ from pyspark_lookup.spark.lookup_pass import estimated_rows
 from tests.support.lookup_service import options_of
 from tests.support.spark_tables import (
     MODES,
-    batches_of,
     catalog_options,
     conf,
     events,
@@ -302,48 +301,27 @@ def moments(spark: SparkSession, time: str) -> DataFrame:
 
 @pytest.mark.parametrize(("kind", "mode", "how"), [*zip(TIMES, [*MODES, "full"], ["left", "inner"] * 2, strict=True)])
 def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str, how: str) -> None:
-    """As Spark's join on ranges. Where two rows are valid at once: an error that names the key, or the one that is valid since later."""
+    """As Spark's join on ranges. Where two rows are valid at once: an error that names the key, or, also without ends, the later one."""
     path, options = str(tmp_path / "dim"), {**MODES[mode], **VALIDITY}
+    valid = "(valid_from IS NULL OR valid_from <= at)"
+    if kind == "number":
+        del options["lookup.valid-to"]
+    else:
+        valid += " AND (valid_to IS NULL OR at < valid_to)"
     rows = spark.createDataFrame(history(how == "inner"), "id LONG, since LONG, until LONG, name STRING")
     since, until = (TIMES[kind].format(column) for column in ("since", "until"))
     rows.selectExpr("id", f"{since} AS valid_from", f"{until} AS valid_to", "name").coalesce(1).write.parquet(path)
     facts = moments(spark, TIMES[kind])
-    if how == "inner":
+    if how == "inner" and "lookup.valid-to" in options:
         with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid.*id = \d+ at "):
             lookup_join(facts, path, "id", as_of="at", options=options).collect()
         options["lookup.overlap"] = "NEWEST"
     ours = lookup_join(facts, path, "id", how=how, columns=["name"], as_of="at", options=options)
-    valid = "(valid_from IS NULL OR valid_from <= at) AND (valid_to IS NULL OR at < valid_to)"
+    assert "as of: at, by valid_from" in explain_lookup(ours)
     ranges = sf.expr(f"id = key AND at IS NOT NULL AND {valid}")
     theirs = facts.join(spark.read.parquet(path).withColumnRenamed("id", "key"), ranges, how)
     theirs = theirs.groupBy("event").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
     assert sorted(map(tuple, ours.select("event", "name").collect())) == sorted(map(tuple, theirs.collect()))
-
-
-def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream sees rows that a transaction has closed and opened. Without valid_to a row is valid until the next one of its key."""
-    path = str(tmp_path / "t")
-    table = LookupTable(path, {"lookup.keys": "id,valid_from", "lookup.cache.dir": str(tmp_path / "c")})
-
-    def row(since: int, until: int | None, city: str) -> pa.Table:
-        return pa.table({"id": [1], "valid_from": [since], "valid_to": pa.array([until], pa.int64()), "city": [city]})
-
-    table.write(row(0, None, "Rome"))
-    (tmp_path / "in").mkdir()
-    stream = spark.readStream.schema("id long, at long").parquet(str(tmp_path / "in"))
-    joined = lookup_join(stream, path, "id", columns=["city"], as_of="at", options=VALIDITY)
-    facts = spark.createDataFrame([(1, -1), (1, 9), (1, 10)], "id long, at long").coalesce(1)  # one file is seen whole
-    for later in ("Rome", "Oslo"):
-        facts.write.mode("append").parquet(str(tmp_path / "in"))
-        (found,) = batches_of(joined, tmp_path / "checkpoint")
-        assert sorted(found, key=lambda row: row[1]) == [(1, -1, None), (1, 9, "Rome"), (1, 10, later)]
-        with table.transaction() as t:  # type 2: close the row that is valid, and open the next
-            t.upsert(row(0, 10, "Rome"))
-            t.upsert(row(10, None, "Oslo"))
-    since = {"lookup.valid-from": "valid_from"}
-    until_next = lookup_join(facts, path, "id", columns=["city"], as_of="at", options=since)
-    assert [row.city for row in until_next.orderBy("at").collect()] == [None, "Rome", "Oslo"]
-    assert "as of: at, by valid_from" in explain_lookup(until_next)
 
 
 def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -76,22 +75,6 @@ def test_a_stream_follows_it(spark: SparkSession, dim: LakeTable, tmp_path: Path
         **{(batch, version): count for batch in (2, 3) for version, count in ((0, 50), (1, 50), (None, 100))},
     }
     assert reported == [{version} for version in versions]
-
-
-def test_snapshots_branches_and_tags(spark: SparkSession, tmp_path: Path) -> None:
-    """Of an Iceberg table each is read and joined as what it was or is."""
-    dim = IcebergDim(tmp_path)
-    first = dim.append(range(10), 0)
-    dim.table.manage_snapshots().create_tag(first, "first").create_branch(first, "audit").commit()
-    dim.append(range(10, 14), 1)
-    dim.table.append(pa.table({"id": [99], "version": [9], "part": ["p 1"]}), branch="audit")
-    for key, value, rows in (("version", first, 10), ("tag", "first", 10), ("branch", "audit", 11)):
-        options = {**dim.options, f"lookup.{key}": value}
-        assert load(spark, dim.path, options).count() == rows
-        joined = lookup_join(spark.range(100), dim.path, "id", "inner", options={**options, "lookup.cache": "FULL"})
-        assert joined.count() == rows
-    with pytest.raises(Exception, match="it has audit, main"):
-        load(spark, dim.path, {**dim.options, "lookup.branch": "7"}).collect()
 
 
 def test_writes_are_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:

@@ -252,6 +252,8 @@ def test_what_a_partial_cache_keeps(either: Remote) -> None:
     either.commit([either.table.equality([{"name": "n4"}], ["name"])])  # says nothing of keys
     assert table.get(43) == []
     misses(table, asked)
-    (place,) = [(one.file, at) for one in either.data_files() for at, row in either.table.rows_of(one) if row["id"] == 3]
+    (place,) = [
+        (one.file, at) for one in either.data_files() for at, row in either.table.rows_of(one) if row["id"] == 3
+    ]
     either.commit([either.table.positions([place])])
     assert (0 < misses(table, asked) < 6, table.get(3)) == (True, [])

@@ -528,27 +528,6 @@ def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None,
     assert [result() for result in behind] == [["Alice"]] * 3
 
 
-@CACHES
-def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, cache: Options) -> None:
-    """One that can be cancelled is, and its function goes on."""
-    cancelled = threading.Event()
-
-    async def forever(keys: pa.Table) -> pa.Table:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    function = AsyncFunction(in_turn(forever, rows_of(USERS)))
-    table = desk.serve(function, {**cache, **QUICK})
-    with pytest.raises(LookupTimeoutError, match=r"within lookup.async.timeout = 0.6 s \(key id = 1\)$"):
-        table.get(1)
-    assert cancelled.wait(BOUND_S)
-    assert names(table, 1) == ["Alice"]
-    assert function.log.names == ["open", "lookup", "lookup"]
-    assert len(function.log.loops) == 1
-
-
 def test_a_hit_waits_for_no_lookup(desk: Desk, gate: threading.Event) -> None:
     """A key that is held is answered while another one is being looked up, with a version() as well as without."""
     asking = threading.Event()

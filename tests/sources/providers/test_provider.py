@@ -551,17 +551,24 @@ def test_a_system_that_is_down_gets_few_calls_more(desk: Desk, size: int | None,
     assert counted(table) == {"missCount": 100, "numLoadFailures": 100}
 
 
-def test_a_key_that_takes_too_long(desk: Desk) -> None:
-    """An asynchronous call that is late fails for its keys, which are not asked for again; the others have their rows."""
+@CACHES
+def test_a_key_that_takes_too_long(desk: Desk, cache: Options) -> None:
+    """An asynchronous call that is late is cancelled and fails for its keys, which are not asked for again; its function goes on."""
+    cancelled = threading.Event()
 
     async def answer(keys: pa.Table) -> pa.Table:
         if 13 in keys.column("id").to_pylist():
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
         return rows_of(NAMES)(keys)
 
     function = made("async", answer, 2)
-    table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.timeout": "200 ms"})
-    with pytest.raises(LookupTimeoutError, match=r"id = 1[23] and 1 more\)$") as caught:
+    table = desk.serve(function, {**cache, **ONCE, "lookup.async.timeout": "200 ms"})
+    with pytest.raises(LookupTimeoutError, match=r"= 0.2 s \(key id = 1[23] and 1 more\)$") as caught:
         pairs(table, *range(10, 16))
     assert caught.value.rows.num_rows == 4
-    assert len(function.log.asked) == 3
+    assert cancelled.wait(BOUND_S)
+    assert names(table, 7) == ["n7"]
+    assert (function.log.names, len(function.log.loops)) == (["open", *["lookup"] * 4], 1)
