@@ -118,14 +118,9 @@ def test_a_table_that_changes(table: Opens, tmp_path: Path) -> None:
     found = narrow.describe()
     options = found.pop("options")
     assert found == {
-        "path": f"file://{root}",
-        "kind": "DIRECTORY",
-        "format": "parquet",
-        "columns": {"dt": "int32", "id": "int64"},
-        "version": opened.version,
-        "files": 2,
-        "bytes": sum(file.stat().st_size for file in files),
-    }
+        "path": f"file://{root}", "kind": "DIRECTORY", "format": "parquet", "columns": {"dt": "int32", "id": "int64"},
+        "version": opened.version, "files": 2, "bytes": sum(file.stat().st_size for file in files),
+    }  # fmt: skip
     assert narrow.scan().column_names == list(found["columns"])
     assert "lookup.where='id = 1'" in options
     assert "lookup.partition" not in options

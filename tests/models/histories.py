@@ -13,17 +13,11 @@ from tests.models.shapes import FAMILIES, KEYS, SHAPES
 
 Args = tuple[Any, ...]
 PARTITIONS: tuple[tuple[str, ...], ...] = (
-    ("01234", "98765", "00007", "SW1A"),
-    ("1", "2", "3000000000", "x"),
-    ("1", "2", "1.50", "1e3"),
-    ("+5", "5", "6", "1.50"),
-    ("01", "02", "eu", "__HIVE_DEFAULT_PARTITION__"),
-    ("1", "__HIVE_DEFAULT_PARTITION__", "2", "-1"),
-    ("2024-01-01", "2024-02-29", "2024-02-30", "now"),
-    ("a%2Fb", "a b", "A", "ä"),
-    ("1.50", "2.0", "3000000000", ".5"),
-    ("100000000000000000000", "7", "1e3", "007"),
-)
+    ("01234", "98765", "00007", "SW1A"), ("1", "2", "3000000000", "x"), ("1", "2", "1.50", "1e3"),
+    ("+5", "5", "6", "1.50"), ("01", "02", "eu", "__HIVE_DEFAULT_PARTITION__"),
+    ("1", "__HIVE_DEFAULT_PARTITION__", "2", "-1"), ("2024-01-01", "2024-02-29", "2024-02-30", "now"),
+    ("a%2Fb", "a b", "A", "ä"), ("1.50", "2.0", "3000000000", ".5"), ("100000000000000000000", "7", "1e3", "007"),
+)  # fmt: skip
 """Values of one partition column each, the later ones of other types than the first."""
 WHERES = tuple(CONDITIONS)
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")

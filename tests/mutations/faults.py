@@ -476,7 +476,7 @@ FAULTS = [
         ("tests/sources/providers/test_functions.py::test_attempts",)),
     Fault("a-call-has-no-timeout-of-its-own", "sources/providers/provider.py::ProvidedTable._call_with_retries",
         replace("asyncio.wait_for($attempts, $timeout_s)", "asyncio.wait_for($attempts, None)"),
-        ("tests/sources/providers/test_functions.py::test_an_asynchronous_lookup_that_waits_for_ever",)),
+        ("tests/sources/providers/test_provider.py::test_a_key_that_takes_too_long",)),
     Fault("a-hanging-call-is-waited-for", "sources/providers/call_runner.py::Calls.run",
         replace("$future.result($timeout_s)", "$future.result()"),
         ("tests/sources/providers/test_functions.py::test_a_lookup_that_hangs",)),

@@ -16,8 +16,7 @@ from deltalake import write_deltalake
 from pyarrow import feather, orc
 
 from pyspark_lookup.errors import NotSupportedError, PredicateError, SchemaError
-from tests.support.delta_tables import opened
-from tests.support.lake_tables import MODES
+from tests.support.lake_tables import MODES, opened
 
 TIMES = pa.array([1, 2], pa.time64("us"))
 COLUMNS: dict[str, pa.Array] = {

@@ -17,14 +17,8 @@ from tests.support.spark_tables import conf
 pytestmark = pytest.mark.spark
 # Juneau crossed the date line; not Asia/Manila, whose mean time the zone database has corrected since Spark made its tables.
 ZONES = [
-    "America/Los_Angeles",
-    "Asia/Kolkata",
-    "Europe/Amsterdam",
-    "UTC",
-    "America/Juneau",
-    "Australia/Sydney",
-    "+05:30",
-]
+    "America/Los_Angeles", "Asia/Kolkata", "Europe/Amsterdam", "UTC", "America/Juneau", "Australia/Sydney", "+05:30",
+]  # fmt: skip
 EDGES = ["0001-01-01", "0100-03-01", "1500-02-28", "1500-03-01", "1582-10-04", "1582-10-15", "1834-12-31", "1883-11-18", "1900-01-01", "1937-07-01", "1970-01-01", "2262-04-12", "9999-12-31"]  # fmt: skip
 _DAY = 86400 * 10**6
 

@@ -12,18 +12,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_lookup.sources.delta.source import _B85, _Z85
 from tests.support.delta_evaluation import State, actions_in, commits_of
-from tests.support.lake_tables import opened, roaring, sealed
-
-__all__ = [
-    "append_commit",
-    "by_deltalake",
-    "encode_z85",
-    "files_of",
-    "give_vectors",
-    "opened",
-    "vector_of",
-    "vectors_of",
-]
+from tests.support.lake_tables import roaring, sealed
 
 
 def by_deltalake(table: Path) -> pa.Table:

@@ -163,13 +163,10 @@ def write_world(path: Path, shape: str) -> None:
     configuration = {"delta.enableDeletionVectors": "true"}
     configuration |= {} if mapping == "none" else {"delta.columnMapping.mode": mapping}
     metadata = {
-        "id": "0000-of-this-table",
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": of.schema()}),
-        "partitionColumns": ["part", "num"],
-        "configuration": configuration,
-        "createdTime": 1,
-    }
+        "id": "0000-of-this-table", "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": of.schema()}), "partitionColumns": ["part", "num"],
+        "configuration": configuration, "createdTime": 1,
+    }  # fmt: skip
     one, two, three = of.add(0, "a"), of.add(1, None), of.add(2, "b c")
     of.commit(0, {"protocol": protocol}, {"metaData": metadata}, {"add": one}, {"add": two})
     of.commit(1, {"add": three}, {"txn": {"appId": "x", "version": 1}})

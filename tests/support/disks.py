@@ -34,9 +34,9 @@ def key(number: int, length: int = 1000, version: str = "v") -> BlockKey:
 class Opened:
     """A `Disk` with its counters and a clock that tells the real time until it is moved."""
 
-    def __init__(self, root: Path, max_bytes: int | None = 2**30) -> None:
+    def __init__(self, root: Path, max_bytes: int | None = 2**30, clock: FakeClock | None = None) -> None:
         self.root = root / "v1"
-        self.clock = FakeClock(time.time())
+        self.clock = clock or FakeClock(time.time())
         self.metrics = CacheMetricGroup()
         self.disk = Disk(root, max_bytes, self.metrics, lambda: self.clock.wall_s, random.Random(7))
 

@@ -56,24 +56,13 @@ class Definition:
         """An empty table. `spec`: as `[("id", "bucket[4]")]`; `location`: what the metadata says, if not the URL of `home`."""
         fields = [{"id": number, "name": name, "required": False, "type": kind} for number, (name, kind) in enumerate(columns.items(), 1)]  # fmt: skip
         meta = {
-            "format-version": version,
-            "table-uuid": str(uuid.uuid4()),
-            "location": location or home.as_uri(),
-            "last-updated-ms": 0,
-            "last-column-id": max(_ids_in({"type": "struct", "fields": fields})),
-            "schemas": [{"type": "struct", "schema-id": 0, "fields": fields}],
-            "current-schema-id": 0,
-            "partition-specs": [{"spec-id": 0, "fields": []}],
-            "default-spec-id": 0,
-            "last-partition-id": 999,
-            "sort-orders": [{"order-id": 0, "fields": []}],
-            "default-sort-order-id": 0,
-            "properties": {},
-            "snapshots": [],
-            "snapshot-log": [],
-            "metadata-log": [],
-            "refs": {},
-        }
+            "format-version": version, "table-uuid": str(uuid.uuid4()), "location": location or home.as_uri(),
+            "last-updated-ms": 0, "last-column-id": max(_ids_in({"type": "struct", "fields": fields})),
+            "schemas": [{"type": "struct", "schema-id": 0, "fields": fields}], "current-schema-id": 0,
+            "partition-specs": [{"spec-id": 0, "fields": []}], "default-spec-id": 0, "last-partition-id": 999,
+            "sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0, "properties": {},
+            "snapshots": [], "snapshot-log": [], "metadata-log": [], "refs": {},
+        }  # fmt: skip
         made = cls(home, meta | ({"last-sequence-number": 0} if version > 1 else {}), publish)
         if version > 2:
             made.meta["next-row-id"] = 0

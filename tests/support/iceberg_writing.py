@@ -143,17 +143,10 @@ class IcebergTable(Definition):
             pq.write_table(table, self.local(url))
         else:
             orc.write_table(table, self.local(url))
-        return {
-            "content": content,
-            "file_path": url,
-            "file_format": form.upper(),
-            "partition": dict(partition),
-            "spec_id": self.meta["default-spec-id"] if spec is None else spec,
-            "record_count": len(rows),
-            "file_size_in_bytes": self.local(url).stat().st_size,
-            **(_statistics(fields, table) if bounds else {}),
-            **more,
-        }
+        entry = {"content": content, "file_path": url, "file_format": form.upper(), "partition": dict(partition)}
+        entry["spec_id"] = self.meta["default-spec-id"] if spec is None else spec
+        entry |= {"record_count": len(rows), "file_size_in_bytes": self.local(url).stat().st_size}
+        return entry | (_statistics(fields, table) if bounds else {}) | more
 
     def live(self) -> list[Entry]:
         return Oracle(self.metadata, branch="main").entries
@@ -218,11 +211,8 @@ class IcebergTable(Definition):
         meta, version = self.meta, self.meta["format-version"]
         url, at_ms = self._url("metadata", "avro"), self._now_ms()
         made = {
-            "snapshot-id": snapshot,
-            "timestamp-ms": at_ms,
-            "manifest-list": url,
-            "summary": {"operation": operation},
-        }
+            "snapshot-id": snapshot, "timestamp-ms": at_ms, "manifest-list": url, "summary": {"operation": operation},
+        }  # fmt: skip
         made["schema-id"] = meta["current-schema-id"]
         if branch in meta["refs"]:
             made["parent-snapshot-id"] = meta["refs"][branch]["snapshot-id"]

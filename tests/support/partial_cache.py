@@ -179,14 +179,8 @@ def new_directory() -> Iterator[Path]:
 
 
 EXPIRING = [{"expire_after_write_s": 10.0}, {"expire_after_access_s": 10.0}]
-BOUNDED = [
-    NONE,
-    dataclasses.replace(NONE, rows=12),
-    dataclasses.replace(NONE, bytes=6000),
-    dataclasses.replace(NONE, expire_after_access_s=10.0),
-    dataclasses.replace(NONE, expire_after_write_s=10.0),
-    dataclasses.replace(NONE, rows=16, expire_after_access_s=10.0, missing_keys=False),
-]
+BOUNDS = ({"rows": 12}, {"bytes": 6000}, *EXPIRING, {"rows": 16, "expire_after_access_s": 10.0, "missing_keys": False})
+BOUNDED = [NONE, *(dataclasses.replace(NONE, **bounds) for bounds in BOUNDS)]
 
 
 def stats(low: Any, high: Any, nulls: int | None = 0) -> ColumnStats:

@@ -12,18 +12,10 @@ import sys
 from pathlib import Path
 
 USED = (
-    "numpy",
-    "pandas",
-    "pyarrow.compute",
-    "pyarrow.dataset",
-    "pyspark.worker",
-    "pyspark.sql.worker.create_data_source",
-    "pyspark.sql.worker.plan_data_source_read",
-    "pyspark_lookup.spark.change_stream",
-    "pyspark_lookup.spark.planning",
-    "pyspark_lookup.spark.reading",
-    "pyspark_lookup.spark.writer",
-)
+    "numpy", "pandas", "pyarrow.compute", "pyarrow.dataset", "pyspark.worker", "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.plan_data_source_read", "pyspark_lookup.spark.change_stream", "pyspark_lookup.spark.planning",
+    "pyspark_lookup.spark.reading", "pyspark_lookup.spark.writer",
+)  # fmt: skip
 
 
 def python_variables(home: Path) -> dict[str, str]:

@@ -26,9 +26,9 @@ from pyspark_lookup.sources.delta.actions import Add, Statistics
 from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, sum_keys
 from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.storage.disk import Disk
-from tests.support.delta_tables import append_commit, by_deltalake, opened
+from tests.support.delta_tables import append_commit, by_deltalake
 from tests.support.fuzzing import MORE
-from tests.support.lake_tables import counting
+from tests.support.lake_tables import counting, opened
 
 FILES = 40
 
@@ -248,15 +248,8 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "flag": (pa.bool_(), st.booleans()),
 }
 ODD = [
-    "",
-    "{",
-    "[]",
-    "null",
-    '{"numRecords": 1} {}',
-    '{"numRecords": -1}',
-    '{\n"numRecords": 3}',
-    '{"numRecords": "3"}',
-]
+    "", "{", "[]", "null", '{"numRecords": 1} {}', '{"numRecords": -1}', '{\n"numRecords": 3}', '{"numRecords": "3"}',
+]  # fmt: skip
 
 
 def texts_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str | None]:
@@ -302,16 +295,6 @@ def test_bounds_are_parsed_together_as_alone(name: str) -> None:
         assert [columns.row(place) for place in range(len(texts))] == alone
 
     check()
-
-
-def test_a_bound_beyond_its_type_is_not_known() -> None:
-    """delta-rs writes the largest decimal as a double that is above it; the other bound still counts."""
-    text = '{"numRecords":3,"minValues":{"c":5},"maxValues":{"c":1e18},"nullCount":{"c":0}}'
-    kind = pa.decimal128(18, 0)
-    alone = source._to_column_stats(Statistics.parse(text), "c", kind)
-    columns = parse_bounds(pa.array([text, None], pa.large_string()), "c", kind, lambda text: alone if text else None)
-    assert alone is not None and alone.high > 10**18
-    assert columns.row(0) == dataclasses.replace(alone, high=None)
 
 
 def test_usual_texts_are_parsed_by_arrow() -> None:

@@ -12,8 +12,8 @@ import pytest
 from deltalake import write_deltalake
 
 from pyspark_lookup import SchemaError
-from tests.support.delta_tables import append_commit, opened
-from tests.support.lake_tables import MODES
+from tests.support.delta_tables import append_commit
+from tests.support.lake_tables import MODES, opened
 
 MAPPED = {"minReaderVersion": 2, "minWriterVersion": 5}
 

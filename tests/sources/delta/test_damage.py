@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable, errors
-from tests.support.delta_tables import append_commit, files_of, give_vectors, opened, vector_of
-from tests.support.lake_tables import MODES
+from tests.support.delta_tables import append_commit, files_of, give_vectors, vector_of
+from tests.support.lake_tables import MODES, opened
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup.errors import VersionGoneError
-from tests.support.delta_tables import opened
-from tests.support.lake_tables import counting
+from tests.support.lake_tables import counting, opened
 
 DAYS = [datetime.date(2026, 3, day) for day in range(1, 5)]
 

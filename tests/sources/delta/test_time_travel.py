@@ -13,7 +13,8 @@ from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import VersionGoneError
-from tests.support.delta_tables import append_commit, opened
+from tests.support.delta_tables import append_commit
+from tests.support.lake_tables import opened
 from tests.support.managed_tables import Site, ids_of, rows
 
 DAY = datetime.timedelta(days=1)
