@@ -138,7 +138,9 @@ def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None
         copied(catalog, copy / "table", publish)
 
         def delete() -> None:
-            table = IcebergTable.open(own.load_table(TABLE).metadata_location, publish)
+            metadata = Path(own.load_table(TABLE).metadata_location.removeprefix("file://"))
+            table = IcebergTable(metadata.parent.parent, load(metadata), publish)
+            table.metadata, table._number = metadata, len([*metadata.parent.glob("*.metadata.json")])
             before = set(table.home.rglob("*.*"))
             table.commit([table.equality([{"id": number} for number in range(0, rows, rows // KEYS)], ["id"])])
             written[:] = [path.stat().st_size for path in {*table.home.rglob("*.*")} - before]

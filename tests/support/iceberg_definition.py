@@ -11,7 +11,6 @@ from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from sqlalchemy import update
 
 from tests.support.iceberg_manifests import Meta, spec_of
-from tests.support.iceberg_oracle import load
 from tests.support.iceberg_values import Field, Kind
 
 Publish = Callable[[str], None]
@@ -69,15 +68,6 @@ class Definition:
         if spec:
             made.meta["partition-specs"] = [{"spec-id": 0, "fields": made._spec_fields(spec, [])}]
         made.save()
-        return made
-
-    @classmethod
-    def open(cls: type[_Table], location: str, publish: Publish | None = None) -> _Table:
-        """A table that PyIceberg wrote, by its current metadata.json on this disk."""
-        path = Path(location.removeprefix("file://"))
-        made = cls(path.parent.parent, load(path), publish)
-        made.metadata = path
-        made._number = sum(1 for _ in path.parent.glob("*.metadata.json"))
         return made
 
     def save(self, at_ms: int | None = None) -> None:

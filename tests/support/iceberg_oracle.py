@@ -43,9 +43,10 @@ def read(metadata: Path, **of: Any) -> pa.Table:
 
 @dataclasses.dataclass(frozen=True)
 class _Deletes:
-    """Rows that an equality delete file names, by the paths to its columns."""
+    """Rows that an equality delete file names, by the paths to its columns: of its partition or, `is_global`, of all."""
 
     entry: Entry
+    is_global: bool
     paths: tuple[tuple[int, ...], ...]
     keys: frozenset[tuple[Any, ...]]
 
@@ -109,7 +110,8 @@ class Oracle:
 
     def live_rows(self, entry: Entry) -> Iterator[tuple[int, dict[str, Any]]]:
         """The rows of a data file that no delete names, by their positions, in the columns of the snapshot's schema."""
-        deletes = [one for one in self._equality_deletes if _equality_applies(self.meta, one.entry, entry)]
+        deletes = [one for one in self._equality_deletes if entry.sequence < one.entry.sequence]
+        deletes = [one for one in deletes if one.is_global or one.entry.partition == entry.partition]
         paths = [path for one in deletes for path in one.paths]
         needed = {field["id"] for field in self.fields} | {path[0] for path in paths}
         gone = self.deleted_places(entry)
@@ -145,8 +147,8 @@ class Oracle:
         found = []
         for entry in self.entries:
             if entry.file["content"] == POSITION and not is_vector(entry.file):
-                rows = _plain_rows(self.local(entry.file["file_path"]), entry.file["file_format"])
-                found.append((entry, [(self.local(row[PATH_ID]), row[PLACE_ID]) for row in rows]))
+                columns = _plain_columns(self.local(entry.file["file_path"]), entry.file["file_format"])
+                found.append((entry, [*zip(map(self.local, columns[PATH_ID]), columns[PLACE_ID], strict=True)]))
         return found
 
     @functools.cached_property
@@ -156,7 +158,8 @@ class Oracle:
             if entry.file["content"] == EQUALITY:
                 paths = tuple(self._path_to(number) for number in entry.file["equality_ids"])
                 rows = self._rows(entry.file, {path[0] for path in paths})
-                found.append(_Deletes(entry, paths, frozenset(_key(row, paths) for row in rows)))
+                is_global = all(one["transform"] == "void" for one in spec_of(self.meta, entry.file["spec_id"]))
+                found.append(_Deletes(entry, is_global, paths, frozenset(_key(row, paths) for row in rows)))
         return found
 
     def _path_to(self, number: int) -> tuple[int, ...]:
@@ -191,12 +194,6 @@ def is_vector(file: File) -> bool:
     return bool(file["file_format"].upper() == "PUFFIN")
 
 
-def _equality_applies(meta: Meta, delete: Entry, data: Entry) -> bool:
-    fields = spec_of(meta, delete.file["spec_id"])
-    everywhere = all(field["transform"] == "void" for field in fields)
-    return data.sequence < delete.sequence and (everywhere or delete.partition == data.partition)
-
-
 def _key(row: Row, paths: Iterable[tuple[int, ...]]) -> tuple[Any, ...]:
     """A row's values as equality deletes compare them: null is null, NaN is NaN, and -0.0 is not 0.0."""
     found = []
@@ -227,11 +224,6 @@ def _plain_columns(path: Path, name: str, mapping: list[Any] | None = None) -> d
                 column = column.cast(pa.timestamp("us", kind.tz))
             found[number] = [_by_id(field, value, ID_KEYS[form]) for value in column.to_pylist()]
     return found
-
-
-def _plain_rows(path: Path, name: str) -> list[Row]:
-    columns = _plain_columns(path, name)
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _id(field: pa.Field, key: bytes) -> int | None:

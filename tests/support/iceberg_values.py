@@ -94,17 +94,7 @@ def from_raw(kind: Kind, value: Any) -> Any:
 
 def from_json(kind: Kind, value: Any) -> Any:
     """A default of a column, as metadata has it."""
-    if value is None or isinstance(kind, dict):
-        return value
-    if kind.startswith("decimal"):
-        return decimal.Decimal(value)
-    if kind == "binary" or kind.startswith("fixed"):
-        return bytes.fromhex(value)
-    if kind == "date":
-        return datetime.date.fromisoformat(value)
-    if kind in ("timestamp", "timestamptz"):
-        return datetime.datetime.fromisoformat(value)
-    return uuid.UUID(value) if kind == "uuid" else value
+    return value if value is None or isinstance(kind, dict) else conversions.from_json(iceberg_type(kind), value)
 
 
 @functools.cache

@@ -198,7 +198,8 @@ class IcebergTable(Definition):
             entry = Entry(file, made if sequence is None else sequence, made, snapshot)
             groups.setdefault((file["spec_id"], min(file["content"], 1)), []).append((ADDED, entry))
         manifests = [self._manifest(spec, snapshot, made, some) for (spec, _), some in groups.items() if some] + kept
-        self._add_snapshot(snapshot, made, manifests, operation or _operation(add, remove, rewrite), branch)
+        change = "overwrite" if remove or any(file["content"] for file in add) else "append"
+        self._add_snapshot(snapshot, made, manifests, operation or ("replace" if rewrite else change), branch)
         return snapshot
 
     def _manifest(self, spec: int, snapshot: int, sequence: int, some: Sequence[tuple[int, Entry]]) -> dict[str, Any]:
@@ -272,12 +273,6 @@ class IcebergTable(Definition):
             found |= {self.local(manifest["manifest_path"]) for manifest in oracle.manifests}
             found |= {self.local(entry.file["file_path"]) for entry in oracle.entries}
         return found
-
-
-def _operation(add: Sequence[File], remove: Sequence[Entry], rewrite: bool) -> str:
-    if rewrite:
-        return "replace"
-    return "overwrite" if remove or any(file["content"] for file in add) else "append"
 
 
 def _leaf(fields: Sequence[Field], path: Sequence[str]) -> tuple[Field, int]:
