@@ -37,7 +37,6 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
-from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.catalog_tables import OPTIONS_METADATA, table_options
 from pyspark_lookup.lookup.lookup import get_many
 from pyspark_lookup.lookup.read import ReadTask
@@ -114,9 +113,8 @@ class World:
         """The rows that a new process of that host reads, by a scan and by their keys."""
         host, options = self.host(cache, at_s), self.parsed()
         for _ in range(2):  # the second time from what the first has put right
-            found = planner.find(host.reader, options)
-            shown = planner.table_columns(found, options)
-            plan = planner.plan_read(found, planner.with_table_keys(options, found), shown, host.clock.host())
+            found, plan = host.plan(options)
+            shown = plan.projection.columns
             scanned = pa.Table.from_batches(list(host.reader.read(plan, ReadTask(0, 1), None)), shown).sort_by("id")
             keys = pa.table({"id": pa.array([*self.rows["id"].to_pylist(), -5, None], pa.int64())})
             by_key = get_many(host.reader, plan, keys, ["id"], None).select(shown.names)

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable, errors, explain_lookup, lookup_join, register_lookup
-from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.lookup.runtime import runtime
@@ -292,8 +291,7 @@ def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog:
             told += [table.describe(), repr(table), table.metrics(), table.metrics_by_worker(), table.version]
     parsed = parse_options({"path": url, "lookup.keys": "id"})
     host = make_host(url, cache_dir)
-    found = planner.find(host.reader, parsed)
-    plan = planner.plan_read(found, parsed, planner.table_columns(found, parsed), host.clock.host())
+    found, plan = host.plan(parsed)
     told += map(repr, [*host.resolver.discover(parsed), parsed, found, plan, host.resolver.host.known_versions(parsed)])
     for view in (View.FILES, View.METRICS):
         told += [batch.to_pylist() for batch in view_batches(runtime().engine(parsed), ViewTask(view), parsed, bytes)]

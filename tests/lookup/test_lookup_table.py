@@ -508,20 +508,6 @@ def test_values_of_dictionaries_do_not_change(site: Site) -> None:
         table.write([{"id": 2**40}])
 
 
-def test_files_of_a_managed_table_are_no_table(tmp_path: Path) -> None:
-    """Whoever names what is above, inside or across a managed table is refused: its log alone says which rows are valid."""
-    options = {"lookup.cache.dir": str(tmp_path / "c")}
-    with LookupTable(str(tmp_path / "lake" / "a"), {"lookup.keys": "id", **options}) as table:
-        table.write(ROWS)
-        table.upsert([{"id": 1, "name": "new"}])
-        table.delete([2])
-    (file, *_) = (tmp_path / "lake" / "a").glob("write-*/*.parquet")
-    places = ["", "/*", "/a/*", "/a/*/*.parquet", f"/a/{file.parent.name}", f"/a/{file.parent.name}/{file.name}"]
-    for place in places:
-        with pytest.raises(errors.TableFormatError, match=r"managed table.*read it|managed table.*[Rr]ead .*/lake/a"):
-            LookupTable(f"{tmp_path}/lake{place}", options).scan()
-
-
 BEYOND: dict[str, pa.Array] = {
     "date": pa.array([2**31 - 1, 0], pa.int32()).cast(pa.date32()),
     "time": pa.array([-(2**62), 0], pa.int64()).cast(pa.timestamp("us")),

@@ -12,7 +12,6 @@ from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FakeClock, Host, make_host
-from tests.support.read_plans import planned
 
 ROWS = 20_000
 
@@ -56,7 +55,7 @@ def test_one_task_scan_starts_over_at_every_point(tmp_path: Path, change: Callab
     while point <= calls:
         host = make_host(str(path), None)
         publish(path, 0)
-        made, (task,) = planned(host, path)
+        made, (task,) = host.planned(path)
         host.store.calls.clear()
 
         def replace(kind: str, subject: object, host: Host = host, point: int = point) -> None:
@@ -87,12 +86,12 @@ def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
             pq.write_table(pa.table({"other": [1]}), path)
 
     host.store.before = replace
-    made, (task,) = planned(host, path)
+    made, (task,) = host.planned(path)
     assert made.projection.columns.names == ["other"]
     publish(path, 1)  # a version whose columns are not known yet
     host.store.before = lambda kind, subject: publish(path, 1) if kind == "get" else None
     with pytest.raises(VersionGoneError, match="during each of"):
-        planned(host, path)
+        host.planned(path)
     with pytest.raises(VersionGoneError, match="during each of"):
         versions(host, made, task)
 
@@ -103,7 +102,7 @@ def test_changed_files_only_are_fetched(tmp_path: Path, cache_dir: Path) -> None
     for number in range(10):
         publish(table / f"{number}.parquet", 0, rows=20, group=20)
     host = make_host(str(table), cache_dir)
-    made, (task,) = planned(host, table)
+    made, (task,) = host.planned(table)
     assert versions(host, made, task, Execution("app", "1")) == ({0}, 200)
     host.store.calls.clear()
     before = host.metrics.snapshot()
@@ -131,10 +130,10 @@ def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path
         publish(whole / f"{number}.parquet", 0, rows=24_000)
     publish(path, 0)
     host, first, second = make_host(str(whole), None), *(make_host(str(path), cache_dir) for _ in range(2))
-    made, tasks = planned(host, whole, SMALL | {"on-version-gone": choice})
+    made, tasks = host.planned(whole, SMALL | {"on-version-gone": choice})
     # Shares are equal in bytes, and so are the files: each task has one whole file.
     assert [[piece.whole for piece in task.pieces or ()] for task in tasks] == [[True]] * 4
-    shared, (alone,) = planned(first, path, {"on-version-gone": choice})
+    shared, (alone,) = first.planned(path, {"on-version-gone": choice})
     execution = Execution("app", "1")
     first.resolver.resolve(shared.table, shared.options, execution)
     publish(whole / "3.parquet", 9, rows=24_000)
@@ -168,7 +167,7 @@ def test_who_resolves(tmp_path: Path, cache_dir: Path, more: dict[str, str], cac
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
     host = make_host(str(path), cache_dir if cached else None)
-    made, tasks = planned(host, path, more)
+    made, tasks = host.planned(path, more)
     assert (len(tasks) > 1) is ("scan.split-size" in more)
     for task in tasks if cached else tasks[:1]:
         assert versions(host, made, task)[0] == {0}
@@ -190,7 +189,7 @@ def test_a_plan_of_another_host(tmp_path: Path, cache_dir: Path) -> None:
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
     clock, ahead = FakeClock(path.stat().st_mtime), FakeClock(path.stat().st_mtime + 3600)
-    made, (first, *_) = planned(make_host(str(path), None, clock), path, SMALL)
+    made, (first, *_) = make_host(str(path), None, clock).planned(path, SMALL)
     for boot, kept in (("boot-2", False), ("boot-1", True)):
         ahead.steady_s += 3600
         assert versions(make_host(str(path), cache_dir, ahead, boot=boot), made, first)[0] == {0}

@@ -28,7 +28,6 @@ from pyspark_lookup.scan.table_scan import cut_share
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import Host, make_host
 from tests.support.fuzzing import fuzzed
-from tests.support.read_plans import NONE, planned
 
 TAIL = 64 * 1024  # what opening a large parquet file asks for
 
@@ -49,10 +48,10 @@ def rows_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[di
     return [row for batch in batches_of(host, made, task) for row in batch.to_pylist()]
 
 
-def read(path: Path, more: Mapping[str, str] = NONE, columns: pa.Schema | None = None) -> list[dict[str, Any]]:
+def read(path: Path, more: Mapping[str, str] | None = None, columns: pa.Schema | None = None) -> list[dict[str, Any]]:
     """All rows of a fresh read without a cache."""
     host = make_host(str(path), None)
-    return rows_of(host, planned(host, path, more, columns)[0])
+    return rows_of(host, host.planned(path, more, columns)[0])
 
 
 def moved(host: Host, before: Mapping[str, int]) -> dict[str, int]:
@@ -139,7 +138,7 @@ def test_what_cannot_match_is_pruned(tmp_path: Path, where: str, opened: str, gr
         few = pa.array([i if 20 <= i < 25 else None for i in own], pa.int32())
         put(tmp_path / f"dt={dt}" / "a.parquet", 5, id=pa.array(own), few=few, text=pa.array([f"t{i:02}" for i in own]))
     host = make_host(str(tmp_path), None)
-    made, _ = planned(host, tmp_path, {"where": where})
+    made, _ = host.planned(tmp_path, {"where": where})
     before = host.metrics.snapshot()
     host.store.calls.clear()
     assert [row["id"] for row in rows_of(host, made)] == ids
@@ -194,7 +193,7 @@ def test_filtered_rows_are_those_of_all(form: str, files: list[File], where: str
             Path(directory, name).parent.mkdir(exist_ok=True)
             write(Path(directory, name), pa.Table.from_pylist(found, schema).select(["i", *held]), group)
         host = make_host(directory, None)
-        made, _ = planned(host, Path(directory), {"where": where, **({"columns": columns} if columns else {})})
+        made, _ = host.planned(Path(directory), {"where": where, **({"columns": columns} if columns else {})})
         parts = [batch for number in range(count) for batch in batches_of(host, made, ReadTask(number, count))]
     (batch,) = pa.Table.from_pylist(everything, schema).combine_chunks().to_batches()
     chunk = dict(zip(schema.names, batch.columns, strict=True))
@@ -271,7 +270,7 @@ def test_only_what_is_needed_is_fetched(
 ) -> None:
     """The predicate's columns come first, whole; the others of the row groups where it is true; no byte twice."""
     host = make_host(str(wide), None)
-    made, _ = planned(host, wide, more)
+    made, _ = host.planned(wide, more)
     gets, found = gets_of(host, made)
     assert len(found) == rows
     if found:
@@ -340,7 +339,7 @@ def test_a_table_that_is_planned_once_and_read_after_changes(
             path.unlink() if columns is None else put(path, **columns)
         if not number:
             host = make_host(str(tmp_path), None)
-            made, (task,) = planned(host, tmp_path, more)
+            made, (task,) = host.planned(tmp_path, more)
     if isinstance(expected, str):
         with pytest.raises(SchemaError, match=expected):
             rows_of(host, made, task)
@@ -359,4 +358,4 @@ def test_a_wider_planned_type_is_cast_without_loss(tmp_path: Path) -> None:
     host = make_host(str(tmp_path), None)
     for narrow in (pa.schema([("id", pa.int16())]), pa.schema([("id", pa.string())]), pa.schema([("dt", pa.string())])):
         with pytest.raises(SchemaError, match=f"'{narrow.names[0]}' was planned as"):
-            planned(host, tmp_path, NONE, narrow)
+            host.planned(tmp_path, None, narrow)

@@ -60,9 +60,10 @@ def write_hudi(home: Path) -> Path:
 
 @pytest.mark.parametrize("write", [write_delta, write_iceberg, write_managed, write_hudi])
 def test_every_place_inside_a_table_is_refused(write: Callable[[Path], Path], tmp_path: Path) -> None:
-    """Each directory, each file and a glob below it, by their own paths and through links: no rows, and the table's path instead."""
+    """Each directory, each file and a glob below it, and what is above, also through links: no rows, and the table's path instead."""
     options = {"lookup.cache.dir": str(tmp_path / "c")}
-    root = write(tmp_path)
+    (tmp_path / "lake").mkdir()
+    root = write(tmp_path / "lake")
     places = [*root.rglob("*")]
     directories, files = [p for p in places if p.is_dir()], [p for p in places if p.is_file()]
     assert directories and files
@@ -79,6 +80,9 @@ def test_every_place_inside_a_table_is_refused(write: Callable[[Path], Path], tm
             with pytest.raises(errors.NotATableError, match=f"{root}") as refusal:
                 LookupTable(str(place), options).scan()
         assert isinstance(refusal.value, errors.TableFormatError), place
+    for above in (root.parent, root.parent / "*"):
+        with pytest.raises(errors.TableFormatError, match=f"{root.parent}"):
+            LookupTable(str(above), options).scan()
     with pytest.raises((errors.TableFormatError, errors.NotSupportedError), match=f"{root}"):
         LookupTable(f"{directories[0]}/new", {**options, "lookup.keys": "id"}).write(ROWS)
     assert not (directories[0] / "new").exists()

@@ -1,4 +1,4 @@
-"""The rows that Delta's protocol says a table has, in plain Python that shares nothing with the package; none where a log makes no sense."""
+"""The rows that Delta's protocol says a table has, in plain Python, and pyroaring, that shares nothing else with the package; none where a log makes no sense."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet as pq
+from pyroaring import BitMap64
 
 Actions = list[dict[str, Any]]
 Files = dict[tuple[str, Any], dict[str, Any]]
@@ -230,68 +231,14 @@ def checked_values(blob: bytes, size: int) -> set[int]:
     return vector_values(blob[4:-4])
 
 
-class _Bytes:
-    """Bytes that are read one part after the other."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, count: int) -> bytes:
-        assert count <= len(self.data) - self.at
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def read(self, form: str) -> tuple[int, ...]:
-        return struct.unpack(form, self.take(struct.calcsize(form)))
-
-
 def vector_values(data: bytes) -> set[int]:
-    """The rows in a 64-bit roaring bitmap: each part and container after the one before, and nothing after the last."""
-    source, found, before = _Bytes(data), set[int](), -1
-    magic, count = source.read("<iQ")
-    assert magic == 1681511377
-    for _ in range(count):
-        (high,) = source.read("<I")
-        assert before < high < 2**31
-        before = high
-        found |= {high * 2**32 + low for low in _bitmap_values(source)}
-    assert source.at == len(data)
-    return found
-
-
-def _bitmap_values(source: _Bytes) -> Iterator[int]:
-    (cookie,) = source.read("<I")
-    flags = b""
-    if cookie % 2**16 == 12347:
-        count = cookie // 2**16 + 1
-        flags = source.take((count + 7) // 8)
-    else:
-        assert cookie == 12346
-        (count,) = source.read("<I")
-        assert count <= 2**16
-    runs = [bool(flags) and bool(flags[number // 8] >> number % 8 & 1) for number in range(count)]
-    assert bool(flags) == any(runs)
-    heads = [source.read("<HH") for _ in range(count)]
-    if not any(runs) or count >= 4:
-        source.take(4 * count)
-    assert [key for key, _ in heads] == sorted({key for key, _ in heads})
-    for (key, less), is_run in zip(heads, runs, strict=True):
-        values = _container_values(source, less + 1, is_run)
-        assert len(values) == less + 1
-        assert values == sorted(set(values))
-        assert values[-1] < 2**16
-        yield from (key * 2**16 + value for value in values)
-
-
-def _container_values(source: _Bytes, count: int, is_run: bool) -> list[int]:
-    if is_run:
-        pairs = [source.read("<HH") for _ in range(source.read("<H")[0])]
-        assert sum(less + 1 for _, less in pairs) == count
-        return [value for start, less in pairs for value in range(start, start + less + 1)]
-    if count <= 4096:
-        return list(source.read(f"<{count}H"))
-    bits = int.from_bytes(source.take(8192), "little")
-    return [number for number in range(2**16) if bits >> number & 1]
+    """The rows in a 64-bit roaring bitmap, with nothing after the last, as pyroaring reads them."""
+    assert struct.unpack("<i", data[:4]) == (1681511377,)
+    bitmap = BitMap64.deserialize(data[4:])
+    assert len(bitmap) < 2**20
+    assert len(bitmap.serialize()) == len(data) - 4
+    assert not bitmap or bitmap.max() < 2**63
+    return set(bitmap)
 
 
 def commits_of(path: Path) -> dict[int, Path]:

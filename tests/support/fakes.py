@@ -5,21 +5,26 @@ import dataclasses
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.lookup.read import TableReader
+from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
+from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.data_files import WriteSizes
 from pyspark_lookup.sources.managed.tables import ManagedTables
-from pyspark_lookup.sources.registry import SOURCES
+from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
 from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.resolver import Resolver, TableKinds
 
 CACHES: dict[str, dict[str, str]] = {
@@ -148,6 +153,22 @@ class Host:
     managed: ManagedTables
     metrics: CacheMetricGroup
     clock: FakeClock
+
+    def plan(
+        self, options: LookupOptions, table: Table | None = None, columns: pa.Schema | None = None
+    ) -> tuple[planner.ResolvedTable, ReadPlan]:
+        """What is there now, and the plan of a read of the columns that the options leave, or of these."""
+        found = planner.find(self.reader, options, table)
+        columns = planner.table_columns(found, options) if columns is None else columns
+        return found, planner.plan_read(found, planner.with_table_keys(options, found), columns, self.clock.host())
+
+    def planned(
+        self, path: Path, more: Mapping[str, str] | None = None, columns: pa.Schema | None = None
+    ) -> tuple[ReadPlan, list[ReadTask]]:
+        """The plan of a read of a path with these options, and its tasks."""
+        options = {f"lookup.{key}": value for key, value in (more or {}).items()}
+        found, plan = self.plan(parse_options({"path": str(path), **options}), None, columns)
+        return plan, planner.plan_tasks(self.reader, found, plan)
 
 
 def make_host(

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.errors import UfsUnavailableError
-from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_many
-from pyspark_lookup.lookup.read import ReadPlan, ReadTask
+from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FakeClock, Host, Later, make_host
@@ -63,14 +62,9 @@ class Table:
     def full(self) -> FullCache:
         return self.host.reader.fulls.get_cache(self.table, self.options)
 
-    def _planned(self) -> tuple[ReadPlan, pa.Schema]:
-        found = planner.find(self.host.reader, self.options, self.table)
-        shown = planner.table_columns(found, self.options)
-        return planner.plan_read(found, self.options, shown, self.host.clock.host()), shown
-
     def get(self, *ids: int | None, execution: Execution | None = None) -> list[dict[str, object]]:
         """The rows of these keys, through the reader as a worker does it."""
-        plan, _ = self._planned()
+        _, plan = self.host.plan(self.options, self.table)
         keys = pa.table({"id": pa.array(ids, pa.int64())})
         return get_many(self.host.reader, plan, keys, ["id"], execution).to_pylist()
 
@@ -78,9 +72,9 @@ class Table:
         return [row["version"] for row in self.get(*ids)]
 
     def scan(self, execution: Execution | None = None) -> pa.Table:
-        plan, shown = self._planned()
+        _, plan = self.host.plan(self.options, self.table)
         batches = list(self.host.reader.read(plan, ReadTask(0, 1), execution))
-        return pa.Table.from_batches(batches, shown).sort_by("id").combine_chunks()
+        return pa.Table.from_batches(batches, plan.projection.columns).sort_by("id").combine_chunks()
 
     def warm(self) -> None:
         self.full.reload()

@@ -20,14 +20,10 @@ from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import DataFile, TableState
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.stores import open_store
-from tests.support.fakes import FakeClock, FaultyStore
+from tests.support.fakes import CACHES, FakeClock, FaultyStore
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
-MODES: dict[str, dict[str, str]] = {
-    "none": {},
-    "partial": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"},
-    "full": {"lookup.cache": "FULL"},
-}
+MODES = {name.lower(): options for name, options in CACHES.items()}
 OFF = {"lookup.write.compact-after": "0"}
 DAY_S = 86400.0
 

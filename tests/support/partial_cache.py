@@ -246,8 +246,7 @@ class Dim(Table):
     def matching(self, where: str | None = None) -> list[tuple[Any, ...]]:
         """The rows of a scan, of those that a predicate is true of."""
         options = self.options.override({"lookup.where": where} if where else {})
-        found = planner.find(self.host.reader, options, self.table)
-        plan = planner.plan_read(found, options, planner.table_columns(found, options), self.host.clock.host())
+        _, plan = self.host.plan(options, self.table)
         batches = read_rows(self.host.reader, plan, ReadTask(0, 1), None)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 

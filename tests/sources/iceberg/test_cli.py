@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from tests.support.command_line import KEYED, Run, run
 from tests.support.iceberg_definition import in_catalog
@@ -13,25 +12,17 @@ from tests.support.iceberg_writing import IcebergTable
 
 __all__ = ["run"]
 URL = "catalog://tests/ns.dim"
-Named = tuple[IcebergTable, list[object]]
-"""A table, and what names it on the command line."""
 
 
-@pytest.fixture
-def named(tmp_path: Path) -> Named:
-    """Ten rows, two of them deleted by their values, in two snapshots."""
+def test_a_warm_host(run: Run, tmp_path: Path) -> None:
+    """`warm`, `advise`, `stats`, `report`, `serve-metrics` and `check`: the table under its URL, which names no property of its catalog."""
     catalog, properties = sql_catalog(tmp_path)
-    given = {"lookup.catalog": "tests", **{f"lookup.catalog.{name}": text for name, text in properties.items()}}
     columns, publish = {"id": "long", "name": "string"}, in_catalog(catalog, "ns.dim")
     table = IcebergTable.create(tmp_path / "dim", columns, publish=publish)
     table.commit(table.data([{"id": key, "name": f"n{key}"} for key in range(10)]))
     table.commit([table.equality([{"id": 3}, {"id": 4}], ["id"])])
-    return table, ["ns.dim", *(text for key, value in given.items() for text in ("-o", f"{key}={value}"))]
-
-
-def test_a_warm_host(run: Run, named: Named, tmp_path: Path) -> None:
-    """`warm`, `advise`, `stats`, `report`, `serve-metrics` and `check`: the table under its URL, which names no property of its catalog."""
-    _, names = named
+    given = ["lookup.catalog=tests", *(f"lookup.catalog.{name}={text}" for name, text in properties.items())]
+    names = ["ns.dim", *(text for option in given for text in ("-o", option))]
     warmed = run("warm", *names, *KEYED, "--json")
     assert (warmed.code, warmed.json["rows"]) == (0, 8)
     pq.write_table(pa.table({"id": [1, 2, 1]}), tmp_path / "trace.parquet")
