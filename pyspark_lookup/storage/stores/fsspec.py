@@ -13,6 +13,7 @@ import fsspec
 
 from pyspark_lookup.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, raise_ours
 from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.storage.stores.listed_files import sort_files
 from pyspark_lookup.storage.stores.store import (
     REMOTE_GRANULE_S,
     Count,
@@ -111,7 +112,7 @@ class FsspecStore:
                     raise UfsNotFoundError(f"{redact('path', path)} is a file, not a directory")
                 else:
                     files.append(self._listed(info))
-        return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+        return Listing(self.url_of(root), sort_files(files), frozenset(directories))
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         """The file or listing of a path. A name with an extension is tried as a file first, any other as a directory."""

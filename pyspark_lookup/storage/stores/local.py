@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
-import dataclasses
 import errno
-import operator
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError, raise_ours
 from pyspark_lookup.storage.disk.directory import open_below, sync_directory
+from pyspark_lookup.storage.stores.listed_files import ListedFiles, listed_local_files
 from pyspark_lookup.storage.stores.store import (
     LOCAL_GRANULE_S,
     PART_OF_FILE,
@@ -28,20 +28,56 @@ from pyspark_lookup.storage.stores.store import (
 )
 
 _WALKS = 5  # attempts to list a directory whose name leads to another one after each attempt
-_HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is kept, and files in one
+_HELD_AT_MOST, _HELD_FILES = 8, 200_000  # directories whose last listing is kept, and files in all of them
 _PUTS = 100  # attempts to put a file into a directory that others are removing
 _Inode = tuple[int, int]
-_Signs = tuple[int, int, int, int]
 
 
-@dataclasses.dataclass
 class _Walk:
-    """The result of a walk through a directory: its `files` by path, with the state of each, and in the `order` of the walk."""
+    """The files that a walk through a directory meets, in its order, and the subdirectories. Equal to another one that met the same states."""
 
-    files: dict[str, tuple[_Signs, FileVersion]]
-    order: tuple[FileVersion, ...]
-    directories: frozenset[str]
-    listing: Listing | None = None
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.times = array.array("q")  # for each file its size, mtime and ctime, both in ns
+        self.inodes = array.array("Q")
+        self.directories: set[str] = set()
+
+    def add(self, name: str, status: os.stat_result) -> None:
+        """Add a file, by its path below the directory."""
+        self.names.append(name)
+        self.times.extend((status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        self.inodes.append(status.st_ino)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Equal for walks that met the same files in the same states. A single object for all names is smaller than one for each."""
+        return "\0".join(self.names), self.times, self.inodes, self.directories
+
+    def files(self, prefix: str, now_s: float) -> tuple[FileVersion, ...] | ListedFiles:
+        """The files by URL, as columns if there are many. `prefix`: the directory's URL and a slash."""
+        if len(self.names) >= ListedFiles.least:
+            with contextlib.suppress(UnicodeEncodeError):  # a name that is not UTF-8
+                return listed_local_files(prefix, self.names, self.times, self.inodes, now_s - LOCAL_GRANULE_S)
+        numbers = zip(self.times[::3], self.times[1::3], self.times[2::3], self.inodes, strict=True)
+        files = (_to_version(prefix + name, now_s, *row) for name, row in zip(self.names, numbers, strict=True))
+        return tuple(sorted(files, key=lambda file: file.url))
+
+
+def _to_version(url: str, now_s: float, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> FileVersion:
+    """The state of a file that was looked at."""
+    return FileVersion(
+        url,
+        size,
+        f"{mtime_ns}:{ctime_ns}:{inode}",
+        _seconds(mtime_ns),
+        # A change time ahead of the clock proves nothing, so such a file counts as too new.
+        settled=now_s - max(_seconds(mtime_ns), _seconds(ctime_ns)) > LOCAL_GRANULE_S,
+    )
+
+
+def _seconds(time_ns: int) -> float:
+    seconds, rest_ns = divmod(time_ns, 10**9)
+    return seconds + 1e-9 * rest_ns
 
 
 def _inode(status: os.stat_result) -> _Inode:
@@ -58,7 +94,7 @@ class LocalStore:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._walks: dict[str, _Walk] = {}
+        self._held: dict[str, tuple[tuple[object, ...], Listing]] = {}  # the state and the listing of a directory's last walk
 
     def url_of(self, path: str) -> str:
         """The `file:///absolute/path` for any spelling, without resolving links."""
@@ -72,15 +108,8 @@ class LocalStore:
 
     def _version(self, path: str, status: os.stat_result) -> FileVersion:
         """The file at an absolute path that `_path` returned, or an entry below one."""
-        changed_s = max(status.st_mtime, status.st_ctime)
-        return FileVersion(
-            f"file://{path}",
-            status.st_size,
-            f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}",
-            status.st_mtime,
-            # A change time ahead of the clock proves nothing, so such a file counts as too new.
-            settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
-        )
+        numbers = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+        return _to_version(f"file://{path}", self._now_s(), *numbers)
 
     def get_meta(self, path: str, count: Count) -> FileVersion:
         count("head")
@@ -113,36 +142,23 @@ class LocalStore:
     def _walk(self, root: str, descriptor: int, inode: _Inode, count: Count) -> Listing | None:
         """List the open directory with this `inode`, which is called `root`; None if that name now leads to another directory.
 
-        A file that has not changed since the last walk is the same object again.
+        If nothing has changed since the last walk, the listing is the same object again.
         """
-        previous = self._walks.get(root)
-        previous_files = previous.files if previous is not None else {}
-        settled_files: dict[str, tuple[_Signs, FileVersion]] = {}
-        files: list[FileVersion] = []
-        directories: set[str] = set()
+        walk = _Walk()
         pending: list[tuple[str, frozenset[_Inode]]] = []
 
         def take(entry: os.DirEntry[str], below: str, above: frozenset[_Inode]) -> None:
             try:
                 if entry.is_dir():
-                    directories.add(below + entry.name)
+                    walk.directories.add(below + entry.name)
                     if is_entered(entry.name):
                         pending.append((below + entry.name, above))
                 elif stat.S_ISREG((status := entry.stat()).st_mode):
-                    named = prefix + below + entry.name
-                    signs = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-                    before = previous_files.get(named)
-                    file_state = (
-                        before if before is not None and before[0] == signs else (signs, self._version(named, status))
-                    )
-                    files.append(file_state[1])
-                    if file_state[1].settled:
-                        settled_files[named] = file_state
+                    walk.add(below + entry.name, status)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
                     raise
 
-        prefix = root.rstrip("/") + "/"
         count("list")
         for entry in list(os.scandir(descriptor)):
             take(entry, "", frozenset([inode]))
@@ -163,23 +179,22 @@ class LocalStore:
                     take(entry, f"{directory}/", above | {_inode(status)})
             if os.path.realpath(root) != real:
                 return None
-        return self._hold(root, previous, _Walk(settled_files, tuple(files), frozenset(directories)))
+        return self._to_listing(root, walk)
 
-    def _hold(self, root: str, before: _Walk | None, latest: _Walk) -> Listing:
-        """The listing of the `latest` walk; the same object as `before` if nothing has changed."""
-        if before is not None and before.listing is not None and before.directories == latest.directories:
-            is_unchanged = len(before.order) == len(latest.order) and all(map(operator.is_, before.order, latest.order))
-            if is_unchanged:
-                return before.listing
-        latest.listing = Listing(
-            self.url_of(root), tuple(sorted(latest.order, key=lambda f: f.url)), latest.directories
-        )
-        self._walks.pop(root, None)
-        if len(latest.order) <= _HELD_FILES:
-            while len(self._walks) >= _HELD_AT_MOST:
-                self._walks.pop(next(iter(self._walks)), None)
-            self._walks[root] = latest
-        return latest.listing
+    def _to_listing(self, root: str, walk: _Walk) -> Listing:
+        """The listing of a walk; the same object as last time if nothing has changed, and all files were settled."""
+        state = walk.state
+        held = self._held.pop(root, None)
+        if held is None or held[0] != state:
+            files = walk.files(f"file://{root.rstrip('/')}/", self._now_s())
+            held = state, Listing(f"file://{root}", files, frozenset(walk.directories))
+            if not (files.settled.all() if isinstance(files, ListedFiles) else all(file.settled for file in files)):
+                return held[1]
+        held_files = len(walk.inodes) + sum(len(listing.files) for _, listing in self._held.values())
+        while self._held and (len(self._held) >= _HELD_AT_MOST or held_files > _HELD_FILES):
+            held_files -= len(self._held.pop(next(iter(self._held)))[1].files)
+        self._held[root] = held
+        return held[1]
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         root = self._path(path)

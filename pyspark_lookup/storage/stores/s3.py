@@ -21,6 +21,7 @@ from pyspark_lookup.errors import (
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.storage.stores.listed_files import sort_files
 from pyspark_lookup.storage.stores.store import (
     REDIRECTS,
     Count,
@@ -114,16 +115,7 @@ class S3Store:
             raise UfsNotFoundError(f"{path} is a bucket, not a file")
         count("head")
         head = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
-        return self._version(bucket, key, head.get("ContentLength"), head)
-
-    @staticmethod
-    def _version(bucket: str, key: str, size: int | None, info: Mapping[str, Any]) -> FileVersion:
-        url, etag, modified = f"s3://{bucket}/{key}", info.get("ETag"), info.get("LastModified")
-        if size is None or not etag:
-            raise UfsUnavailableError(
-                f"{redact('path', url)}: the answer has no size or no ETag, so it is not from an S3 store"
-            )
-        return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
+        return _to_version(bucket, key, head.get("ContentLength"), head)
 
     def _pages(
         self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = "", below: bool = True
@@ -158,36 +150,15 @@ class S3Store:
             raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
         return page
 
-    def _listing(
-        self, bucket: str, directory: str, objects: list[dict[str, Any]], listed_at_s: float | None
-    ) -> Listing:
-        url = f"s3://{bucket}/{directory}".rstrip("/")
-        if not objects:
-            raise UfsNotFoundError(f"{url} does not exist")
-        files: list[FileVersion] = []
-        directories: set[str] = set()
-        for item in objects:
-            relative = item["Key"][len(directory) :]
-            parents = relative.split("/")[:-1]
-            directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
-            if relative and not relative.endswith("/") and all(map(is_entered, parents)):
-                files.append(self._version(bucket, item["Key"], item["Size"], item))
-        # Leave out empty objects with the name of a directory (see `get_status`).
-        files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
-        return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories), listed_at_s)
-
     def list_status(self, path: str, count: Count) -> Listing:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/" if key else ""
-        objects: list[dict[str, Any]] = []
-        listed_at_s: float | None = None
+        listed_objects = _ListedObjects(bucket, directory)
         for page in self._pages(bucket, directory, count):
-            listed_at_s = listed_at_s or _answered_at_s(page)
-            objects += page.get("Contents", [])
-            logs = _find_logs(directory, objects)
+            logs = listed_objects.add(page, page.get("Contents", []))
             if logs:
                 return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), logs)
-        return self._listing(bucket, directory, objects, listed_at_s)
+        return listed_objects.listing()
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         """The file or listing of a path, by one LIST with the path as prefix, where the object itself comes first. If that is denied, by one HEAD.
@@ -207,18 +178,15 @@ class S3Store:
 
     def _status(self, path: str, bucket: str, key: str, count: Count) -> FileVersion | Listing:
         directory = key + "/"
-        objects: list[dict[str, Any]] = []
+        listed_objects = _ListedObjects(bucket, directory)
         empty: FileVersion | None = None
-        listed_at_s: float | None = None
         for page in self._pages(bucket, key, count):
-            listed_at_s = listed_at_s or _answered_at_s(page)
             contents = page.get("Contents", [])
             if contents and contents[0]["Key"] == key:
-                empty = self._version(bucket, key, contents[0]["Size"], contents[0])
+                empty = _to_version(bucket, key, contents[0]["Size"], contents[0])
                 if empty.size:
                     return empty
-            objects += [item for item in contents if item["Key"].startswith(directory)]
-            logs = _find_logs(directory, objects)
+            logs = listed_objects.add(page, [item for item in contents if item["Key"].startswith(directory)])
             if logs:
                 return Listing(f"s3://{bucket}/{key}", (), logs)
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
@@ -230,7 +198,7 @@ class S3Store:
                     if empty is None:
                         raise
                 break
-        return empty if empty is not None and not objects else self._listing(bucket, directory, objects, listed_at_s)
+        return empty if empty is not None and not listed_objects.count else listed_objects.listing()
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
@@ -276,7 +244,7 @@ class S3Store:
         return self._versions(bucket, self._pages(bucket, key.rstrip("/") + "/", count))
 
     def _versions(self, bucket: str, pages: Iterable[dict[str, Any]]) -> tuple[FileVersion, ...]:
-        return tuple(self._version(bucket, o["Key"], o["Size"], o) for page in pages for o in page.get("Contents", []))
+        return tuple(_to_version(bucket, o["Key"], o["Size"], o) for page in pages for o in page.get("Contents", []))
 
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         bucket, key = self._bucket_key(path)
@@ -321,7 +289,54 @@ class S3Store:
             if http_status(error) is None and isinstance(mapped, UfsError) and not isinstance(mapped, UfsTimeoutError):
                 mapped = UfsUnavailableError(str(mapped))  # the answer was not understood
             raise_ours(mapped, error)
-        return self._version(bucket, key, len(data), answer)
+        return _to_version(bucket, key, len(data), answer)
+
+
+def _to_version(bucket: str, key: str, size: int | None, info: Mapping[str, Any]) -> FileVersion:
+    url, etag, modified = f"s3://{bucket}/{key}", info.get("ETag"), info.get("LastModified")
+    if size is None or not etag:
+        raise UfsUnavailableError(
+            f"{redact('path', url)}: the answer has no size or no ETag, so it is not from an S3 store"
+        )
+    return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
+
+
+class _ListedObjects:
+    """The objects below a directory (a key that ends with a slash, or "") that the pages of a listing show."""
+
+    def __init__(self, bucket: str, directory: str) -> None:
+        self._bucket = bucket
+        self._directory = directory
+        self._files: list[FileVersion] = []
+        self._directories: set[str] = set()
+        self._listed_at_s: float | None = None
+        self.count = 0
+
+    def add(self, page: dict[str, Any], objects: Sequence[dict[str, Any]]) -> frozenset[str]:
+        """Take the objects of a page. Returns the names of table logs among them: if there is one, the rest of a long listing is not needed."""
+        self._listed_at_s = self._listed_at_s or _answered_at_s(page)
+        self.count += len(objects)
+        names = {parents[0] for item in objects if (parents := self._take(item))}
+        return frozenset(names.intersection(log_directories))
+
+    def _take(self, item: dict[str, Any]) -> list[str]:
+        """Take an object. Returns the names of the directories in which it lies."""
+        relative = item["Key"][len(self._directory) :]
+        parents: list[str] = relative.split("/")[:-1]
+        if parents and relative.rpartition("/")[0] not in self._directories:
+            self._directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
+        if relative and not relative.endswith("/") and all(map(is_entered, parents)):
+            self._files.append(_to_version(self._bucket, item["Key"], item["Size"], item))
+        return parents
+
+    def listing(self) -> Listing:
+        """All that was listed. Raises UfsNotFoundError if there was nothing."""
+        url = f"s3://{self._bucket}/{self._directory}".rstrip("/")
+        if not self.count:
+            raise UfsNotFoundError(f"{url} does not exist")
+        # Leave out empty objects with the name of a directory (see `get_status`).
+        files = (file for file in self._files if file.size or file.url[len(url) + 1 :] not in self._directories)
+        return Listing(url, sort_files(files), frozenset(self._directories), self._listed_at_s)
 
 
 def _answered_at_s(page: dict[str, Any]) -> float | None:
@@ -331,9 +346,3 @@ def _answered_at_s(page: dict[str, Any]) -> float | None:
         return None if date is None else parsedate_to_datetime(date).timestamp()
     except ValueError:
         return None
-
-
-def _find_logs(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:
-    """The names of table logs among the objects of a directory. If there is one, the rest of a long listing is not needed."""
-    keys = [item["Key"][len(directory) :] for item in objects]
-    return frozenset(name for name in log_directories if any(key.startswith(f"{name}/") for key in keys))

@@ -38,6 +38,8 @@ from pyspark_lookup.options.enums import FileFormatName
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pyspark_lookup.storage.stores.listed_files import ListedFiles
+
 Range = tuple[int, int]
 """(offset, length) in bytes."""
 PartitionValues = tuple[tuple[str, str | None], ...]
@@ -251,13 +253,13 @@ SETTLED_AFTER_S = REMOTE_GRANULE_S
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listing:
-    """The files below a directory: `files` by URL, and the `directories` that were seen (relative paths).
+    """The files below a directory: `files` by URL, and the `directories` that were seen (relative paths). Many files are columns (`ListedFiles`).
 
     `listed_at_s`: the time of the listing on the store's clock, which also sets the files' times; None if that is the host's clock.
     """
 
     url: str
-    files: tuple[FileVersion, ...]
+    files: tuple[FileVersion, ...] | ListedFiles
     directories: frozenset[str]
     listed_at_s: float | None = None
 

@@ -1,0 +1,172 @@
+"""`ListedFiles`: the files of a large listing, as columns. An object is made only for a file that is asked for."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64, one_array
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores.store import FileVersion
+
+_SCHEMA = pa.schema(
+    {
+        "url": pa.string(),
+        "size": pa.int64(),
+        "identity": pa.string(),
+        "modified_at_s": pa.float64(),
+        "settled": pa.bool_(),
+    }
+)
+_NS = 10**9
+
+
+class ListedFiles(Sequence[FileVersion]):
+    """Files about which nothing is known but what a listing says, ascending by URL. `batch`: a row for each, whose columns are the fields of
+    `FileVersion`.
+
+    `least`: listings of fewer files have objects.
+    """
+
+    least: ClassVar[int] = 1000
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self.urls, self.identities = batch.column("url"), batch.column("identity")
+        self.sizes = as_int64(batch.column("size"))
+
+    @classmethod
+    def from_batch(cls, batch: pa.RecordBatch) -> ListedFiles:
+        """The files that another process wrote. Raises ValueError or an ArrowException if they cannot be files of a listing."""
+        batch.validate(full=True)
+        if batch.schema != _SCHEMA or any(batch.column(name).null_count for name in ("url", "size", "identity", "settled")):
+            raise ValueError("these are not the columns of a listing")
+        files = cls(batch)
+        if not _is_ascending(files.urls) or (files.sizes < 0).any():
+            raise ValueError("the files of a listing must be ascending, and have sizes")
+        return files
+
+    @classmethod
+    def from_files(cls, files: Sequence[FileVersion]) -> ListedFiles:
+        """The files as columns. Raises UnicodeEncodeError for a name that is not UTF-8."""
+        rows = ((f.url, f.size, f.identity, f.modified_at_s, f.settled) for f in files)
+        columns = zip(*rows, strict=True) if files else ((),) * len(_SCHEMA)
+        return cls.from_columns([pa.array(list(values), field.type) for values, field in zip(columns, _SCHEMA, strict=True)])
+
+    @classmethod
+    def from_columns(cls, columns: list[pa.Array]) -> ListedFiles:
+        """The files with these urls, sizes, identities, times and marks whether they are settled, in any order."""
+        batch = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+        if not _is_ascending(columns[0]):
+            batch = batch.take(pc.sort_indices(columns[0]))
+        return cls(batch)
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    @overload
+    def __getitem__(self, place: int) -> FileVersion: ...
+    @overload
+    def __getitem__(self, place: slice) -> ListedFiles: ...
+    def __getitem__(self, place: int | slice) -> FileVersion | ListedFiles:
+        if isinstance(place, slice):
+            return self.take(np.arange(len(self))[place])
+        return FileVersion(*(column[place].as_py() for column in self.batch.columns))
+
+    def __iter__(self) -> Iterator[FileVersion]:
+        return map(FileVersion, *(column.to_pylist() for column in self.batch.columns))
+
+    def take(self, rows: Numbers) -> ListedFiles:
+        """Some of the files, by their rows, ascending."""
+        return ListedFiles(self.batch.take(as_indices(rows)))
+
+    def filter(self, mask: Numbers) -> ListedFiles:
+        """The files for which the mask is true."""
+        return self if mask.all() else ListedFiles(self.batch.filter(pa.array(mask)))
+
+    @cached_property
+    def modified_at_s(self) -> Numbers:
+        """When the files were modified (Unix time); 0.0: that is not known."""
+        return np.asarray(pc.fill_null(self.batch.column("modified_at_s"), 0.0))
+
+    @cached_property
+    def settled(self) -> Numbers:
+        return as_bools(self.batch.column("settled"))
+
+    @cached_property
+    def cacheable(self) -> Numbers:
+        """For each file, `FileVersion.cacheable`."""
+        return self.settled & as_bools(pc.not_equal(self.identities, ""))
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the states of the files, equal for equal ones."""
+        return key_of(*map(key_of_column, (self.urls, self.batch.column("size").cast(pa.string()), self.identities)))
+
+    def find(self, other: ListedFiles) -> Numbers:
+        """For each file of `other` the row of the same state of the same file here; -1 if there is none."""
+        if not len(self) or not len(other):
+            return np.full(len(other), -1)
+        rows = as_int64(pc.fill_null(pc.index_in(other.urls, value_set=self.urls), -1).cast(pa.int64()))
+        places = as_indices(np.maximum(rows, 0))
+        same = (self.sizes[np.maximum(rows, 0)] == other.sizes) & as_bools(
+            pc.equal(self.identities.take(places), other.identities)
+        )
+        return np.where((rows >= 0) & same, rows, -1)
+
+
+def key_of_column(texts: pa.Array) -> str:
+    """What `key_of_texts` returns for these texts, none of which is null."""
+    if not len(texts):
+        return key_of("", "")
+    lengths = pc.utf8_length(texts).cast(pa.string())
+    return key_of(_join(lengths, ","), _join(texts, ""))
+
+
+def _join(texts: pa.Array, separator: str) -> str:
+    return str(pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), separator)[0].as_py())
+
+
+def directories_of(urls: pa.Array) -> tuple[list[str], Numbers]:
+    """(the directories of some files, each once, and for each file the place of its directory among them)."""
+    parts = pc.split_pattern(urls, "/", max_splits=1, reverse=True)
+    directories = one_array(pa.chunked_array([pc.list_element(parts, 0)])).dictionary_encode()
+    return directories.dictionary.to_pylist(), as_int64(directories.indices.cast(pa.int64()))
+
+
+def _is_ascending(urls: pa.Array) -> bool:
+    return len(urls) < 2 or bool(pc.all(pc.less(urls.slice(0, len(urls) - 1), urls.slice(1))).as_py())
+
+
+def listed_local_files(
+    prefix: str, names: Sequence[str], times: array.array[int], inodes: array.array[int], settled_until_s: float
+) -> ListedFiles:
+    """Files of this machine. `prefix`: the directory's URL. `times`: for each file its size, mtime and ctime, both in ns. `settled_until_s`: files
+    that changed before are settled.
+
+    Raises UnicodeEncodeError for a name that is not UTF-8.
+    """
+    urls = pc.binary_join_element_wise(prefix, pa.array(names, pa.string()), "")
+    sizes, modified_ns, changed_ns = np.frombuffer(times, np.int64).reshape(-1, 3).T
+    signs = (modified_ns, changed_ns, np.frombuffer(inodes, np.uint64))
+    identities = pc.binary_join_element_wise(*(pa.array(sign).cast(pa.string()) for sign in signs), ":")
+    modified_s, changed_s = (ns // _NS + 1e-9 * (ns % _NS) for ns in (modified_ns, changed_ns))
+    settled = np.maximum(modified_s, changed_s) < settled_until_s
+    return ListedFiles.from_columns([urls, pa.array(sizes), identities, pa.array(modified_s), pa.array(settled)])
+
+
+def sort_files(files: Iterable[FileVersion]) -> tuple[FileVersion, ...] | ListedFiles:
+    """The files of a listing by URL, as columns if there are many."""
+    files = list(files)
+    if len(files) >= ListedFiles.least:
+        try:
+            return ListedFiles.from_files(files)
+        except UnicodeEncodeError:  # a name that is not UTF-8
+            pass
+    return tuple(sorted(files, key=lambda file: file.url))
