@@ -460,8 +460,21 @@ class StatsColumns:
         """The statistics of files in each of which all rows have the same value, which may be null."""
         return cls(values, values, values.is_null().cast(pa.int64()), pa.repeat(pa.scalar(1, pa.int64()), len(values)))
 
+    @classmethod
+    def from_rows(cls, rows: Sequence[ColumnStats | None], kind: pa.DataType) -> StatsColumns:
+        """The statistics of some files of a column of type `kind`, without buckets. A bound that the type does not have counts as not known."""
+        kind = pa.int64() if pa.types.is_integer(kind) else pa.float64() if pa.types.is_floating(kind) else kind
+        low, high = (
+            _fit([None if stats is None else getattr(stats, side) for stats in rows], kind) for side in ("low", "high")
+        )
+        nulls, counts = (
+            pa.array([None if stats is None else getattr(stats, name) for stats in rows], pa.int64())
+            for name in ("null_count", "rows")
+        )
+        return cls(low, high, nulls, counts)
+
     def take(self, places: pa.Array) -> StatsColumns:
-        """The statistics of some of the files."""
+        """The statistics of some of the files; none for a null place."""
         return StatsColumns(*(None if array is None else array.take(places) for array in self.arrays))
 
     @property
@@ -574,6 +587,22 @@ class StatsColumns:
         places = np.searchsorted(ordered, low)
         inside = (places < len(ordered)) & (ordered[np.minimum(places, len(ordered) - 1)] <= high)
         return (inside | self._open) & in_buckets
+
+
+def _fit(bounds: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """The bounds in a type; null where the type has no such value: a decimal that was rounded may have more digits."""
+    try:
+        return pa.array(bounds, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([bound if _is_of_type(bound, kind) else None for bound in bounds], kind)
+
+
+def _is_of_type(bound: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.scalar(bound, kind)
+        return True
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return False
 
 
 _EXACT_AT_MOST = 2**53

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from pyspark_lookup.columnar.predicate import StatsColumns
+from pyspark_lookup.core.decoding import UNREADABLE
 from pyspark_lookup.storage.disk import Disk
 
-_BOUNDS = "bounds"
+T = TypeVar("T")
+_BOUNDS, _ROWS = "bounds", "rows"
 _NAMES = ("low", "high", "null_counts", "rows", "bucket_counts", "buckets")
 
 
@@ -39,6 +41,28 @@ def write_segment(
         disk.publish_segment(table, name, writer)
     finally:
         writer.close()
+
+
+def write_batch(
+    disk: Disk, table: str, name: str, batch: pa.RecordBatch, meta: Mapping[str, Any] | None = None
+) -> None:
+    """Write a batch to a segment, which `read_batch` maps. Raises OSError if there is no room for it."""
+    write_segment(disk, table, name, {_ROWS: ipc_file(batch)}, meta)
+
+
+def read_batch(disk: Disk, table: str, name: str, parse: Callable[[pa.RecordBatch, dict[str, Any]], T]) -> T | None:
+    """What `parse` returns for a segment's batch and metadata; None if the segment is missing, or if it is malformed: then it is removed.
+
+    `parse` raises an ArrowException or one of `decoding.UNREADABLE` for a batch that is not of the expected form.
+    """
+    segment = disk.open_segment(table, name)
+    if segment is None:
+        return None
+    try:
+        return parse(open_batch(segment.regions[_ROWS]), segment.meta)
+    except (pa.ArrowException, OSError, *UNREADABLE):
+        disk.discard_segment(table, name)
+        return None
 
 
 def write_stats(disk: Disk, table: str, name: str, stats: StatsColumns) -> None:

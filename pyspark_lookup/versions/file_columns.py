@@ -7,6 +7,7 @@ that changes some files, nor for finding the files that a query needs.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, StatsColumns, may_match, may_match_files
 from pyspark_lookup.core.forks import cached_property
-from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.storage.stores import FileVersion, PartitionValues
 
 
 class FileColumns(abc.ABC):
@@ -33,6 +34,15 @@ class FileColumns(abc.ABC):
     @abc.abstractmethod
     def file(self, row: int) -> FileVersion:
         """The file of a row."""
+
+    @property
+    def modified_at_s(self) -> Numbers:
+        """When the files were modified (Unix time); 0.0 where that is not known."""
+        return np.zeros(len(self.sizes))
+
+    def partition_of(self, file: FileVersion) -> PartitionValues:
+        """The values of the partition columns of a file that was added since these columns were made."""
+        return file.partition or ()
 
     @property
     @abc.abstractmethod
@@ -53,8 +63,9 @@ ParseText = Callable[[str | None, pa.DataType], object]
 
 
 def name_rows(file: FileVersion) -> str:
-    """A text that names the rows of a file: its URL and its deletes, except for those whose keys are known."""
-    return "\0".join([file.url, *(deletes.name for deletes in file.deletes if deletes.keys is None)])
+    """A text that names the rows of a file: its URL, its state if it may be overwritten, and its deletes, except for those whose keys are known."""
+    state = [] if file.immutable else [str(file.size), file.identity]
+    return "\0".join([file.url, *state, *(deletes.name for deletes in file.deletes if deletes.keys is None)])
 
 
 class ColumnFiles(Sequence[FileVersion]):
@@ -64,9 +75,9 @@ class ColumnFiles(Sequence[FileVersion]):
     """
 
     def __init__(self, columns: FileColumns, others: tuple[FileVersion, ...], order: Numbers) -> None:
-        self._columns = columns
+        self.columns = columns
         self._others = others
-        self._order = order
+        self.order = order
 
     @classmethod
     def merge(cls, columns: FileColumns, rows: Numbers, others: Iterable[FileVersion]) -> ColumnFiles:
@@ -77,7 +88,7 @@ class ColumnFiles(Sequence[FileVersion]):
         return cls(columns, added, order)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     @overload
     def __getitem__(self, place: int) -> FileVersion: ...
@@ -86,85 +97,111 @@ class ColumnFiles(Sequence[FileVersion]):
     def __getitem__(self, place: int | slice) -> FileVersion | ColumnFiles:
         if isinstance(place, slice):
             return self.take(np.arange(len(self))[place])
-        row = int(self._order[place])
-        return self._columns.file(row) if row >= 0 else self._others[-1 - row]
+        row = int(self.order[place])
+        return self.columns.file(row) if row >= 0 else self._others[-1 - row]
 
     def __iter__(self) -> Iterator[FileVersion]:
-        for row in self._order.tolist():
-            yield self._columns.file(row) if row >= 0 else self._others[-1 - row]
+        for row in self.order.tolist():
+            yield self.columns.file(row) if row >= 0 else self._others[-1 - row]
 
     def take(self, places: Numbers) -> ColumnFiles:
         """Some of the files, by their places, ascending."""
-        return ColumnFiles(self._columns, self._others, self._order[places])
+        return ColumnFiles(self.columns, self._others, self.order[places])
+
+    @cached_property
+    def rows(self) -> Numbers:
+        """The rows of the columns whose files these are, ascending."""
+        return self.order[self.order >= 0]
+
+    @cached_property
+    def others(self) -> tuple[FileVersion, ...]:
+        """The files that are not in the columns, ascending by URL."""
+        return tuple(self._others[place] for place in sorted((-1 - self.order[self.order < 0]).tolist()))
 
     @cached_property
     def sizes(self) -> Numbers:
         """The sizes of the files in bytes, as int64."""
-        return self._join(self._columns.sizes, [file.size for file in self._others], np.int64)
+        return self._join(self.columns.sizes, [file.size for file in self._others], np.int64)
+
+    @cached_property
+    def modified_at_s(self) -> Numbers:
+        """When the files were modified (Unix time); 0.0 where that is not known."""
+        return self._join(self.columns.modified_at_s, [file.modified_at_s or 0.0 for file in self._others], np.float64)
 
     @cached_property
     def cacheable(self) -> bool:
         """Whether data that was read from the files may be cached."""
         return all(file.cacheable for file in self._others)
 
-    def _join(self, in_columns: Numbers, of_others: Sequence[int] | Sequence[bool], kind: type) -> Numbers:
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether all files are `settled`."""
+        return all(file.settled for file in self._others)
+
+    def settled(self) -> ColumnFiles:
+        """The same files, all marked as `settled`."""
+        others = tuple(dataclasses.replace(file, settled=True) for file in self._others)
+        return ColumnFiles(self.columns, others, self.order)
+
+    def _join(self, in_columns: Numbers, of_others: Sequence[float], kind: type) -> Numbers:
         """A value for each file, from one for each row of the columns and one for each of the other files."""
         if not self._others:
-            return in_columns[self._order]
+            return in_columns[self.order]
         # A negative number counts from the end, so that -1 is the first of the other files if these are reversed.
-        return np.concatenate([in_columns, np.array(of_others[::-1], kind)])[self._order]
+        return np.concatenate([in_columns, np.array(of_others[::-1], kind)])[self.order]
 
     def prune(self, predicate: Predicate, partitions: pa.Schema, parse: ParseText) -> ColumnFiles:
         """The files that may have rows for which the predicate is true. Raises ValueError if `parse` does, for a partition value."""
 
         def stats_columns(name: str) -> StatsColumns | None:
             if name not in partitions.names:
-                return self._columns.statistics(name)
-            texts = pc.dictionary_encode(self._columns.partition_values(name), null_encoding="encode")
+                return self.columns.statistics(name)
+            texts = pc.dictionary_encode(self.columns.partition_values(name), null_encoding="encode")
             kind = partitions.field(name).type
             distinct_values = pa.array([parse(text, kind) for text in texts.dictionary.to_pylist()], kind)
             return StatsColumns.from_constants(distinct_values.take(texts.indices))
 
         def stats(file: FileVersion, name: str) -> ColumnStats | None:
             if name in partitions.names:
-                text = dict(file.partition or ()).get(name)
+                text = dict(self.columns.partition_of(file)).get(name)
                 return ColumnStats.from_constant(parse(text, partitions.field(name).type))
             return None if file.statistics is None else file.statistics.bounds.get(name)
 
-        in_columns = may_match_files(predicate, stats_columns, len(self._columns.sizes))
+        in_columns = may_match_files(predicate, stats_columns, len(self.columns.sizes))
         of_others = [may_match(predicate, functools.partial(stats, file)) for file in self._others]
         return self.take(np.flatnonzero(self._join(in_columns, of_others, np.bool_)))
 
     def difference(self, other: ColumnFiles) -> ColumnFiles:
         """The files that `other` lacks, or has with other deleted rows."""
-        if self._columns is other._columns:
-            is_known = np.zeros(len(self._columns.sizes), np.bool_)
-            is_known[other._order[other._order >= 0]] = True
+        if self.columns is other.columns:
+            is_known = np.zeros(len(self.columns.sizes), np.bool_)
+            is_known[other.order[other.order >= 0]] = True
             known_names = {name_rows(file) for file in other._others}
             is_new = [name_rows(file) not in known_names for file in self._others]
             return self.take(np.flatnonzero(self._join(~is_known, is_new, np.bool_)))
-        return self.take(np.flatnonzero(~as_bools(pc.is_in(self._row_names, value_set=other._row_names))))
+        return self.take(np.flatnonzero(~as_bools(pc.is_in(self.row_names, value_set=other.row_names))))
 
     @cached_property
-    def _row_names(self) -> pa.Array:
+    def row_names(self) -> pa.Array:
         names = pa.array([name_rows(file) for file in reversed(self._others)], pa.string())
-        order = np.where(self._order < 0, self._order + len(self._columns.sizes) + len(names), self._order)
-        return pa.concat_arrays([self._columns.row_names, names]).take(as_indices(order))
+        order = np.where(self.order < 0, self.order + len(self.columns.sizes) + len(names), self.order)
+        return pa.concat_arrays([self.columns.row_names, names]).take(as_indices(order))
 
     def group_by_partition(self, names: Sequence[str]) -> tuple[Numbers, list[FileVersion]]:
         """(for each file the number of its group, the first file of each group): files with equal partition values are in one group."""
-        texts = [pa.concat_arrays([self._columns.partition_values(name), self._texts(name)]) for name in names]
+        texts = [pa.concat_arrays([self.columns.partition_values(name), self._texts(name)]) for name in names]
         groups = np.zeros(len(texts[0]), np.int64)
         for column in texts:
             codes = as_int64(pc.dictionary_encode(column, null_encoding="encode").indices.cast(pa.int64()))
             groups = np.unique(groups * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)[1]
-        groups = groups[self._order]
+        groups = groups[self.order]
         _, first_places, groups = np.unique(groups, return_index=True, return_inverse=True)
         return groups, [self[int(place)] for place in first_places]
 
     def _texts(self, name: str) -> pa.Array:
         """The values of a partition column in the other files, in reverse order."""
-        return pa.array([dict(file.partition or ()).get(name) for file in reversed(self._others)], pa.string())
+        texts = (dict(self.columns.partition_of(file)).get(name) for file in reversed(self._others))
+        return pa.array(list(texts), pa.string())
 
 
 def _find_place(urls: pa.Array, url: str) -> int:

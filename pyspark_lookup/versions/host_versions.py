@@ -20,12 +20,15 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, Held, key_of
 from pyspark_lookup.storage.stores import SETTLED_AFTER_S
 from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.listed_columns import ListedColumns, files_from_json, files_to_json, open_columns
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 
 _LOCK_WAIT_S = 30.0
 _READABLE_AT_MOST = 31
 _HELD_AT_MOST = 16
 _UNRECORDED = 0.1  # share of `lookup.busy-timeout` for which an unchanged version is not recorded again
+_COLUMNS_AT_MOST = 3
 _RACES = 1000  # attempts of one resolution to record its version, while other processes are faster
 
 
@@ -50,6 +53,7 @@ class HostVersions:
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
         self._floors: dict[str, Held[Any | None]] = {}
+        self._columns: dict[str, ListedColumns] = {}  # those that versions of this process were last found in, by name
         self._restore = restore
         self._has_commit = has_commit
 
@@ -291,6 +295,10 @@ class HostVersions:
         if restored_version is not None and restored_version.digest == version.digest:
             # Its files follow from its metadata, which is on record.
             record = dataclasses.replace(version, files=()).to_json() | {"files": None}
+        elif isinstance(version.files, ColumnFiles) and isinstance(version.files.columns, ListedColumns):
+            columns = version.files.columns
+            record = {"files": files_to_json(version.files, columns, self._context.disk), "metadata": None}
+            self._keep_columns(columns)
         else:
             record = version.to_json()
         if version.is_settled:
@@ -329,17 +337,32 @@ class HostVersions:
             settled = boot == self._context.clock.boot and self._context.clock.steady_s() - seen_s > SETTLED_AFTER_S
         if isinstance(version, VersionMetadata):
             version = self._restore(table, version)
+        if isinstance(version, ColumnFiles):
+            # The record and the columns, each with a checksum, are bound to their names, so the digest need not be computed again.
+            version = TableVersion(table.id, version, known_digest=digest)
         if version is None or version.digest != digest:
             return None
         return version.settled() if settled else version
 
-    @staticmethod
-    def _parse_version(table: Table, record: Any) -> TableVersion | VersionMetadata:
-        return (
-            VersionMetadata.from_json(record["metadata"])
-            if record["files"] is None
-            else TableVersion.from_json(table.id, record)
-        )
+    def _parse_version(self, table: Table, record: Any) -> TableVersion | VersionMetadata | ColumnFiles:
+        """The version in a record, or that from which it follows: its metadata, or its files."""
+        if record["files"] is None:
+            return VersionMetadata.from_json(record["metadata"])
+        if isinstance(record["files"], dict):
+            return files_from_json(record["files"], functools.partial(self._open_columns, table))
+        return TableVersion.from_json(table.id, record)
+
+    def _open_columns(self, table: Table, name: str) -> ListedColumns | None:
+        columns = self._columns.get(name)
+        if columns is None and self._context.disk is not None:
+            columns = open_columns(self._context.disk, name, table.root)
+            if columns is not None:
+                self._keep_columns(columns)
+        return columns
+
+    def _keep_columns(self, columns: ListedColumns) -> None:
+        assert columns.name is not None
+        self._columns = {**dict(list(self._columns.items())[-_COLUMNS_AT_MOST:]), columns.name: columns}
 
     def attempt(self, write: Callable[[Disk], None]) -> None:
         """Write to the host's cache directory. A failure is counted and otherwise ignored: it costs a later call to the store."""
@@ -404,6 +427,6 @@ def _parse_version_row(record: Any) -> dict[str, Any]:
 
 
 def _parse_unsettled(
-    parse_version: Callable[[Any], TableVersion | VersionMetadata], record: Any
-) -> tuple[float, str, TableVersion | VersionMetadata]:
+    parse_version: Callable[[Any], TableVersion | VersionMetadata | ColumnFiles], record: Any
+) -> tuple[float, str, TableVersion | VersionMetadata | ColumnFiles]:
     return as_number(record["seen_s"]), as_text(record["boot"]), parse_version(record["version"])

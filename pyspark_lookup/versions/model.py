@@ -16,7 +16,6 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -41,11 +40,15 @@ from pyspark_lookup.storage.stores import (
     EqualityGroup,
     FileStatistics,
     FileVersion,
+    ListedFiles,
     PartitionValues,
     Range,
     StoredColumn,
+    key_of_column,
 )
+from pyspark_lookup.versions.directories import NULL_PARTITION, partition_values, unescape
 from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.listed_columns import ListedColumns, one_of_each_directory, to_column_files, to_listed
 
 _GLOB = re.compile(r"[*?\[{]")
 
@@ -430,17 +433,33 @@ def file_sizes(files: Sequence[FileVersion]) -> Numbers:
 class TableVersion:
     """One state of a table: its data files, each in one version, by URL. `digest` (15 hex digits) names the state.
 
-    `metadata`: what the table's own log or metadata says of the version; None for a table of plain files.
+    `metadata`: what the table's own log or metadata says of the version; None for a table of plain files. `known_digest`: the digest, if it
+    is known already.
     """
 
     table_id: str
     files: Files
     metadata: VersionMetadata | None = None
+    known_digest: str | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of_listing(
+        cls, table_id: str, root: str, listed: ListedFiles, earlier: ListedColumns | None = None
+    ) -> TableVersion:
+        """The version of a directory with these files. `earlier`: the columns of an earlier version."""
+        return cls(table_id, to_column_files(listed, root, earlier), known_digest=key_of(table_id, *listed.keys))
 
     @cached_property
     def digest(self) -> str:
         if self.metadata is not None:
             return self.metadata.digest
+        if self.known_digest is not None:
+            return self.known_digest
+        if isinstance(self.files, ColumnFiles):
+            if isinstance(self.files.columns, ListedColumns):
+                return key_of(self.table_id, *to_listed(self.files).keys)
+            sizes = pa.array(self.files.sizes).cast(pa.string())
+            return key_of("rows", self.table_id, *map(key_of_column, (self.files.row_names, sizes)))
         columns = ([f.url for f in self.files], [str(f.size) for f in self.files], [f.identity for f in self.files])
         deletes = ((file.url, *(delete.name for delete in file.deletes)) for file in self.files if file.deletes)
         groups = [group.names for group in self.equality]
@@ -471,18 +490,24 @@ class TableVersion:
     @cached_property
     def is_settled(self) -> bool:
         """Whether all files are `settled`: so old that a later change gives them another identity."""
-        return isinstance(self.files, ColumnFiles) or all(file.settled for file in self.files)
+        if isinstance(self.files, ColumnFiles):
+            return self.files.is_settled
+        return all(file.settled for file in self.files)
 
     def settled(self) -> TableVersion:
         """The same version, whose files are all marked as `settled`."""
         if self.is_settled:
             return self
-        files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
+        files = (
+            self.files.settled()
+            if isinstance(self.files, ColumnFiles)
+            else tuple(dataclasses.replace(file, settled=True) for file in self.files)
+        )
         return dataclasses.replace(self, files=files)
 
     def of_files(self, files: Files) -> TableVersion:
         """The version with only some of its files, as `lookup.partition` selects them."""
-        return self if len(files) == len(self.files) else dataclasses.replace(self, files=files, metadata=None)
+        return self if len(files) == len(self.files) else TableVersion(self.table_id, files)
 
     @cached_property
     def equality(self) -> tuple[EqualityGroup, ...]:
@@ -515,6 +540,8 @@ class TableVersion:
         """A number by which another host finds this version: its position, or else the time at which its newest file was modified (Unix time)."""
         if self.commit is not None:
             return float(self.commit[1])
+        if isinstance(self.files, ColumnFiles):
+            return float(self.files.modified_at_s.max(initial=0.0))
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
 
     def to_json(self, statistics: bool = True) -> dict[str, Any]:
@@ -652,29 +679,11 @@ def _parse_partition(pairs: Any) -> PartitionValues | None:
     return tuple((as_text(name), None if value is None else as_text(value)) for name, value in pairs)
 
 
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-
-
 _INTEGER = re.compile(r"[+-]?\d{1,38}")
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # in Spark's spelling, and in Rust's
-
-
-def partition_values(root: str, url: str) -> PartitionValues:
-    """(column, value as text; None: null) of the `k=v` directories between the root and a file."""
-    parts = url[len(root) :].strip("/").split("/")[:-1]
-    pairs = (part.partition("=") for part in parts if "=" in part)
-    return tuple((_unescape(k), None if v == _NULL_PARTITION else _unescape(v)) for k, _, v in pairs if k)
-
-
-def _unescape(text: str) -> str:
-    """The decoded text of a directory's name. If it is not UTF-8, each byte becomes one character, as in Spark, so that names stay distinct."""
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError:
-        return unquote(text, encoding="latin-1")
 
 
 def raw_partition_values(table: Table, file: FileVersion) -> PartitionValues:
@@ -690,7 +699,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     """
     columns: dict[str, list[str | None]] = {}
     first: tuple[str, ...] | None = None
-    for file in files:
+    for file in one_of_each_directory(files):
         pairs = raw_partition_values(table, file)
         names = tuple(name for name, _ in pairs)
         if len({name.lower() for name in names}) < len(names):
@@ -814,7 +823,7 @@ def _select_files(
                 f"option lookup.partition = {options.files.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
             )
         try:
-            raw = None if value == _NULL_PARTITION else _unescape(value)
+            raw = None if value == NULL_PARTITION else unescape(value)
             selected_values[name] = partition_value(raw, fields.field(name).type)
         except ValueError:
             raise OptionError(

@@ -159,32 +159,7 @@ def parse_bounds(texts: pa.Array, stored: str, kind: pa.DataType, parse: ParseBo
     columns = _parse_together(texts, stored, kind)
     if columns is not None:
         return columns
-    rows = [parse(text) for text in texts.to_pylist()]
-    bound_type = pa.int64() if pa.types.is_integer(kind) else pa.float64() if pa.types.is_floating(kind) else kind
-    low, high = (
-        _fit_bounds([None if stats is None else getattr(stats, side) for stats in rows], bound_type)
-        for side in ("low", "high")
-    )
-    counts = pa.array([None if stats is None else stats.null_count for stats in rows], pa.int64())
-    return StatsColumns(
-        low, high, counts, pa.array([None if stats is None else stats.rows for stats in rows], pa.int64())
-    )
-
-
-def _fit_bounds(bounds: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """The bounds in a type; null where the type has no such value, because a decimal that was rounded may have more digits."""
-    try:
-        return pa.array(bounds, kind)
-    except pa.ArrowInvalid:
-        return pa.array([None if _is_beyond(bound, kind) else bound for bound in bounds], kind)
-
-
-def _is_beyond(bound: Any, kind: pa.DataType) -> bool:
-    try:
-        pa.scalar(bound, kind)
-        return False
-    except pa.ArrowInvalid:
-        return True
+    return StatsColumns.from_rows([parse(text) for text in texts.to_pylist()], kind)
 
 
 _INSTANT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z?$"

@@ -11,6 +11,11 @@ import logging
 import posixpath
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import as_bools, as_indices
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import UNREADABLE, as_text
 from pyspark_lookup.core.log_events import log_event
@@ -29,9 +34,11 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats.model import detect_format
 from pyspark_lookup.storage.block_cache import BlockCache
-from pyspark_lookup.storage.stores import FileVersion, Listing
+from pyspark_lookup.storage.stores import FileVersion, ListedFiles, Listing, split_urls
 from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.listed_columns import columns_of, lacks_states, lacks_urls
 from pyspark_lookup.versions.model import Kind, Table, TableVersion, glob_matches, glob_reaches, is_glob
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
 
@@ -58,7 +65,7 @@ def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
 
 def data_files(
     table_url: str, kind: str, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
-) -> tuple[FileVersion, ...]:
+) -> tuple[FileVersion, ...] | ListedFiles:
     """The data files in a listing: those that have bytes, and neither a name nor a directory that begins with `_` or `.` (`_a=1` is allowed).
     `dead`: the directories of jobs that have died.
 
@@ -71,16 +78,11 @@ def data_files(
             f"{redact('path', listing.url)} holds {busy[0]}: a job is writing this table, or died less than lookup.busy-timeout ago. Wait for the job, or "
             "remove the directory if you know that no job runs"
         )
-    names = {file.url: file.url[len(listing.url) :].lstrip("/") for file in listing.files}
-    if success_file and "_SUCCESS" not in names.values():
+    if success_file and not _has_success_file(listing):
         raise TableBusyError(
             f"{redact('path', listing.url)} has no _SUCCESS file, which lookup.success-file = true requires: wait for the job that writes the table, or remove the option"
         )
-    files = tuple(
-        file
-        for file in listing.files
-        if file.size > 0 and not _lies_skipped(names[file.url]) and (not pattern or glob_matches(file.url, pattern))
-    )
+    files = _select_data(listing, pattern)
     if not files:
         reason = (
             "no file matches the glob" if kind == Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
@@ -89,11 +91,30 @@ def data_files(
     return files
 
 
-def _lies_skipped(path: str) -> bool:
-    """Whether a file, or a directory above it, is skipped. `path`: below the table."""
-    if not path.startswith((".", "_")) and "/." not in path and "/_" not in path:  # nearly all files of a large table
-        return False
-    return any(map(_is_skipped, path.split("/")))
+def _has_success_file(listing: Listing) -> bool:
+    url = f"{listing.url.rstrip('/')}/_SUCCESS"
+    if isinstance(listing.files, ListedFiles):
+        return bool(pc.index(listing.files.urls, url).as_py() >= 0)
+    return any(file.url == url for file in listing.files)
+
+
+def _select_data(listing: Listing, pattern: str) -> tuple[FileVersion, ...] | ListedFiles:
+    """The files of a listing that have bytes, do not lie skipped, and match the glob `pattern`, if there is one."""
+
+    def is_data(url: str) -> bool:
+        skipped = any(map(_is_skipped, url[len(listing.url) :].split("/")))
+        return not skipped and (not pattern or glob_matches(url, pattern))
+
+    if not isinstance(listing.files, ListedFiles):
+        return tuple(file for file in listing.files if file.size > 0 and is_data(file.url))
+    files = listing.files.filter(listing.files.sizes > 0)
+    if pattern:
+        return files.filter(np.array([is_data(url) for url in files.urls.to_pylist()], np.bool_))
+    directories, places, names = split_urls(files.urls)
+    is_skipped = ~np.array([is_data(f"{directory}/-") for directory in directories], np.bool_)[places]
+    suspects = np.flatnonzero(as_bools(pc.or_(pc.starts_with(names, "."), pc.starts_with(names, "_"))))
+    is_skipped[suspects] |= [_is_skipped(name) for name in names.take(as_indices(suspects)).to_pylist()]
+    return files.filter(~is_skipped)
 
 
 def _is_skipped(name: str) -> bool:
@@ -111,7 +132,9 @@ def _reach(listing: Listing, pattern: str) -> list[str]:
     return [d for d in listing.directories if glob_reaches(f"{listing.url}/{d}".rpartition("/")[0], pattern)]
 
 
-def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:
+def select_committed(
+    blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...] | ListedFiles
+) -> tuple[FileVersion, ...] | ListedFiles:
     """The files that a streaming file sink's log (`_spark_metadata`) has committed.
 
     Log files are `<batch>` or `<batch>.compact`: a version line, then one JSON object per file. A compact file also lists all files of the
@@ -119,7 +142,10 @@ def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVers
     """
     prefix = f"{listing.url}/_spark_metadata/"
     logs: dict[int, tuple[bool, FileVersion]] = {}
-    for file in listing.files:
+    log_names = listing.files
+    if isinstance(log_names, ListedFiles):
+        log_names = log_names.filter(as_bools(pc.starts_with(log_names.urls, prefix)))
+    for file in log_names:
         name = file.url.removeprefix(prefix)
         batch = name.removesuffix(".compact")
         if file.url.startswith(prefix) and batch.isdecimal() and file.size > 0:
@@ -141,6 +167,9 @@ def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVers
             raise DamagedFileError(
                 f"{redact('path', file.url)} is not a log of a streaming sink: {problem!r}"
             ) from None
+    if isinstance(files, ListedFiles):
+        names = split_urls(files.urls)[2]
+        return files.filter(as_bools(pc.is_in(names, value_set=pa.array(list(committed_names), pa.string()))))
     return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed_names)
 
 
@@ -177,7 +206,7 @@ class WritingJobs:
             return None
         self._seen_s[table.id] = self._clock.steady_s()
         self._host.forget_missing(table)
-        lacks = problem.listing is not None and set(last_version.files).difference(problem.listing.files)
+        lacks = problem.listing is not None and lacks_states(last_version.files, problem.listing.files)
         self._lacking_digest = last_version.digest if lacks else None
         self._metrics.inc("busyServedCount")
         self._tell_once(table, str(problem), f"using version {last_version.digest}")
@@ -219,7 +248,7 @@ class WritingJobs:
                 continue  # the job has just ended, or its directory cannot be read: the job is not known to be dead
             if changed_s is not None and not url.startswith("file://"):
                 # An object store's directories have no time. If a commit copies files out of one, that shows in the files.
-                changed_s = max([changed_s, *(file.modified_at_s or 0.0 for file in listing.files)])
+                changed_s = max(changed_s, _newest_s(listing.files))
             if changed_s is None or now_s - changed_s < table.busy.timeout_s:
                 if changed_s is not None:
                     self._alive_until_s[url] = steady_s + table.busy.timeout_s - (now_s - changed_s)
@@ -311,6 +340,11 @@ class FilesSource(VersionSource):
             if problem.listing is None:
                 raise
             version = self._version(table, problem.listing, past_jobs=True)
+        if isinstance(version.files, ColumnFiles):
+            return [
+                version,
+                TableVersion(table.id, version.files.take(np.flatnonzero(version.files.modified_at_s <= newest))),
+            ]
         older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest)
         return [version, TableVersion(table.id, older)]
 
@@ -367,7 +401,7 @@ class FilesSource(VersionSource):
         if record["boot"] == self._clock.boot and record["started_s"] > started_s:
             return False
         last = self._host.files(table, record["digest"])
-        return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
+        return last is not None and len(version.files) < len(last.files) and not lacks_urls(version.files, last.files)
 
     def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
         """The table's version, once no file of one listing is missing in the next.
@@ -378,7 +412,7 @@ class FilesSource(VersionSource):
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
             newer_version = self._version(table, self._get_status(table))
-            if {file.url for file in version.files} <= {file.url for file in newer_version.files}:
+            if not lacks_urls(version.files, newer_version.files):
                 return newer_version
             version = newer_version
         raise TableBusyError(
@@ -395,13 +429,17 @@ class FilesSource(VersionSource):
         if table.settle_s is None:
             return 0.0
         files = (status,) if isinstance(status, FileVersion) else status.files
-        newest = max((file.modified_at_s for file in files if file.modified_at_s is not None), default=0.0)
+        newest = _newest_s(files)
         listed_at_s = status.listed_at_s if isinstance(status, Listing) else None
         now_s = self._clock.wall_s() if listed_at_s is None else listed_at_s
         return min(newest + table.settle_s - now_s, table.settle_s)
 
     def _refuse_files(self, files: Sequence[FileVersion]) -> None:
-        urls = [file.url for file in files]
+        if isinstance(files, ListedFiles):  # the directory of a file shows whether it belongs to another table
+            first_rows = np.unique(split_urls(files.urls)[1], return_index=True)[1]
+            urls = files.urls.take(as_indices(first_rows)).to_pylist()
+        else:
+            urls = [file.url for file in files]
         for source in self._parts.sources:
             source.refuse_files(urls)
 
@@ -438,7 +476,25 @@ class FilesSource(VersionSource):
                 raise TableEmptyError(
                     f"there is no table at {redact('path', table.url)}: its streaming sink has committed no file"
                 )
-        version = TableVersion(table.id, files)
+        version = self._to_version(table, files)
         if not ignored_directories:  # whether a job is dead shows only with time
             self._latest = status, (table, past_jobs), version
         return version
+
+    def _to_version(self, table: Table, files: tuple[FileVersion, ...] | ListedFiles) -> TableVersion:
+        """The version with these files. If they are in columns, that is the last version that this host knows, or it shares that one's columns."""
+        if not isinstance(files, ListedFiles):
+            return TableVersion(table.id, files)
+        record = self._host.last(table)
+        last = None if record is None else self._host.files(table, record["digest"])
+        if last is None and self._latest is not None and self._latest[1][0] == table:
+            last = self._latest[2]
+        version = TableVersion.of_listing(table.id, table.root, files, None if last is None else columns_of(last.files))
+        return last if last is not None and last.digest == version.digest and last.is_settled else version
+
+
+def _newest_s(files: Sequence[FileVersion]) -> float:
+    """The time at which the newest file was modified (Unix time); 0.0: no file has a time."""
+    if isinstance(files, ListedFiles):
+        return float(files.modified_at_s.max(initial=0.0))
+    return max((file.modified_at_s or 0.0 for file in files), default=0.0)

@@ -304,7 +304,7 @@ class Segments(Records):
     def _sweep_segments(self, now_s: float) -> None:
         """Remove the segments of tables whose record has not been used for long, and numbers without a segment."""
         for directory in list_directories(self._root / "snapshots"):
-            in_use = any(self.has_record(kind, directory.name) for kind in ("snapshot", "log"))
+            in_use = any(self.has_record(kind, directory.name) for kind in ("snapshot", "log", "listed"))
             for path in find_older(LEFTOVER_AFTER_S, now_s, list_entries(directory)):
                 if path.suffix == _NUMBERS:
                     if not path.with_suffix("").exists():

@@ -14,6 +14,7 @@ from fsspec.core import split_protocol
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.lookup_options import is_local
 from pyspark_lookup.storage.stores.fsspec import FsspecStore
+from pyspark_lookup.storage.stores.listed_files import ListedFiles, key_of_column, split_urls
 from pyspark_lookup.storage.stores.local import LocalStore
 from pyspark_lookup.storage.stores.s3 import S3Store
 from pyspark_lookup.storage.stores.store import (
@@ -54,13 +55,16 @@ __all__ = [
     "EqualityGroup",
     "FileStatistics",
     "FileVersion",
+    "ListedFiles",
     "Listing",
     "PartitionValues",
     "Range",
     "Store",
     "StoredColumn",
     "add_log_directory",
+    "key_of_column",
     "open_store",
+    "split_urls",
 ]
 
 

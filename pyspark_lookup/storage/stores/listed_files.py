@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64, one_array
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores.store import FileVersion
@@ -45,7 +45,9 @@ class ListedFiles(Sequence[FileVersion]):
     def from_batch(cls, batch: pa.RecordBatch) -> ListedFiles:
         """The files that another process wrote. Raises ValueError or an ArrowException if they cannot be files of a listing."""
         batch.validate(full=True)
-        if batch.schema != _SCHEMA or any(batch.column(name).null_count for name in ("url", "size", "identity", "settled")):
+        if batch.schema != _SCHEMA or any(
+            batch.column(name).null_count for name in ("url", "size", "identity", "settled")
+        ):
             raise ValueError("these are not the columns of a listing")
         files = cls(batch)
         if not _is_ascending(files.urls) or (files.sizes < 0).any():
@@ -57,7 +59,9 @@ class ListedFiles(Sequence[FileVersion]):
         """The files as columns. Raises UnicodeEncodeError for a name that is not UTF-8."""
         rows = ((f.url, f.size, f.identity, f.modified_at_s, f.settled) for f in files)
         columns = zip(*rows, strict=True) if files else ((),) * len(_SCHEMA)
-        return cls.from_columns([pa.array(list(values), field.type) for values, field in zip(columns, _SCHEMA, strict=True)])
+        return cls.from_columns(
+            [pa.array(list(values), field.type) for values, field in zip(columns, _SCHEMA, strict=True)]
+        )
 
     @classmethod
     def from_columns(cls, columns: list[pa.Array]) -> ListedFiles:
@@ -66,6 +70,12 @@ class ListedFiles(Sequence[FileVersion]):
         if not _is_ascending(columns[0]):
             batch = batch.take(pc.sort_indices(columns[0]))
         return cls(batch)
+
+    @classmethod
+    def concat(cls, parts: Sequence[ListedFiles]) -> ListedFiles:
+        """The files of all parts."""
+        columns = zip(*(part.batch.columns for part in parts), strict=True)
+        return cls.from_columns([pa.concat_arrays(arrays) for arrays in columns])
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -105,9 +115,9 @@ class ListedFiles(Sequence[FileVersion]):
         return self.settled & as_bools(pc.not_equal(self.identities, ""))
 
     @cached_property
-    def key(self) -> str:
-        """A hash of the states of the files, equal for equal ones."""
-        return key_of(*map(key_of_column, (self.urls, self.batch.column("size").cast(pa.string()), self.identities)))
+    def keys(self) -> tuple[str, ...]:
+        """Hashes of the URLs, of the sizes and of the identities, as `key_of_texts` computes them."""
+        return tuple(map(key_of_column, (self.urls, self.batch.column("size").cast(pa.string()), self.identities)))
 
     def find(self, other: ListedFiles) -> Numbers:
         """For each file of `other` the row of the same state of the same file here; -1 if there is none."""
@@ -133,11 +143,12 @@ def _join(texts: pa.Array, separator: str) -> str:
     return str(pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), separator)[0].as_py())
 
 
-def directories_of(urls: pa.Array) -> tuple[list[str], Numbers]:
-    """(the directories of some files, each once, and for each file the place of its directory among them)."""
+def split_urls(urls: pa.Array) -> tuple[list[str], Numbers, pa.Array]:
+    """(the directories of some files, each once; for each file the place of its directory among them; the names of the files)."""
     parts = pc.split_pattern(urls, "/", max_splits=1, reverse=True)
-    directories = one_array(pa.chunked_array([pc.list_element(parts, 0)])).dictionary_encode()
-    return directories.dictionary.to_pylist(), as_int64(directories.indices.cast(pa.int64()))
+    directories = pc.list_element(parts, 0).dictionary_encode()
+    places = as_int64(directories.indices.cast(pa.int64()))
+    return directories.dictionary.to_pylist(), places, pc.list_element(parts, 1)
 
 
 def _is_ascending(urls: pa.Array) -> bool:

@@ -94,7 +94,9 @@ class LocalStore:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._held: dict[str, tuple[tuple[object, ...], Listing]] = {}  # the state and the listing of a directory's last walk
+        self._held: dict[
+            str, tuple[tuple[object, ...], Listing]
+        ] = {}  # the state and the listing of a directory's last walk
 
     def url_of(self, path: str) -> str:
         """The `file:///absolute/path` for any spelling, without resolving links."""

@@ -19,6 +19,7 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.sources.files.source import data_files, refuse_tables
 from pyspark_lookup.sources.registry import SOURCES, parse_options
 from pyspark_lookup.storage.stores import FileVersion, Listing
+from pyspark_lookup.versions.directories import partition_values
 from pyspark_lookup.versions.model import (
     DeleteFile,
     Kind,
@@ -26,7 +27,6 @@ from pyspark_lookup.versions.model import (
     TableVersion,
     partition_fields,
     partition_value,
-    partition_values,
     select_partitions,
 )
 from tests.support.fakes import FakeClock, make_host

@@ -1,0 +1,311 @@
+"""`ListedColumns`: the files of a large directory as columns, with what their footers say.
+
+All processes of a host map the columns from its cache directory. A version of the directory is these columns, without the files that are gone
+since, and with some more (`ColumnFiles`). When too many have changed, new columns are written, which take over what is known of the footers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64
+from pyspark_lookup.columnar.predicate import StatsColumns
+from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.core.decoding import as_count, as_name, as_texts
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.storage.stores import FileVersion, ListedFiles, PartitionValues, split_urls
+from pyspark_lookup.versions.column_segments import concat_stats, read_batch, write_batch
+from pyspark_lookup.versions.directories import partition_values
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
+
+T = TypeVar("T")
+_FILES, _SCHEMAS = "files", "schemas"
+_KNOWN, _CODE = "known", "code"
+_STATS = ("low", "high", "null_counts", "rows")
+_ADDED_AT_MOST, _GONE_AT_MOST = 64, 1024
+_SCHEMAS_AT_MOST = 256
+_Footers = tuple[pa.RecordBatch, dict[str, Any]]
+"""A row for each file: null where its footer has not been read. And what the rows refer to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownStats:
+    """The statistics of a column in the footers of many files. `known`: for each file, whether its footer has been read."""
+
+    stats: StatsColumns
+    known: Numbers
+
+
+class ListedColumns(FileColumns):
+    """Files that a listing of a directory showed and whose identity shows each change. `root`: the directory below which partition directories are.
+
+    `name`: the columns in the host's cache directory `disk`; None: they are in memory.
+    """
+
+    def __init__(self, listed: ListedFiles, root: str, disk: Disk | None = None, name: str | None = None) -> None:
+        self.listed = listed
+        self.urls, self.sizes = listed.urls, listed.sizes
+        self.name = name
+        self._root = root
+        self._disk = disk
+        self._footers: dict[str, _Footers] = {}
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def file(self, row: int) -> FileVersion:
+        return self.listed[row]
+
+    @property
+    def modified_at_s(self) -> Numbers:
+        return self.listed.modified_at_s
+
+    @cached_property
+    def row_names(self) -> pa.Array:
+        sizes = self.listed.batch.column("size").cast(pa.string())
+        return pc.binary_join_element_wise(self.urls, sizes, self.listed.identities, "\0")
+
+    def partition_of(self, file: FileVersion) -> PartitionValues:
+        return partition_values(self._root, file.url)
+
+    def partition_values(self, name: str) -> pa.Array:
+        directories, places = self._directories
+        texts = [dict(partition_values(self._root, f"{directory}/")).get(name) for directory in directories]
+        return pa.array(texts, pa.string()).take(as_indices(places))
+
+    @cached_property
+    def _directories(self) -> tuple[list[str], Numbers]:
+        return split_urls(self.urls)[:2]
+
+    def directory_places(self) -> Numbers:
+        """For each file the place of its directory among all directories of the files."""
+        return self._directories[1]
+
+    def statistics(self, name: str) -> StatsColumns | None:
+        return None  # a listing says nothing about columns
+
+    # --- footers ----------------------------------------------------------------------------------
+
+    def stats(self, name: str, kind: pa.DataType, needed: Numbers) -> KnownStats:
+        """What is known of the statistics of the column `name`, read as `kind`. `needed`: a mask of the files whose statistics are needed."""
+
+        def parse(batch: pa.RecordBatch) -> KnownStats:
+            columns = StatsColumns(*(batch.column(field) for field in _STATS))
+            if columns.low.type != columns.high.type or not columns.null_counts.type == columns.rows.type == pa.int64():
+                raise ValueError("these are not statistics")
+            return KnownStats(columns, as_bools(pc.fill_null(batch.column(_KNOWN), False)))
+
+        return self._recall(_stats_place(name, kind), lambda batch, _: parse(batch), needed) or KnownStats(
+            StatsColumns.from_rows([None], kind).take(pa.nulls(len(self), pa.int64())), np.zeros(len(self), np.bool_)
+        )
+
+    def learn_stats(self, name: str, kind: pa.DataType, rows: Numbers, stats: StatsColumns) -> None:
+        """Record the statistics of a column in the footers of some files, which were read."""
+        before = self.stats(name, kind, np.ones(len(self), np.bool_))
+        places = np.arange(len(self))
+        places[rows] = len(self) + np.arange(len(rows))
+        known = before.known.copy()
+        known[rows] = True
+        joined = concat_stats([before.stats, stats]).take(as_indices(places))
+        columns = [joined.low, joined.high, joined.null_counts, joined.rows, pa.array(known)]
+        self._remember(_stats_place(name, kind), (pa.RecordBatch.from_arrays(columns, names=[*_STATS, _KNOWN]), {}))
+
+    def schemas(self, needed: Numbers) -> tuple[Numbers, list[pa.Schema]]:
+        """(for each file the number of its schema, -1 if its footer has not been read; the schemas). `needed`: a mask of files."""
+
+        def parse(batch: pa.RecordBatch, about: dict[str, Any]) -> tuple[Numbers, list[pa.Schema]]:
+            known_schemas = [schema_of_text(text) for text in as_texts(about[_SCHEMAS])]
+            codes = as_int64(pc.fill_null(batch.column(_CODE), -1).cast(pa.int64()))
+            if codes.max(initial=-1) >= len(known_schemas):
+                raise ValueError("a file has a schema that is not there")
+            return codes, known_schemas
+
+        return self._recall(_SCHEMAS, parse, needed) or (np.full(len(self), -1), [])
+
+    def learn_schemas(self, rows: Numbers, schemas: Sequence[pa.Schema]) -> None:
+        """Record the schemas of some files, whose footers were read. Nothing is recorded if the files have hundreds of different ones."""
+        before, known_schemas = self.schemas(np.ones(len(self), np.bool_))
+        numbers = {text_of_schema(schema): number for number, schema in enumerate(known_schemas)}
+        texts = {id(schema): text_of_schema(schema) for schema in schemas}
+        codes = before.copy()
+        codes[rows] = [numbers.setdefault(texts[id(schema)], len(numbers)) for schema in schemas]
+        if len(numbers) <= _SCHEMAS_AT_MOST:
+            column = pa.array(codes.astype(np.int32), mask=codes < 0)
+            self._remember(_SCHEMAS, (pa.RecordBatch.from_arrays([column], names=[_CODE]), {_SCHEMAS: [*numbers]}))
+
+    def _recall(self, place: str, parse: Callable[[pa.RecordBatch, dict[str, Any]], T], needed: Numbers) -> T | None:
+        """What is known of footers, as `parse` returns it. If the footer of a needed file is not known here, another process may know it."""
+        footers = self._footers.get(place)
+        if self._disk is not None and self.name is not None and (footers is None or _lacks(footers, needed)):
+
+            def check(batch: pa.RecordBatch, about: dict[str, Any]) -> _Footers:
+                if batch.num_rows != len(self):
+                    raise ValueError("the footers are of other files")
+                parse(batch, about)
+                return batch, about
+
+            recorded = read_batch(self._disk, self.name, place, check)
+            if recorded is not None and (footers is None or _count(recorded) >= _count(footers)):
+                footers = self._footers[place] = recorded
+        return None if footers is None else parse(*footers)
+
+    def _remember(self, place: str, footers: _Footers) -> None:
+        self._footers[place] = footers
+        if self._disk is not None and self.name is not None:
+            with contextlib.suppress(OSError):  # then other processes read the footers, too
+                write_batch(self._disk, self.name, place, *footers)
+
+    # --- in the cache directory -------------------------------------------------------------------
+
+    def save(self, disk: Disk) -> str:
+        """The name of the columns in the host's cache directory, to which they are written now if they are not there. Raises OSError."""
+        if self.name is None or _FILES not in disk.segments(self.name):
+            name = uuid.uuid4().hex
+            write_batch(disk, name, _FILES, self.listed.batch)
+            disk.replace_record("listed", name, len(self))
+            self._disk, self.name = disk, name
+            for place, footers in list(self._footers.items()):
+                self._remember(place, footers)
+        return self.name
+
+    def next(self, listed: ListedFiles) -> ListedColumns:
+        """Columns of other files of the same directory. What is known of footers stays known for files that have not changed."""
+        columns = ListedColumns(listed, self._root)
+        places = list(self._footers)
+        if self._disk is not None and self.name is not None:
+            everything = np.ones(len(self), np.bool_)
+            places = list({*places, *self._disk.segments(self.name)} - {_FILES})
+            for place in places:
+                self._recall(place, lambda batch, _: batch, everything)
+        rows = self.listed.find(listed)
+        earlier = pa.array(rows, mask=rows < 0)
+        columns._footers = {
+            place: (batch.take(earlier), about)
+            for place in places
+            if place in self._footers
+            for batch, about in (self._footers[place],)
+        }
+        return columns
+
+
+def _stats_place(name: str, kind: pa.DataType) -> str:
+    return key_of("stats", name, kind)
+
+
+def _is_known(footers: _Footers) -> Numbers:
+    batch = footers[0]
+    if _CODE in batch.schema.names:
+        return as_bools(batch.column(_CODE).is_valid())
+    return as_bools(pc.fill_null(batch.column(_KNOWN), False))
+
+
+def _lacks(footers: _Footers, needed: Numbers) -> bool:
+    return bool((needed & ~_is_known(footers)).any())
+
+
+def _count(footers: _Footers) -> int:
+    return int(_is_known(footers).sum())
+
+
+def open_columns(disk: Disk, name: str, root: str) -> ListedColumns | None:
+    """The columns that `save` wrote; None if they are gone or damaged."""
+    if disk.get_record("listed", name, as_count) is None:
+        return None
+    listed = read_batch(disk, name, _FILES, lambda batch, _: ListedFiles.from_batch(batch))
+    if listed is None:
+        return None
+    disk.use_table(name)
+    return ListedColumns(listed, root, disk, name)
+
+
+# --- the files of a version -----------------------------------------------------------------------
+
+
+def columns_of(version_files: Sequence[FileVersion]) -> ListedColumns | None:
+    """The columns of the files of a version; None if they are not those of a directory's listing."""
+    columns = version_files.columns if isinstance(version_files, ColumnFiles) else None
+    return columns if isinstance(columns, ListedColumns) else None
+
+
+def to_column_files(
+    listed: ListedFiles, root: str, earlier: ListedColumns | None
+) -> ColumnFiles | tuple[FileVersion, ...]:
+    """The files of a listing as the files of a version. `earlier`: the columns of an earlier version of the directory, if there is one.
+
+    Files whose identity does not yet show each change are objects. If these are many, all files are.
+    """
+    is_in_columns = listed.cacheable
+    if earlier is not None:
+        rows = np.where(is_in_columns, earlier.listed.find(listed), -1)
+        kept_rows = rows[rows >= 0]
+        if len(rows) - len(kept_rows) <= _ADDED_AT_MOST and len(earlier) - len(kept_rows) <= _GONE_AT_MOST:
+            return ColumnFiles.merge(earlier, kept_rows, listed.take(np.flatnonzero(rows < 0)))
+    if len(listed) - is_in_columns.sum() > _ADDED_AT_MOST:
+        return tuple(listed)
+    in_columns = listed.filter(is_in_columns)
+    columns = ListedColumns(in_columns, root) if earlier is None else earlier.next(in_columns)
+    return ColumnFiles.merge(columns, np.arange(len(columns)), listed.take(np.flatnonzero(~is_in_columns)))
+
+
+def one_of_each_directory(files: Sequence[FileVersion]) -> Sequence[FileVersion]:
+    """The first file of each directory; all files if they are not in columns."""
+    columns = columns_of(files)
+    if not isinstance(files, ColumnFiles) or columns is None:
+        return files
+    order = files.order
+    directories = np.where(order >= 0, columns.directory_places()[np.maximum(order, 0)], -1)
+    is_first = order < 0  # a few files are not in the columns
+    is_first[np.unique(directories, return_index=True)[1]] = True
+    return files.take(np.flatnonzero(is_first))
+
+
+def to_listed(files: Sequence[FileVersion]) -> ListedFiles:
+    """The states of the files of a version or listing, as columns."""
+    columns = columns_of(files)
+    if isinstance(files, ColumnFiles) and columns is not None:
+        in_columns = columns.listed.take(files.rows)
+        return ListedFiles.concat([in_columns, ListedFiles.from_files(files.others)]) if files.others else in_columns
+    return files if isinstance(files, ListedFiles) else ListedFiles.from_files(files)
+
+
+def lacks_urls(files: Sequence[FileVersion], other_files: Sequence[FileVersion]) -> bool:
+    """Whether some of the URLs of `files` are not among those of `other_files`. All are files of a directory."""
+    if isinstance(files, tuple) or isinstance(other_files, tuple):
+        return not {file.url for file in files} <= {file.url for file in other_files}
+    return not pc.all(pc.is_in(to_listed(files).urls, value_set=to_listed(other_files).urls)).as_py()
+
+
+def lacks_states(files: Sequence[FileVersion], other_files: Sequence[FileVersion]) -> bool:
+    """Whether some of `files` are not, in the same state, among `other_files`. All are files of a directory."""
+    if isinstance(files, tuple) or isinstance(other_files, tuple):
+        return not {*files} <= {*other_files}
+    return bool((to_listed(other_files).find(to_listed(files)) < 0).any())
+
+
+def files_to_json(files: ColumnFiles, columns: ListedColumns, disk: Disk) -> dict[str, Any]:
+    """The files of a version for a record of the host; their columns are written if they are not there. Raises OSError."""
+    gone = np.delete(np.arange(len(columns)), files.rows)
+    return {"columns": columns.save(disk), "gone": gone.tolist(), "added": [file.to_json() for file in files.others]}
+
+
+def files_from_json(record: Any, open_named: Callable[[str], ListedColumns | None]) -> ColumnFiles:
+    """The files that `files_to_json` described. Raises one of `decoding.UNREADABLE` if the record is malformed, or its columns are gone."""
+    columns = open_named(as_name(record["columns"]))
+    if columns is None:
+        raise ValueError("the columns of its files are gone")
+    gone = [as_count(row) for row in record["gone"]]
+    if gone and max(gone) >= len(columns):
+        raise ValueError("a row is gone that was never there")
+    others = [FileVersion.from_json(row) for row in record["added"]]
+    return ColumnFiles.merge(columns, np.delete(np.arange(len(columns)), gone), others)
