@@ -80,17 +80,14 @@ class ListedColumns(FileColumns):
         return partition_values(self._root, file.url)
 
     def partition_values(self, name: str) -> pa.Array:
-        directories, places = self._directories
+        directories, places = self.directories
         texts = [dict(partition_values(self._root, f"{directory}/")).get(name) for directory in directories]
         return pa.array(texts, pa.string()).take(as_indices(places))
 
     @cached_property
-    def _directories(self) -> tuple[list[str], Numbers]:
+    def directories(self) -> tuple[list[str], Numbers]:
+        """(the directories of the files, each once; for each file the place of its directory among them)."""
         return split_urls(self.urls)[:2]
-
-    def directory_places(self) -> Numbers:
-        """For each file the place of its directory among all directories of the files."""
-        return self._directories[1]
 
     def statistics(self, name: str) -> StatsColumns | None:
         return None  # a listing says nothing about columns
@@ -261,12 +258,29 @@ def to_column_files(
 def one_of_each_directory(files: Sequence[FileVersion]) -> Sequence[FileVersion]:
     """The first file of each directory; all files if they are not in columns."""
     columns = columns_of(files)
-    if not isinstance(files, ColumnFiles) or columns is None:
+    return files if columns is None else _one_of_each(files, columns.directories[1])
+
+
+def one_of_each_extension(files: Sequence[FileVersion]) -> Sequence[FileVersion]:
+    """A file for each of the different extensions of names; all files if they are not in columns."""
+    columns = columns_of(files)
+    if columns is None:
         return files
-    order = files.order
-    directories = np.where(order >= 0, columns.directory_places()[np.maximum(order, 0)], -1)
-    is_first = order < 0  # a few files are not in the columns
-    is_first[np.unique(directories, return_index=True)[1]] = True
+    parts = pc.split_pattern(split_urls(columns.urls)[2], ".", reverse=True, max_splits=2)
+    starts, ends = (as_int64(side.cast(pa.int64())) for side in (parts.offsets[:-1], parts.offsets[1:]))
+    last_parts, middle_parts = (parts.values.take(as_indices(np.maximum(ends - back, starts))) for back in (1, 2))
+    extensions = pc.binary_join_element_wise(pa.array(ends - starts > 1).cast(pa.string()), last_parts, ".")
+    is_compressed = pc.is_in(pc.utf8_lower(last_parts), value_set=pa.array(["gz", "bz2"]))
+    extensions = pc.if_else(is_compressed, pc.binary_join_element_wise(middle_parts, extensions, "."), extensions)
+    return _one_of_each(files, as_int64(extensions.dictionary_encode().indices.cast(pa.int64())))
+
+
+def _one_of_each(files: Sequence[FileVersion], codes: Numbers) -> ColumnFiles:
+    """The first file of each code, and the files that are not in the columns. `codes`: for each row of the columns."""
+    assert isinstance(files, ColumnFiles)
+    is_first = files.order < 0
+    in_columns = np.flatnonzero(~is_first)
+    is_first[in_columns[np.unique(codes[files.order[in_columns]], return_index=True)[1]]] = True
     return files.take(np.flatnonzero(is_first))
 
 

@@ -48,7 +48,7 @@ from pyspark_lookup.storage.stores import (
 )
 from pyspark_lookup.versions.directories import NULL_PARTITION, partition_values, unescape
 from pyspark_lookup.versions.file_columns import ColumnFiles
-from pyspark_lookup.versions.listed_columns import ListedColumns, one_of_each_directory, to_column_files, to_listed
+from pyspark_lookup.versions.listed_columns import ListedColumns, one_of_each_directory, to_listed
 
 _GLOB = re.compile(r"[*?\[{]")
 
@@ -442,12 +442,10 @@ class TableVersion:
     metadata: VersionMetadata | None = None
     known_digest: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
-    @classmethod
-    def of_listing(
-        cls, table_id: str, root: str, listed: ListedFiles, earlier: ListedColumns | None = None
-    ) -> TableVersion:
-        """The version of a directory with these files. `earlier`: the columns of an earlier version."""
-        return cls(table_id, to_column_files(listed, root, earlier), known_digest=key_of(table_id, *listed.keys))
+    @staticmethod
+    def digest_of_listing(table_id: str, listed: ListedFiles) -> str:
+        """The digest of the version of a directory with these files."""
+        return key_of(table_id, *listed.keys)
 
     @cached_property
     def digest(self) -> str:
@@ -457,7 +455,7 @@ class TableVersion:
             return self.known_digest
         if isinstance(self.files, ColumnFiles):
             if isinstance(self.files.columns, ListedColumns):
-                return key_of(self.table_id, *to_listed(self.files).keys)
+                return self.digest_of_listing(self.table_id, to_listed(self.files))
             sizes = pa.array(self.files.sizes).cast(pa.string())
             return key_of("rows", self.table_id, *map(key_of_column, (self.files.row_names, sizes)))
         columns = ([f.url for f in self.files], [str(f.size) for f in self.files], [f.identity for f in self.files])

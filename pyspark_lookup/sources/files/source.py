@@ -38,7 +38,13 @@ from pyspark_lookup.storage.stores import FileVersion, ListedFiles, Listing, spl
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.host_versions import HostVersions
-from pyspark_lookup.versions.listed_columns import columns_of, lacks_states, lacks_urls
+from pyspark_lookup.versions.listed_columns import (
+    columns_of,
+    lacks_states,
+    lacks_urls,
+    one_of_each_extension,
+    to_column_files,
+)
 from pyspark_lookup.versions.model import Kind, Table, TableVersion, glob_matches, glob_reaches, is_glob
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
 
@@ -78,7 +84,7 @@ def data_files(
             f"{redact('path', listing.url)} holds {busy[0]}: a job is writing this table, or died less than lookup.busy-timeout ago. Wait for the job, or "
             "remove the directory if you know that no job runs"
         )
-    if success_file and not _has_success_file(listing):
+    if success_file and f"{listing.url.rstrip('/')}/_SUCCESS" not in listing.urls_ending("/_SUCCESS"):
         raise TableBusyError(
             f"{redact('path', listing.url)} has no _SUCCESS file, which lookup.success-file = true requires: wait for the job that writes the table, or remove the option"
         )
@@ -89,13 +95,6 @@ def data_files(
         )
         raise TableEmptyError(f"there is no table at {redact('path', table_url)}: {reason}")
     return files
-
-
-def _has_success_file(listing: Listing) -> bool:
-    url = f"{listing.url.rstrip('/')}/_SUCCESS"
-    if isinstance(listing.files, ListedFiles):
-        return bool(pc.index(listing.files.urls, url).as_py() >= 0)
-    return any(file.url == url for file in listing.files)
 
 
 def _select_data(listing: Listing, pattern: str) -> tuple[FileVersion, ...] | ListedFiles:
@@ -113,7 +112,7 @@ def _select_data(listing: Listing, pattern: str) -> tuple[FileVersion, ...] | Li
     directories, places, names = split_urls(files.urls)
     is_skipped = ~np.array([is_data(f"{directory}/-") for directory in directories], np.bool_)[places]
     suspects = np.flatnonzero(as_bools(pc.or_(pc.starts_with(names, "."), pc.starts_with(names, "_"))))
-    is_skipped[suspects] |= [_is_skipped(name) for name in names.take(as_indices(suspects)).to_pylist()]
+    is_skipped[suspects] |= np.array([_is_skipped(n) for n in names.take(as_indices(suspects)).to_pylist()], np.bool_)
     return files.filter(~is_skipped)
 
 
@@ -306,7 +305,7 @@ class FilesSource(VersionSource):
         self._refuse_pin(options)
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
-        return detect_format([file.url for file in files])
+        return detect_format([file.url for file in one_of_each_extension(files)])
 
     def current(self, question: Question) -> Answer:
         """The current version. One store call, or more while files are younger than `lookup.settle` asks or a job writes."""
@@ -489,8 +488,11 @@ class FilesSource(VersionSource):
         last = None if record is None else self._host.files(table, record["digest"])
         if last is None and self._latest is not None and self._latest[1][0] == table:
             last = self._latest[2]
-        version = TableVersion.of_listing(table.id, table.root, files, None if last is None else columns_of(last.files))
-        return last if last is not None and last.digest == version.digest and last.is_settled else version
+        digest = TableVersion.digest_of_listing(table.id, files)
+        if last is not None and last.digest == digest and last.is_settled:
+            return last
+        columns = None if last is None else columns_of(last.files)
+        return TableVersion(table.id, to_column_files(files, table.root, columns), known_digest=digest)
 
 
 def _newest_s(files: Sequence[FileVersion]) -> float:

@@ -195,22 +195,20 @@ class IcebergSource(VersionSource):
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         if not isinstance(status, Listing) or METADATA_DIRECTORY not in status.directories:
             return None
-        names = {file.url for file in status.files}
-        return cls.kinds[0] if f"{status.url}/{METADATA_DIRECTORY}/{HINT}" in names else None
+        hint = f"{status.url}/{METADATA_DIRECTORY}/{HINT}"
+        return cls.kinds[0] if hint in status.urls_ending(f"/{HINT}") else None
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:
-        return any(file.url.endswith(METADATA_SUFFIX) for file in listing.files)
+        return bool(listing.urls_ending(METADATA_SUFFIX))
 
     @classmethod
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
-        for file in listing.files:
-            if not file.url.endswith(METADATA_SUFFIX):
-                continue
-            table, _, parent = file.url.rpartition("/")[0].rpartition("/")
+        for url in listing.urls_ending(METADATA_SUFFIX):
+            table, _, parent = url.rpartition("/")[0].rpartition("/")
             if parent == METADATA_DIRECTORY and (not pattern or glob_reaches(table, pattern)):
                 raise TableFormatError(
-                    f"{redact('path', listing.url)} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table, but it "
+                    f"{redact('path', listing.url)} holds {url[len(listing.url) + 1 :]}, so it is an Iceberg table, but it "
                     f"has no {METADATA_DIRECTORY}/{HINT} that says which metadata file is current (the newest may be of a failed commit). Read "
                     "it by its name in its catalog (lookup.catalog), or give the path of a metadata file"
                 )

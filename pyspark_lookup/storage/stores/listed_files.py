@@ -100,6 +100,11 @@ class ListedFiles(Sequence[FileVersion]):
         """The files for which the mask is true."""
         return self if mask.all() else ListedFiles(self.batch.filter(pa.array(mask)))
 
+    def urls_ending(self, end: str) -> list[str]:
+        """The URLs that end with a text."""
+        urls: list[str] = self.urls.filter(pc.ends_with(self.urls, end)).to_pylist()
+        return urls
+
     @cached_property
     def modified_at_s(self) -> Numbers:
         """When the files were modified (Unix time); 0.0: that is not known."""

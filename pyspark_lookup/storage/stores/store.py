@@ -263,6 +263,11 @@ class Listing:
     directories: frozenset[str]
     listed_at_s: float | None = None
 
+    def urls_ending(self, end: str) -> list[str]:
+        """The URLs of files that end with a text."""
+        urls = self.files.urls_ending(end) if not isinstance(self.files, tuple) else (file.url for file in self.files)
+        return [url for url in urls if url.endswith(end)]
+
 
 class Store(Protocol):
     """One storage system with one set of options. `Ufs` says what its functions return.
