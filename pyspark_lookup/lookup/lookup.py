@@ -43,7 +43,13 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import cached_property
-from pyspark_lookup.errors import LookupFunctionError, OptionError, PredicateError, SchemaError
+from pyspark_lookup.errors import (
+    LookupFunctionError,
+    OptionError,
+    PredicateError,
+    PysparkLookupError,
+    SchemaError,
+)
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.planner import ResolvedTable, requested_keys
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
@@ -54,7 +60,7 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.table_scan import all_columns, coalesce, collect_table
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.executions import Execution, Resolution, read_with_restarts
-from pyspark_lookup.versions.model import TableVersion, select_partitions
+from pyspark_lookup.versions.model import TableVersion
 
 
 def get_many(
@@ -194,7 +200,7 @@ def _from_snapshot(
 class _PartialRequest:
     """A request to the partial cache. `space`: the part of the cache for this table, its keys and the selected columns and partitions.
 
-    `arrays`: the keys, in the types `keys`. `value_schema`: the columns that the cache stores beside the keys. `key_columns`: the columns
+    `version`: the selected partitions of the version with the digest `whole_digest`. `arrays`: the keys, in the types `keys`. `value_schema`: the columns that the cache stores beside the keys. `key_columns`: the columns
     that the answer takes from the request.
     """
 
@@ -205,6 +211,7 @@ class _PartialRequest:
     key_columns: Mapping[str, pa.Array]
     layout: Layout
     version: TableVersion
+    whole_digest: str
 
 
 def _make_request(
@@ -224,8 +231,10 @@ def _make_request(
     # The cache stores rows whether or not the predicate is true for them, so that they also answer queries with another predicate.
     columns = None if options.read.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.files.keys, columns, options.files.partition)
-    selected_version = version.of_files(select_partitions(table, version, options))
-    return _PartialRequest(space, key_schema, arrays, value_schema, key_columns, layout, selected_version)
+    selected_version = reader.versions.select(table, options, version)
+    return _PartialRequest(
+        space, key_schema, arrays, value_schema, key_columns, layout, selected_version, version.digest
+    )
 
 
 def _from_partial(
@@ -265,6 +274,16 @@ def _from_partial(
 
 def _partial_cache(reader: TableReader, plan: ReadPlan, request: _PartialRequest) -> tuple[PartialCache, Freshness]:
     key_bounds = functools.partial(reader.versions.key_bounds, plan.table, request.layout)
+
+    def find_version(digest: str) -> TableVersion | None:
+        version = reader.host.files(plan.table, digest)
+        with contextlib.suppress(
+            PysparkLookupError
+        ):  # other partitions than the present ones may not have the selected values
+            if version is not None:
+                return reader.versions.select(plan.table, plan.options, version)
+        return None
+
     return reader.partials.get_cache(
         plan.table,
         request.space,
@@ -273,7 +292,8 @@ def _partial_cache(reader: TableReader, plan: ReadPlan, request: _PartialRequest
         request.value_schema,
         request.version,
         key_bounds,
-        functools.partial(reader.host.files, plan.table),
+        find_version,
+        request.whole_digest,
     )
 
 

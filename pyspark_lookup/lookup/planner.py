@@ -25,8 +25,9 @@ from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.footers import prune_files
 from pyspark_lookup.scan.open_file import Projection
-from pyspark_lookup.scan.table_scan import all_columns, cut_share, prune_files
+from pyspark_lookup.scan.table_scan import all_columns, cut_share
 from pyspark_lookup.versions.executions import read_with_restarts
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import Table, TableVersion, file_sizes, select_partitions

@@ -50,7 +50,8 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import SETTLED_AFTER_S, FileVersion
 from pyspark_lookup.versions.executions import Execution, Resolution, read_with_restarts
-from pyspark_lookup.versions.model import Table, TableVersion, require_metadata, select_partitions
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.model import Table, TableVersion, are_cacheable, require_metadata, select_partitions
 from pyspark_lookup.versions.resolver import Resolver
 
 _AT_MOST = 8  # versions whose columns a process keeps in memory
@@ -134,6 +135,7 @@ class ReadTask:
 # --- one version ----------------------------------------------------------------------------------
 
 _SECURED_AT_MOST = 15
+_SELECTED_AT_MOST = 4
 
 
 class VersionReader:
@@ -145,6 +147,7 @@ class VersionReader:
     def __init__(self, scan: TableScan, load_scan: TableScan, context: HostContext) -> None:
         self._scan, self._load_scan = scan, load_scan
         self._schemas = HostSchemas(scan, context)
+        self._selected = Latest[TableVersion](_SELECTED_AT_MOST)
         self._secured: set[str] = set()  # the versions that this process has last secured
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
@@ -218,12 +221,25 @@ class VersionReader:
         layout = self.layout(table, options, version)
         files = select_partitions(table, version, options)
         self.prepare(table, version, to_slices(files), layout.projection)
-        if all(file.cacheable for file in files):  # otherwise nothing was cached
+        if are_cacheable(files):  # otherwise nothing was cached
             self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
+
+    def select(self, table: Table, options: LookupOptions, version: TableVersion) -> TableVersion:
+        """The version with the files of the partitions that `lookup.partition` selects. Raises the errors of `select_partitions`."""
+        if options.files.partition is None:
+            return version
+        place = version.digest, table.id, options.files.partition
+        selected = self._selected.get(place)
+        if selected is None:
+            selected = version.of_files(select_partitions(table, version, options))
+            if version.is_settled:
+                self._selected.put(place, selected, 1)
+        return selected
 
     def key_bounds(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
         """The bounds of each key column in each file, for each file in order."""
-        return self._scan.bounds(table, files, layout.partitions, layout.keys)
+        keys = pa.schema([layout.columns.field(name) for name in layout.keys])
+        return self._scan.bounds(table, files, layout.partitions, keys)
 
     def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
         """All rows of exactly this version, from its files. Raises SourceChangedError if a file is no longer in it."""
@@ -439,7 +455,11 @@ class TableReader:
             return self._prepare_planned(plan, task, task.pieces, execution).batches()
         resolution, snapshot = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
         files = select_partitions(plan.table, resolution.version, plan.options)
-        pieces = cut_share(files, task.number, task.count, self.versions.splittable(plan.table))
+        pieces: Sequence[Slice] = (
+            to_slices(files)
+            if task.count == 1 and isinstance(files, ColumnFiles)
+            else cut_share(files, task.number, task.count, self.versions.splittable(plan.table))
+        )
         if snapshot is not None:
             return self.snapshots.batches(plan, snapshot, resolution.version, pieces if task.count > 1 else None)
         return self._from_files(plan, task, execution, resolution, pieces)
@@ -450,7 +470,7 @@ class TableReader:
         task: ReadTask,
         execution: Execution | None,
         resolution: Resolution,
-        pieces: tuple[Slice, ...],
+        pieces: Sequence[Slice],
     ) -> Iterator[pa.RecordBatch]:
         try:
             prepared = self.versions.prepare(plan.table, resolution.version, pieces, plan.projection)
@@ -497,7 +517,7 @@ class TableReader:
     def _newer_files(
         self,
         plan: ReadPlan,
-        pieces: tuple[Slice, ...],
+        pieces: Sequence[Slice],
         lost_version: TableVersion,
         execution: Execution | None,
         change: SourceChangedError,

@@ -27,12 +27,20 @@ from pyspark_lookup.columnar.predicate import (
     may_match,
     referenced_columns,
 )
-from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas, widens
+from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, SchemaError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.equality import DeletedValues, EqualityIndexes
+from pyspark_lookup.scan.footers import (
+    OpenFiles,
+    known_bounds,
+    prune_by_footers,
+    prune_files,
+    schemas_of,
+    unit_stats,
+)
 from pyspark_lookup.scan.formats import (
     BATCH_ROWS,
     Data,
@@ -52,7 +60,6 @@ from pyspark_lookup.scan.open_file import (
     find_names,
     is_missing,
     may_lack,
-    missing_value,
     stats_as_planned,
     to_read,
     type_as_planned,
@@ -60,11 +67,11 @@ from pyspark_lookup.scan.open_file import (
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityGroup, FileVersion, Range
 from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.listed_columns import columns_of
 from pyspark_lookup.versions.model import (
     Table,
     file_sizes,
     partition_fields,
-    partition_value,
     raw_partition_values,
     typed_partition_values,
 )
@@ -282,10 +289,10 @@ class TableScan(abc.ABC):
         """(columns in the files, columns in the directories), in the types that Spark has."""
 
     def bounds(
-        self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
+        self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, columns: pa.Schema
     ) -> list[list[ColumnStats | None]]:
         """The bounds of these columns (spelled as in `schema`) in each file; None if they are not known."""
-        return [[None for _ in names] for _ in files]
+        return [[None for _ in columns] for _ in files]
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
         """The number of rows in the files, without deleted ones; None if only reading the rows would tell."""
@@ -425,15 +432,26 @@ class Scan(TableScan):
         if table.declared is not None:
             partitions = pa.schema([field for field in partitions if field.name in table.declared.names])
             data = table.declared
+        elif (columns := columns_of(files)) is not None and (
+            open_files := self._footer_opener(table, None)
+        ) is not None:
+            assert isinstance(files, ColumnFiles)
+            data = merge_schemas(schemas_of(files, columns, open_files))
         else:
             opened = self._open(table, to_slices(files), None)
             data = merge_schemas((file.piece.file.url, schema) for file, schema in _infer_together(opened))
         return pa.schema([field for field in data if field.name.lower() not in folded]), partitions
 
     def bounds(
-        self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
+        self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, columns: pa.Schema
     ) -> list[list[ColumnStats | None]]:
-        """Implements `TableScan.bounds`. Reads each file's statistics through the cache."""
+        """Implements `TableScan.bounds`. Reads each file's statistics through the cache, unless they are known."""
+        names, listed = columns.names, columns_of(files)
+        if isinstance(files, ColumnFiles) and listed is not None and not {*names} & {*partitions.names}:
+            known = known_bounds(files, listed, columns)
+            others = [file for file, row in zip(files, known, strict=True) if row is None]
+            rows = iter(self.bounds(table, others, partitions, columns))
+            return [next(rows) if row is None else row for row in known]
         described = {file.url: _described_bounds(table, file, partitions, names) for file in files}
         unknown = [file for file in files if described[file.url] is None]
         read = zip(unknown, self._open(table, to_slices(unknown), None), strict=True)
@@ -568,7 +586,12 @@ class Scan(TableScan):
 
     def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
         if isinstance(pieces, WholeFiles):
-            remaining_files = prune_files(table, pieces.files, projection)
+            open_files = self._footer_opener(table, projection)
+            remaining_files = (
+                prune_files(table, pieces.files, projection)
+                if open_files is None
+                else prune_by_footers(table, pieces.files, projection, open_files)
+            )
             self._metrics.inc("filesPrunedCount", len(pieces) - len(remaining_files))
             return list(to_slices(remaining_files))
         described = any(piece.file.statistics is not None and piece.file.statistics.bounds for piece in pieces)
@@ -584,6 +607,10 @@ class Scan(TableScan):
                 remaining.append(piece)
         self._metrics.inc("filesPrunedCount", len(pieces) - len(remaining))
         return remaining
+
+    def _footer_opener(self, table: Table, projection: Projection | None) -> OpenFiles | None:
+        """A function that opens files to read their footers; None if files of the table's format have to be read as a whole."""
+        return (lambda files: self._open(table, to_slices(files), projection)) if self.splittable(table) else None
 
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
         """The files with their indexes. All indexes are read at once, in one round of requests if the tail of each file has its footer."""
@@ -676,18 +703,7 @@ class Scan(TableScan):
     def _may_match(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         if projection.predicate is None:
             return True
-
-        def stats(name: str) -> ColumnStats | None:
-            if name in file.partition:
-                return ColumnStats.from_constant(file.partition[name])
-            if name not in file.names:
-                return ColumnStats.from_constant(missing_value(file.piece.file, name, projection.data.field(name).type))
-            planned = projection.data.field(name).type
-            if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
-                return None  # bounds in the file's type may be no bounds in the planned type
-            return stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
-
-        return may_match(projection.predicate, stats)
+        return may_match(projection.predicate, functools.partial(unit_stats, file, unit, projection))
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
         """Read the bytes of all units into memory; if that saves requests, only the bytes of units with matching rows."""
@@ -784,18 +800,6 @@ class Prepared:
             for unit in file.units:
                 yield file, unit, decode(file, unit, [*names, *file.equality_fields], self._projection)
             file.data.clear()
-
-
-def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> ColumnFiles:
-    """The files that may have rows of a projection."""
-    if projection.predicate is None:
-        return files
-    try:
-        return files.prune(projection.predicate, projection.partitions, partition_value)
-    except ValueError:
-        for file in files:
-            _partition_values(table, file, projection.partitions)  # raises an error that names the file
-        raise
 
 
 def _live_by_value(file: OpenFile, batch: pa.RecordBatch) -> Numbers | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
 import numpy as np
@@ -150,12 +150,22 @@ class ColumnFiles(Sequence[FileVersion]):
         # A negative number counts from the end, so that -1 is the first of the other files if these are reversed.
         return np.concatenate([in_columns, np.array(of_others[::-1], kind)])[self.order]
 
-    def prune(self, predicate: Predicate, partitions: pa.Schema, parse: ParseText) -> ColumnFiles:
-        """The files that may have rows for which the predicate is true. Raises ValueError if `parse` does, for a partition value."""
+    def prune(
+        self,
+        predicate: Predicate,
+        partitions: pa.Schema,
+        parse: ParseText,
+        footers: Mapping[str, StatsColumns] | None = None,
+    ) -> ColumnFiles:
+        """The files that may have rows for which the predicate is true. Raises ValueError if `parse` does, for a partition value.
+
+        `footers`: statistics of columns, for each row of the columns, that are known from footers.
+        """
 
         def stats_columns(name: str) -> StatsColumns | None:
             if name not in partitions.names:
-                return self.columns.statistics(name)
+                in_footers = None if footers is None else footers.get(name)
+                return self.columns.statistics(name) if in_footers is None else in_footers
             texts = pc.dictionary_encode(self.columns.partition_values(name), null_encoding="encode")
             kind = partitions.field(name).type
             distinct_values = pa.array([parse(text, kind) for text in texts.dictionary.to_pylist()], kind)

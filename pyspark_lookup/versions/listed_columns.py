@@ -81,7 +81,7 @@ class ListedColumns(FileColumns):
 
     def partition_values(self, name: str) -> pa.Array:
         directories, places = self.directories
-        texts = [dict(partition_values(self._root, f"{directory}/")).get(name) for directory in directories]
+        texts = [dict(partition_values(self._root, f"{directory}/-")).get(name) for directory in directories]
         return pa.array(texts, pa.string()).take(as_indices(places))
 
     @cached_property
@@ -130,8 +130,11 @@ class ListedColumns(FileColumns):
 
         return self._recall(_SCHEMAS, parse, needed) or (np.full(len(self), -1), [])
 
-    def learn_schemas(self, rows: Numbers, schemas: Sequence[pa.Schema]) -> None:
-        """Record the schemas of some files, whose footers were read. Nothing is recorded if the files have hundreds of different ones."""
+    def learn_schemas(self, rows: Numbers, schemas: Sequence[pa.Schema]) -> tuple[Numbers, list[pa.Schema]]:
+        """Record the schemas of some files, whose footers were read. Returns what `schemas` will return.
+
+        Nothing is recorded if the files have hundreds of different ones.
+        """
         before, known_schemas = self.schemas(np.ones(len(self), np.bool_))
         numbers = {text_of_schema(schema): number for number, schema in enumerate(known_schemas)}
         texts = {id(schema): text_of_schema(schema) for schema in schemas}
@@ -140,6 +143,7 @@ class ListedColumns(FileColumns):
         if len(numbers) <= _SCHEMAS_AT_MOST:
             column = pa.array(codes.astype(np.int32), mask=codes < 0)
             self._remember(_SCHEMAS, (pa.RecordBatch.from_arrays([column], names=[_CODE]), {_SCHEMAS: [*numbers]}))
+        return codes, [schema_of_text(text) for text in numbers]
 
     def _recall(self, place: str, parse: Callable[[pa.RecordBatch, dict[str, Any]], T], needed: Numbers) -> T | None:
         """What is known of footers, as `parse` returns it. If the footer of a needed file is not known here, another process may know it."""
@@ -297,7 +301,7 @@ def lacks_urls(files: Sequence[FileVersion], other_files: Sequence[FileVersion])
     """Whether some of the URLs of `files` are not among those of `other_files`. All are files of a directory."""
     if isinstance(files, tuple) or isinstance(other_files, tuple):
         return not {file.url for file in files} <= {file.url for file in other_files}
-    return not pc.all(pc.is_in(to_listed(files).urls, value_set=to_listed(other_files).urls)).as_py()
+    return not as_bools(pc.is_in(to_listed(files).urls, value_set=to_listed(other_files).urls)).all()
 
 
 def lacks_states(files: Sequence[FileVersion], other_files: Sequence[FileVersion]) -> bool:

@@ -429,6 +429,11 @@ def file_sizes(files: Sequence[FileVersion]) -> Numbers:
     return sizes if sizes.sum(dtype=np.float64) < _EXACT_AT_MOST else sizes.astype(object)
 
 
+def are_cacheable(files: Sequence[FileVersion]) -> bool:
+    """Whether data that was read from the files may be cached."""
+    return files.cacheable if isinstance(files, ColumnFiles) else all(file.cacheable for file in files)
+
+
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
     """One state of a table: its data files, each in one version, by URL. `digest` (15 hex digits) names the state.
@@ -481,9 +486,7 @@ class TableVersion:
     @cached_property
     def cacheable(self) -> bool:
         """Whether data that was read under this version may be cached."""
-        return (
-            self.files.cacheable if isinstance(self.files, ColumnFiles) else all(file.cacheable for file in self.files)
-        )
+        return are_cacheable(self.files)
 
     @cached_property
     def is_settled(self) -> bool:
@@ -791,7 +794,7 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
         )
     if isinstance(files, ColumnFiles):
         groups, first_files = files.group_by_partition(fields.names)
-        selected_files = _select_files(table, tuple(first_files), options, fields)
+        selected_files = {*_select_files(table, tuple(first_files), options, fields)}
         is_selected = np.array([file in selected_files for file in first_files], np.bool_)
         return files.take(np.flatnonzero(is_selected[groups]))
     return _select_files(table, files, options, fields)

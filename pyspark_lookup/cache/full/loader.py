@@ -361,12 +361,12 @@ class SnapshotLoader:
             FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
         }
         files = [file for file in version.files if file.columns is not None and file in cached_files]
-        names = [name for name in layout.columns.names if name not in last.schema.names]
-        if not names or not files:
+        columns = pa.schema([field for field in layout.columns if field.name not in last.schema.names])
+        if not len(columns) or not files:
             return set()
-        if any(name in layout.partitions.names for name in names):
+        if any(name in layout.partitions.names for name in columns.names):
             return set(files)
-        bounds = self.scan.bounds(self.table, files, layout.partitions, names)
+        bounds = self.scan.bounds(self.table, files, layout.partitions, columns)
         has_values = (any(stats is None or not stats.all_null for stats in row) for row in bounds)
         return {file for file, has in zip(files, has_values, strict=True) if has}
 

@@ -44,7 +44,7 @@ VersionOf = Callable[[str], TableVersion | None]
 _STEPS_AT_MOST = 256  # versions between two that are compared
 _CHANGED_AT_MOST = 4096  # changed files; with more, nothing is carried over
 _TABLES_AT_MOST = 16
-_REWRITES, _TABLE, _PARENT = b"rewrites", b"table", b"parent"
+_REWRITES, _TABLE, _PARENT, _WHOLE = b"rewrites", b"table", b"parent", b"whole"
 
 
 class Changes:
@@ -57,25 +57,30 @@ class Changes:
         self._tables: dict[str, pa.Table] = {}
         self._lock = threading.Lock()
 
-    def remember(self, version: TableVersion, bounds_of: FileBounds, version_of: VersionOf) -> None:
+    def remember(
+        self, version: TableVersion, bounds_of: FileBounds, version_of: VersionOf, whole_digest: str | None = None
+    ) -> None:
         """Put the bounds of a version's files on record, so that the next version can be compared with it.
 
         Of a large table, only the bounds of those files are recorded in which the version differs from the one that was recorded last.
-        `version_of`: the version with a digest, if this host has it.
+        `version_of`: the version with a digest, if this host has it. `whole_digest`: the digest by which `version_of` finds this version, if it
+        has only some partitions of a version.
         """
         if self._context.disk is None or self._record(version.digest) is not None:
             return
         if isinstance(version.files, ColumnFiles):
             latest = self._latest_known()
             try:
-                previous = None if latest is None else version_of(latest)
-                changed_files = None if previous is None else _changed_files(version, previous)
-                if latest is not None and changed_files is not None:
-                    self._put(version, changed_files, bounds_of(changed_files), {_PARENT: latest})
+                previous = None if latest is None else version_of(self._whole_digest(latest))
+                changes = None if previous is None or previous.digest != latest else _find_changes(version, previous)
+                if latest is not None and changes is not None:
+                    bounds = [row for files in changes for row in bounds_of(files)]
+                    files = [file for files in changes for file in files]
+                    self._put(version, files, bounds, {_PARENT: latest, _WHOLE: whole_digest or ""})
                     return
             except (UfsError, DamagedFileError):
                 pass  # only the footer of a removed file has its bounds, and that can no longer be read
-            self._put(version, [], [], {_PARENT: ""})
+            self._put(version, [], [], {_PARENT: "", _WHOLE: whole_digest or ""})
             return
         keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
         files = [*version.files, *keyed]
@@ -109,6 +114,12 @@ class Changes:
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
         self._keep(version.digest, table)
+
+    def _whole_digest(self, digest: str) -> str:
+        """The digest of the version of which a recorded version has some partitions; its own, if it has all of them."""
+        record = self._record(digest)
+        whole: bytes = b"" if record is None else (record.schema.metadata or {}).get(_WHOLE, b"")
+        return whole.decode() or digest
 
     def is_latest(self, digest: str) -> bool:
         """Whether no version was put on record after this one. A version to which the table went back is not recorded again."""
@@ -225,8 +236,9 @@ def _table_key(version: TableVersion) -> str:
     return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
 
 
-def _changed_files(version: TableVersion, previous: TableVersion) -> list[FileVersion] | None:
-    """The files in which two versions of a large table differ, without those of compactions; None if there are too many, or the tables differ."""
+def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequence[FileVersion]] | None:
+    """[added files, removed files] of two versions of a large table, without those of compactions; None if there are too many, or the tables
+    differ."""
     if not isinstance(version.files, ColumnFiles) or not isinstance(previous.files, ColumnFiles):
         return None
     if _table_key(version) != _table_key(previous):
@@ -234,12 +246,14 @@ def _changed_files(version: TableVersion, previous: TableVersion) -> list[FileVe
     added, removed = version.files.difference(previous.files), previous.files.difference(version.files)
     if len(added) + len(removed) > _CHANGED_AT_MOST:
         return None
+    if version.metadata is None or not version.metadata.rewrites:
+        return [added, removed]
     added_by_name, removed_by_name = ({name_of_rows(file): file for file in files} for files in (added, removed))
-    for new_names, replaced in () if version.metadata is None else version.metadata.rewrites:
+    for new_names, replaced in version.metadata.rewrites:
         if added_by_name.keys() >= {*new_names} and removed_by_name.keys() >= {*replaced}:
             added_by_name = {name: file for name, file in added_by_name.items() if name not in new_names}
             removed_by_name = {name: file for name, file in removed_by_name.items() if name not in replaced}
-    return [*added_by_name.values(), *removed_by_name.values()]
+    return [[*added_by_name.values()], [*removed_by_name.values()]]
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
@@ -314,13 +328,14 @@ class PartialTables:
         version: TableVersion,
         bounds_of: FileBounds,
         version_of: VersionOf,
+        whole_digest: str | None = None,
     ) -> tuple[PartialCache, Freshness]:
         """The cache of rows with `columns` by `keys`, and the version of the table for which it answers.
 
-        `space`: a hash of the table's reference, its keys and its columns.
+        `space`: a hash of the table's reference, its keys and its columns. For the others see `Changes.remember`.
         """
         cache, changes = self._cache(table, space, options, keys)
-        changes.remember(version, bounds_of, version_of)
+        changes.remember(version, bounds_of, version_of, whole_digest)
         may_differ = functools.partial(changes.may_differ, version.digest)
         latest = functools.partial(changes.is_latest, version.digest)
         return cache, Freshness(version.digest, columns, may_differ, latest)

@@ -1,0 +1,123 @@
+"""Footers of the files of a large directory: what they say of schemas and columns is recorded for all processes of the host (`ListedColumns`).
+
+So the footers are read once, some at a time, and later reads open only the files that may have matching rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.predicate import ColumnStats, StatsColumns, join_stats, referenced_columns
+from pyspark_lookup.columnar.types import widens
+from pyspark_lookup.scan.formats import Unit
+from pyspark_lookup.scan.open_file import OpenFile, Projection, missing_value, stats_as_planned, type_as_planned
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.listed_columns import ListedColumns, columns_of
+from pyspark_lookup.versions.model import Table, partition_value, typed_partition_values
+
+_AT_ONCE = 1000  # footers in memory
+_FEW = 64  # so many footers are read with the rows, and not recorded
+
+OpenFiles = Callable[[ColumnFiles], Sequence[OpenFile]]
+
+
+def unit_stats(file: OpenFile, unit: Unit, projection: Projection, name: str) -> ColumnStats | None:
+    """The statistics of a column in a unit of a file, as the projection plans it; None if they are not known."""
+    if name in file.partition:
+        return ColumnStats.from_constant(file.partition[name])
+    planned = projection.data.field(name).type
+    if name not in file.names:
+        return ColumnStats.from_constant(missing_value(file.piece.file, name, planned))
+    if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
+        return None  # bounds in the file's type may be no bounds in the planned type
+    return stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
+
+
+def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> ColumnFiles:
+    """The files that may have rows of a projection, by what is known of them without a read. Raises SchemaError for a partition value that is not of
+    the planned type."""
+    if projection.predicate is None:
+        return files
+    columns, known = columns_of(files), {}
+    if columns is not None:
+        needed = _mask(columns, files)
+        known = {name: columns.stats(name, kind, needed).stats for name, kind in _tested_columns(projection)}
+    try:
+        return files.prune(projection.predicate, projection.partitions, partition_value, known)
+    except ValueError:
+        for file in files:
+            typed_partition_values(table, file, projection.partitions)  # raises an error that names the file
+        raise
+
+
+def prune_by_footers(table: Table, files: ColumnFiles, projection: Projection, open_files: OpenFiles) -> ColumnFiles:
+    """The files that may have rows of a projection. If the footers of many are not known, they are read, and what they say is recorded."""
+    remaining = prune_files(table, files, projection)
+    columns, tested = columns_of(files), _tested_columns(projection)
+    if columns is None or not tested:
+        return remaining
+    needed = _mask(columns, remaining)
+    known = np.logical_and.reduce([columns.stats(name, kind, needed).known for name, kind in tested])
+    unknown = np.flatnonzero(needed & ~known)
+    if len(unknown) <= _FEW:
+        return remaining
+    stats: dict[str, list[ColumnStats | None]] = {name: [] for name, _ in tested}
+    for opened in _open_some(columns, unknown, open_files):
+        for file in opened:
+            for name, rows in stats.items():
+                rows.append(join_stats([unit_stats(file, unit, projection, name) for unit in file.index.units]))
+    for name, kind in tested:
+        columns.learn_stats(name, kind, unknown, StatsColumns.from_rows(stats[name], kind))
+    return prune_files(table, remaining, projection)
+
+
+def known_bounds(
+    files: ColumnFiles, columns: ListedColumns, tested: pa.Schema
+) -> list[list[ColumnStats | None] | None]:
+    """For each file the bounds of some columns; None if its footer is not known."""
+    needed = _mask(columns, files)
+    parts = [columns.stats(field.name, field.type, needed) for field in tested]
+    known = np.logical_and.reduce([needed, *(part.known for part in parts)])
+    return [
+        [part.stats.row(row) for part in parts] if row >= 0 and known[row] else None for row in files.order.tolist()
+    ]
+
+
+def schemas_of(files: ColumnFiles, columns: ListedColumns, open_files: OpenFiles) -> Iterator[tuple[str, pa.Schema]]:
+    """(the URL of a file, its schema): the first file of each schema, and files that are not in the columns, in the order of the files."""
+    needed = _mask(columns, files)
+    codes, schemas = columns.schemas(needed)
+    unknown = np.flatnonzero(needed & (codes < 0))
+    if len(unknown):
+        new = [file.index.schema for opened in _open_some(columns, unknown, open_files) for file in opened]
+        codes, schemas = columns.learn_schemas(unknown, new)
+    in_columns = np.flatnonzero(files.order >= 0)
+    firsts = in_columns[np.unique(codes[files.order[in_columns]], return_index=True)[1]]
+    schema_by_place = {place: schemas[codes[files.order[place]]] for place in firsts.tolist()}
+    others = np.flatnonzero(files.order < 0)
+    opened_others = open_files(files.take(others))
+    schema_by_place |= {p: file.index.schema for p, file in zip(others.tolist(), opened_others, strict=True)}
+    for place, schema in sorted(schema_by_place.items(), key=lambda item: item[0]):
+        yield files[place].url, schema
+
+
+def _tested_columns(projection: Projection) -> list[tuple[str, pa.DataType]]:
+    """(name, type) of the columns of the files that the predicate tests and that footers have statistics of."""
+    fields = (field for field in projection.data if field.name not in projection.partitions.names)
+    tested = referenced_columns(projection.predicate)
+    return [(field.name, field.type) for field in fields if field.name in tested and not pa.types.is_nested(field.type)]
+
+
+def _mask(columns: ListedColumns, files: ColumnFiles) -> Numbers:
+    mask = np.zeros(len(columns), np.bool_)
+    mask[files.rows] = True
+    return mask
+
+
+def _open_some(columns: ListedColumns, rows: Numbers, open_files: OpenFiles) -> Iterator[Sequence[OpenFile]]:
+    for start in range(0, len(rows), _AT_ONCE):
+        yield open_files(ColumnFiles(columns, (), rows[start : start + _AT_ONCE]))

@@ -1,0 +1,351 @@
+"""The files of a large directory as columns: nothing else about the table changes, whatever happens to it, and other processes map them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import CacheFullError, OptionError, PysparkLookupError
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.scan import footers
+from pyspark_lookup.scan.formats.model import detect_format
+from pyspark_lookup.scan.open_file import Slice
+from pyspark_lookup.scan.table_scan import Scan
+from pyspark_lookup.sources.files.source import data_files
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.stores import FileVersion, ListedFiles, Listing, open_store
+from pyspark_lookup.versions import listed_columns
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.listed_columns import (
+    columns_of,
+    lacks_states,
+    lacks_urls,
+    one_of_each_extension,
+    to_column_files,
+)
+from pyspark_lookup.versions.model import Kind, TableVersion
+from tests.support.fakes import wait_until_settled
+from tests.support.fuzzing import fuzzed
+from tests.support.lake_tables import counting, opened
+from tests.support.partial_cache import new_directory
+
+FILES = 24
+
+
+@pytest.fixture(autouse=True)
+def columns_from_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few files are many, few changes make new columns, and few footers are read at once."""
+    monkeypatch.setattr(ListedFiles, "least", 4)
+    monkeypatch.setattr(listed_columns, "_ADDED_AT_MOST", 2)
+    monkeypatch.setattr(listed_columns, "_GONE_AT_MOST", 2)
+    monkeypatch.setattr(footers, "_FEW", 0)
+    monkeypatch.setattr(footers, "_AT_ONCE", 3)
+
+
+@pytest.fixture
+def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What is opened from now on is of another process."""
+
+    def begin() -> None:
+        runtime = Runtime(HostClock(), random.Random())
+        monkeypatch.setattr(api, "runtime", lambda: runtime)
+
+    begin()
+    return begin
+
+
+def put(path: Path, number: int, day: str = "1", value: int | None = None) -> Path:
+    """A file of ten rows with ids of its own."""
+    ids = [*range(number * 10, number * 10 + 10)]
+    target = path / f"day={day}" / f"f{number:03}.parquet"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": ids, "v": [number if value is None else value] * 10}), target)
+    wait_until_settled(target)
+    return target
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "t"
+    for number in range(FILES):
+        put(path, number, "12%20x"[number % 3])
+    (path / "_SUCCESS").write_bytes(b"")
+    return path
+
+
+def expected(path: Path) -> dict[int, tuple[int, str]]:
+    """id -> (v, day), read from the files as they are."""
+    rows = {}
+    for file in path.glob("day=*/*.parquet"):
+        day = unquote(file.parent.name.partition("=")[2])
+        for row in pq.ParquetFile(file).read().to_pylist():
+            rows[row["id"]] = row["v"], day
+    return rows
+
+
+def rows_of(rows: pa.Table) -> dict[int, tuple[int, str]]:
+    return {row["id"]: (row["v"], str(row["day"])) for row in rows.to_pylist()}
+
+
+def segments(cache: Path) -> set[str]:
+    return {path.name for path in cache.glob("**/snapshots/*/*")}
+
+
+@pytest.fixture
+def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are opened, in their order."""
+    names: list[str] = []
+    open_files = Scan._open
+
+    def note(self: Scan, table: Any, pieces: Sequence[Slice], projection: Any) -> Any:
+        names.extend(piece.file.url.rpartition("/")[2] for piece in pieces)
+        return open_files(self, table, pieces, projection)
+
+    monkeypatch.setattr(Scan, "_open", note)
+    return names
+
+
+def test_footers_are_read_once_per_host(
+    table: Path, tmp_path: Path, restart: Callable[[], None], opened_files: list[str]
+) -> None:
+    """Later reads, also of other processes, open only the files that may have matching rows."""
+    first = opened(table, tmp_path / "cache", keys="id")
+    assert [row["v"] for row in first.get(15)] == [1]
+    assert len(opened_files) == 2 * FILES + 1  # for the schema, for the statistics, for the rows
+    restart()
+    opened_files.clear()
+    second = opened(table, tmp_path / "cache", keys="id")
+    assert [row["v"] for row in second.get(25)] == [2]
+    assert second.get(-1) == []
+    assert rows_of(second.scan(predicate="id = 33")) == {33: (3, "1")}
+    assert opened_files == ["f002.parquet", "f003.parquet"]
+    put(table, FILES, "3")
+    opened_files.clear()
+    assert [row["v"] for row in second.get(FILES * 10)] == [FILES]
+    assert {*opened_files} == {f"f{FILES:03}.parquet"}
+
+
+def test_a_version_is_mapped(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+    """Another process lists the directory once, and needs nothing else. The version is the same as that of objects."""
+    cache = tmp_path / "cache"
+    version = opened(table, cache).version
+    assert segments(cache) == {"files", "schemas"}
+    restart()
+    second = opened(table, cache)
+    lists = 1 + len([*table.glob("day=*")])
+    assert counting(second, lambda: second.version) == (0, lists, 0, 0)
+    assert second.version == version
+    assert segments(cache) == {"files", "schemas"}
+    columns_in_memory = ListedFiles.least
+    ListedFiles.least = 10**6
+    try:
+        restart()
+        assert opened(table, tmp_path / "another").version == version
+    finally:
+        ListedFiles.least = columns_in_memory
+
+
+@pytest.mark.parametrize("loss", ["removed", "damaged", "unwritable"])
+def test_columns_that_are_lost(
+    table: Path, tmp_path: Path, restart: Callable[[], None], loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the store is asked, and footers are read again."""
+
+    def create_segment(*_: Any) -> Any:
+        raise CacheFullError("no room")
+
+    if loss == "unwritable":
+        monkeypatch.setattr(Disk, "create_segment", create_segment)
+    for number in range(3):
+        reader = opened(table, tmp_path / "cache", keys="id")
+        for key in (15, 16):
+            assert reader.get(key)[0]["v"] == 1
+        assert rows_of(reader.scan()) == expected(table)
+        for segment in (tmp_path / "cache").glob("**/snapshots/*/*"):
+            if loss == "damaged":
+                content = bytearray(segment.read_bytes())
+                content[len(content) // 2] ^= 1
+                segment.write_bytes(content)
+            else:
+                segment.unlink()
+        put(table, FILES + number)
+        restart()
+
+
+def test_partial_caches_carry_over(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+    """Rows of files that have not changed stay cached, also for one partition only; a removed file's bounds are known from its footer."""
+    for options in ({}, {"partition": "day=1"}):
+        reader = opened(table, tmp_path / "cache", mode="partial", keys="id", **options)
+        assert [[row["v"] for row in reader.get(key)] for key in (5, 35, 95)] == [[0], [3], [9]]
+        put(table, 3, "1", value=-3)
+        for _ in range(2):
+            before = reader.metrics()
+            assert [[row["v"] for row in reader.get(key)] for key in (5, 35, 95)] == [[0], [-3], [9]]
+            after = reader.metrics()
+            assert after["hitCount"] - before["hitCount"] >= 2
+            restart()
+            reader = opened(table, tmp_path / "cache", mode="partial", keys="id", **options)
+        put(table, 3, "1")
+
+
+@pytest.mark.parametrize("selected", ["max_pt()", "day=1", "day=2", "day=%20x", "day=none"])
+def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> None:
+    reader = opened(table, tmp_path / "cache", partition=selected)
+    in_objects = opened(table, tmp_path / "another", partition=selected)
+    rows = rows_of(reader.scan())
+    ListedFiles.least, least = 10**6, ListedFiles.least
+    try:
+        assert rows_of(in_objects.scan()) == rows
+    finally:
+        ListedFiles.least = least
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 9), st.sampled_from("12"), st.integers(0, 3)),
+    st.tuples(st.just("remove"), st.integers(0, 9)),
+    st.tuples(st.just("touch"), st.integers(0, 9)),
+    st.tuples(st.just("move"), st.sampled_from("12")),
+    st.tuples(st.just("restart")),
+)
+
+
+@fuzzed(24)
+@given(steps=st.lists(STEPS, min_size=1, max_size=8), mode=st.sampled_from(["none", "partial", "full"]))
+def test_columns_follow_the_directory(steps: list[tuple[Any, ...]], mode: str) -> None:
+    """After each change, a reader finds what the files have, by each way to read."""
+    with new_directory() as root, pytest.MonkeyPatch.context() as patch:
+        path = root / "t"
+        for number in range(5):
+            put(path, number, "12"[number % 2])
+        runtime = Runtime(HostClock(), random.Random())
+        patch.setattr(api, "runtime", lambda: runtime)
+        reader = opened(path, root / "cache", mode=mode, keys="id")
+        for step in [("restart",), *steps]:
+            runtime = _take(path, step, runtime)
+            reader = opened(path, root / "cache", mode=mode, keys="id") if step[0] == "restart" else reader
+            rows = expected(path)
+            assert rows_of(reader.scan()) == rows
+            for key in (0, 15, 44, 71):
+                assert [(row["v"], str(row["day"])) for row in reader.get(key)] == ([rows[key]] if key in rows else [])
+            for predicate, holds in (
+                ("v >= 3", lambda v, day: v >= 3),
+                ("day = 2 AND v < 2", lambda v, day: day == "2" and v < 2),
+                ("day = 1 OR v = 1", lambda v, day: day == "1" or v == 1),
+            ):
+                found = rows_of(reader.scan(predicate=predicate))
+                assert found == {key: row for key, row in rows.items() if holds(*row)}
+
+
+def _take(path: Path, step: tuple[Any, ...], runtime: Runtime) -> Runtime:
+    files = sorted(path.glob("day=*/*.parquet"))
+    if step[0] == "restart":
+        return Runtime(HostClock(), random.Random())
+    if step[0] == "put":
+        for file in path.glob(f"day=*/f{step[1]:03}.parquet"):
+            file.unlink()
+        put(path, step[1], step[2], step[3])
+    elif step[0] == "remove" and len(files) > 1:
+        files[step[1] % len(files)].unlink()
+    elif step[0] == "touch":
+        os.utime(files[step[1] % len(files)])
+        wait_until_settled(files[step[1] % len(files)])
+    elif step[0] == "move" and (path / f"day={step[1]}").exists():
+        other = path / f"day={3 - int(step[1])}"
+        other.mkdir(exist_ok=True)
+        for file in (path / f"day={step[1]}").glob("*.parquet"):
+            os.replace(file, other / file.name)
+            wait_until_settled(other / file.name)
+    return runtime
+
+
+PARTS = st.sampled_from(["a", "k=1", "_k=1", "_x", ".x", "_SUCCESS", "b.parquet", "_temporary", "_spark_metadata", "ü"])
+
+
+@fuzzed(200)
+@given(
+    names=st.lists(st.lists(PARTS, min_size=1, max_size=3), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    pattern=st.sampled_from(["", "file:///d/*", "file:///d/k=1/*", "file:///d/*/*.parquet"]),
+)
+def test_data_files_are_selected_as_from_objects(names: list[list[str]], sizes: list[int], pattern: str) -> None:
+    urls = {"file:///d/" + "/".join(parts): size for parts, size in zip(names, sizes, strict=False)}
+    files = tuple(FileVersion(url, size, "i", 1.0) for url, size in sorted(urls.items()))
+    directories = frozenset(
+        "/".join(parts[:depth]) for parts in names for depth in range(1, len(parts)) if "_temporary" not in parts
+    )
+    answers: list[object] = []
+    for some in (files, ListedFiles.from_files(files)):
+        listing = Listing("file:///d", some, directories)
+        try:
+            answers.append([*data_files(pattern or "file:///d", Kind.GLOB if pattern else Kind.DIRECTORY, listing)])
+        except PysparkLookupError as problem:
+            answers.append(str(problem))
+    assert answers[0] == answers[1]
+
+
+@fuzzed(200)
+@given(
+    states=st.lists(st.tuples(st.text("ab/%ü", max_size=3), st.integers(0, 3), st.sampled_from("xy")), max_size=9),
+    others=st.lists(st.tuples(st.text("ab/%ü", max_size=3), st.integers(0, 3), st.sampled_from("xy")), max_size=9),
+)
+def test_listings_compare_as_objects_do(states: list[tuple[str, int, str]], others: list[tuple[str, int, str]]) -> None:
+    files, other_files = (
+        tuple(FileVersion(f"s3://b/{name}", *state) for name, *state in sorted({s[0]: s for s in some}.values()))
+        for some in (states, others)
+    )
+    listed, other_listed = ListedFiles.from_files(files), ListedFiles.from_files(other_files)
+    assert tuple(listed) == files
+    assert TableVersion.digest_of_listing("t", listed) == TableVersion("t", files).digest
+    places = {file: number for number, file in enumerate(files)}
+    assert listed.find(other_listed).tolist() == [places.get(file, -1) for file in other_files]
+    for lacks in (lacks_urls, lacks_states):
+        assert lacks(listed, other_listed) == lacks(files, other_files)
+    earlier = to_column_files(listed, "s3://b", None)
+    assert isinstance(earlier, ColumnFiles)
+    later = to_column_files(other_listed, "s3://b", columns_of(earlier))
+    assert tuple(later) == other_files
+    assert tuple(earlier.difference(later)) == tuple(file for file in files if file not in other_files)
+    assert TableVersion("t", later).digest == TableVersion("t", other_files).digest
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.parquet", "b.PARQUET"],
+        ["a.csv.gz", "b.csv.bz2"],
+        ["a.csv", "b"],
+        ["a.gz", "c.csv.gz"],
+        ["parquet", "a.parquet"],
+    ],
+)
+def test_the_format_is_found_as_from_objects(names: list[str]) -> None:
+    files = tuple(FileVersion(f"s3://b/{name}", 1, "x") for name in names)
+    answers: list[object] = []
+    for some in (files, to_column_files(ListedFiles.from_files(files), "s3://b", None)):
+        try:
+            answers.append(detect_format([file.url for file in one_of_each_extension(some)]))
+        except OptionError as problem:
+            answers.append(str(problem))
+    assert answers[0] == answers[1]
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    """Columns have only names that are UTF-8, so such a listing has objects."""
+    for number in range(6):
+        put(tmp_path / "t", number)
+    os.rename(put(tmp_path / "t", 6), os.fsencode(tmp_path) + b"/t/day=1/caf\xe9.parquet")
+    assert isinstance(open_store(str(tmp_path), {}).list_status(str(tmp_path / "t"), lambda kind: None).files, tuple)
+    reader = opened(tmp_path / "t", tmp_path / "cache", keys="id")
+    assert reader.get(65)[0]["v"] == 6
