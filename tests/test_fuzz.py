@@ -143,13 +143,9 @@ FULL = {"lookup.cache": "FULL"}
 RELOADED = {**FULL, **CACHED, "lookup.full-cache.periodic-reload.interval": "1 h"}
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
 READS: dict[str, dict[str, str]] = {
-    "none": {},
-    "cached": {**CACHED, "lookup.metadata.sync-interval": "-1"},
-    "full": FULL,
-    "reloaded": RELOADED,
-    "partial": PARTIAL,
-    "partial cached": {**PARTIAL, **CACHED, "lookup.metadata.sync-interval": "-1"},
-}
+    "none": {}, "cached": {**CACHED, "lookup.metadata.sync-interval": "-1"}, "full": FULL, "reloaded": RELOADED,
+    "partial": PARTIAL, "partial cached": {**PARTIAL, **CACHED, "lookup.metadata.sync-interval": "-1"},
+}  # fmt: skip
 
 
 @functools.cache
@@ -489,14 +485,11 @@ def version_tokens(data: st.DataObject, home: Path) -> None:
 
 
 SMALL: list[tuple[Callable[[st.DataObject, Path], None], int, type[Exception], str]] = [
-    (deleted_rows, 80, DamagedFileError, "file:///t/deletes"),
-    (sink_log, 24, PysparkLookupError, ""),
+    (deleted_rows, 80, DamagedFileError, "file:///t/deletes"), (sink_log, 24, PysparkLookupError, ""),
     (write_ids, 120, ValueError, "list of valid write ids|write id|watermark"),
-    (options_of_any_layer, 160, OptionError, "option"),
-    (predicates, 100, PredicateError, r"lookup\.where"),
-    (conf_files, 24, OptionError, "^((?!SESAME)(.|\n))*$"),
-    (version_tokens, 40, PysparkLookupError, ""),
-]
+    (options_of_any_layer, 160, OptionError, "option"), (predicates, 100, PredicateError, r"lookup\.where"),
+    (conf_files, 24, OptionError, "^((?!SESAME)(.|\n))*$"), (version_tokens, 40, PysparkLookupError, ""),
+]  # fmt: skip
 if DATA_SOURCES:
     SMALL += [(stream_offsets, 24, PysparkLookupError, ""), (table_options_of_a_catalog, 80, OptionError, "")]
 """What is damaged and read, how often by day, and what may come of it beside an answer: an error that says so."""

@@ -24,20 +24,9 @@ from tests.support.broken_imports import BLOCKER
 ROOT = Path(pyspark_lookup.__file__).parent
 # A module imports from its own package and from those before it.
 ORDER = [
-    "core",
-    "columnar",
-    "options",
-    "storage",
-    "versions",
-    "scan",
-    "cache",
-    "sources",
-    "lookup",
-    "spark",
-    "",
-    "cli",
+    "core", "columnar", "options", "storage", "versions", "scan", "cache", "sources", "lookup", "spark", "", "cli",
     "__main__",
-]
+]  # fmt: skip
 # Other packages, and the packages or modules of ours that may know them.
 KNOWN_BY = {
     "aiobotocore": {"storage.stores.s3"},
@@ -342,12 +331,9 @@ def test_importing_brings_in_nothing_heavy() -> None:
 
 ASKS = "import pyspark_lookup; print(hasattr(pyspark_lookup, 'DefaultSource'))"
 OURS = (
-    "pyspark_lookup.core",
-    "pyspark_lookup.spark",
-    "pyspark_lookup.spark.features",
-    "pyspark_lookup.spark.source",
+    "pyspark_lookup.core", "pyspark_lookup.spark", "pyspark_lookup.spark.features", "pyspark_lookup.spark.source",
     "pyspark_lookup.spark.worker_errors",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "sqlglot", "pyspark", *OURS])

@@ -82,16 +82,11 @@ def anothers(path: Path) -> None:
 
 
 PLANTED: dict[str, Callable[[Path], object]] = {
-    "a pipe": os.mkfifo,
-    "a socket": a_socket,
-    "a directory": os.mkdir,
-    "a link": a_link,
+    "a pipe": os.mkfifo, "a socket": a_socket, "a directory": os.mkdir, "a link": a_link,
     "a dead link": lambda path: path.symlink_to("nowhere"),
-    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "a huge file": a_huge_file,
-    "a huge file with a header": a_huge_file_with_a_header,
-    "another user's": anothers,
-}
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"), "a huge file": a_huge_file,
+    "a huge file with a header": a_huge_file_with_a_header, "another user's": anothers,
+}  # fmt: skip
 KEPT = ("a link", "a huge file with a header", "another user's")  # made of the file that is there
 
 

@@ -249,13 +249,10 @@ def cut_up(files: Sequence[pa.RecordBatch], rows: int) -> list[Cut]:
 
 # (bytes before dealing, of a partition, in memory) -> whether there are several partitions, and temporary files.
 WAYS = {
-    "in memory": (PLENTY, PLENTY, PLENTY, False, False),
-    "dealt to one partition": (1000, PLENTY, PLENTY, False, False),
-    "dealt to many": (1000, 2000, PLENTY, True, False),
-    "spilled": (1000, PLENTY, 1000, True, True),
-    "dealt and spilled": (1000, 2000, 4000, True, True),
-    "spilled at every batch": (ALWAYS, 100, ALWAYS, True, True),
-}
+    "in memory": (PLENTY, PLENTY, PLENTY, False, False), "dealt to one partition": (1000, PLENTY, PLENTY, False, False),
+    "dealt to many": (1000, 2000, PLENTY, True, False), "spilled": (1000, PLENTY, 1000, True, True),
+    "dealt and spilled": (1000, 2000, 4000, True, True), "spilled at every batch": (ALWAYS, 100, ALWAYS, True, True),
+}  # fmt: skip
 in_every_way = pytest.mark.parametrize("way", WAYS)
 
 

@@ -69,22 +69,12 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
     one.publish()
     found = {name.removeprefix("lookupcache_"): value for name, value in exposed(disk).items()}
     expected = {
-        "hit_total /t": 12,
-        "hit_total /t app-0": 101,
-        "hit_total /t app-1": 1010,
-        "processes /t app-1": 2,
-        "hit_total /u": 1,
-        "ufs_get_bytes_total /t": 100,
-        "latest_load_seconds /t": 1.5,
-        "version_as_of_timestamp_seconds /t": 999_000,
-        "reload_lag_seconds /t": 1000,
-        "processes /t": 2,
-        "lookup_seconds_sum /t": pytest.approx(100.002),
-        "lookup_seconds_bucket /t 0.003": 1,
-        "lookup_seconds_bucket /t 60": 1,
-        "lookup_seconds_bucket /t +Inf": 2,
-        "disk_budget": 10**9,
-    }
+        "hit_total /t": 12, "hit_total /t app-0": 101, "hit_total /t app-1": 1010, "processes /t app-1": 2,
+        "hit_total /u": 1, "ufs_get_bytes_total /t": 100, "latest_load_seconds /t": 1.5,
+        "version_as_of_timestamp_seconds /t": 999_000, "reload_lag_seconds /t": 1000, "processes /t": 2,
+        "lookup_seconds_sum /t": pytest.approx(100.002), "lookup_seconds_bucket /t 0.003": 1,
+        "lookup_seconds_bucket /t 60": 1, "lookup_seconds_bucket /t +Inf": 2, "disk_budget": 10**9,
+    }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
     assert "latest_load_seconds /u" not in found
     every = counted(disk, "/v", metadataCacheCount=1, **dict.fromkeys(GAUGES, 1))

@@ -191,17 +191,12 @@ def test_times_of_legacy_parquet(tmp_path: Path, cache_dir: Path, mode: str) -> 
     options = {"lookup.cache.dir": str(cache_dir), **CACHES[mode]}
     zone = {"timeZone": LEGACY["timeZone"]}
     cases: list[tuple[dict[str, str], str, bool, bool]] = [
-        (LEGACY, "us", True, True),
-        (LEGACY, "ms", True, True),
-        (LEGACY, "int96", True, True),
-        ({"version": "2.4.8", **zone}, "us", True, True),
-        ({"version": "2.4.8", **zone}, "int96", True, True),
-        ({"version": "3.0.3", **zone}, "int96", False, True),
-        ({"version": "3.1.0", **zone}, "int96", False, False),
+        (LEGACY, "us", True, True), (LEGACY, "ms", True, True), (LEGACY, "int96", True, True),
+        ({"version": "2.4.8", **zone}, "us", True, True), ({"version": "2.4.8", **zone}, "int96", True, True),
+        ({"version": "3.0.3", **zone}, "int96", False, True), ({"version": "3.1.0", **zone}, "int96", False, False),
         ({"version": "4.0.0", "legacyINT96": "", **zone}, "us", False, False),
-        ({"version": "10.0.0", **zone}, "us", False, False),
-        ({"legacyDateTime": "", **zone}, "us", False, False),
-    ]
+        ({"version": "10.0.0", **zone}, "us", False, False), ({"legacyDateTime": "", **zone}, "us", False, False),
+    ]  # fmt: skip
     for number, (footer, unit, days, times) in enumerate(cases if mode == "NONE" else cases[:3]):
         path = tmp_path / f"{number}.parquet"
         path.write_bytes(parquet_of_spark(footer, unit))
@@ -225,11 +220,8 @@ def test_legacy_parquet_in_delta(tmp_path: Path, cache_dir: Path) -> None:
     protocol |= {key: ["timestampNtz"] for key in ("readerFeatures", "writerFeatures")}
     add = {"path": "a.parquet", "size": len(content), "partitionValues": {}, "modificationTime": 0, "dataChange": True}
     metadata = {
-        "id": "1",
-        "format": {"provider": "parquet"},
-        "schemaString": json.dumps(schema),
-        "partitionColumns": [],
-    }
+        "id": "1", "format": {"provider": "parquet"}, "schemaString": json.dumps(schema), "partitionColumns": [],
+    }  # fmt: skip
     actions = [{"protocol": protocol}, {"metaData": metadata}, {"add": {**add, "stats": json.dumps(stats)}}]
     (delta / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
     for mode in CACHES.values():

@@ -405,17 +405,13 @@ def is_whole(kind: pa.DataType) -> bool:
 
 
 COLLISIONS: dict[str, Callable[[int], int]] = {
-    "all bits": lambda n: 0xABCDEF << 40,
-    "no bits set": lambda n: 0,
-    "all bits set": lambda n: 2**64 - 1,
-    "the upper 48 bits": lambda n: 0xABCDEF << 40 | n * 40503 % 2**16,
-    "three values": lambda n: n % 3 << 62 | 5,
+    "all bits": lambda n: 0xABCDEF << 40, "no bits set": lambda n: 0, "all bits set": lambda n: 2**64 - 1,
+    "the upper 48 bits": lambda n: 0xABCDEF << 40 | n * 40503 % 2**16, "three values": lambda n: n % 3 << 62 | 5,
     "two of the upper 48": lambda n: n % 2 << 16 | n,
     "all but bits 16 to 32": lambda n: 0xABC << 48 | n * 40503 % 2**16 << 16,
     "all but bits 32 to 48": lambda n: 0xABC << 48 | n * 40503 % 2**16 << 32 | 0xDEF << 16,
-    "all but the upper 16": lambda n: n * 40503 % 2**16 << 48 | 0xABCDEF << 16,
-    "nothing": lambda n: mixed(n + 1, SEED),
-}
+    "all but the upper 16": lambda n: n * 40503 % 2**16 << 48 | 0xABCDEF << 16, "nothing": lambda n: mixed(n + 1, SEED),
+}  # fmt: skip
 """Hashes of the n-th key, which agree in as many bits as said for different ones."""
 
 

@@ -208,18 +208,12 @@ def test_any_text_can_be_quoted(text: str) -> None:
 
 Answers = list[bool | None]
 FIELDS = {
-    "tiny": pa.field("tiny", pa.int8()),
-    "big": pa.field("big", pa.int64()),
-    "money": pa.field("money", pa.decimal128(5, 2)),
-    "single": pa.field("single", pa.float32()),
-    "double": pa.field("double", pa.float64()),
-    "text": pa.field("text", pa.string()),
-    "bytes": pa.field("bytes", pa.binary()),
-    "flag": pa.field("flag", pa.bool_()),
-    "day": pa.field("day", pa.date32()),
-    "at": pa.field("at", pa.timestamp("us", "UTC")),
-    "clock": pa.field("clock", pa.timestamp("us")),
-}
+    "tiny": pa.field("tiny", pa.int8()), "big": pa.field("big", pa.int64()),
+    "money": pa.field("money", pa.decimal128(5, 2)), "single": pa.field("single", pa.float32()),
+    "double": pa.field("double", pa.float64()), "text": pa.field("text", pa.string()),
+    "bytes": pa.field("bytes", pa.binary()), "flag": pa.field("flag", pa.bool_()), "day": pa.field("day", pa.date32()),
+    "at": pa.field("at", pa.timestamp("us", "UTC")), "clock": pa.field("clock", pa.timestamp("us")),
+}  # fmt: skip
 
 
 def order(one: Any, other: Any) -> int:

@@ -16,12 +16,9 @@ from pyspark_lookup.storage.stores.s3 import S3Store
 from tests.support.proxy import Proxy, Sent, backend
 
 _KINDS = {
-    "head_object": "head",
-    "list_objects_v2": "list",
-    "get_object": "get",
-    "put_object": "put",
+    "head_object": "head", "list_objects_v2": "list", "get_object": "get", "put_object": "put",
     "delete_object": "delete",
-}
+}  # fmt: skip
 
 
 class _Body(io.BytesIO):

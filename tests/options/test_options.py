@@ -39,17 +39,12 @@ def refusal(*layers: Mapping[str, str], conf: Mapping[str, str] | None = None) -
 # Options that are one of a few values, which come in any letter case, with spaces around; and what they need beside them.
 VALIDITY = {"lookup.valid-from": "since", "lookup.valid-to": "until"}
 CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
-    ("lookup.format", enums.FileFormatName, {}),
-    ("lookup.view", enums.View, {}),
-    ("lookup.on-error", enums.OnError, {}),
-    ("lookup.on-busy", enums.OnBusy, {}),
-    ("lookup.version-at", enums.VersionAt, {}),
-    ("lookup.on-version-gone", enums.OnVersionGone, {}),
-    ("lookup.write.mode", enums.KeyedWrite, {}),
-    ("lookup.write.missing-columns", enums.MissingColumns, {}),
-    ("lookup.stream.start", enums.StreamStart, {}),
-    ("lookup.overlap", enums.Overlap, VALIDITY),
-]
+    ("lookup.format", enums.FileFormatName, {}), ("lookup.view", enums.View, {}),
+    ("lookup.on-error", enums.OnError, {}), ("lookup.on-busy", enums.OnBusy, {}),
+    ("lookup.version-at", enums.VersionAt, {}), ("lookup.on-version-gone", enums.OnVersionGone, {}),
+    ("lookup.write.mode", enums.KeyedWrite, {}), ("lookup.write.missing-columns", enums.MissingColumns, {}),
+    ("lookup.stream.start", enums.StreamStart, {}), ("lookup.overlap", enums.Overlap, VALIDITY),
+]  # fmt: skip
 # Options that need another to have a meaning.
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1"}
 PROVIDER = {"lookup.provider": "a:b"}
@@ -134,26 +129,20 @@ BAD_VALUES = [
     *(("lookup.settle", text, "'10 s'", {}) for text in BAD_DURATIONS),
     *(("lookup.scan.split-size", text, "'4 MiB'", {}) for text in BAD_SIZES),
     *(("lookup.columns", text, "column names separated by commas", {}) for text in BAD_NAMES),
-    ("lookup.cache.max-bytes", "1023k", str(MIB), {}),
-    ("lookup.scan.split-size", "0", str(MIB), {}),
+    ("lookup.cache.max-bytes", "1023k", str(MIB), {}), ("lookup.scan.split-size", "0", str(MIB), {}),
     ("lookup.format", "parket", "did you mean parquet?", {}),
     ("lookup.format", "xyz", "parquet, arrow, csv, json, orc", {}),
-    ("lookup.metadata.source", "UFO", "did you mean UFS?", {}),
-    ("lookup.success-file", "yes", "true or false", {}),
-    ("lookup.max-retries", "-1", "whole number", {}),
-    ("lookup.max-retries", "9" * 5000, "whole number", {}),
+    ("lookup.metadata.source", "UFO", "did you mean UFS?", {}), ("lookup.success-file", "yes", "true or false", {}),
+    ("lookup.max-retries", "-1", "whole number", {}), ("lookup.max-retries", "9" * 5000, "whole number", {}),
     ("lookup.metadata.sync-interval", "-2", "-1 (never), 0 (always)", CACHED),
-    ("lookup.metadata.sync-interval", "5", "'5 min'", CACHED),
-    ("lookup.where", "  ", "some text", {}),
-    ("path", " ", "some text", {}),
-    ("path", "/a\0b", "without NUL", {}),
-    ("path", "s3://b/a\ud800b", "unpaired surrogates", {}),
-    ("path", "file://host/share", "the name of a host", {}),
+    ("lookup.metadata.sync-interval", "5", "'5 min'", CACHED), ("lookup.where", "  ", "some text", {}),
+    ("path", " ", "some text", {}), ("path", "/a\0b", "without NUL", {}),
+    ("path", "s3://b/a\ud800b", "unpaired surrogates", {}), ("path", "file://host/share", "the name of a host", {}),
     ("lookup.retry.predicate", "lookup-miss", "did you mean lookup_miss", RETRY),
     ("lookup.retry.fixed-delay", "0 s", "greater than zero", RETRY),
     ("lookup.async.capacity", "0", "1 to 999999999", PROVIDER),
     ("lookup.partial-cache.max-rows", "9" * 20, "a whole number, 0 to 9223372036854775807", PARTIAL),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layer", ["read", "table", "conf"])

@@ -400,16 +400,12 @@ def csv_of(table: pa.Table) -> bytes:
 
 FLAT = SAMPLE.select(["id", "name", "amount", "day"])
 GOOD: dict[str, bytes] = {
-    "d.parquet": parquet(SAMPLE, row_group_size=20),
-    "d.arrow": arrow(dictionaries(3, 10), 10),
-    "z.arrow": arrow(SAMPLE, 20, compression="zstd"),
-    "d.csv": csv_of(FLAT),
-    "d.csv.gz": gzip.compress(csv_of(FLAT)),
+    "d.parquet": parquet(SAMPLE, row_group_size=20), "d.arrow": arrow(dictionaries(3, 10), 10),
+    "z.arrow": arrow(SAMPLE, 20, compression="zstd"), "d.csv": csv_of(FLAT), "d.csv.gz": gzip.compress(csv_of(FLAT)),
     "d.csv.bz2": bz2.compress(csv_of(FLAT)),
     "d.json": "\n".join(json.dumps(row, default=str) for row in SAMPLE.to_pylist()).encode(),
-    "d.json.gz": gzip.compress(b'{"a":1}\n' * 50),
-    "d.orc": orc(SAMPLE),
-}
+    "d.json.gz": gzip.compress(b'{"a":1}\n' * 50), "d.orc": orc(SAMPLE),
+}  # fmt: skip
 BINARY = [name for name in GOOD if name not in ("d.csv", "d.json")]
 
 

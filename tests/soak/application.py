@@ -28,19 +28,12 @@ if TYPE_CHECKING:
 HEAP = "-Xms512m -XX:+AlwaysPreTouch"
 """Heaps that are there from the beginning, so that what grows is something else."""
 _CONF = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.executor.cores": "1",
-    "spark.cores.max": "2",
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": HEAP,
-    "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": HEAP,
-    "spark.driver.host": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.executor.cores": "1",
+    "spark.cores.max": "2", "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": HEAP,
+    "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": HEAP, "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.sql.session.timeZone": "UTC",
-}
+}  # fmt: skip
 
 
 class Listener(StreamingQueryListener):  # type: ignore[misc]

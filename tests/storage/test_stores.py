@@ -516,12 +516,8 @@ def test_a_name_of_unknown_kind_costs_two_calls_at_most() -> None:
     for name in ("t/a.csv", "t/plain", "d.csv/x"):
         fs.pipe_file(f"memory://{name}", b"x")
     calls = {
-        "t": ["list"],
-        "t/a.csv": ["head"],
-        "t/plain": ["list", "head"],
-        "d.csv": ["head", "list"],
-        "d.csv/": ["list"],
-    }
+        "t": ["list"], "t/a.csv": ["head"], "t/plain": ["list", "head"], "d.csv": ["head", "list"], "d.csv/": ["list"],
+    }  # fmt: skip
     for name, told in calls.items():
         heard: list[str] = []
         found = store_of("memory://t").get_status(f"memory://{name}", heard.append)

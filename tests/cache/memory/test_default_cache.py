@@ -296,12 +296,9 @@ def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest
 
 BOUNDS = ["expire_after_access", "expire_after_write", "max_rows", "max_bytes"]
 GIVEN = {
-    "expire_after_access_s": 15.513,
-    "expire_after_write_s": 18.213,
-    "max_rows": 15213,
-    "max_bytes": 2**20,
+    "expire_after_access_s": 15.513, "expire_after_write_s": 18.213, "max_rows": 15213, "max_bytes": 2**20,
     "cache_missing_key": False,
-}
+}  # fmt: skip
 
 
 def test_a_copy_has_the_same_bounds() -> None:

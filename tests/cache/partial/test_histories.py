@@ -25,16 +25,13 @@ from tests.support.partial_cache import BOUNDED, NONE, Differ, Process, new_dire
 IDS = st.integers(0, 9)
 SOME = st.lists(IDS, min_size=1, max_size=6, unique=True)
 STEPS = [
-    st.tuples(st.just("put"), st.integers(0, 1), SOME),
-    st.tuples(st.just("put"), st.integers(0, 1), SOME),
-    st.tuples(st.just("get"), st.integers(0, 2), SOME),
-    st.tuples(st.just("get"), st.integers(0, 2), SOME),
+    st.tuples(st.just("put"), st.integers(0, 1), SOME), st.tuples(st.just("put"), st.integers(0, 1), SOME),
+    st.tuples(st.just("get"), st.integers(0, 2), SOME), st.tuples(st.just("get"), st.integers(0, 2), SOME),
     st.tuples(st.just("merge"), st.integers(0, 1), st.booleans()),
-    st.tuples(st.just("change"), st.lists(IDS, max_size=3)),
-    st.tuples(st.just("touch"), st.integers(0, 1), SOME),
+    st.tuples(st.just("change"), st.lists(IDS, max_size=3)), st.tuples(st.just("touch"), st.integers(0, 1), SOME),
     st.tuples(st.just("tick"), st.sampled_from([0.0, 0.5, 4.0, 9.5, 10.0])),
     st.tuples(st.just("straggle"), st.integers(0, 1), SOME, st.integers(1, 3)),
-]
+]  # fmt: skip
 
 
 class History:

@@ -151,13 +151,9 @@ def times_table(seed: int, rows: int) -> pa.Table:
     nested = pa.StructArray.from_arrays([times, pa.array(range(rows))], ["t", "n"], mask=mask)
     keys = pa.array([str(number) for number in range(rows)])
     columns = {
-        "n": pa.array(range(rows)),
-        "t": times,
-        "z": times.cast(pa.timestamp("us", "UTC")),
-        "s": nested,
-        "many": pa.ListArray.from_arrays(offsets, nested),
-        "by": pa.MapArray.from_arrays(offsets, keys, times),
-    }
+        "n": pa.array(range(rows)), "t": times, "z": times.cast(pa.timestamp("us", "UTC")), "s": nested,
+        "many": pa.ListArray.from_arrays(offsets, nested), "by": pa.MapArray.from_arrays(offsets, keys, times),
+    }  # fmt: skip
     return pa.table(columns)
 
 

@@ -301,17 +301,12 @@ def test_a_cache_of_an_earlier_release_is_adopted(tmp_path: Path) -> None:
 
 
 APART = {
-    "the table itself": ("t", "t"),
-    "in the table": ("t", "t/cache"),
-    "the table in it": ("c/t", "c"),
-    "a file in it": ("c/v1/t.parquet", "c"),
-    "by a link to the table": ("t", "link/cache"),
-    "the table by a link": ("link", "t/cache"),
-    "by dots": ("t", "other/../t/./cache"),
-    "a URL": ("file:{}/t", "t/cache"),
-    "a glob below it": ("t/{a,cache}/*/*", "t/cache"),
+    "the table itself": ("t", "t"), "in the table": ("t", "t/cache"), "the table in it": ("c/t", "c"),
+    "a file in it": ("c/v1/t.parquet", "c"), "by a link to the table": ("t", "link/cache"),
+    "the table by a link": ("link", "t/cache"), "by dots": ("t", "other/../t/./cache"),
+    "a URL": ("file:{}/t", "t/cache"), "a glob below it": ("t/{a,cache}/*/*", "t/cache"),
     "a glob in it": ("c/*/x.parquet", "c"),
-}
+}  # fmt: skip
 """The paths of a table and of a cache directory that do not go together, in a directory with `link` to its `t`."""
 
 

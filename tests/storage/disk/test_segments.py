@@ -202,17 +202,13 @@ def fill(opened: Opened) -> None:
 
 
 UPKEEP: dict[str, Callable[[Opened], object]] = {
-    "clear": lambda opened: opened.disk.clear(),
-    "check": lambda opened: opened.disk.check(repair=True),
-    "sweep": lambda opened: opened.disk.sweep(),
-    "supersede": lambda opened: opened.disk.supersede_segments("t", ["s"]),
+    "clear": lambda opened: opened.disk.clear(), "check": lambda opened: opened.disk.check(repair=True),
+    "sweep": lambda opened: opened.disk.sweep(), "supersede": lambda opened: opened.disk.supersede_segments("t", ["s"]),
     "discard": lambda opened: opened.disk.discard_segment("t", "s"),
-    "unlink": lambda opened: opened.disk.unlink_segment("t", "s"),
-    "publish again": published,
-    "no room": fill,
+    "unlink": lambda opened: opened.disk.unlink_segment("t", "s"), "publish again": published, "no room": fill,
     "another's opening, which finds it damaged": lambda opened: Opened(opened.root.parent).disk.open_segment("t", "s"),
     "the directory's removal": lambda opened: shutil.rmtree(opened.root.parent),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -246,14 +242,11 @@ def in_region(blob: bytes) -> bytes:
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    **disks.BLOCK_DAMAGE,
-    "noise": lambda blob: data_of(9, len(blob)),
-    "footer flipped": in_footer,
+    **disks.BLOCK_DAMAGE, "noise": lambda blob: data_of(9, len(blob)), "footer flipped": in_footer,
     "footer's length flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 7) * 8),
     "footer's checksum flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 8) * 8),
-    "region flipped": in_region,
-    "another's regions": lambda blob: blob.replace(REGIONS["one"], data_of(4, 1000)),
-}
+    "region flipped": in_region, "another's regions": lambda blob: blob.replace(REGIONS["one"], data_of(4, 1000)),
+}  # fmt: skip
 
 
 def test_a_damaged_segment_is_absent(opened: Opened) -> None:
