@@ -225,15 +225,13 @@ def wrapped(column: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Data
 @pytest.mark.parametrize(
     ("column", "kind"),
     [
-        (pa.array([1_000, 1_001], pa.timestamp("ns")), US),
-        (pa.array([0, 2**62], pa.timestamp("s")), US),
+        (pa.array([1_000, 1_001], pa.timestamp("ns")), US), (pa.array([0, 2**62], pa.timestamp("s")), US),
         (pa.array([0, 86_400_001], pa.int64()).view(pa.date64()), pa.date32()),
-        (pa.array([0, 2**40], pa.int64()), pa.int32()),
-        (pa.array(["1", "x"]), pa.int32()),
+        (pa.array([0, 2**40], pa.int64()), pa.int32()), (pa.array(["1", "x"]), pa.int32()),
         (pa.array([b"ok", b"\xff"]), pa.string()),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_value_that_would_change_is_an_error(column: pa.Array, kind: pa.DataType) -> None:
     """Digits of a nanosecond, values out of range or of another kind: the error names the column, inside too, and the file."""
     for array, into, name in wrapped(column, kind):

@@ -149,16 +149,14 @@ BAD_VALUES = [
 @pytest.mark.parametrize(
     ("key", "near"),
     [
-        ("lookup.key", "did you mean lookup.keys?"),
-        ("lookup.max-retry", "did you mean lookup.max-retries?"),
+        ("lookup.key", "did you mean lookup.keys?"), ("lookup.max-retry", "did you mean lookup.max-retries?"),
         ("lookup.metadata.sync_interval", "did you mean lookup.metadata.sync-interval?"),
         ("lookup.async.time-out", "did you mean lookup.async.timeout?"),
-        ("Lookup.Formats", "did you mean lookup.format?"),
-        ("pahts", "did you mean path?"),
+        ("Lookup.Formats", "did you mean lookup.format?"), ("pahts", "did you mean path?"),
         ("header", "did you mean lookup.csv.header?"),
         *((f"lookup.storage.{name}", "lookup.storage.client_kwargs = '{") for name in ("", "a.verify", "a-b", "*")),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_key_is_refused_with_the_nearest(layer: str, key: str, near: str) -> None:
     """A key nobody knows is refused with its value (of a conf file without it) and the nearest known one, whatever layer it is in."""
     with pytest.raises(OptionError) as caught:

@@ -372,15 +372,12 @@ NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 @pytest.mark.parametrize(
     ("info", "other"),
     [
-        ({"generation": "17"}, {"generation": "18"}),
-        ({"etag": "0x1"}, {"etag": "0x2"}),
-        ({"md5": "aa"}, {"md5": "bb"}),
-        ({"mtime": 1000.25}, {"mtime": 1000.5}),
+        ({"generation": "17"}, {"generation": "18"}), ({"etag": "0x1"}, {"etag": "0x2"}),
+        ({"md5": "aa"}, {"md5": "bb"}), ({"mtime": 1000.25}, {"mtime": 1000.5}),
         ({"last_modified": NOW.replace(tzinfo=None)}, {"last_modified": NOW.replace(tzinfo=None, microsecond=0)}),
-        ({"created": NOW, "mtime": 5}, {"created": NOW, "mtime": 6}),
-        ({"ETag": "a"}, {"ETag": "a", "size": 299}),
+        ({"created": NOW, "mtime": 5}, {"created": NOW, "mtime": 6}), ({"ETag": "a"}, {"ETag": "a", "size": 299}),
     ],
-)
+)  # fmt: skip
 def test_the_strongest_token_is_the_identity(scripted: type[ScriptedFs], info: dict[str, Any], other: dict[str, Any]) -> None:  # fmt: skip
     """A filesystem's generation, ETag or hash, else its times, with the size, tell two states apart; HEAD and LIST agree."""
     store = store_of("scripted://f")

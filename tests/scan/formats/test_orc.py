@@ -84,16 +84,12 @@ PATCHED = [2030, 2000, 2020, 1000000, *range(2040, 2191, 10)]
 @pytest.mark.parametrize(
     ("version", "data", "expected"),
     [
-        (1, "610007", [7] * 100),
-        (1, "61ff64", list(range(100, 0, -1))),
-        (1, "fb020306070b", [2, 3, 6, 7, 11]),
-        (2, "0a2710", [10000] * 5),
-        (2, "5e035ca1ab1edeadbeef", [23713, 43806, 57005, 48879]),
+        (1, "610007", [7] * 100), (1, "61ff64", list(range(100, 0, -1))), (1, "fb020306070b", [2, 3, 6, 7, 11]),
+        (2, "0a2710", [10000] * 5), (2, "5e035ca1ab1edeadbeef", [23713, 43806, 57005, 48879]),
         (2, "8e132b2107d01e00147028323c46505a646e78828c96a0aab4befce8", PATCHED),
-        (2, "c609020222424246", [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]),
-        (2, "c0020403", [4, 2, 0]),
+        (2, "c609020222424246", [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]), (2, "c0020403", [4, 2, 0]),
     ],
-)
+)  # fmt: skip
 def test_runs_of_numbers(version: int, data: str, expected: list[int]) -> None:
     """The examples of ORC's specification, alone and behind one another; a stream that ends too soon is none."""
     stream = bytes.fromhex(data)

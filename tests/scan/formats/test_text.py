@@ -341,13 +341,11 @@ def test_json_of_null(dim: Path, mode: str, order: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        ("1", "01234", ["1", "01234"]),
-        ("1", "2.5", [1.0, 2.5]),
+        ("1", "01234", ["1", "01234"]), ("1", "2.5", [1.0, 2.5]),
         ("1", "99999999999999999999", [D(1), D("99999999999999999999")]),
-        ("2020-01-01", "", [datetime.date(2020, 1, 1), None]),
-        ("Infinity", "2.5", [math.inf, 2.5]),
+        ("2020-01-01", "", [datetime.date(2020, 1, 1), None]), ("Infinity", "2.5", [math.inf, 2.5]),
     ],
-)
+)  # fmt: skip
 def test_a_second_file_decides_the_type(dim: Path, mode: str, first: str, second: str, expected: list[Any]) -> None:
     """A table whose second file has other-looking values goes on, in every mode, and the first file's values are their texts."""
     table = table_of(dim, CACHES[mode])
