@@ -53,6 +53,7 @@ BECOMES: dict[pa.DataType, list[pa.DataType]] = {
     pa.decimal128(38, 10): [pa.decimal256(38, 10)],
 }  # fmt: skip
 FLAT = [(kind, expected) for expected, kinds in BECOMES.items() for kind in kinds]
+X_NULL = pa.struct([("x", pa.null())])
 NESTED = [
     (pa.list_(pa.uint8()), listed(pa.int16())),
     (pa.list_(pa.field("item", pa.int8(), nullable=False)), listed(pa.int8())),
@@ -61,17 +62,11 @@ NESTED = [
     (pa.list_view(pa.int64()), listed(pa.int64())),
     (pa.large_list_view(pa.null()), listed(pa.string())),
     (pa.map_(pa.dictionary(pa.int8(), pa.string()), pa.uint64()), pa.map_(pa.string(), pa.decimal128(20, 0))),
-    (
-        pa.map_(pa.int32(), pa.field("x", pa.list_(pa.int8()), nullable=False), keys_sorted=True),
-        pa.map_(pa.int32(), pa.field("value", listed(pa.int8()))),
-    ),
-    (
-        pa.struct([pa.field("a.b", pa.uint8(), nullable=False), ("ä", pa.struct([("n", pa.null())]))]),
-        pa.struct([("a.b", pa.int16()), ("ä", pa.struct([("n", pa.string())]))]),
-    ),
+    (pa.map_(pa.int32(), pa.field("x", pa.list_(pa.int8()), False), keys_sorted=True), pa.map_(pa.int32(), pa.field("value", listed(pa.int8())))),
+    (pa.struct([pa.field("a.b", pa.uint8(), False), ("ä", X_NULL)]), pa.struct([("a.b", pa.int16()), ("ä", pa.struct([("x", pa.string())]))])),
     (pa.struct([]), pa.struct([])),
     (pa.fixed_shape_tensor(pa.int32(), [2, 2]), listed(pa.int32())),
-]
+]  # fmt: skip
 
 
 def test_spark_type() -> None:
@@ -105,9 +100,9 @@ def test_unsupported_type_names_column_and_file(kind: pa.DataType) -> None:
 
 def test_spark_schema_keeps_names_and_order_only() -> None:
     """Columns keep names and order, nothing else; two that Spark would not tell apart are an error naming both and the file."""
-    fields = [("A.x y", pa.null()), ("ü", pa.list_(pa.null())), ("s", pa.struct([("x", pa.null())]))]
+    fields = [("A.x y", pa.null()), ("ü", pa.list_(pa.null())), ("s", X_NULL)]
     first = pa.field("b", pa.uint8(), nullable=False, metadata={"k": "v"})
-    kinds = [pa.int16(), pa.null(), listed(pa.null()), pa.struct([("x", pa.null())])]
+    kinds = [pa.int16(), pa.null(), listed(pa.null()), X_NULL]
     schema = pa.schema([first, *fields], metadata={"pandas": "{}"})
     expected = pa.schema(list(zip(schema.names, kinds, strict=True)))
     assert spark_schema(schema, "f").equals(expected, check_metadata=True)
@@ -133,16 +128,16 @@ def test_merge_takes_columns_in_order_of_first_appearance() -> None:
         check_all_readable(merged({"id": pa.int8()}, {"x": pa.int8()}, {"ID": pa.int8()}))
 
 
+def x_and_y(x: pa.DataType, y: pa.DataType) -> pa.DataType:
+    return pa.struct([("x", x), ("y", listed(y))])
+
+
 @pytest.mark.parametrize(
     ("one", "other", "both"),
     [
         (pa.null(), pa.null(), pa.string()),
         (pa.null(), pa.list_(pa.null()), listed(pa.string())),
-        (
-            pa.struct([("x", pa.int8()), ("y", pa.list_(pa.float64()))]),
-            pa.struct([("x", pa.int64()), ("y", pa.list_(pa.float32()))]),
-            pa.struct([("x", pa.int64()), ("y", listed(pa.float64()))]),
-        ),
+        (x_and_y(pa.int8(), pa.float64()), x_and_y(pa.int64(), pa.float32()), x_and_y(pa.int64(), pa.float64())),
         (pa.map_(pa.int8(), pa.int64()), pa.map_(pa.int32(), pa.int8()), pa.map_(pa.int32(), pa.int64())),
     ],
     ids=str,
