@@ -28,8 +28,7 @@ more words
 
 
 def test_tables_are_read_from_what_is_printed(tmp_path: Path) -> None:
-    """Each with the line before it, numbers as numbers; one without rows is none, and one with times is drawn. The runner knows all
-    benchmarks."""
+    """Each with the line before it, numbers as numbers; one with times is drawn. The runner knows all benchmarks."""
     first, second = tables_in(PRINTED)
     assert first.title == "command: python -m benchmarks.bench_scan"
     assert first.rows == [["ours", 30.0, 0.042, 1.18], ["theirs", 30.0, 0.036, "peer"]]

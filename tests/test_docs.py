@@ -42,8 +42,7 @@ def test_options_table() -> None:
 
 
 def test_pages_name_known_things() -> None:
-    """Every option that a page mentions exists; the changelog has this version; blocks are run (python, sh, sql) or shown (text, yaml, mermaid).
-    mkdocs.yml names each page in docs/ and no other; the rest come from scripts/docs_hooks.py."""
+    """Every option that a page mentions exists, the changelog has this version, blocks are run or shown, and mkdocs.yml names each page."""
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
     prefixes = ("lookup.storage", "lookup.provider.", "lookup.catalog.")
     of_tables = {LOG_RETENTION, VACUUM_AFTER}
@@ -227,8 +226,7 @@ def test_spark_defaults_are_the_recommended_ones() -> None:
 
 
 def test_conf_file(tmp_path: Path) -> None:
-    """conf/lookupcache.conf sets nothing until a line is uncommented; each line is a known option with a valid value, all of them
-    together too, and the default but for those whose comment says what the default is."""
+    """conf/lookupcache.conf sets nothing; each line that is uncommented is a known option, valid with all others, and mostly the default."""
     assert conf_file_options({"LOOKUPCACHE_CONF": str(CONF)}) == {}
     copy = tmp_path / "lookupcache.conf"
     copy.write_text(re.sub(r"(?m)^#(?=\S)", "", CONF.read_text(encoding="utf-8")), encoding="utf-8")

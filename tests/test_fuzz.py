@@ -1,7 +1,4 @@
-"""Everything that is read from a disk or a store, damaged: the right answer, an error of ours, or a miss that is counted.
-
-Each test begins with bytes that the product itself has made. More examples, and others: LOOKUPCACHE_FUZZ=100 pytest tests/test_fuzz.py.
-"""
+"""Everything that is read from a disk or a store, damaged: the right answer, an error of ours, or a counted miss. LOOKUPCACHE_FUZZ=100: more."""
 
 from __future__ import annotations
 
@@ -267,10 +264,7 @@ def log_files(path: Path) -> list[Path]:
 @given(data=st.data(), known=st.booleans(), sound=st.booleans())
 @fuzzed(48)
 def test_a_damaged_log_is_told(data: st.DataObject, known: bool, sound: bool) -> None:
-    """Whatever became of a file of a table's log, or of one that names hidden rows: the right rows, or an error of ours.
-
-    Events and checkpoints that are sound may say something else: no error that is not ours, in any question.
-    """
+    """Whatever became of a file of a table's log, or of hidden rows: the right rows or an error of ours; sound ones may say something else."""
     with copied(world("log", "none").path) as path:
         made = dataclasses.replace(world("log", "none"), path=path)
         cache = path.with_name("cache")

@@ -159,8 +159,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def test_packages_are_known_by_few() -> None:
-    """Each other package is imported by those that wrap it, and by name. None could run code from a file: Spark pickles our values, we never
-    load any."""
+    """Each other package is imported by those that wrap it, and by name. None could run code from a file: we never unpickle any."""
     wrong, harmless = [], set(sys.stdlib_module_names) - UNPICKLING
     for name in MODULES:
         others = {full.split(".")[0] for full, _ in imports(name) if own(full) is None} - harmless
@@ -217,8 +216,7 @@ def test_records_have_a_lifetime() -> None:
 
 
 def test_what_modules_say() -> None:
-    """None takes a name with an underscore from another; mypy refuses what that one imported. None
-    calls what pyarrow (25 and older) does with pandas only: importing it takes long."""
+    """None takes a name with an underscore from another, nor calls what pyarrow does with pandas only, whose import takes long."""
     wrong = []
     for name, tree in TREES.items():
         for node in ast.walk(tree):
@@ -230,8 +228,7 @@ def test_what_modules_say() -> None:
 
 
 def test_a_child_inherits_no_lock() -> None:
-    """What lives as long as the interpreter has no lock, thread or queue that a child of a fork would inherit as it is, except those of
-    `core.forks`, which are made anew there. Nor does a cached property: that of functools has a lock per class before Python 3.12."""
+    """What lives as long as the interpreter has no lock, thread or queue that a fork would inherit, except those of `core.forks`."""
     wrong = []
     for name, tree in TREES.items():
         for node, inside in run_time_nodes(tree):
@@ -311,8 +308,7 @@ LIGHT = {"collections", "contextlib", "copyreg", "enum", "functools", "importlib
 
 
 def test_importing_brings_in_nothing_heavy() -> None:
-    """Importing the package, and asking for a name it does not have, loads neither others nor modules of ours. Nor does looking for the
-    source, as Spark's planners do, load the engine."""
+    """Neither others nor modules of ours are loaded by importing the package, nor the engine by looking for the source, as planners do."""
     script = (
         "import sys; before = {*sys.modules}; import pyspark_lookup\n"
         "assert not hasattr(pyspark_lookup, 'nonsense')\n"

@@ -109,8 +109,7 @@ def planted(opened: Opened, what: str) -> list[Path]:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
-    """What is not a file of ours in the place of a block, record or segment is never waited for, followed or read: a counted miss,
-    and replaced if it can be."""
+    """What is no file of ours in the place of a block, record or segment is not waited for, followed or read: a counted miss, and replaced."""
     disk, is_directory, is_link = opened.disk, what == "a directory", what == "a link"
     segment = planted(opened, what)[-1]
     with memory_at_most(2**30):
@@ -133,8 +132,7 @@ def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> None:
-    """The total of all blocks is counted anew; the numbers beside a segment are done without; a claim is nobody's; what lies in a
-    lock's place is locked, or cannot be: an OSError, which costs the cache and not the read."""
+    """The total is counted anew, numbers are done without, a claim is nobody's; what lies in a lock's place is locked, or cannot be."""
     disk = opened.disk
     disk.put_blocks({key(1): data_of(1)})
     plant(opened.root / "usage", what)
@@ -271,10 +269,7 @@ SECRET = "SESAME42"
 
 
 def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A URL with a password and a signature is used, and stands in no description, log, error, counter or traceback.
-
-    In the cache directory it stands where the files of a version are listed, and nowhere else.
-    """
+    """A URL with a password and a signature is used, and told by nothing; at rest it stands where a version's files are listed."""
     caplog.set_level(logging.DEBUG, "pyspark_lookup")
     url = signed(web)
     options = {"lookup.cache.dir": str(cache_dir), "lookup.keys": "id", "lookup.max-retries": 0}

@@ -1,7 +1,4 @@
-"""Key columns: what is equal hashes alike, what differs does not, and keys given in other types find what they mean.
-
-The index answers as a Python dict of lists would, whatever the keys, the seed and the hashes are.
-"""
+"""Key columns: what is equal hashes alike, keys in other types find what they mean, and the index answers as a dict of lists would."""
 
 from __future__ import annotations
 

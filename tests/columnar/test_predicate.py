@@ -308,11 +308,7 @@ def in_columns(kind: pa.DataType, stats: Sequence[ColumnStats | None]) -> StatsC
 
 @pytest.mark.parametrize("name", EDGES)
 def test_evaluate_at_the_edges(name: str) -> None:
-    """Least and greatest values, literals just inside and outside of them, NaN, zeros, text beyond ASCII: all pairs.
-
-    Every row is true, false or null as Spark says, of arrays that start inside their buffers, too; and where statistics
-    rule a predicate out, no row makes it true. (test_same_rows asks Spark itself, of generated predicates.)
-    """
+    """At the ends of types and around literals each row is what Spark says, and what statistics rule out has no true row."""
     (values, others), field = EDGES[name], FIELDS[name]
     whole = pa.array([None, values[0], None, *values], field.type)
     chunk = {name: whole.slice(2)}

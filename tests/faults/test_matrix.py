@@ -1,7 +1,4 @@
-"""Whatever the store answers, a write is acknowledged and there, failed and not there, or unknown; and no file is ever missed.
-
-By day some cases of the matrix are tried, by night (`fuzzing.MORE`) more of them; `scripts/faults` tries all, in shares (`LOOKUPCACHE_FAULTS`).
-"""
+"""Whatever the store answers, a write is acknowledged and there, failed and not there, or unknown. `scripts/faults` tries all cases."""
 
 from __future__ import annotations
 

@@ -196,10 +196,7 @@ def has_event(kind: str, mode: str | None = None) -> Callable[[Events], bool]:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of write: to what table, with what rows after it, and what its events have where it changes no row.
-
-    `warm`: its host has read the table before. `repeats`: the caller need not look before it tries again.
-    """
+    """A write, its table, the rows after it or what its events have. `warm`: its host knows the table. `repeats`: it needs no look first."""
 
     name: str
     write: Write

@@ -146,11 +146,7 @@ def check(
     current: Callable[[str], bool],
     sees_own_host: Callable[[str], bool],
 ) -> dict[str, int]:
-    """How often each kind of note was there; AssertionError for a history that cannot be.
-
-    `current`: whether a reader of that name sees all that was acknowledged before it began. `sees_own_host`: whether it
-    shares its cache with the writers, so that it sees what they have committed.
-    """
+    """How often each kind of note was there; AssertionError for what cannot be. `current`: whether a reader sees all acknowledged before."""
     told = collections.Counter[str]()
     by_time = sorted(notes, key=lambda note: note["at"])
     acknowledged = sorted((note["at"], note["position"]) for note in by_time if note["kind"] == "acknowledged")

@@ -142,10 +142,7 @@ def start_worker(
 
 
 def run(place: Place, work: Path, seconds: float, seed: int) -> dict[str, int]:
-    """What a history of so many seconds came to, three times as many if it takes that until there is `ENOUGH` in it.
-
-    AssertionError if it cannot be, or a process failed.
-    """
+    """What a history of so many seconds came to, three times as many until there is `ENOUGH` in it; AssertionError if it cannot be."""
     rng = random.Random(seed)
     stop, notes = work / "stop", work / "notes"
     began = time.monotonic()

@@ -1,7 +1,4 @@
-"""One process of a history: a writer or a reader that notes what it does, when, and what came of it.
-
-Run as `python -m tests.history.worker <JSON>`. An attempt is noted before it begins, so that a kill leaves that.
-"""
+"""A writer or a reader of a history (`python -m tests.history.worker <JSON>`), which notes what it does before it begins, and what came of it."""
 
 from __future__ import annotations
 

@@ -44,10 +44,7 @@ NOON = 4_000_017_600.0  # 2096-10-02 12:00 UTC
 
 
 class ManualContext(CacheReloadTrigger.Context):
-    """A cache under a test's hand: it notes what a trigger asks for and runs timers when told.
-
-    A reload ends when the test says so, or by itself after `reload_s`. Whoever asks while one runs joins it.
-    """
+    """A cache that notes what a trigger asks for and runs timers when told. A reload ends when the test says so, or after `reload_s`."""
 
     def __init__(self, now_s: float = NOON, last: LastReload | None = None, reload_s: float | None = None) -> None:
         self.clock = FakeClock(now_s)
@@ -317,10 +314,7 @@ def first_starts(draw: st.DrawFn, reload_time: datetime.time, zone: datetime.tzi
 def test_a_timed_reload_is_the_next_on_the_grid(
     data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, step: int, near: float
 ) -> None:
-    """The first grid time after the last start is due; a day of 23 or 25 hours is one, a skipped time comes after the gap, a doubled one once.
-
-    Of a last reload that lies in the future, as the clock was set back, it is the next time of day.
-    """
+    """The first grid time after the last start, or the next time of day after a start that is to come; clocks that change skip or double none."""
     first = data.draw(first_starts(reload_time, zone))
     grid = calendar_grid(reload_time, days, zone, first, range(-20, 60))
     started = grid[20 + step] + near

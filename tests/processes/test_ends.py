@@ -145,8 +145,7 @@ def test_what_hangs_keeps_no_process_from_ending(home: Path) -> None:
 
 
 def test_tables_are_used_until_the_end(home: Path) -> None:
-    """A thread that goes on after the main one uses tables as before, those that need threads too; so does what a user has registered
-    for the end, whether it runs before our threads have ended or afterwards."""
+    """By a thread that goes on after the main one, and by what a user has registered for the end, before and after our threads have ended."""
     code, said = run(
         """
         import atexit

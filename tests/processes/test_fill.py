@@ -1,8 +1,4 @@
-"""Real processes that fill one cache directory, killed at every step.
-
-Each test hands a function of this module to a fresh ("spawn") process, because the test process has
-threads and must not fork. What that process asserts is asserted here: it must exit with 0.
-"""
+"""Real processes that fill one cache directory, killed at every step. They are forked by a spawned one, for that of the tests has threads."""
 
 from __future__ import annotations
 

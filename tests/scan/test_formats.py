@@ -428,11 +428,7 @@ def patched(content: bytes, at: int, new: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_what_is_no_file_of_its_format(name: str) -> None:
-    """A file cut anywhere is damaged, by name; a text cut between lines may still be one, and ORC's last mark is optional.
-
-    Of no bytes at all only a text is one: Spark writes it where there was no row. So are bytes of another format damaged ones
-    of this, and a compressed file wherever its stream, its checksum or its length is. Only text has no mark to tell by.
-    """
+    """A file cut anywhere is damaged, by name, but for text and ORC's last mark; so are bytes of another format or a broken stream."""
     content = GOOD[name]
     text = name.startswith(("d.csv", "d.json"))
     assert read_or_damaged(name, b"") is not text
@@ -477,10 +473,7 @@ def test_an_arrow_footer_that_announces_more_than_there_is() -> None:
 @fuzzed(300)
 @given(name=st.sampled_from([name for name in GOOD if not name.endswith((".parquet", ".orc"))]), data=st.data())
 def test_flipped_bytes(name: str, data: st.DataObject) -> None:
-    """Flipped bytes give other values, damage or a type Spark lacks, but never a read beyond the file or memory.
-
-    Not for parquet and ORC, whose parsers in pyarrow may end the process.
-    """
+    """They give other values, damage or a type Spark lacks, and no read beyond the file or memory."""
     content = bytearray(GOOD[name])
     for at in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
         content[at] = data.draw(st.integers(0, 255))

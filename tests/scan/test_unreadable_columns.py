@@ -136,8 +136,7 @@ DISAGREEING: dict[str, tuple[dict[str, pa.Array], dict[str, pa.Array]]] = {
 def test_files_that_disagree_on_a_column(
     tmp_path: Path, cache_dir: Path, one: dict[str, pa.Array], other: dict[str, pa.Array]
 ) -> None:
-    """A column of which two files have types that nothing unites, or two spellings, refuses itself; the files, and their others, are
-    named and read. So is one that a single file has in a type that Spark lacks."""
+    """A column of which files have types that nothing unites, or two spellings, refuses itself, and names them; so does a type that Spark lacks."""
     (tmp_path / "t").mkdir()
     write(tmp_path / "t" / "a.parquet", {"id": pa.array([1]), "v": pa.array(["a"]), **one})
     write(tmp_path / "t" / "b.parquet", {"id": pa.array([2]), "v": pa.array(["b"]), **other})

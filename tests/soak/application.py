@@ -1,8 +1,4 @@
-"""The Spark application of a soak: a stream joined to both tables, started again from its checkpoint whenever it ends.
-
-Run as `python -m tests.soak.application <JSON: master, home, notes, storage, rate>`. Its orders are lines on its standard input:
-`restart` stops the query and starts it again, `stop` ends all.
-"""
+"""A soak's stream, joined to both tables and started again from its checkpoint whenever it ends. Orders on its input: `restart`, `stop`."""
 
 from __future__ import annotations
 

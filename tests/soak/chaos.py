@@ -1,5 +1,4 @@
-"""The harm that is done to a running soak: processes killed, the disk filled, the clock stepped, the store in a storm, the query
-stopped and started."""
+"""The harm that is done to a running soak: processes killed, the disk filled, the clock stepped, storms in the store, restarts of the query."""
 
 from __future__ import annotations
 
@@ -56,10 +55,7 @@ class Clocks:
 
 
 class Chaos:
-    """Harm in an order that is drawn from a deck of each kind, again and again. `counts`: what was done how often.
-
-    `left`: the kinds that were not done yet, for there was nobody to do it to, or no time.
-    """
+    """Harm in an order that is drawn from a deck of each kind, again and again. `left`: the kinds that could not be done yet."""
 
     def __init__(self, soak: Soak) -> None:
         self._counts = collections.Counter[str]()

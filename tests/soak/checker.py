@@ -1,8 +1,4 @@
-"""What must be true of a soak's output: its micro-batches are reads of both tables, and judged as those of a history are.
-
-Every micro-batch answers from one version of each table, that which its progress names. Neither ever goes back. Each row that went
-in came out once.
-"""
+"""What is true of a soak's micro-batches: each reads one version of each table, which never goes back, and each row came out once."""
 
 from __future__ import annotations
 
@@ -23,8 +19,7 @@ Note = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A micro-batch that is committed: its rows, and the digest of each table's version that it says it used (None: it was
-    stopped between its commit and its report)."""
+    """A committed micro-batch: its rows, and the digests of the versions it says it used (None: it was stopped before it said so)."""
 
     number: int
     rows: pa.Table

@@ -1,8 +1,4 @@
-"""The writer of a soak's plain table, which notes what the table is after each of its steps. `tests.history.worker` writes the other.
-
-Run as `python -m tests.soak.publisher <JSON: name, notes, endpoint, seed, cache>`; it writes through the proxy, at `endpoint`, and goes
-on until it is killed. Started again, it goes on from what is there.
-"""
+"""The writer of a soak's plain table, which notes what that is after each step, until it is killed. Started again, it goes on from there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A soak from beginning to end: everything is started, harmed while it runs, stopped, and what came out is checked.
-
-Its processes are the writers, a cluster of two executors, and the application; the store is in this one.
-"""
+"""A soak from beginning to end: writers, a cluster and a stream are started, harmed while they run, stopped, and what came out is checked."""
 
 from __future__ import annotations
 
@@ -115,10 +112,7 @@ class Soak:
             self.cluster.close()
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Do harm for so long, and until each kind is done, at most twice as long; then stop the stream. AssertionError if it hangs.
-
-        What came of it; `wrong` is empty if all is well.
-        """
+        """Do harm for so long, and until each kind is done, at most twice as long. What came of it; `wrong` is empty if all is well."""
         watch = Watch(self.cluster, self.workers.running["application"].pid, self.directories)
         chaos = Chaos(self)
         began = time.monotonic()

@@ -24,8 +24,7 @@ HANG_S = 180 if "LOOKUPCACHE_MINUTES" in os.environ else 450  # other tests run 
 @pytest.mark.spark
 @pytest.mark.timeout(1200 + 2 * SECONDS)
 def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
-    """Tables that change, a store that fails, executors and workers that die, a full disk, a stepped clock, restarts: each
-    micro-batch has one version of each table, the one it says, none older than before, and each row came out once."""
+    """Whatever is done to tables, store, processes, disks and clocks: a micro-batch has one version of each table, and each row came out once."""
     told = soak(tmp_path, SECONDS, SEED, HANG_S)
     assert told["wrong"] == []
     # Half of what they are beside other tests, which take as much of the machine as they get. It goes on until each kind of

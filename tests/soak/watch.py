@@ -33,10 +33,7 @@ BRIEF = "planner's workers"
 
 
 class Pulse:
-    """Whether the stream goes on: it hangs when no micro-batch is written for `hang_s`, in which it may fail and be run again.
-
-    While the query has been stopped by the run itself, that does not count. Times are of the monotonic clock.
-    """
+    """Whether the stream goes on: it hangs if no micro-batch is written for `hang_s`, except while the run itself has stopped the query."""
 
     def __init__(self, hang_s: float, now: float) -> None:
         self._hang_s = hang_s

@@ -114,11 +114,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Let `tick` seconds pass, then do `name` with keys of the pool, below zero for one with a null.
-
-    Each key comes with how many rows it is given and how old they are. `mixed`: how the rows of several
-    keys lie among each other.
-    """
+    """After `tick` seconds do `name` with keys of the pool (below zero: with a null), their numbers of rows and ages; `mixed`: their order."""
 
     name: str
     keys: list[tuple[int, int, int]]

@@ -279,10 +279,7 @@ def reads_regions(opened: Opened) -> bool:
 
 
 def test_regions_are_verified_once(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment that did not change since it was written, or since it was read through, is not read through again.
-
-    A process that is stopped in the middle of removing it keeps nobody from reading it.
-    """
+    """A segment that did not change since it was written or read through is not read through again, nor by whoever waits for its removal."""
     path = published(opened)
     monkeypatch.setattr(directory, "_LOCK_WAIT_S", 0.0)
     with path.open() as file:
