@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyspark
@@ -36,9 +37,7 @@ def test_options_table() -> None:
     """The table of options is the generated one."""
     found = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", TEXTS["options.md"], re.DOTALL)
     assert found is not None
-    assert found[1] == options_table(OPTIONS), (
-        "put what lookup_options.options_table(OPTIONS) returns between the markers"
-    )
+    assert found[1] == options_table(OPTIONS), "put what options_table(OPTIONS) returns between the markers"
 
 
 def test_pages_name_known_things() -> None:
@@ -90,12 +89,11 @@ def test_readme_examples_run(tmp_path: Path) -> None:
     if not DATA_SOURCES:
         load = 'spark.read.format("lookupcache").load(path)'
         assert load in text
-        text = text.replace(load, "read_table(spark, path)").replace(
-            "import lookup_join", "import lookup_join, read_table"
-        )
-        text = text.replace("cities.toArrow()", "pa.Table.from_pandas(cities.toPandas())").replace(
-            "import tempfile", "import tempfile; import pyarrow as pa"
-        )
+        for old, new in (
+            (load, "read_table(spark, path)"), ("import lookup_join", "import lookup_join, read_table"),
+            ("cities.toArrow()", "pa.Table.from_pandas(cities.toPandas())"), ("import tempfile", "import tempfile; import pyarrow as pa"),
+        ):  # fmt: skip
+            text = text.replace(old, new)
     assert re.findall(r"\|\s*2\|\s*(\w+)\|", pasted(text, tmp_path, shell=False)) == ["NULL", "Bergen", "Bergen"]
 
 
@@ -139,9 +137,8 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
     for language, program in programs.items():
         script = tmp_path / f"example.{language}"
         script.write_text("\n".join(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)), encoding="utf-8")
-        ran = subprocess.run(
-            [*program, script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
-        )
+        shared: dict[str, Any] = {"env": environ, "cwd": tmp_path, "capture_output": True, "text": True}
+        ran = subprocess.run([*program, script], check=False, timeout=200, **shared)
         assert ran.returncode == 0, ran.stderr
         shown += ran.stdout
     return shown
@@ -235,18 +232,10 @@ def test_conf_file(tmp_path: Path) -> None:
     parse_options(path, conf=values)
     assert [key for key in values if key not in KNOWN and not key.startswith("lookup.storage.")] == []
     assert set(conf_file_secrets({"LOOKUPCACHE_CONF": str(copy)})) == {"key", "secret"}
-    examples = {f"lookup.full-cache.{key}" for key in ("max-staleness", "retain", "blackout")}
-    examples |= {
-        f"lookup.{key}"
-        for key in (
-            "metadata.source",
-            "metadata.sync-interval",
-            "settle",
-            "cache.dir",
-            "cache.max-bytes",
-            "on-version-gone",
-        )
-    }
+    examples = (
+        "full-cache.max-staleness full-cache.retain full-cache.blackout metadata.source metadata.sync-interval settle"
+    )
+    examples = {f"lookup.{key}" for key in f"{examples} cache.dir cache.max-bytes on-version-gone".split()}
     shown = {key: value for key, value in values.items() if key not in examples and ".storage." not in key}
     assert len(shown) >= 6
     assert parse_options(path, conf=shown) == parse_options(path, conf={})

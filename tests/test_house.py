@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,6 +84,11 @@ def imports(name: str) -> set[tuple[str, bool]]:
     return found
 
 
+def modules_with(is_meant: Callable[[ast.AST], object]) -> set[str]:
+    """The modules with such a node."""
+    return {name for name, tree in TREES.items() if any(map(is_meant, ast.walk(tree)))}
+
+
 def own(full: str) -> str | None:
     """The module of this package that a full name means; None if it is another's."""
     if full != "pyspark_lookup" and not full.startswith("pyspark_lookup."):
@@ -140,14 +145,8 @@ def test_options_of_a_kind_are_named_in_its_room() -> None:
     of_kinds = [group for group in OPTIONS if not group.__module__.startswith("pyspark_lookup.sources.managed.")]
     keys = [field.metadata["key"].removesuffix("*") for group in of_kinds for field in dataclasses.fields(group)]
     assert keys
-    named = [
-        (name, key)
-        for name in MODULES
-        for text in _texts(TREES[name])
-        for key in keys
-        if key in text and not name.startswith("sources.")
-    ]
-    assert named == []
+    texts = [(name, text) for name, tree in TREES.items() if not name.startswith("sources.") for text in _texts(tree)]
+    assert [(name, key) for name, text in texts for key in keys if key in text] == []
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:
@@ -169,16 +168,9 @@ def test_packages_are_known_by_few() -> None:
 
 def test_features_alone_knows_versions_of_spark() -> None:
     """Other modules ask what this Spark can do: none looks at its version, or for a part of PySpark that may be missing."""
-    versions = {
-        name for name, tree in TREES.items() for node in ast.walk(tree) if ast.unparse(node) == "pyspark.__version__"
-    }
-    optional = {
-        name
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        and node.module in {"pyspark.sql.datasource", "pyspark.sql.streaming.datasource", "pyspark.sql.classic"}
-    }
+    parts = {"pyspark.sql.datasource", "pyspark.sql.streaming.datasource", "pyspark.sql.classic"}
+    optional = modules_with(lambda node: isinstance(node, ast.ImportFrom) and node.module in parts)
+    versions = modules_with(lambda node: isinstance(node, ast.Attribute) and ast.unparse(node) == "pyspark.__version__")
     assert versions == optional == {"spark.features"}
 
 
@@ -197,12 +189,8 @@ def test_only_disk_publishes() -> None:
 
 def test_few_remove() -> None:
     """Files and directories are removed where it is made sure that they are ours, and that no link leads to them."""
-    removing = {
-        name
-        for name, tree in TREES.items()
-        if {"unlink", "rmdir", "rmtree", "removedirs"}
-        & {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    }
+    removals = {"unlink", "rmdir", "rmtree", "removedirs"}
+    removing = modules_with(lambda node: isinstance(node, ast.Attribute) and node.attr in removals)
     assert removing == {"storage.disk.directory", "storage.stores.local"}
 
 
@@ -217,14 +205,13 @@ def test_records_have_a_lifetime() -> None:
 
 def test_what_modules_say() -> None:
     """None takes a name with an underscore from another, nor calls what pyarrow does with pandas only, whose import takes long."""
-    wrong = []
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and own(str(node.module)) is not None:
-                wrong += [f"{name}: {alias.name}" for alias in node.names if re.match("_[^_]", alias.name)]
-            elif isinstance(node, ast.Attribute) and node.attr in ("to_pandas", "to_pandas_dtype"):
-                wrong.append(f"{name}: {node.attr}")
-    assert wrong == []
+
+    def is_wrong(node: ast.AST) -> bool:
+        if isinstance(node, ast.ImportFrom) and own(str(node.module)) is not None:
+            return any(re.match("_[^_]", alias.name) for alias in node.names)
+        return isinstance(node, ast.Attribute) and node.attr in ("to_pandas", "to_pandas_dtype")
+
+    assert modules_with(is_wrong) == set()
 
 
 def test_a_child_inherits_no_lock() -> None:
@@ -238,9 +225,7 @@ def test_a_child_inherits_no_lock() -> None:
             if name != "core.forks" and (used == "functools.cached_property" or (cached and imported == "functools")):
                 wrong.append(f"{name}: {used or imported}")
             called = ast.unparse(node.func) if isinstance(node, ast.Call) and not inside else ""
-            if called.startswith(
-                ("threading.", "queue.", "concurrent.futures.", "multiprocessing.", "ThreadPool", "asyncio.")
-            ):
+            if re.match(r"(threading|queue|concurrent\.futures|multiprocessing|asyncio)\.|ThreadPool", called):
                 wrong.append(f"{name}: {called}")
             # Such names would not be seen above.
             if imported in ("threading", "queue", "multiprocessing", "asyncio"):
@@ -250,18 +235,12 @@ def test_a_child_inherits_no_lock() -> None:
 
 def test_causes_are_ours() -> None:
     """`raise … from` names an error of ours: a foreign one, whose text may hold a credential, becomes a cause by `raise_ours`."""
-    ours = {
-        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, BaseException)
-    }
+    ours = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
     wrong = []
     for module, tree in TREES.items():
-        for function in ast.walk(tree):
-            if not isinstance(function, ast.FunctionDef):
-                continue
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             kinds = {arg.arg: ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation is not None}
-            handlers = [
-                node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.name and node.type
-            ]
+            handlers = [node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.name]
             kinds |= {str(node.name): ast.unparse(node.type) for node in handlers if node.type is not None}
             for node in ast.walk(function):
                 if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Name) and module:
@@ -272,14 +251,8 @@ def test_causes_are_ours() -> None:
 
 def test_threads_are_started_in_one_place() -> None:
     """Where they are made to end before the interpreter does. Pools of Python's refuse work once the main thread has ended."""
-    wrong = []
-    for name, tree in TREES.items():
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call | ast.ImportFrom)]
-        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-        wrong += [
-            (name, one) for one in called if re.search(r"threading\.(Thread|Timer)$|PoolExecutor$|_thread\.start", one)
-        ]
-    assert wrong == []
+    starts = re.compile(r"threading\.(Thread|Timer)$|PoolExecutor$|_thread\.start").search
+    assert modules_with(lambda node: isinstance(node, ast.Call) and starts(ast.unparse(node.func))) == set()
 
 
 def test_tests_import_from_no_test() -> None:
@@ -335,8 +308,7 @@ OURS = (
 @pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "sqlglot", "pyspark", *OURS])
 def test_a_broken_installation_harms_nobody_else(blocked: str) -> None:
     """Spark asks every `pyspark_*` package for its source with hasattr: whatever of ours is broken, that must not raise."""
-    answers = (
-        {"False"} if blocked.startswith("pyspark") else {"True", str(blocked != "pyarrow")}
-    )  # pyspark may want pyarrow
+    # PySpark may want PyArrow.
+    answers = {"False"} if blocked.startswith("pyspark") else {"True", str(blocked != "pyarrow")}
     for error in ("ImportError", "ModuleNotFoundError"):
         assert python(BLOCKER.format(blocked=[blocked], error=error) + ASKS) in answers
