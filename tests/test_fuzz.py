@@ -510,10 +510,8 @@ def test_what_is_damaged_is_understood_or_refused(
 NO_DELETED_ROWS: list[dict[str, Any]] = [
     *({PATH: ["a", "a"], ROW: rows} for rows in ([1.0, 2.0], [1, None], [2, 1], [-1, 1])),
     *({PATH: paths, ROW: [1, 2, 3]} for paths in (["a", None, "b"], [1, 2, 3], ["a", "b", "a"])),
-    {PATH: ["a"], "other": [1]},
-    {"other": [1]},
-    {PATH: [["a"]], ROW: [1]},
-]
+    {PATH: ["a"], "other": [1]}, {"other": [1]}, {PATH: [["a"]], ROW: [1]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", NO_DELETED_ROWS, ids=str)

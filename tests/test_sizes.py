@@ -40,12 +40,10 @@ def _write_csv(table: pa.Table, path: Path) -> None:
 
 WRITERS: dict[str, Callable[[pa.Table, Path], object]] = {
     "parquet": pq.write_table,
-    "arrow": lambda table, path: feather.write_feather(table, path, compression="uncompressed"),
-    "orc": orc.write_table,
-    "csv": _write_csv,
-    "json": lambda table, path: path.write_text("\n".join(map(json.dumps, table.to_pylist()))),
+    "arrow": lambda table, path: feather.write_feather(table, path, compression="uncompressed"), "orc": orc.write_table,
+    "csv": _write_csv, "json": lambda table, path: path.write_text("\n".join(map(json.dumps, table.to_pylist()))),
     "delta": lambda table, path: write_deltalake(str(path.parent), table),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -178,11 +176,9 @@ def test_a_bomb_of_deleted_rows(rows: int) -> None:
     heads = np.full((containers, 2), 65_535, "<u2")
     heads[:, 0] = np.arange(containers)
     parts = (
-        b"\xff" * (containers // 8),
-        heads.tobytes(),
-        bytes(4 * containers),
+        b"\xff" * (containers // 8), heads.tobytes(), bytes(4 * containers),
         struct.pack("<HHH", 1, 0, 65_535) * containers,
-    )
+    )  # fmt: skip
     bitmap = struct.pack("<I", 12_347 | (containers - 1) << 16) + b"".join(parts)
     start = time.process_time()
     with pytest.raises(ValueError, match=r"rows instead of the|deleted rows of one file"):

@@ -136,11 +136,9 @@ SAMPLE = pa.table(
 )
 FORMATS = {
     FileFormatName.PARQUET: "part-0.parquet part-0.c000.snappy.parquet A.PARQ a.pq a.csv?b.parquet",
-    FileFormatName.ARROW: "a.arrow a.feather a.ipc",
-    FileFormatName.CSV: "a.csv a.csv.gz a.CSV.BZ2",
-    FileFormatName.JSON: "a.json a.jsonl.gz a.ndjson",
-    FileFormatName.ORC: "a.orc",
-}
+    FileFormatName.ARROW: "a.arrow a.feather a.ipc", FileFormatName.CSV: "a.csv a.csv.gz a.CSV.BZ2",
+    FileFormatName.JSON: "a.json a.jsonl.gz a.ndjson", FileFormatName.ORC: "a.orc",
+}  # fmt: skip
 
 
 def test_format_of() -> None:
@@ -281,16 +279,14 @@ def test_rows(name: str, content: bytes, expected: pa.Table) -> None:
 NAN = float("nan")
 DAY, TIME = datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3)
 BOUNDED: list[tuple[list[Any], list[pa.DataType]]] = [
-    ([-7, None, 3], [pa.int8(), pa.int64()]),
-    ([3, None, 2**32 - 1], [pa.uint32()]),
+    ([-7, None, 3], [pa.int8(), pa.int64()]), ([3, None, 2**32 - 1], [pa.uint32()]),
     ([-2.5, None, 1.5], [pa.float32(), pa.float64()]),
-    (["b", None, "ä"], [pa.string(), pa.dictionary(pa.int8(), pa.string())]),
-    ([b"b", None, b"\xff"], [pa.binary()]),
+    (["b", None, "ä"], [pa.string(), pa.dictionary(pa.int8(), pa.string())]), ([b"b", None, b"\xff"], [pa.binary()]),
     ([decimal.Decimal("-3.50"), None, decimal.Decimal("1.25")], [pa.decimal128(9, 2), pa.decimal128(30, 2)]),
     ([DAY.replace(year=1969), None, DAY], [pa.date32()]),
     ([TIME.replace(year=1969), None, TIME], [pa.timestamp("us"), pa.timestamp("ms")]),
     ([TIME.replace(year=1969, tzinfo=UTC), None, TIME.replace(tzinfo=UTC)], [pa.timestamp("us", "UTC")]),
-]
+]  # fmt: skip
 TENSOR = pa.fixed_shape_tensor(pa.int8(), [1])
 STATS: list[tuple[pa.Array, dict[str, Any], ColumnStats | None]] = [
     *((pa.array(of, kind), {}, ColumnStats(of[0], of[2], 1, 3)) for of, kinds in BOUNDED for kind in kinds),

@@ -37,11 +37,9 @@ def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
 
 
 MANAGED = [
-    State(1, Rows()),
-    State(4, Rows([(1, "a", 0), (2, "a", 1), (2, "b", 0)]), "append"),
-    State(9, Rows([(1, "c", 0), (2, "c", 1)]), "overwrite"),
-    State(12, Rows([(1, "c", 0), (2, "c", 1)]), "compact"),
-]
+    State(1, Rows()), State(4, Rows([(1, "a", 0), (2, "a", 1), (2, "b", 0)]), "append"),
+    State(9, Rows([(1, "c", 0), (2, "c", 1)]), "overwrite"), State(12, Rows([(1, "c", 0), (2, "c", 1)]), "compact"),
+]  # fmt: skip
 """A table that has two rows of the key 2, and none of others."""
 NOTES: list[dict[str, Any]] = [
     {"kind": "published", "number": 1, "parts": 1, "digest": "p1"},

@@ -75,11 +75,9 @@ CALLS: dict[str, Callable[[Host, FileVersion], object]] = {
 def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -> None:
     """After max_retries + 1 attempts, or one where another will not mend it, the store's own last error is raised, with no pause after it."""
     lasting = (
-        errors.UfsNotFoundError("f"),
-        errors.UfsPermissionError("no"),
-        errors.SourceChangedError("f"),
+        errors.UfsNotFoundError("f"), errors.UfsPermissionError("no"), errors.SourceChangedError("f"),
         errors.UfsError("disk"),
-    )
+    )  # fmt: skip
     for error in (errors.UfsUnavailableError("503"), errors.UfsTimeoutError("slow"), *lasting):
         host, attempts = make_host(str(path), None, max_retries=2), 1 if error in lasting else 3
         fail(host, itertools.repeat(error))

@@ -201,8 +201,7 @@ def test_bounds_that_are_none(cache_dir: Path, kind: pa.DataType, low: Any, high
 
 # The values of generated key columns, by type.
 DOMAIN: dict[pa.DataType, list[Any]] = {
-    pa.int32(): [*range(-3, 9), 2**31 - 1],
-    pa.int64(): [*range(-3, 9), 2**62],
+    pa.int32(): [*range(-3, 9), 2**31 - 1], pa.int64(): [*range(-3, 9), 2**62],
     pa.string(): ["", "a", "aa", "b", "ba", "é", "z", "a\0"],
     pa.float32(): [-0.5, -0.0, 0.0, 2.25, 2.5, math.inf, -math.inf, math.nan],
     pa.float64(): [-1.5, -0.0, 0.0, 5e-324, 1.0, 2.0, math.inf, -math.inf, math.nan],
@@ -211,25 +210,21 @@ DOMAIN: dict[pa.DataType, list[Any]] = {
     pa.date32(): [DAY + datetime.timedelta(n) for n in range(8)],
     pa.timestamp("us"): [NOON + datetime.timedelta(microseconds=n) for n in range(8)],
     pa.timestamp("us", "UTC"): [NOON.replace(tzinfo=UTC) + datetime.timedelta(hours=n) for n in range(8)],
-    pa.binary(): [b"", b"a", b"a\0", b"b", b"\xff", b"\x80"],
-    pa.bool_(): [False, True],
-}
+    pa.binary(): [b"", b"a", b"a\0", b"b", b"\xff", b"\x80"], pa.bool_(): [False, True],
+}  # fmt: skip
 # So of types that files have no bounds of, or may have and keys may not.
 STORED: dict[pa.DataType, list[Any]] = {
-    pa.duration("us"): [datetime.timedelta(n) for n in range(4)],
-    pa.uint8(): [0, 1, 127, 128, 255],
-    pa.uint32(): [0, 1, 2**31 - 1, 2**31, 2**32 - 1],
-    pa.uint64(): [0, 1, 2**63 - 1, 2**63, 2**64 - 1],
+    pa.duration("us"): [datetime.timedelta(n) for n in range(4)], pa.uint8(): [0, 1, 127, 128, 255],
+    pa.uint32(): [0, 1, 2**31 - 1, 2**31, 2**32 - 1], pa.uint64(): [0, 1, 2**63 - 1, 2**63, 2**64 - 1],
     pa.float16(): [np.float16(value) for value in (-2.0, -0.0, 0.5, 1.0, math.inf)],
-    pa.large_string(): ["", "a", "b", "é"],
-    pa.dictionary(pa.int32(), pa.string()): ["", "a", "b", "é"],
+    pa.large_string(): ["", "a", "b", "é"], pa.dictionary(pa.int32(), pa.string()): ["", "a", "b", "é"],
     pa.binary(2): [b"\0\0", b"aa", b"ab", b"\xff\xff"],
     pa.timestamp("ms"): [NOON + datetime.timedelta(milliseconds=n) for n in range(5)],
     pa.timestamp("s", "Europe/Berlin"): [NOON.replace(tzinfo=UTC) + datetime.timedelta(hours=n) for n in range(5)],
     pa.timestamp("ns"): [NOON + datetime.timedelta(microseconds=n) for n in range(5)],
     pa.date64(): [DAY + datetime.timedelta(n) for n in range(5)],
     pa.decimal128(20, 5): [decimal.Decimal(n) / 8 for n in (-9, -1, 0, 1, 100_000)],
-}
+}  # fmt: skip
 VALUES = {**DOMAIN, **STORED}
 UNBOUNDED = "d"  # the file whose bounds nobody wrote down
 

@@ -458,13 +458,9 @@ OTHER_VALUES: list[tuple[Content, str, str]] = [
     # A number is not an instant, and the file is not damaged.
     *((form, kind, "int64 ") for kind in ("TIMESTAMP", "BOOLEAN", "ARRAY<INT>") for form in ("id,v\n1,7\n", '{"id": 1, "v": 7}')),
     # What a cast would round or cut; types that are not numbers, whatever the values.
-    (pa.array([2**40]), "INT", ""),
-    (pa.array([0.1]), "FLOAT", ""),
-    (pa.array([float(2**53)]), "DECIMAL(5, 0)", ""),
-    (pa.array([D("1.25")], pa.decimal128(5, 2)), "DECIMAL(5, 1)", ""),
-    (pa.array([2**53 + 1]), "DOUBLE", ""),
-    (pa.array([b"\xff"]), "STRING", ""),
-    (pa.array([], pa.int64()), "STRING", "int64 "),
+    (pa.array([2**40]), "INT", ""), (pa.array([0.1]), "FLOAT", ""), (pa.array([float(2**53)]), "DECIMAL(5, 0)", ""),
+    (pa.array([D("1.25")], pa.decimal128(5, 2)), "DECIMAL(5, 1)", ""), (pa.array([2**53 + 1]), "DOUBLE", ""),
+    (pa.array([b"\xff"]), "STRING", ""), (pa.array([], pa.int64()), "STRING", "int64 "),
 ]  # fmt: skip
 
 

@@ -117,12 +117,10 @@ def test_a_redirect_takes_nothing_along(store: S3Server, web: WebServer) -> None
     host = make_host(PATH, None)
     file = host.ufs.get_meta(PATH)
     calls: list[Callable[[], Any]] = [
-        lambda: host.ufs.get_meta(PATH),
-        lambda: host.ufs.list_status("s3://refusals/dim"),
-        lambda: host.ufs.read_ranges(file, [(0, 5)]),
-        lambda: host.ufs.put_if_absent("s3://refusals/t/a", b"rows"),
+        lambda: host.ufs.get_meta(PATH), lambda: host.ufs.list_status("s3://refusals/dim"),
+        lambda: host.ufs.read_ranges(file, [(0, 5)]), lambda: host.ufs.put_if_absent("s3://refusals/t/a", b"rows"),
         lambda: host.ufs.delete("s3://refusals/t/_lookup/log/00000000000000000001.json"),
-    ]
+    ]  # fmt: skip
     for status in (301, 302, 307, 308):
         refuse(store, ("head", "list", "get", "put", "delete"), status, "TemporaryRedirect", Location=f"{web.url}/x")
         for call in calls:
