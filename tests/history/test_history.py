@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +71,6 @@ def note(
 def judge(*notes: dict[str, Any], current: bool = False) -> dict[str, int]:
     known, tags = found()
     return check(notes, known, tags, lambda who: current, lambda who: False)
-
-
-def test_the_model() -> None:
-    """The states of a log: appends add, an overwrite replaces, what was aborted is never there."""
-    known, tags = found()
-    assert [(state.position, state.rows) for state in known] == [
-        (1, Counter()),
-        (4, Counter(ROWS[1])),
-        (7, Counter(ROWS[1] + ROWS[2])),
-        (10, Counter(ROWS[3])),
-    ]
-    assert tags == {"a": 4, "b": 7, "c": 10}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import os
 import random
 import statistics
@@ -23,7 +24,7 @@ from tests.history.run import S3Place, start_worker
 from tests.soak import tables
 from tests.soak.chaos import FAULTS, Chaos, Clocks
 from tests.soak.checker import batches_of, check_batches
-from tests.soak.watch import Pulse, Watch, check_directory
+from tests.soak.watch import Watch, check_directory
 from tests.support.cluster import Cluster, environment
 from tests.support.s3server import S3Server
 from tests.support.workers import Following, Notes, Workers, notes_in
@@ -49,7 +50,7 @@ class Soak:
         self._notes = work / "notes"
         self._following = Following(self._notes)
         self._counts = collections.Counter[str]()
-        self._pulse = Pulse(hang_s, time.monotonic())
+        self._hang_s, self._written_at, self._unwritten_s = hang_s, time.monotonic(), 0.0
         self._versions = Notes(self._notes, "versions")
         self._noted = 0
 
@@ -138,15 +139,17 @@ class Soak:
         return {**self._checked(watch.wrong()), **chaos.told(), "medians of the quarters": watch.told()}
 
     def _follow(self) -> None:
-        """Take in what has happened, and see whether the stream goes on."""
+        """Take in what has happened. AssertionError if no micro-batch is written for `hang_s`, unless the run itself has stopped the query."""
         for note in self._following.new():
             kind = note["kind"]
             if note["who"] == "application":
                 self._counts[kind] += 1
-                self._pulse.heard(kind, note["at"])
+                if kind in ("written", "stopping") or (kind == "started" and self._written_at == math.inf):
+                    self._written_at = math.inf if kind == "stopping" else note["at"]
                 if kind in ("ended", "not started"):
                     print(f"{kind}: {note['error']}", flush=True)
-        self._pulse.check(time.monotonic())
+        self._unwritten_s = max(self._unwritten_s, time.monotonic() - self._written_at)
+        assert self._unwritten_s <= self._hang_s, f"no micro-batch was written for {self._unwritten_s:.0f} s"
 
     def _note_versions(self) -> None:
         """Note which digest readers are told of each version of the managed table that is new, before a vacuum may remove it."""
@@ -178,7 +181,7 @@ class Soak:
             wrong += problems
         took = [note["ms"] for note in notes if note["kind"] == "progress"]
         told["stream"] = {**self._counts, "median micro-batch (ms)": statistics.median(took), "slowest (ms)": max(took)}
-        told["longest between micro-batches (s)"] = round(self._pulse.unwritten_s, 1)
+        told["longest between micro-batches (s)"] = round(self._unwritten_s, 1)
         return {**told, "requests": dict(self._place.proxy.counts), "wrong": wrong}
 
 

@@ -32,27 +32,6 @@ BRIEF = "planner's workers"
 """Processes that live for seconds, whenever a stream starts: what one holds cannot grow for long. They are counted."""
 
 
-class Pulse:
-    """Whether the stream goes on: it hangs if no micro-batch is written for `hang_s`, except while the run itself has stopped the query."""
-
-    def __init__(self, hang_s: float, now: float) -> None:
-        self._hang_s = hang_s
-        self._written_at = now
-        self._stopped = False
-        self.unwritten_s = 0.0
-
-    def heard(self, kind: str, at: float) -> None:
-        """Take in a note of the application."""
-        if kind in ("written", "stopping") or (self._stopped and kind == "started"):
-            self._written_at, self._stopped = at, kind == "stopping"
-
-    def check(self, now: float) -> None:
-        """AssertionError if it hangs."""
-        if not self._stopped:
-            self.unwritten_s = max(self.unwritten_s, now - self._written_at)
-            assert now - self._written_at <= self._hang_s, f"no micro-batch was written for {self.unwritten_s:.0f} s"
-
-
 @dataclasses.dataclass(frozen=True)
 class Process:
     """A process at one moment: `session` is the id of its session, `parent` of its parent."""
@@ -64,11 +43,10 @@ class Process:
 
     def usage(self) -> tuple[int, int] | None:
         """(resident bytes, open files) of it now; None if it has ended."""
-        try:
+        with contextlib.suppress(OSError, IndexError):
             resident = int(Path(f"/proc/{self.id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
             return resident, len(os.listdir(f"/proc/{self.id}/fd"))
-        except (OSError, IndexError):
-            return None
+        return None
 
 
 def all_processes() -> Iterator[Process]:

@@ -110,21 +110,6 @@ def test_a_store_that_gets_too_many_requests_is_given_time(path: Path) -> None:
     assert sum(host.clock.slept[:-2]) >= 60 > sum(host.clock.slept[:-3])
 
 
-def test_one_ranges_failure_repeats_that_range_only(path: Path) -> None:
-    """Of several ranges the one that failed is asked again, the others are not."""
-    host, failed = make_host(str(path), None, max_retries=1), list[object]()
-
-    def before(kind: str, subject: object) -> None:
-        if subject == (file.url, 10, 10) and not failed:
-            failed.append(subject)
-            raise errors.UfsUnavailableError("503")
-
-    file, host.store.before = file_of(host, path), before
-    assert b"".join(host.ufs.read_ranges(file, [(0, 10), (10, 10), (20, 10)])) == BYTES[:30]
-    assert counts(host) == {"ufsGetCount": 4, "ufsGetBytes": 30, "ufsRetryCount": 1}
-    assert sorted(host.store.calls) == [("get", (file.url, n, 10)) for n in (0, 10, 10, 20)]
-
-
 def test_a_short_read_is_tried_again_and_never_handed_out(unpinned: MemoryFileSystem) -> None:
     """Fewer bytes than asked for are a transient failure, and the bytes that came are counted."""
     host = make_host("memory://f", None, max_retries=2)
