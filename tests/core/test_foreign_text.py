@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import pickle
@@ -301,23 +302,17 @@ def test_objects_that_cannot_be_told(tmp_path: Path) -> None:
     def throw(value: Any) -> None:
         raise value
 
-    for value in odd:
-        places: list[Callable[[], object]] = [
-            lambda value=value: make("lookup.provider", "operator:itemgetter", value, LookupFunctionProvider),
-            lambda value=value: make("lookup.provider", f"{__name__}:identity", value, LookupFunctionProvider),
-            lambda value=value: as_arrow_rows([{"id": value}], lambda: Returning.schema),
-            lambda value=value: answer(lambda: value),
-            lambda value=value: answer(lambda: throw(value)),
-        ]
-        for place in places:
-            with pytest.raises((PysparkLookupError, TypeError)) as caught:
-                place()
-            text = "".join(told(caught.value))
-            assert SECRET not in text
-            assert len(text) < 10**6
-            assert "\x1b" not in text
-            text.encode()
-
-
-def identity(value: Any) -> Any:
-    return value
+    places: list[Callable[[Any], object]] = [
+        lambda value: make("lookup.provider", "operator:itemgetter", value, LookupFunctionProvider),
+        lambda value: make("lookup.provider", "copy:copy", value, LookupFunctionProvider),
+        lambda value: as_arrow_rows([{"id": value}], lambda: Returning.schema),
+        lambda value: answer(lambda: value),
+        lambda value: answer(lambda: throw(value)),
+    ]
+    for value, place in itertools.product(odd, places):
+        with pytest.raises((PysparkLookupError, TypeError)) as caught:
+            place(value)
+        text = "".join(told(caught.value))
+        assert SECRET not in text
+        assert "\x1b" not in text
+        assert len(text.encode()) < 10**6

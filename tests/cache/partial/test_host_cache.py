@@ -73,24 +73,6 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_only_one_merges(cache_dir: Path, clock: FakeClock) -> None:
-    """While another process merges, a second one does nothing, which is no failure; afterwards it does."""
-    process = Process(cache_dir, clock)
-    for number in range(3):
-        process.put({number: [number]})
-    lock = Process(cache_dir, clock).disk.acquire("merge", SPACE, 0)
-    assert lock is not None
-    before = process.names()
-    assert process.merge() == 1
-    assert process.names() == before
-    assert process.count("sharedMergeCount") == process.count("cacheFailureCount") == 0
-    lock.release()
-    process.put({3: [3]})
-    assert process.merge() == 1
-    assert len(process.names()) == 1
-
-
-@pytest.mark.usefixtures("often")
 def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
     """Files that were merged away are let go of at the next look, with their numbers and records, and all of them with the cache."""
     one, other = Process(cache_dir, clock), Process(cache_dir, clock)

@@ -109,33 +109,6 @@ def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory,
     assert content(opened) == {**regions, **added}
 
 
-def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is brought to the disk before it gets its name, and the name after that, so a crash leaves it whole or absent."""
-    events: list[tuple[str, str]] = []
-    fsync, replace = os.fsync, os.replace
-
-    def synced(fd: int) -> None:
-        events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
-        fsync(fd)
-
-    def replaced(source: str, target: str, **directories: int) -> None:
-        directory = os.readlink(f"/proc/self/fd/{directories['dst_dir_fd']}")
-        events.append(("rename", f"{directory}/{target}"))
-        replace(source, target, **directories)
-
-    writer = opened.disk.create_segment({"r": 1})
-    writer.append("r", b"x")
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", replaced)
-    writer.finish({})
-    temporary = str(writer.file.path)
-    opened.disk.publish_segment("t", "s", writer)
-    writer.close()
-    path, record = str(path_of(opened)), str(record_of(opened))
-    order = [("fsync", temporary), ("rename", path), ("rename", record), ("fsync", os.path.dirname(path))]
-    assert events == order
-
-
 USES: dict[str, Callable[[OpenSegment], Any]] = {
     "the segment": lambda found: found,
     "a region": lambda found: found.regions["two"],

@@ -31,7 +31,7 @@ from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile
 from pyspark_lookup.storage.host_metrics import read_reloads
 from tests.support.disks import bytes_below, handles_below
-from tests.support.fakes import CACHES, FakeClock, Later, wait_until_settled
+from tests.support.fakes import CACHES, FakeClock, wait_until_settled
 from tests.support.full_cache import CACHE, EACH, FULL, Table, publish
 from tests.support.fuzzing import by_day, seeds
 from tests.support.lookup_functions import SCHEMA, Desk, SyncFunction, names, provider
@@ -392,25 +392,3 @@ def test_what_is_invalidated_without_a_cache_directory(tmp_path: Path, monkeypat
         api.runtime().engine(parse_options({"path": str(tmp_path / f"t{number}"), **options}))
     gc.collect()
     assert names(LookupTable(None, provided), 1) == ["call 2"]
-
-
-def test_what_only_a_process_knows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table's engine stays while the disk could not record one of its commits, and while its schedule runs."""
-    monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 1)
-    current = Runtime(FakeClock(time.time()).host(), random.Random(7), start=Later())
-    cache = {"lookup.cache.dir": str(tmp_path / "cache")}
-    plain = parse_options({"path": str(tmp_path / "t"), **cache})
-    current.engine(plain).reader.host._unwritten_floors["file:///t"] = {}
-    scheduled = parse_options({"path": str(tmp_path / "t"), **cache, **CACHE})
-    engine = current.engine(scheduled)
-    full = engine.reader.fulls.get_cache(engine.reader.kinds.to_table(scheduled, "DIRECTORY"), scheduled)
-    assert full is not None
-    full.schedule.ensure()
-    engines = set(current._engines)
-    del engine, full
-    for number in range(20):
-        current.engine(parse_options({"path": str(tmp_path / f"u{number}"), **cache}))
-    gc.collect()
-    assert len(engines) == 2
-    assert engines <= set(current._engines)
-    assert len(current._engines) <= 4
