@@ -10,49 +10,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pyspark_lookup.storage.disk import Disk, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES
-from tests.support.disks import data_of
-from tests.support.fakes import FakeClock, Host, make_host
+from tests.support.block_source import Source
+from tests.support.fakes import FakeClock, Host, make_host, wait_until_settled
 from tests.support.fuzzing import by_day
 from tests.support.workers import in_fresh_process
 
-if TYPE_CHECKING:
-    pass  # which takes long to import
-
 FEW = [(n * 70_000, 1000) for n in range(3)]  # too far apart to share a request
 MAX_BYTES = 2**20  # of the directories of those that are killed
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A file of a million random bytes."""
-    path = tmp_path / "source"
-    path.write_bytes(data_of(1, 1_000_000))
-    return path
-
-
-def located(host: Host, path: Path) -> Any:
-    version = host.ufs.get_meta(str(path))
-    host.store.calls.clear()
-    return host.blocks.get_blocks_and_locations(version.url, version)
-
-
-def read(host: Host, path: Path, blocks: list[tuple[int, int]]) -> list[bytes]:
-    return [bytes(data) for data in host.blocks.read([(located(host, path), blocks)])[0]]
-
-
-def right(path: Path, blocks: list[tuple[int, int]]) -> list[bytes]:
-    content = path.read_bytes()
-    return [content[offset : offset + length] for offset, length in blocks]
-
-
-def gets(host: Host) -> list[tuple[int, int]]:
-    return sorted(subject[1:] for kind, subject in host.store.calls if kind == "get")  # type: ignore[index]
 
 
 STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.utime", "os.scandir", "fcntl.flock"}
@@ -99,35 +69,35 @@ def disk_of(cache_dir: Path, later_s: float = 0) -> Disk:
     return disk
 
 
-def fill(path: Path, cache_dir: Path, step: Callable[[str], None]) -> None:
+def fill(source: Source, cache_dir: Path, step: Callable[[str], None]) -> None:
     """What a worker does to the directory: blocks, an exclusive record, a replaced one, a lock."""
-    host = host_now(path, cache_dir, MAX_BYTES)
+    host = host_now(source.path, cache_dir, MAX_BYTES)
     host.store.before = lambda kind, subject: step(kind)
-    read(host, path, FEW)
+    source.read(*FEW, host=host)
     assert host.disk is not None
     host.disk.create_record("execution", "k", "mine")
     host.disk.replace_record("version", "r", 2)
     host.disk.sweep()
 
 
-def prepared(path: Path, cache_dir: Path, full: bool) -> None:
+def prepared(source: Source, cache_dir: Path, full: bool) -> None:
     """The directory as the killed process finds it: a record, and if `full` no room for its blocks."""
-    host = host_now(path, cache_dir, MAX_BYTES)
+    host = host_now(source.path, cache_dir, MAX_BYTES)
     assert host.disk is not None
     host.disk.replace_record("version", "r", 1)
     if full:
         pages = [*([26] * 9), 3]  # and two for their directories
-        read(host, path, [(n * 80_000, 4096 * count - HEADER_BYTES) for n, count in enumerate(pages)])
+        source.read(*((n * 80_000, 4096 * count - HEADER_BYTES) for n, count in enumerate(pages)), host=host)
         assert host.disk.lacks("blocks", 1) == 1
 
 
-def assert_sound(path: Path, cache_dir: Path, where: str) -> None:
+def assert_sound(source: Source, cache_dir: Path, where: str) -> None:
     """After a kill: no lock is held, nothing broken is served, what is missing is fetched, and repair leaves it clean."""
     root = cache_dir / "v1"
     for lock in [*(root.glob("*.lock")), *(root.glob("locks/*"))]:
         with open(lock, "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    host = host_now(path, cache_dir, MAX_BYTES)
+    host = host_now(source.path, cache_dir, MAX_BYTES)
     disk = host.disk
     assert disk is not None
     # It may claim what is not there yet, never less than there is under its name.
@@ -136,9 +106,9 @@ def assert_sound(path: Path, cache_dir: Path, where: str) -> None:
     assert disk.usage().total >= disk.used_bytes() - left, where
     assert disk.used_bytes() <= MAX_BYTES, where
     assert disk.check().damaged == (), where
-    held = located(host, path).cached_blocks
-    assert read(host, path, FEW) == right(path, FEW), where
-    assert gets(host) == [block for block in FEW if block not in held], where
+    held = source.locate(host).cached_blocks
+    assert source.read(*FEW, host=host) == source.right(*FEW), where
+    assert source.gets(host) == [block for block in FEW if block not in held], where
     assert disk.get_record("version", "r") in (1, 2), where
     recorded = disk.create_record("execution", "k", "other")
     assert recorded in ("mine", "other"), where
@@ -152,21 +122,23 @@ def assert_sound(path: Path, cache_dir: Path, where: str) -> None:
     assert list((root / "tmp").iterdir()) == [], where
     assert disk.usage().total == disk.used_bytes(), where
     assert disk.usage().blocks >= again.bytes, where
-    after = host_now(path, cache_dir)
-    assert read(after, path, FEW) == right(path, FEW), where
-    assert gets(after) == [], where
+    after = host_now(source.path, cache_dir)
+    assert source.read(*FEW, host=after) == source.right(*FEW), where
+    assert source.gets(after) == [], where
 
 
 def kill_at_every_step(path: Path, base: Path, full: bool, answer: Path) -> None:
+    source = Source(path, None, size=1_000_000)
+    wait_until_settled(path)
     reached: list[str] = []
     while True:
         cache_dir = base / str(len(reached))
-        prepared(path, cache_dir, full)
+        prepared(source, cache_dir, full)
         report, tell = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                fill(path, cache_dir, Steps(cache_dir, len(reached) + 1, tell).step)
+                fill(source, cache_dir, Steps(cache_dir, len(reached) + 1, tell).step)
             finally:
                 os._exit(0)
         os.close(tell)
@@ -175,7 +147,7 @@ def kill_at_every_step(path: Path, base: Path, full: bool, answer: Path) -> None
         if step:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        assert_sound(path, cache_dir, f"killed before step {len(reached) + 1} ({step}), after {reached}")
+        assert_sound(source, cache_dir, f"killed before step {len(reached) + 1} ({step}), after {reached}")
         if not step:
             break
         reached.append(step)
@@ -183,9 +155,9 @@ def kill_at_every_step(path: Path, base: Path, full: bool, answer: Path) -> None
 
 
 @pytest.mark.parametrize("full", by_day([True, False], 2), ids=["full cache", "empty cache"])
-def test_killed_at_every_step_of_a_fill(tmp_path: Path, source: Path, full: bool) -> None:
+def test_killed_at_every_step_of_a_fill(tmp_path: Path, full: bool) -> None:
     """A filler killed before any of its system calls or requests leaves no lock, nothing broken, nothing uncounted."""
-    in_fresh_process(kill_at_every_step, source, tmp_path / "caches", full, tmp_path / "answer")
+    in_fresh_process(kill_at_every_step, tmp_path / "file", tmp_path / "caches", full, tmp_path / "answer")
     reached = json.loads((tmp_path / "answer").read_text())
     expected = {"get", "head", "open", "os.mkdir", "os.rename", "os.link", "os.remove", "fcntl.flock"}
     assert set(reached) >= (expected | {"os.rmdir", "os.scandir"} if full else expected)

@@ -28,8 +28,6 @@ ALLOWED = {"resident": (1.15, 48 * MIB), "handles": (1.15, 16), "processes": (1.
 SLACK_BYTES = MIB // 4
 """Allowed beside `lookup.cache.max-bytes`: locks, claims, and records that are written in the place of others."""
 _LEAST_SAMPLES = 12
-BRIEF = "planner's workers"
-"""Processes that live for seconds, whenever a stream starts: what one holds cannot grow for long. They are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,35 +75,25 @@ class Watch:
     def sample(self, now: float) -> None:
         """Look at everything once."""
         for kind, processes in self._processes().items():
-            if kind == BRIEF:
-                self._add(now, f"{kind}, processes", len(processes))
-            elif found := [used for process in processes if (used := process.usage()) is not None]:
-                self._add(now, f"{kind}, resident", max(resident for resident, _ in found))
-                self._add(now, f"{kind}, handles", max(handles for _, handles in found))
-                self._add(now, f"{kind}, processes", len(found))
+            if found := [used for process in processes if (used := process.usage()) is not None]:
+                resident, handles = map(max, zip(*found, strict=True))
+                for name, value in (("resident", resident), ("handles", handles), ("processes", len(found))):
+                    self.samples.setdefault(f"{kind}, {name}", []).append((now, value))
         for directory in self._directories:
             self.most[directory.name] = max(self.most.get(directory.name, 0), bytes_below(directory / "v1"))
 
-    def _add(self, now: float, name: str, value: float) -> None:
-        self.samples.setdefault(name, []).append((now, value))
-
     def _processes(self) -> dict[str, list[Process]]:
         sessions = {worker.pid for worker in self._cluster.workers}
-        found: dict[str, list[Process]] = collections.defaultdict(list, {BRIEF: []})
-        kinds = {self._application: "driver's Python"}  # of the application and of what it has started, by process
+        found: dict[str, list[Process]] = collections.defaultdict(list)
         for process in all_processes():
-            daemon = "pyspark.daemon" in process.command
-            above = kinds.get(process.parent)
-            if process.session in sessions and daemon:
+            if process.id == self._application:
+                found["driver's Python"].append(process)
+            elif process.parent == self._application:
+                found["driver"].append(process)
+            elif process.session in sessions and "pyspark.daemon" in process.command:
                 found["Python workers"].append(process)
             elif process.session in sessions and "CoarseGrainedExecutorBackend" in process.command:
                 found["executors"].append(process)
-            elif process.id == self._application:
-                found[kinds[process.id]].append(process)
-            elif above is not None:
-                forked = above in ("planner's Python", BRIEF)
-                kinds[process.id] = BRIEF if forked else "planner's Python" if daemon else "driver"
-                found[kinds[process.id]].append(process)
         return found
 
     def wrong(self) -> list[str]:

@@ -17,6 +17,8 @@ from tests.support.disks import files_at_most, handles_below
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import EXPIRING, NONE, ROWS, SPACE, Process, differing, using
 
+pytestmark = pytest.mark.usefixtures("often")
+
 
 def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> None:
     """Rows come back in their order, to another process at its next get, with their ages; absences take no room if nobody keeps them."""
@@ -72,7 +74,6 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
     assert Process(cache_dir, clock).get(1, 2, 11) == {1: [11], 2: [25], 11: [11]}
 
 
-@pytest.mark.usefixtures("often")
 def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
     """Files that were merged away are let go of at the next look, with their numbers and records, and all of them with the cache."""
     one, other = Process(cache_dir, clock), Process(cache_dir, clock)
@@ -96,7 +97,6 @@ def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
     assert handles_below(cache_dir) == []
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("merged", "up_s"), [(False, 0), (True, 0), (True, 100_000)])
 @pytest.mark.parametrize("bound", [{}, *EXPIRING, {"expire_after_access_s": 5000.0}], ids=str)
 def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float], merged: bool, up_s: float) -> None:
@@ -116,7 +116,6 @@ def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float]
     assert process.get(1, 2, 4) == {1: [1], 2: [2], 4: []}
 
 
-@pytest.mark.usefixtures("often")
 def test_a_key_that_is_used_while_it_is_merged(
     cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +131,6 @@ def test_a_key_that_is_used_while_it_is_merged(
     assert merging.get(1, version="v2", may_differ=differing())[1] in ([1, 2, 3, 4], None)
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("merging", [False, True], ids=["put", "merge"])
 @pytest.mark.parametrize("what", [0, 100, 1500, "create_segment", "open_numbers", "publish_segment"])
 def test_what_fails_changes_nothing(process: Process, what: int | str, merging: bool) -> None:
