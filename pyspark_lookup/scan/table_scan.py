@@ -12,6 +12,7 @@ import abc
 import dataclasses
 import functools
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, overload
 
@@ -600,10 +601,9 @@ class Scan(TableScan):
         remaining = []
         for piece in pieces:
             values = _partition_values(table, piece.file, projection.partitions)
-            bounds = {} if piece.file.statistics is None else piece.file.statistics.bounds
-            if may_match(
-                projection.predicate, {**bounds, **{n: ColumnStats.from_constant(v) for n, v in values.items()}}.get
-            ):
+            bounds: Mapping[str, ColumnStats] = {} if piece.file.statistics is None else piece.file.statistics.bounds
+            constants = {name: ColumnStats.from_constant(value) for name, value in values.items()}
+            if may_match(projection.predicate, ChainMap(constants, bounds).get):  # type: ignore[arg-type]
                 remaining.append(piece)
         self._metrics.inc("filesPrunedCount", len(pieces) - len(remaining))
         return remaining
@@ -863,12 +863,10 @@ def _described_bounds(
 ) -> list[ColumnStats | None] | None:
     """The bounds of a file's columns by the table's metadata, in the order of `names`; None if it lacks those of a column."""
     values = _partition_values(table, file, partitions)
-    bounds = {} if file.statistics is None else file.statistics.bounds
-    stats: dict[str, ColumnStats] = {
-        **bounds,
-        **{name: ColumnStats.from_constant(value) for name, value in values.items()},
-    }
-    return [stats[name] for name in names] if all(name in stats for name in names) else None
+    bounds: Mapping[str, ColumnStats] = {} if file.statistics is None else file.statistics.bounds
+    stats = [ColumnStats.from_constant(values[name]) if name in values else bounds.get(name) for name in names]
+    known = [one for one in stats if one is not None]
+    return [*known] if len(known) == len(stats) else None
 
 
 def _partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, StatsColumns, may_match, may_match_files
 from pyspark_lookup.core.forks import cached_property
-from pyspark_lookup.storage.stores import FileVersion, PartitionValues
+from pyspark_lookup.storage.stores import Deletes, EqualityGroup, FileVersion, PartitionValues
 
 
 class FileColumns(abc.ABC):
@@ -44,10 +44,27 @@ class FileColumns(abc.ABC):
         """The values of the partition columns of a file that was added since these columns were made."""
         return file.partition or ()
 
-    @property
     @abc.abstractmethod
-    def row_names(self) -> pa.Array:
-        """A text for each file that names its rows, as `name_rows` does."""
+    def row_names(self, rows: Numbers) -> pa.Array:
+        """A text for each of some files that names its rows, as `name_rows` does."""
+
+    def name_rows(self, file: FileVersion) -> str:
+        """A text that names the rows of a file: its URL, its state if it may be overwritten, and its deletes, except for those whose keys are
+        known."""
+        state = [] if file.immutable else [str(file.size), file.identity]
+        return "\0".join([file.url, *state, *(deletes.name for deletes in file.deletes if deletes.keys is None)])
+
+    def compare_rows(self, other: FileColumns) -> Numbers | None:
+        """For each file, whether its rows are those of the file in the same row of `other`; None if these are columns of other files."""
+        return np.ones(len(self.sizes), np.bool_) if other is self else None
+
+    def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
+        """The deletes by position that concern some of the files, each at least once."""
+        return (deletes for row in rows.tolist() for deletes in self.file(row).deletes)
+
+    def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
+        """The groups of deletes by value that concern some of the files, each at least once."""
+        return ()
 
     @abc.abstractmethod
     def partition_values(self, name: str) -> pa.Array:
@@ -60,12 +77,6 @@ class FileColumns(abc.ABC):
 
 ParseText = Callable[[str | None, pa.DataType], object]
 """The value of a partition column in its type, from its text; None: null. Raises ValueError if the type has no such value."""
-
-
-def name_rows(file: FileVersion) -> str:
-    """A text that names the rows of a file: its URL, its state if it may be overwritten, and its deletes, except for those whose keys are known."""
-    state = [] if file.immutable else [str(file.size), file.identity]
-    return "\0".join([file.url, *state, *(deletes.name for deletes in file.deletes if deletes.keys is None)])
 
 
 class ColumnFiles(Sequence[FileVersion]):
@@ -181,21 +192,48 @@ class ColumnFiles(Sequence[FileVersion]):
         of_others = [may_match(predicate, functools.partial(stats, file)) for file in self._others]
         return self.take(np.flatnonzero(self._join(in_columns, of_others, np.bool_)))
 
+    @cached_property
+    def deletes(self) -> tuple[Deletes, ...]:
+        """The deletes by position that concern the files, each once."""
+        in_columns = self.columns.find_deletes(self.rows)
+        of_others = (deletes for file in self._others for deletes in file.deletes)
+        return tuple({deletes.name: deletes for deletes in (*in_columns, *of_others)}.values())
+
+    @cached_property
+    def equality(self) -> tuple[EqualityGroup, ...]:
+        """The groups of deletes by value that concern the files, each once."""
+        in_columns = self.columns.find_equality(self.rows)
+        of_others = (group for file in self._others for group in file.equality)
+        return tuple({id(group): group for group in (*in_columns, *of_others)}.values())
+
     def difference(self, other: ColumnFiles) -> ColumnFiles:
         """The files that `other` lacks, or has with other deleted rows."""
-        if self.columns is other.columns:
-            is_known = np.zeros(len(self.columns.sizes), np.bool_)
-            is_known[other.order[other.order >= 0]] = True
-            known_names = {name_rows(file) for file in other._others}
-            is_new = [name_rows(file) not in known_names for file in self._others]
-            return self.take(np.flatnonzero(self._join(~is_known, is_new, np.bool_)))
-        return self.take(np.flatnonzero(~as_bools(pc.is_in(self.row_names, value_set=other.row_names))))
+        is_same = self.columns.compare_rows(other.columns)
+        if is_same is None:
+            return self.take(np.flatnonzero(~as_bools(pc.is_in(self.row_names, value_set=other.row_names))))
+        new, gone = self._lacking(other, is_same), other._lacking(self, is_same)
+        if not len(new) or not len(gone):
+            return new
+        # A file that is in the columns of one version may be among the others of the other.
+        is_known = pc.is_in(new.row_names, value_set=gone.row_names)
+        return new.take(np.flatnonzero(~as_bools(is_known)))
+
+    def _lacking(self, other: ColumnFiles, is_same: Numbers) -> ColumnFiles:
+        """The files that `other`, of the same columns, does not have in the same place."""
+        is_known = np.zeros(len(self.columns.sizes), np.bool_)
+        is_known[other.rows] = True
+        known_names = {self.columns.name_rows(file) for file in other._others}
+        is_new = [self.columns.name_rows(file) not in known_names for file in self._others]
+        return self.take(np.flatnonzero(self._join(~(is_known & is_same), is_new, np.bool_)))
 
     @cached_property
     def row_names(self) -> pa.Array:
-        names = pa.array([name_rows(file) for file in reversed(self._others)], pa.string())
-        order = np.where(self.order < 0, self.order + len(self.columns.sizes) + len(names), self.order)
-        return pa.concat_arrays([self.columns.row_names, names]).take(as_indices(order))
+        names = pa.array([self.columns.name_rows(file) for file in reversed(self._others)], pa.string())
+        rows = self.rows
+        is_other = self.order < 0
+        in_columns = self.columns.row_names(rows)
+        order = np.where(is_other, self.order + len(rows) + len(names), np.cumsum(~is_other) - 1)
+        return pa.concat_arrays([in_columns, names]).take(as_indices(order))
 
     def group_by_partition(self, names: Sequence[str]) -> tuple[Numbers, list[FileVersion]]:
         """(for each file the number of its group, the first file of each group): files with equal partition values are in one group."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
 from pyspark_lookup.core.decoding import as_count, as_name, as_texts
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.storage.disk import Disk, key_of
-from pyspark_lookup.storage.stores import FileVersion, ListedFiles, PartitionValues, split_urls
+from pyspark_lookup.storage.stores import Deletes, FileVersion, ListedFiles, PartitionValues, split_urls
 from pyspark_lookup.versions.column_segments import concat_stats, read_batch, write_batch
 from pyspark_lookup.versions.directories import partition_values
 from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
@@ -71,10 +71,13 @@ class ListedColumns(FileColumns):
     def modified_at_s(self) -> Numbers:
         return self.listed.modified_at_s
 
-    @cached_property
-    def row_names(self) -> pa.Array:
+    def row_names(self, rows: Numbers) -> pa.Array:
         sizes = self.listed.batch.column("size").cast(pa.string())
-        return pc.binary_join_element_wise(self.urls, sizes, self.listed.identities, "\0")
+        columns = (column.take(as_indices(rows)) for column in (self.urls, sizes, self.listed.identities))
+        return pc.binary_join_element_wise(*columns, "\0")
+
+    def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
+        return ()
 
     def partition_of(self, file: FileVersion) -> PartitionValues:
         return partition_values(self._root, file.url)

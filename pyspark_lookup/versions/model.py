@@ -13,8 +13,9 @@ import datetime
 import decimal
 import fnmatch
 import functools
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -514,7 +515,7 @@ class TableVersion:
     def equality(self) -> tuple[EqualityGroup, ...]:
         """The groups of equality deletes that apply to rows of `files`, each once."""
         if isinstance(self.files, ColumnFiles):
-            return ()
+            return self.files.equality
         distinct_groups = {id(file.equality): file.equality for file in self.files}.values()
         return tuple({id(group): group for groups in distinct_groups for group in groups}.values())
 
@@ -522,7 +523,11 @@ class TableVersion:
     def deletes(self) -> tuple[Deletes | EqualityDeletes, ...]:
         """The deletes that apply to rows of `files`, each once."""
         distinct_deletes: list[Sequence[Deletes | EqualityDeletes]] = [group.files for group in self.equality]
-        distinct_deletes += {id(file.deletes): file.deletes for file in self.files}.values()
+        distinct_deletes += (
+            [self.files.deletes]
+            if isinstance(self.files, ColumnFiles)
+            else {id(file.deletes): file.deletes for file in self.files}.values()
+        )
         return tuple({deletes.name: deletes for some in distinct_deletes for deletes in some}.values())
 
     @property
@@ -659,8 +664,35 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
 
 def names_of_rows(version: TableVersion) -> set[str]:
     """Names for the rows of a version's files, and for the rows that its equality deletes name."""
-    key_files = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
-    return {name_of_rows(file) for file in (*version.files, *key_files)}
+    return {name_of_rows(file) for file in (*version.files, *key_files(version))}
+
+
+def key_files(version: TableVersion) -> list[FileVersion]:
+    """The delete files of a version that have the keys of the deleted rows."""
+    return [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
+
+
+def differing_files(
+    new: TableVersion, old: TableVersion, at_most: float = math.inf
+) -> tuple[dict[str, FileVersion], dict[str, FileVersion]] | None:
+    """(the files that only `new` has, those that only `old` has), by the names of their rows; delete files with keys are among them.
+
+    None if there are more than `at_most`.
+    """
+    parts: tuple[list[FileVersion], list[FileVersion]] = [*key_files(new)], [*key_files(old)]
+    if isinstance(new.files, ColumnFiles) and isinstance(old.files, ColumnFiles):
+        differences = new.files.difference(old.files), old.files.difference(new.files)
+        if sum(map(len, differences)) > at_most:
+            return None
+        files: tuple[Iterable[FileVersion], Iterable[FileVersion]] = differences
+    else:
+        files = new.files, old.files
+    ours, theirs = (
+        {name_of_rows(file): file for file in (*some, *keys)} for some, keys in zip(files, parts, strict=True)
+    )
+    added = {name: file for name, file in ours.items() if name not in theirs}
+    removed = {name: file for name, file in theirs.items() if name not in ours}
+    return None if len(added) + len(removed) > at_most else (added, removed)
 
 
 def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:

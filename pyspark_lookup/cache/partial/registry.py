@@ -33,7 +33,7 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.file_columns import ColumnFiles
-from pyspark_lookup.versions.model import Rewrites, Table, TableVersion, name_of_rows
+from pyspark_lookup.versions.model import Rewrites, Table, TableVersion, differing_files, key_files, name_of_rows
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column the bounds of its values (None: not known)."""
@@ -228,12 +228,13 @@ class Changes:
 
 
 def _table_key(version: TableVersion) -> str:
-    """A record key for the version's table and the names of its columns in the files."""
+    """A record key for the version's table, its partition columns, and the names of its columns in the files."""
     # All files of a large table have the same columns.
     files = version.files[:1] if isinstance(version.files, ColumnFiles) else version.files
     named = {id(file.columns): file.columns for file in files if file.columns is not None}
-    table = "" if version.metadata is None else version.metadata.table_id
-    return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
+    metadata = version.metadata
+    table = () if metadata is None else (metadata.table_id, *metadata.partitions)
+    return key_of(*table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
 
 
 def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequence[FileVersion]] | None:
@@ -243,13 +244,15 @@ def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequenc
         return None
     if _table_key(version) != _table_key(previous):
         return None
-    added, removed = version.files.difference(previous.files), previous.files.difference(version.files)
-    if len(added) + len(removed) > _CHANGED_AT_MOST:
+    rewrites = () if version.metadata is None else version.metadata.rewrites
+    if not rewrites and not key_files(version) and not key_files(previous):
+        added, removed = version.files.difference(previous.files), previous.files.difference(version.files)
+        return None if len(added) + len(removed) > _CHANGED_AT_MOST else [added, removed]
+    changes = differing_files(version, previous, _CHANGED_AT_MOST)
+    if changes is None:
         return None
-    if version.metadata is None or not version.metadata.rewrites:
-        return [added, removed]
-    added_by_name, removed_by_name = ({name_of_rows(file): file for file in files} for files in (added, removed))
-    for new_names, replaced in version.metadata.rewrites:
+    added_by_name, removed_by_name = changes
+    for new_names, replaced in rewrites:
         if added_by_name.keys() >= {*new_names} and removed_by_name.keys() >= {*replaced}:
             added_by_name = {name: file for name, file in added_by_name.items() if name not in new_names}
             removed_by_name = {name: file for name, file in removed_by_name.items() if name not in replaced}

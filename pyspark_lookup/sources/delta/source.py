@@ -16,7 +16,7 @@ import math
 import re
 import struct
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -54,6 +54,7 @@ from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import (
     IMMUTABLE,
     PART_OF_FILE,
+    Deletes,
     FileStatistics,
     FileVersion,
     Listing,
@@ -549,15 +550,21 @@ class DeltaColumns(FileColumns):
     def file(self, row: int) -> FileVersion:
         return self._files.file(self._base.add(row if self._rows is None else int(self._rows[row])))
 
-    @cached_property
-    def row_names(self) -> pa.Array:
-        vectors = self._in_order(self._base.vectors)
+    def row_names(self, rows: Numbers) -> pa.Array:
+        urls, vectors = (values.take(as_indices(rows)) for values in (self.urls, self._vectors))
         has_vector = pc.not_equal(vectors, "")
         if not pc.any(has_vector).as_py():
-            return self.urls
-        paths = pc.replace_substring_regex(self.urls, f"^{re.escape(self._files.table_url)}/", "")
-        with_vectors = pc.binary_join_element_wise(self.urls, pc.binary_join_element_wise(vectors, paths, "#"), "\0")
-        return pc.if_else(has_vector, with_vectors, self.urls)
+            return urls
+        paths = pc.replace_substring_regex(urls, f"^{re.escape(self._files.table_url)}/", "")
+        with_vectors = pc.binary_join_element_wise(urls, pc.binary_join_element_wise(vectors, paths, "#"), "\0")
+        return pc.if_else(has_vector, with_vectors, urls)
+
+    def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
+        return super().find_deletes(rows[as_bools(pc.not_equal(self._vectors, ""))[rows]])
+
+    @cached_property
+    def _vectors(self) -> pa.Array:
+        return self._in_order(self._base.vectors)
 
     def partition_values(self, name: str) -> pa.Array:
         return self._in_order(self._files.partition_texts(self._base, name))

@@ -9,11 +9,12 @@ import contextlib
 import dataclasses
 import datetime
 import decimal
+import json
 import math
 import re
 import struct
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,8 @@ import pyarrow as pa
 from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import EXACT
-from pyspark_lookup.core.decoding import UNREADABLE
+from pyspark_lookup.core.decoding import UNREADABLE, as_text
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.sources.iceberg.metadata import PartitionField
 
 EPOCH_DATE = datetime.date(1970, 1, 1)
@@ -150,12 +152,16 @@ _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest, as the manifest list describes it. `length` and `spec_id` are None if a snapshot of format 1 has no manifest list."""
+    """A manifest, as the manifest list describes it. `length` and `spec_id` are None if a snapshot of format 1 has no manifest list.
+
+    `files`: the number of its live files; None if the list does not tell.
+    """
 
     location: str
     length: int | None
     spec_id: int | None
     sequence: int
+    files: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,6 +189,126 @@ class Entry:
     referenced: str | None
     offset: int | None
     length: int | None
+
+
+def _to_json(value: Any) -> Any:
+    """A partition value as a JSON value. Raises TypeError for a value of another type than manifests have."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, (decimal.Decimal, uuid.UUID)):
+        return [type(value).__name__, str(value)]
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return [type(value).__name__, value.isoformat()]
+    raise TypeError(f"{type(value).__name__} is no type of a partition value")
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "float": float.fromhex,
+    "bytes": bytes.fromhex,
+    "Decimal": decimal.Decimal,
+    "UUID": uuid.UUID,
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+}
+
+
+def _from_json(value: Any) -> Any:
+    """The partition value that `_to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    if not isinstance(value, list):
+        return value
+    kind, text = value
+    return _PARSERS[kind](as_text(text))
+
+
+Partition = tuple[int, tuple[int, ...], tuple[Any, ...]]
+"""(spec id, ids of the fields, their values) of a file."""
+
+
+def text_of_partition(entry: Entry) -> str:
+    """A file's partition as JSON."""
+    return json.dumps([entry.spec_id, entry.partition_ids, [_to_json(value) for value in entry.partition]])
+
+
+def parse_partition(text: str) -> Partition:
+    """The partition that `text_of_partition` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    spec_id, ids, values = json.loads(text)
+    return int(spec_id), tuple(map(int, ids)), tuple(map(_from_json, values))
+
+
+_SIDES = ("lower", "upper", "nulls", "values")
+
+
+class _StatisticsText:
+    """The bounds and counts of a file as JSON, which is parsed when one of them is asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @classmethod
+    def of_entry(cls, entry: Entry) -> str:
+        bounds = [{id_: bound.hex() for id_, bound in getattr(entry, side).items()} for side in _SIDES[:2]]
+        return json.dumps([*bounds, dict(entry.nulls), dict(entry.values)])
+
+    @cached_property
+    def sides(self) -> dict[str, dict[int, Any]]:
+        lower, upper, *counts = json.loads(self._text)
+        bounds = ({int(id_): bytes.fromhex(bound) for id_, bound in side.items()} for side in (lower, upper))
+        numbers = ({int(id_): int(count) for id_, count in side.items()} for side in counts)
+        return dict(zip(_SIDES, (*bounds, *numbers), strict=True))
+
+
+class _Side(Mapping[int, Any]):
+    """The lower bounds of a file, or another of the four `_SIDES`."""
+
+    def __init__(self, statistics: _StatisticsText, side: str) -> None:
+        self._statistics = statistics
+        self._side = side
+
+    def __getitem__(self, field_id: int) -> Any:
+        return self._statistics.sides[self._side][field_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._statistics.sides[self._side])
+
+    def __len__(self) -> int:
+        return len(self._statistics.sides[self._side])
+
+
+def entry_to_json(entry: Entry) -> list[Any]:
+    """An entry as a JSON value."""
+    place = [entry.referenced, entry.offset, entry.length]
+    numbers = [entry.sequence, entry.size, entry.rows]
+    texts = [text_of_partition(entry), _StatisticsText.of_entry(entry)]
+    return [entry.location, entry.content, entry.format, *numbers, list(entry.equality_ids), *place, *texts]
+
+
+def entry_from_json(record: Any) -> Entry:
+    """The entry that `entry_to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    location, content, form, sequence, size, rows, equality_ids, referenced, offset, length, partition, text = record
+    statistics = _StatisticsText(as_text(text))
+    lower, upper, nulls, values = (_Side(statistics, side) for side in _SIDES)
+    return Entry(
+        as_text(location),
+        int(content),
+        as_text(form),
+        *parse_partition(partition),
+        int(sequence),
+        int(size),
+        int(rows),
+        lower,
+        upper,
+        nulls,
+        values,
+        tuple(map(int, equality_ids)),
+        None if referenced is None else as_text(referenced),
+        None if offset is None else int(offset),
+        None if length is None else int(length),
+    )
 
 
 def parse_bound(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:

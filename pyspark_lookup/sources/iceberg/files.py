@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, text_of_schema, type_of_column
 from pyspark_lookup.core.decoding import UNREADABLE, as_text, as_texts, show
+from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
@@ -187,7 +188,7 @@ Group = tuple[int, tuple[Any, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _SequencedDeletes:
+class SequencedDeletes:
     """Deletes, and the highest data sequence number of files that they apply to. `paths`: the lowest and the highest location of a data file that
     they name, if known."""
 
@@ -223,36 +224,47 @@ class IcebergFiles:
         self._equality_columns: dict[
             tuple[int, ...], tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]
         ] = {}
+        self._directories: dict[str, str] = {}
         self._schemas = [selection.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
 
-    def partitions(self, files: Sequence[FileVersion]) -> tuple[str, ...]:
-        """The columns that have a single value in each file's partition, and whose values can be written as text and read back."""
-        partition_columns = {column.path[0] for column in self._flat.values() if is_told_in_text(column.iceberg_type)}
-        for file in files:
-            partition_columns &= {name for name, _ in file.partition or ()}
-        return tuple(name for name in self.schema.names if name in partition_columns) if files else ()
+    def partitions(self, names: Iterable[frozenset[str]]) -> tuple[str, ...]:
+        """The columns that have a single value in each file's partition, and whose values can be written as text and read back.
+
+        `names`: the columns that have a single value in each of the files.
+        """
+        in_text = {column.path[0] for column in self._flat.values() if is_told_in_text(column.iceberg_type)}
+        distinct_names = {*names}
+        partition_columns = in_text.intersection(*distinct_names) if distinct_names else ()
+        return tuple(name for name in self.schema.names if name in partition_columns)
 
     def files(self, entries: Sequence[Entry]) -> tuple[FileVersion, ...]:
         """The data files among the entries, with the deletes among them that apply to each."""
-        deletes = _DeleteFileIndex(self, entries)
-        data_files = [self._file(entry, deletes) for entry in entries if entry.content == DATA]
-        return tuple(sorted(data_files, key=lambda file: file.url))
+        data = [entry for entry in entries if entry.content == DATA]
+        deletes = DeleteFileIndex(self, [entry for entry in entries if entry.content != DATA], lambda: data)
+        return tuple(sorted((self.file(entry, deletes) for entry in data), key=lambda file: file.url))
 
-    def _file(self, entry: Entry, deletes: _DeleteFileIndex) -> FileVersion:
-        url = self._locations.resolve_url(entry.location)
+    def file(self, entry: Entry, deletes: DeleteFileIndex) -> FileVersion:
+        """The data file of an entry. `deletes`: those of its snapshot."""
+        url = self.resolve_url(entry.location)
         return FileVersion(
             url,
             entry.size,
             # If the file was added again, earlier deletes no longer apply to it.
             f"{self._identity}-{entry.sequence}",
-            partition=self._partition(entry),
+            partition=self.partition(entry),
             deletes=deletes.find(entry, url),
             equality=deletes.find_equality(entry),
             sequence=entry.sequence,
-            statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, self._bounds(entry)),
+            statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, _Bounds(self, entry)),
             columns=self.columns,
             format=self.parse_format(entry),
         )
+
+    def check(self, entry: Entry) -> None:
+        """Raise NotSupportedError or one of `decoding.UNREADABLE` if a file of a snapshot could not be read."""
+        self.partition_values(entry)
+        if entry.content == DATA:
+            self.parse_format(entry)
 
     def parse_format(self, entry: Entry) -> FileFormatName:
         if entry.format not in _FORMATS:
@@ -284,7 +296,7 @@ class IcebergFiles:
             )
         return entry.partition
 
-    def _partition(self, entry: Entry) -> tuple[tuple[str, str | None], ...]:
+    def partition(self, entry: Entry) -> tuple[tuple[str, str | None], ...]:
         """(column, value as text) of the columns that have one value in all rows of the file. The file itself may lack these columns."""
         partition = {}
         values = self.partition_values(entry)
@@ -297,14 +309,27 @@ class IcebergFiles:
                     partition[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
         return tuple(sorted(partition.items()))
 
-    def _bounds(self, entry: Entry) -> Mapping[str, ColumnStats]:
-        by_id = {id_: self._column_stats(entry, column) for id_, column in self._flat.items() if len(column.path) == 1}
+    @cached_property
+    def bounded_columns(self) -> dict[str, Column]:
+        """The columns that can have bounds, by name."""
+        return {column.path[0]: column for column in self._flat.values() if len(column.path) == 1}
+
+    def find_stats(self, entry: Entry, name: str) -> ColumnStats | None:
+        """The statistics of a column in a file; None if its entry does not tell."""
+        column = self.bounded_columns.get(name)
+        if column is None:
+            return None
+        with contextlib.suppress(*UNREADABLE):  # values that cannot be compared
+            return narrow(self._column_stats(entry, column), self.partition_stats(entry, column, max(entry.rows, 1)))
+        return None
+
+    def partition_stats(self, entry: Entry, column: Column, rows: int) -> ColumnStats | None:
+        """The statistics of a column that follow from the partition of a file with so many rows."""
+        stats = None
         for field, value in self._fields(entry):
-            column = None if field.source is None else self._flat.get(field.source)
-            if column is not None and len(column.path) == 1:
-                partition_bounds = partition_stats(field, value, column.iceberg_type, column.type, max(entry.rows, 1))
-                by_id[column.field_id] = narrow(by_id[column.field_id], partition_bounds)
-        return {self._flat[id_].path[0]: stats for id_, stats in by_id.items() if stats is not None}
+            if field.source == column.field_id:
+                stats = narrow(stats, partition_stats(field, value, column.iceberg_type, column.type, rows))
+        return stats
 
     def _column_stats(self, entry: Entry, column: Column) -> ColumnStats | None:
         """A column's bounds in a file, as the manifest states them; None if it states none."""
@@ -325,8 +350,21 @@ class IcebergFiles:
 
     # --- deletes ----------------------------------------------------------------------------------
 
+    @property
+    def has_plain_urls(self) -> bool:
+        """Whether locations that are equal in their canonical spelling have one URL, as those of local disks and S3 have."""
+        return self._locations.root.startswith(("file:", "s3:"))
+
     def resolve_url(self, location: str) -> str:
-        return self._locations.resolve_url(location)
+        """The URL of a location, see `Locations.resolve_url`."""
+        directory, _, name = location.rpartition("/")
+        url_directory = self._directories.get(directory)
+        if url_directory is not None and name not in ("", ".", ".."):
+            return url_directory + name
+        url = self._locations.resolve_url(location)
+        if directory and url.endswith(f"/{name}") and name not in ("", ".", ".."):
+            self._directories[directory] = url.removesuffix(name)
+        return url
 
     def relative_path(self, url: str) -> str:
         return url.removeprefix(self._table + "/")
@@ -378,42 +416,97 @@ def _isolate_field(field_path: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
     return field
 
 
-class _DeleteFileIndex:
-    """The deletes among the entries, by the data files that they apply to (the specification's "Scan Planning")."""
+class _Bounds(Mapping[str, ColumnStats]):
+    """The bounds of a file's columns, found when they are needed."""
 
-    def __init__(self, files: IcebergFiles, entries: Sequence[Entry]) -> None:
+    def __init__(self, files: IcebergFiles, entry: Entry) -> None:
         self._files = files
-        self._positions: dict[Group, list[_SequencedDeletes]] = defaultdict(list)
+        self._entry = entry
+        self._stats: dict[str, ColumnStats | None] = {}
+
+    def __getitem__(self, name: str) -> ColumnStats:
+        if name not in self._stats:
+            self._stats[name] = self._files.find_stats(self._entry, name)
+        stats = self._stats[name]
+        if stats is None:
+            raise KeyError(name)
+        return stats
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._files.bounded_columns if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+class DeleteFileIndex:
+    """The deletes of a snapshot, by the data files that they apply to (the specification's "Scan Planning").
+
+    `oldest`: returns data files of the snapshot, among which are those with the lowest sequence number of each partition.
+    """
+
+    def __init__(self, files: IcebergFiles, deletes: Iterable[Entry], oldest: Callable[[], Iterable[Entry]]) -> None:
+        self._files = files
+        self._positions: dict[Group, list[SequencedDeletes]] = defaultdict(list)
         self._equality: dict[Group | None, EqualityGroup] = {}
-        self._of_file: dict[str, list[_SequencedDeletes]] = defaultdict(list)
+        self._of_file: dict[str, list[SequencedDeletes]] = defaultdict(list)
         self._vectors: dict[str, Entry] = {}
         self._shared: dict[tuple[int, ...], tuple[Deletes, ...]] = {}
         self._shared_groups: dict[tuple[int, ...], tuple[EqualityGroup, ...]] = {}
         equality: dict[Group | None, list[EqualityDeletes]] = defaultdict(list)
-        oldest: dict[
-            Group | None, int
-        ] = {}  # the lowest sequence number of the data files that a group of deletes may concern
-        for entry in entries:
+        for entry in deletes:
             if entry.content == POSITION_DELETES:
                 self._add_positions(entry)
             elif entry.content == EQUALITY_DELETES:
-                group = None if files.is_global(entry.spec_id) else self._group(entry)
+                group = None if files.is_global(entry.spec_id) else self.group(entry)
                 equality[group].append(files.equality_deletes(entry))
-            elif entry.content == DATA:
-                for group in (None, self._group(entry)):
-                    oldest[group] = min(oldest.get(group, entry.sequence), entry.sequence)
             else:
                 raise NotSupportedError(
                     f"{redact('path', entry.location)} has the unsupported content type {entry.content}"
                 )
         for sequenced in self._positions.values():
             sequenced.sort(key=lambda item: item.sequence)
-        for group, deletes in equality.items():
-            in_order = EqualityGroup(tuple(sorted(deletes, key=lambda item: item.sequence)))
-            self._equality[group] = EqualityGroup(in_order.after(oldest.get(group, in_order.sequence)))
+        if equality:
+            # The lowest sequence number of the data files that a group of deletes may concern.
+            lowest: dict[Group | None, int] = {}
+            for entry in oldest():
+                for group in (None, self.group(entry)):
+                    lowest[group] = min(lowest.get(group, entry.sequence), entry.sequence)
+            for group, group_deletes in equality.items():
+                in_order = EqualityGroup(tuple(sorted(group_deletes, key=lambda item: item.sequence)))
+                self._equality[group] = EqualityGroup(in_order.after(lowest.get(group, in_order.sequence)))
 
-    def _group(self, entry: Entry) -> Group:
+    def group(self, entry: Entry) -> Group:
+        """The partition of a file, as a key."""
         return entry.spec_id, _comparable(self._files.partition_values(entry))
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether there are deletes by position."""
+        return bool(self._vectors or self._of_file or self._positions)
+
+    @property
+    def has_equality(self) -> bool:
+        """Whether there are deletes by value that concern some data file."""
+        return any(group.files for group in self._equality.values())
+
+    @property
+    def named(self) -> Collection[str]:
+        """The data files that vectors and delete files name one at a time, by their plain locations."""
+        return self._vectors.keys() | self._of_file.keys()
+
+    @property
+    def by_partition(self) -> Mapping[Group, Sequence[SequencedDeletes]]:
+        """The position deletes that may concern several data files of a partition, in the order of their sequence numbers."""
+        return self._positions
+
+    @property
+    def equality_groups(self) -> Collection[Group | None]:
+        """The partitions that have deletes by value; None: all partitions."""
+        return self._equality.keys()
 
     def _add_positions(self, entry: Entry) -> None:
         if entry.format == _PUFFIN:
@@ -431,15 +524,15 @@ class _DeleteFileIndex:
         )
         data_location = entry.referenced or (low if low == high else None)
         if data_location is not None:
-            self._of_file[plain_location(data_location)].append(_SequencedDeletes(entry.sequence, deletes))
+            self._of_file[plain_location(data_location)].append(SequencedDeletes(entry.sequence, deletes))
         else:
-            self._positions[self._group(entry)].append(_SequencedDeletes(entry.sequence, deletes, (low, high)))
+            self._positions[self.group(entry)].append(SequencedDeletes(entry.sequence, deletes, (low, high)))
 
     def find_equality(self, entry: Entry) -> tuple[EqualityGroup, ...]:
         """The groups of equality deletes that apply to a data file. Files with the same groups share one tuple."""
         if not self._equality:
             return ()
-        groups = (self._equality.get(None), self._equality.get(self._group(entry)))
+        groups = (self._equality.get(None), self._equality.get(self.group(entry)))
         applicable = tuple(
             group for group in groups if group is not None and group.files and group.sequence > entry.sequence
         )
@@ -459,14 +552,14 @@ class _DeleteFileIndex:
         if self._positions:
             matches += [
                 match
-                for match in _select_applicable(self._positions.get(self._group(entry), ()), entry)
+                for match in _select_applicable(self._positions.get(self.group(entry), ()), entry)
                 if match.may_name(entry.location)
             ]
         deletes = tuple(match.deletes for match in matches)
         return self._shared.setdefault(tuple(map(id, deletes)), deletes)
 
 
-def _select_applicable(sequenced: Sequence[_SequencedDeletes], entry: Entry) -> Sequence[_SequencedDeletes]:
+def _select_applicable(sequenced: Sequence[SequencedDeletes], entry: Entry) -> Sequence[SequencedDeletes]:
     """The deletes that apply to a file. `sequenced`: all deletes, in the order of their sequence numbers."""
     return sequenced[bisect.bisect_left(sequenced, entry.sequence, key=lambda item: item.sequence) :]
 

@@ -222,7 +222,9 @@ def _manifest(row: dict[str, Any]) -> Manifest:
     if row["key_metadata"]:
         raise NotSupportedError(f"{redact('path', row['manifest_path'])} is encrypted, which is not supported")
     spec_id, sequence = int(row["partition_spec_id"]), int(row["sequence_number"] or 0)
-    return Manifest(str(row["manifest_path"]), int(row["manifest_length"]), spec_id, sequence)
+    counts = [row[f"{name}_files_count"] for name in ("added", "existing")]
+    files = None if None in counts else sum(map(int, counts))
+    return Manifest(str(row["manifest_path"]), int(row["manifest_length"]), spec_id, sequence, files)
 
 
 def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:

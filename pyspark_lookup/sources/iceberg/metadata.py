@@ -207,6 +207,26 @@ class IcebergMetadata:
         self._current = None if current is None or int(current) == -1 else int(current)
         _ = self.schema(self.schema_id), self.name_mapping
 
+    @property
+    def definition(self) -> dict[str, Any]:
+        """A document of metadata with what the files of a snapshot mean, but without snapshots."""
+        fields = {
+            spec_id: [
+                {"field-id": field.field_id, "source-id": field.source, "transform": field.transform} for field in spec
+            ]
+            for spec_id, spec in self.specs.items()
+        }
+        mapping = self.properties.get(_NAME_MAPPING)
+        return {
+            "format-version": self.format,
+            "location": self.location,
+            "table-uuid": self.table_id,
+            "schemas": [{**schema, "schema-id": schema_id} for schema_id, schema in self.schemas.items()],
+            "current-schema-id": self.schema_id,
+            "partition-specs": [{"spec-id": spec_id, "fields": some} for spec_id, some in fields.items()],
+            "properties": {} if mapping is None else {_NAME_MAPPING: mapping},
+        }
+
     def schema(self, schema_id: int | None) -> Mapping[str, Any]:
         """The schema with an id (None: the current one). Raises ValueError if there is none."""
         id_ = self.schema_id if schema_id is None else schema_id

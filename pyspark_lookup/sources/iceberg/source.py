@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from pyspark_lookup.columnar.types import text_of_schema
@@ -34,6 +34,7 @@ from pyspark_lookup.sources.iceberg.catalog import (
     Pointer,
     read_pointer,
 )
+from pyspark_lookup.sources.iceberg.columns import IcebergColumns
 from pyspark_lookup.sources.iceberg.deletes import EqualityDeletes, PositionDeletes
 from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
 from pyspark_lookup.sources.iceberg.files import IcebergFiles
@@ -46,16 +47,18 @@ from pyspark_lookup.sources.iceberg.metadata import (
     parse_metadata_json,
     plain_location,
 )
+from pyspark_lookup.sources.iceberg.snapshots import Definition, LargeSnapshots
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, EqualityGroup, FileVersion, Listing, Store
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import (
+    Files,
     Rewrites,
     Table,
     TableVersion,
     VersionMetadata,
+    differing_files,
     glob_reaches,
-    names_of_rows,
     require_metadata,
 )
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
@@ -117,7 +120,7 @@ class IcebergOptions(KindOptions):
 _READER = "pyspark_lookup.sources.iceberg.manifests"
 _REPLACE = "replace"
 _REWRITES_KEPT = 8
-_ENTRIES_KEPT = 100_000  # of manifests, in memory
+_ENTRIES_KEPT = 5000  # of manifests, in memory
 _VERSIONS_KEPT = 4
 _NAMES_LOOKED_AT = 1000
 _POINTERS_TRIED = 5  # attempts, if each pointer leads to metadata that expires before it is read
@@ -142,7 +145,10 @@ class IcebergSource(VersionSource):
     """The versions of Iceberg tables, to which a catalog, a version hint or a metadata file points. A file is never rewritten in place.
 
     PyIceberg is imported only when a catalog is asked or manifests are read, not for a version that this host has on record.
+    `mapped_from`: see `LargeSnapshots`.
     """
+
+    mapped_from: ClassVar[int] = 1000
 
     kinds = ("ICEBERG",)
     markers = (METADATA_DIRECTORY,)
@@ -157,6 +163,7 @@ class IcebergSource(VersionSource):
         self._metadata: dict[str, tuple[Pointer, IcebergMetadata]] = {}
         self._manifests: dict[str, list[Entry]] = {}
         self._versions: dict[tuple[str, str], TableVersion] = {}
+        self._large = LargeSnapshots(parts.context, parts.host, self.mapped_from)
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
@@ -226,6 +233,7 @@ class IcebergSource(VersionSource):
         ):
             cached_version = self._find_cached(table, pointer_record.digest)
             if cached_version is not None:
+                self._keep(table, cached_version)
                 # Record the settled pointer (see `Pointer.settled`), so that the next query can compare it.
                 if pointer.settled and not pointer_record.pointer.settled:
                     self._remember(table, _PointerRecord(pointer, pointer_record.digest))
@@ -253,6 +261,9 @@ class IcebergSource(VersionSource):
         metadata = self._read_metadata(table, *self._find_pointer(table, self._pointers.get(table.url)))
         selection = metadata.find_selection(digest)
         return [] if selection is None else [self._version(table, metadata, selection)]
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        return self._versions.get((table.id, metadata.digest)) or self._large.restore(table, metadata)
 
     def _with_true_sizes(self, version: TableVersion) -> TableVersion:
         """The version with the file sizes that the store reports. Called after a file could not be read.
@@ -316,11 +327,24 @@ class IcebergSource(VersionSource):
         locations = self._locations(table, metadata)
         files = IcebergFiles(table.url, metadata, selection, locations)
         snapshot = selection.snapshot
-        data_files = files.files([] if snapshot is None else self._entries(snapshot, locations))
+        found: IcebergColumns | list[Entry] = []
+        if snapshot is not None:
+            definition = Definition(metadata, selection.schema, locations)
+            manifests = self._read_list(snapshot, locations)
+            read = functools.partial(self._read_manifests, locations)
+            found = self._large.find_columns(table, selection.digest, definition, files, manifests, read)
+            in_columns = {*found.base.manifests} if isinstance(found, IcebergColumns) else set()
+            current = {manifest.location for manifest in manifests}.difference(in_columns)
+            self._manifests = {location: some for location, some in self._manifests.items() if location in current}
         number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # some writers use larger ids
-        schema, partitions = text_of_schema(files.schema), files.partitions(data_files)
+        if isinstance(found, IcebergColumns):
+            data_files: Files = found.version_files()
+            partitions = found.partitions()
+        else:
+            data_files = files.files(found)
+            partitions = files.partitions(frozenset(name for name, _ in file.partition or ()) for file in data_files)
         version_metadata = VersionMetadata(
-            metadata.table_id, None, "", selection.digest, (), schema, partitions, (), number
+            metadata.table_id, None, "", selection.digest, (), text_of_schema(files.schema), partitions, (), number
         )
         version = TableVersion(table.id, data_files, version_metadata)
         rewrites = self._rewrites(table, metadata, snapshot, version)
@@ -342,15 +366,10 @@ class IcebergSource(VersionSource):
         while at is not None and at.id != earlier_version.number and at.operation == _REPLACE:
             at = None if at.parent is None else metadata.snapshots.get(at.parent)
         if at is not None and at is not snapshot and at.id == earlier_version.number:
-            current_names, earlier_names = names_of_rows(version), names_of_rows(earlier_version)
-            rewrites = (
-                (
-                    *rewrites,
-                    (tuple(sorted(current_names - earlier_names)), tuple(sorted(earlier_names - current_names))),
-                )
-                if current_names != earlier_names
-                else rewrites
-            )
+            differences = differing_files(version, earlier_version)
+            if differences is not None and any(differences):
+                new, old = (tuple(sorted(files)) for files in differences)
+                rewrites = (*rewrites, (new, old))
         return rewrites[-_REWRITES_KEPT:]
 
     # --- files ------------------------------------------------------------------------------------
@@ -430,44 +449,40 @@ class IcebergSource(VersionSource):
             self._metadata = {**self._metadata, table.url: (pointer, metadata)}
         return metadata
 
-    def _entries(self, snapshot: Snapshot, locations: Locations) -> list[Entry]:
-        """The live files of a snapshot. Reads the snapshot's manifest list, and the manifests that this process has not read before."""
-        reader = _import()
+    def _read_list(self, snapshot: Snapshot, locations: Locations) -> list[Manifest]:
+        """The manifests of a snapshot, each once."""
         if snapshot.manifest_list is None:
-            manifests = [Manifest(location, None, None, 0) for location in snapshot.manifests]
-        else:
-            url = locations.resolve_url(snapshot.manifest_list)
-            manifests = reader.read_manifest_list(url, self._read_whole([(url, None)])[0])
+            return [Manifest(location, None, None, 0) for location in dict.fromkeys(snapshot.manifests)]
+        url = locations.resolve_url(snapshot.manifest_list)
+        manifests = _import().read_manifest_list(url, self._read_whole([(url, None)])[0])
+        return list({manifest.location: manifest for manifest in manifests}.values())
+
+    def _read_manifests(self, locations: Locations, manifests: Sequence[Manifest]) -> Iterator[list[Entry]]:
+        """The live files of each of some manifests. Those that this process has read before are not read again."""
         new = [manifest for manifest in manifests if manifest.location not in self._manifests]
+        urls = [(locations.resolve_url(manifest.location), manifest.length) for manifest in new]
         try:
-            data = self._read_whole([(locations.resolve_url(manifest.location), manifest.length) for manifest in new])
-            new_entries = {
-                manifest.location: reader.read_manifest(manifest, content)
-                for manifest, content in zip(new, data, strict=True)
-            }
+            data: Sequence[bytes | None] = self._read_whole(urls)
         except (SourceChangedError, DamagedFileError):
-            # In tables whose metadata was edited, lists have wrong lengths.
-            data = self._read_whole([(locations.resolve_url(manifest.location), None) for manifest in new])
-            new_entries = {
-                manifest.location: reader.read_manifest(manifest, content)
-                for manifest, content in zip(new, data, strict=True)
-            }
-        cached_entries = {
-            manifest.location: self._manifests[manifest.location]
-            for manifest in manifests
-            if manifest.location in self._manifests
-        }
-        self._manifests, count = {}, 0
-        for location, entries in {**new_entries, **cached_entries}.items():
-            count += len(entries) + 1
-            if count > _ENTRIES_KEPT:
-                break
-            self._manifests[location] = entries
-        return [
-            entry
-            for manifest in manifests
-            for entry in (new_entries.get(manifest.location) or cached_entries.get(manifest.location) or ())
-        ]
+            data = [None] * len(new)
+        by_location = {manifest.location: content for manifest, content in zip(new, data, strict=True)}
+        for manifest in manifests:
+            entries = self._manifests.get(manifest.location)
+            if entries is None:
+                entries = self._decode_manifest(locations, manifest, by_location.get(manifest.location))
+                if sum(len(some) + 1 for some in self._manifests.values()) + len(entries) < _ENTRIES_KEPT:
+                    self._manifests[manifest.location] = entries
+            yield entries
+
+    def _decode_manifest(self, locations: Locations, manifest: Manifest, content: bytes | None) -> list[Entry]:
+        """The live files of a manifest. `content`: its bytes; None: the list may have a wrong length, as in tables whose metadata was edited."""
+        if content is not None:
+            try:
+                return list(_import().read_manifest(manifest, content))
+            except DamagedFileError:
+                pass
+        whole = self._read_whole([(locations.resolve_url(manifest.location), None)])[0]
+        return list(_import().read_manifest(manifest, whole))
 
     def _read_whole(self, requested_files: Sequence[tuple[str, int | None]]) -> list[bytes]:
         """The contents of files that never change, through the block cache. Each is given by URL and size (None: the store is asked)."""

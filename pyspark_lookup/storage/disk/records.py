@@ -46,7 +46,7 @@ _HELD_AT_MOST_S = 3600.0  # after this time a value is read again, which marks i
 _GRANULE_S = 0.02  # the resolution of a disk's clock: a file that changed within this time may change again and have the same times
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked", "missing"),
-    7: ("bounds", "files", "listed", "place", "schema"),
+    7: ("bounds", "definition", "files", "listed", "manifest", "manifests", "place", "schema"),
     30: (
         "floor",
         "heartbeat",

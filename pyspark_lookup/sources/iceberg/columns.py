@@ -1,0 +1,210 @@
+"""`IcebergColumns`: the data files of a snapshot of a large table as columns, with the deletes that concern them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import Numbers, as_array, as_bools, as_indices
+from pyspark_lookup.columnar.predicate import StatsColumns
+from pyspark_lookup.core.decoding import UNREADABLE
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.errors import NotSupportedError
+from pyspark_lookup.sources.iceberg.bounds import column_stats, constants, narrow_columns
+from pyspark_lookup.sources.iceberg.entries import DATA, Entry
+from pyspark_lookup.sources.iceberg.entry_columns import EntryColumns
+from pyspark_lookup.sources.iceberg.files import Column, DeleteFileIndex, Group, IcebergFiles, SequencedDeletes
+from pyspark_lookup.sources.iceberg.metadata import parse_authority, plain_location
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import Deletes, EqualityGroup, FileVersion
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
+
+_WORD = (1 << 64) - 1
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that the order of deletes counts
+_AUTHORITY = r"^(?P<authority>[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)"
+
+
+class IcebergColumns(FileColumns):
+    """The files of `base`, as a snapshot has them that has these `rows` of it, the files of `added` entries, and the `deletes`."""
+
+    def __init__(
+        self, files: IcebergFiles, base: EntryColumns, rows: Numbers, added: Sequence[Entry], deletes: Sequence[Entry]
+    ) -> None:
+        self.files = files
+        self.base = base
+        self.urls, self.sizes = base.urls, base.sizes
+        self._rows = rows
+        self._added = added
+        self._deletes = deletes
+
+    @cached_property
+    def index(self) -> DeleteFileIndex:
+        """The snapshot's deletes."""
+        return DeleteFileIndex(self.files, self._deletes, self._oldest)
+
+    def version_files(self) -> ColumnFiles:
+        """The files of the snapshot."""
+        others = [self.files.file(entry, self.index) for entry in self._added]
+        return ColumnFiles.merge(self, self._rows, others)
+
+    def entries(self) -> list[Entry]:
+        """The entries of the snapshot."""
+        return [*map(self.base.entry, self._rows.tolist()), *self._added, *self._deletes]
+
+    def partitions(self) -> tuple[str, ...]:
+        """See `IcebergFiles.partitions`."""
+        codes = np.unique(self.base.partition_codes[self._rows]).tolist()
+        entries = (*map(self._partition_entry, codes), *self._added)
+        return self.files.partitions(frozenset(name for name, _ in self.files.partition(entry)) for entry in entries)
+
+    def _partition_entry(self, code: int) -> Entry:
+        """An entry of a partition, without a file."""
+        return Entry("", DATA, "", *self.base.partition(code), 0, 0, 1, {}, {}, {}, {}, (), None, None, None)
+
+    def file(self, row: int) -> FileVersion:
+        return self.files.file(self.base.entry(row), self.index)
+
+    # --- columns of the table ---------------------------------------------------------------------
+
+    def partition_values(self, name: str) -> pa.Array:
+        codes = range(len(self.base.partitions))
+        texts = [dict(self.files.partition(self._partition_entry(code))).get(name) for code in codes]
+        return pa.array(texts, pa.string()).take(as_indices(self.base.partition_codes))
+
+    def statistics(self, name: str) -> StatsColumns | None:
+        column = self.files.bounded_columns.get(name)
+        if column is None:
+            return None
+        key = key_of(column.field_id, column.iceberg_type, column.type)[:16]
+        return self.base.stats(key, lambda: self._parse_statistics(column))
+
+    def _parse_statistics(self, column: Column) -> StatsColumns:
+        base = self.base
+        stats = column_stats(base.statistics(column.field_id), base.row_counts, column.iceberg_type, column.type)
+        entries = map(self._partition_entry, range(len(base.partitions)))
+        partition_stats = [self.files.partition_stats(entry, column, 1) for entry in entries]
+        if all(one is None for one in partition_stats):
+            return stats
+        return narrow_columns(stats, constants(partition_stats, column.type), base.partition_codes)
+
+    # --- deletes ----------------------------------------------------------------------------------
+
+    def _oldest(self) -> Iterable[Entry]:
+        """The oldest file of each partition, and the files that were added."""
+        return (*(self.base.entry(row) for row in _first_of_each(self.base, self._rows)), *self._added)
+
+    def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
+        if not self.index.has_equality or not len(rows):
+            return
+        if {*self.index.equality_groups} == {None}:
+            rows = rows[[int(np.argmin(self.base.sequences[rows]))]]
+        for row in _first_of_each(self.base, rows):
+            yield from self.index.find_equality(self.base.entry(row))
+
+    def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
+        if not self.index.has_positions:
+            return
+        concerned = np.zeros(self.base.rows, np.bool_)
+        concerned[rows] = True
+        for row in np.flatnonzero(concerned & self._is_named).tolist():
+            yield from self.file(row).deletes
+        for deletes, is_concerned in self._by_partition():
+            if (is_concerned & concerned).any():
+                yield deletes
+
+    def name_rows(self, file: FileVersion) -> str:
+        code = 0
+        for deletes in file.deletes:
+            code = _combine(code, deletes.name)
+        return f"{file.url}\0{file.sequence}\0{code}"
+
+    def row_names(self, rows: Numbers) -> pa.Array:
+        numbers = [as_array(values[rows]).cast(pa.string()) for values in (self.base.sequences, self._delete_codes)]
+        return pc.binary_join_element_wise(self.urls.take(as_indices(rows)), *numbers, "\0")
+
+    def compare_rows(self, other: FileColumns) -> Numbers | None:
+        if not isinstance(other, IcebergColumns) or other.base is not self.base:
+            return None
+        is_same: Numbers = self._delete_codes == other._delete_codes
+        return is_same
+
+    @cached_property
+    def _delete_codes(self) -> Numbers:
+        """A number for each file that differs if other deletes by position concern it."""
+        codes = np.zeros(self.base.rows, np.uint64)
+        if not self.index.has_positions:
+            return codes
+        for deletes, is_concerned in self._by_partition():
+            codes[is_concerned] = codes[is_concerned] * np.uint64(_FACTOR) + np.uint64(_hash(deletes.name))
+        for row in np.flatnonzero(self._is_named).tolist():
+            code = 0
+            for deletes in self.file(row).deletes:
+                code = _combine(code, deletes.name)
+            codes[row] = code
+        return codes
+
+    @cached_property
+    def _is_named(self) -> Numbers:
+        """Which files a deletion vector or a delete file may name alone."""
+        named = self.index.named
+        if not named:
+            return np.zeros(self.base.rows, np.bool_)
+        urls = set()
+        for location in named:
+            with contextlib.suppress(NotSupportedError, *UNREADABLE):  # no file of the table
+                urls.add(self.files.resolve_url(location))
+        is_named = as_bools(pc.is_in(self.urls, value_set=pa.array(sorted(urls), pa.string())))
+        if not self.files.has_plain_urls:  # one path may have several URLs
+            plain = (plain_location(location) in named for location in self.base.locations.to_pylist())
+            is_named |= np.fromiter(plain, np.bool_, self.base.rows)
+        return is_named
+
+    def _by_partition(self) -> Iterable[tuple[Deletes, Numbers]]:
+        """(deletes, which files they concern) for the deletes that may concern several files of a partition. A file that is named counts not."""
+        groups = self.index.by_partition
+        if not groups:
+            return
+        codes: dict[Group, list[int]] = {}
+        for code in range(len(self.base.partitions)):
+            group = self.index.group(self._partition_entry(code))
+            if group in groups:
+                codes.setdefault(group, []).append(code)
+        for group, some in codes.items():
+            rows = np.flatnonzero(np.isin(self.base.partition_codes, some) & ~self._is_named)
+            for sequenced in groups[group]:
+                concerned = rows[self._may_name(sequenced, rows)]
+                is_concerned = np.zeros(self.base.rows, np.bool_)
+                is_concerned[concerned] = True
+                yield sequenced.deletes, is_concerned
+
+    def _may_name(self, sequenced: SequencedDeletes, rows: Numbers) -> Numbers:
+        """Which of some files the deletes may name, see `SequencedDeletes.may_name`."""
+        mask: Numbers = self.base.sequences[rows] <= sequenced.sequence
+        low, high = sequenced.paths
+        if low is None or high is None or parse_authority(low) != parse_authority(high):
+            return mask
+        locations = self.base.locations.take(as_indices(rows))
+        authorities = pc.struct_field(pc.extract_regex(locations, _AUTHORITY), "authority")
+        is_comparable = pc.equal(pc.fill_null(authorities, ""), parse_authority(low))
+        is_inside = pc.and_(pc.greater_equal(locations, low), pc.less_equal(locations, high))
+        return mask & (as_bools(is_inside) | ~as_bools(is_comparable))
+
+
+def _first_of_each(base: EntryColumns, rows: Numbers) -> list[int]:
+    """Of some files, one with the lowest sequence number of each partition."""
+    order = np.lexsort((base.sequences[rows], base.partition_codes[rows]))
+    _, first = np.unique(base.partition_codes[rows][order], return_index=True)
+    first_rows: list[int] = rows[order][first].tolist()
+    return first_rows
+
+
+def _hash(name: str) -> int:
+    return int(key_of(name)[:16], 16)
+
+
+def _combine(code: int, name: str) -> int:
+    return (code * _FACTOR + _hash(name)) & _WORD

@@ -1,0 +1,433 @@
+"""`EntryColumns`: the files that the manifests of a large table list, as columns that all processes of a host map from its cache directory.
+
+A table of 300,000 files has millions of bounds in its manifests. They are kept as manifests have them, compressed, a column at a time.
+When a query first compares a column, the bounds of that column are parsed for all files, and written beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import Numbers, as_array, as_indices, as_int64, one_array
+from pyspark_lookup.columnar.predicate import StatsColumns
+from pyspark_lookup.core.decoding import as_count, as_counts, as_name, as_texts
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.sources.iceberg.entries import (
+    DATA,
+    Entry,
+    Partition,
+    entry_from_json,
+    entry_to_json,
+    parse_partition,
+    text_of_partition,
+)
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.versions.column_segments import ipc_file, open_batch, open_stats, write_segment, write_stats
+
+_FILES, _PARTITIONS, _DELETES = "files", "partitions", "deletes"
+_GROUP_ROWS = 2048  # bounds that are compressed together: to read one, so many are decompressed
+_CHUNK_ROWS = 16384  # files whose statistics are written at once
+_BUFFERED_ENTRIES = 1024  # entries in memory before they become columns
+_PARTS_AT_MOST = 16
+_COLUMNS = pa.schema(
+    [
+        ("url", pa.string()),
+        ("location", pa.string()),
+        ("format", pa.string()),
+        ("partition", pa.int64()),
+        ("sequence", pa.int64()),
+        ("size", pa.int64()),
+        ("rows", pa.int64()),
+        ("manifest", pa.int64()),
+        ("place", pa.int64()),
+    ]
+)
+"""Of each data file: its URL, what its entry says of it, the numbers of its partition and of its manifest, and the row of its statistics."""
+_STATISTICS = pa.schema(
+    [("lower", pa.large_binary()), ("upper", pa.large_binary()), ("nulls", pa.int64()), ("values", pa.int64())]
+)
+"""What manifests say of one column: its bounds, its number of nulls and its number of values."""
+
+
+class StatisticsPart:
+    """The statistics of some files, by field id, in compressed Arrow files of `counts` rows each. A column that none of such files has is missing.
+
+    `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
+    """
+
+    def __init__(self, regions: Mapping[str, Any], counts: Sequence[int], name: str | None) -> None:
+        self.name = name
+        self.rows = sum(counts)
+        self.field_ids = sorted({int(region.partition("-")[0]) for region in regions})
+        self._regions = regions
+        self._starts = np.cumsum([0, *counts])
+        self._readers: dict[str, Any] = {}
+        self._latest: dict[int, tuple[int, int, Any]] = {}  # (chunk, group, its rows) that were read last, by field id
+
+    def columns(self, field_id: int) -> pa.Table:
+        """The statistics of a column in all files, as in `_STATISTICS`."""
+        tables = []
+        for chunk, count in enumerate(np.diff(self._starts).tolist()):
+            reader = self._open(field_id, chunk)
+            tables.append(_unknown(count) if reader is None else reader.read_all())
+        return pa.concat_tables(tables)
+
+    def values(self, field_id: int, row: int) -> dict[str, Any]:
+        """The statistics of a column in one file; None for what is not known."""
+        chunk = int(np.searchsorted(self._starts, row, "right")) - 1
+        group, place = divmod(row - int(self._starts[chunk]), _GROUP_ROWS)
+        latest = self._latest.get(field_id)
+        if latest is None or latest[:2] != (chunk, group):
+            reader = self._open(field_id, chunk)
+            latest = chunk, group, None if reader is None else reader.get_batch(group)
+            self._latest[field_id] = latest
+        batch = latest[2]
+        return {name: None if batch is None else batch.column(name)[place].as_py() for name in _STATISTICS.names}
+
+    def _open(self, field_id: int, chunk: int) -> Any:
+        region = f"{field_id}-{chunk}"
+        if region not in self._readers:
+            data = self._regions.get(region)
+            self._readers[region] = None if data is None else pa.ipc.open_file(pa.py_buffer(data))
+        return self._readers[region]
+
+
+def _unknown(count: int) -> pa.Table:
+    return pa.Table.from_arrays([pa.nulls(count, field.type) for field in _STATISTICS], schema=_STATISTICS)
+
+
+class _Side(Mapping[int, Any]):
+    """The lower bounds of a file, or another column of `_STATISTICS`, by field id."""
+
+    def __init__(self, part: StatisticsPart, row: int, side: str) -> None:
+        self._part = part
+        self._row = row
+        self._side = side
+
+    def __getitem__(self, field_id: int) -> Any:
+        value = self._part.values(field_id, self._row)[self._side]
+        if value is None:
+            raise KeyError(field_id)
+        return value
+
+    def __iter__(self) -> Iterator[int]:
+        return (field_id for field_id in self._part.field_ids if field_id in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class EntryColumns:
+    """The live data files of some manifests, ascending by URL, and the delete files of others. Immutable.
+
+    `manifests`: the locations of these manifests. `name`: the segment that has the columns; None: they are in memory. `table`: the key of the
+    table's segments. `places`: the table's location and the URL that it lies at, when the URLs of its files were found (see `Locations`).
+    """
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        partitions: pa.Array,
+        deletes: Any,
+        parts: Sequence[StatisticsPart],
+        manifests: tuple[str, ...],
+        places: tuple[str, ...],
+        disk: Disk | None,
+        table: str,
+        name: str | None,
+    ) -> None:
+        self.batch = batch
+        self.partitions = partitions
+        self._deletes = deletes
+        self.parts = tuple(parts)
+        self.manifests = manifests
+        self.places = places
+        self.name = name
+        self._disk = disk
+        self._table = table
+        self.rows = batch.num_rows
+        self.urls, self.locations, self.formats = (batch.column(number) for number in range(3))
+        (
+            self.partition_codes,
+            self.sequences,
+            self.sizes,
+            self.row_counts,
+            self.manifest_numbers,
+            self.statistics_rows,
+        ) = (as_int64(batch.column(number)) for number in range(3, 9))
+        self._part_starts = np.cumsum([0, *(part.rows for part in parts)])
+        self._stats: dict[str, StatsColumns] = {}
+
+    @cached_property
+    def deletes(self) -> list[tuple[int, Entry]]:
+        """(the number of its manifest, its entry) of each delete file."""
+        return [(as_count(number), entry_from_json(record)) for number, record in json.loads(bytes(self._deletes))]
+
+    def partition(self, code: int) -> Partition:
+        """The partition with a number."""
+        return parse_partition(self.partitions[code].as_py())
+
+    def entry(self, row: int) -> Entry:
+        """The entry of a data file."""
+        at = int(self.statistics_rows[row])
+        number = int(np.searchsorted(self._part_starts, at, "right")) - 1
+        part, at = self.parts[number], at - int(self._part_starts[number])
+        sequence, size, rows = (int(column[row]) for column in (self.sequences, self.sizes, self.row_counts))
+        lower, upper, nulls, values = (_Side(part, at, side) for side in _STATISTICS.names)
+        partition = self.partition(int(self.partition_codes[row]))
+        texts = self.locations[row].as_py(), DATA, self.formats[row].as_py()
+        return Entry(*texts, *partition, sequence, size, rows, lower, upper, nulls, values, (), None, None, None)
+
+    def statistics(self, field_id: int) -> pa.Table:
+        """What the manifests say of a column, as in `_STATISTICS`, one row for each file."""
+        tables = [part.columns(field_id) for part in self.parts]
+        return pa.concat_tables([_unknown(0), *tables]).take(as_indices(self.statistics_rows))
+
+    def stats(self, key: str, parse: Callable[[], StatsColumns]) -> StatsColumns:
+        """The statistics that `parse` returns, which is called once per host for each key."""
+        if key not in self._stats:
+            disk, name = self._disk, f"{self.name}-{key}"
+            columns = None if disk is None or self.name is None else open_stats(disk, self._table, name)
+            if columns is None or len(columns.low) != self.rows:
+                columns = parse()
+                if disk is not None and self.name is not None:
+                    with contextlib.suppress(OSError):  # then another process parses them again
+                        write_stats(disk, self._table, name, columns)
+            self._stats[key] = columns
+        return self._stats[key]
+
+    def live_rows(self, manifests: Iterable[str]) -> Numbers:
+        """The rows of the files that these manifests list, ascending."""
+        return np.flatnonzero(self._is_of(manifests)[self.manifest_numbers])
+
+    def live_deletes(self, manifests: Iterable[str]) -> list[Entry]:
+        """The delete files that these manifests list."""
+        is_live = self._is_of(manifests)
+        return [entry for number, entry in self.deletes if is_live[number]]
+
+    def _is_of(self, manifests: Iterable[str]) -> Numbers:
+        wanted = {*manifests}
+        return np.array([location in wanted for location in self.manifests], np.bool_)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """What `open_entries` needs to find the columns on disk; None if they are in memory."""
+        names = [part.name for part in self.parts]
+        return None if self.name is None or None in names else {"files": self.name, "statistics": names}
+
+    @property
+    def segment_prefixes(self) -> list[str]:
+        """The beginnings of the names of the segments that belong to these files."""
+        return [name for name in (self.name, *(part.name for part in self.parts)) if name is not None]
+
+
+def open_entries(disk: Disk, table: str, record: Any) -> EntryColumns | None:
+    """The columns that `to_json` described; None if a segment is missing or damaged. Raises one of `decoding.UNREADABLE` for a malformed record."""
+    parts = []
+    for name in as_texts(record["statistics"]):
+        segment = disk.open_segment(table, as_name(name))
+        if segment is None:
+            return None
+        parts.append(StatisticsPart(segment.regions, as_counts(segment.meta["counts"]), name))
+    name = as_name(record["files"])
+    segment = disk.open_segment(table, name)
+    if segment is None:
+        return None
+    try:
+        batch, partitions = (open_batch(segment.regions[region]) for region in (_FILES, _PARTITIONS))
+    except (pa.ArrowException, OSError) as problem:
+        raise ValueError(str(problem)) from None
+    manifests, places = as_texts(segment.meta["manifests"]), as_texts(segment.meta["places"])
+    deletes = segment.regions[_DELETES]
+    return EntryColumns(batch, partitions.column(0), deletes, parts, manifests, places, disk, table, name)
+
+
+class EntryBuilder:
+    """Collects the entries of manifests for `EntryColumns`. With a `disk`, statistics go to the disk at once.
+
+    `resolve_url`: returns the URL of a location. Raises OSError if the disk has no room.
+    """
+
+    def __init__(self, disk: Disk | None, table: str, resolve_url: Callable[[str], str]) -> None:
+        self._disk = disk
+        self._table = table
+        self._resolve_url = resolve_url
+        self._manifests: list[str] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._partitions: dict[str, int] = {}
+        self._deletes: list[tuple[int, Entry]] = []
+        self._parts: list[StatisticsPart] = []
+        self._buffered: list[tuple[int, Entry]] = []
+        self._waiting: list[tuple[int, dict[int, pa.Table]]] = []
+        self._regions: dict[str, Any] = {}
+        self._counts: list[int] = []
+        self._writer = None if disk is None else disk.create_segment({})
+
+    def close(self) -> None:
+        """Remove what was written and not finished."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def take_over(self, columns: EntryColumns, manifests: Sequence[str]) -> None:
+        """Take over what other columns have of these manifests. Call it first.
+
+        Their statistics are not written again, except when they are in many parts: then those of the smaller parts are.
+        """
+        numbers = np.full(len(columns.manifests), -1)
+        for number, location in enumerate(columns.manifests):
+            if location in {*manifests}:
+                numbers[number] = len(self._manifests)
+                self._manifests.append(location)
+        self._deletes += [(int(numbers[number]), entry) for number, entry in columns.deletes if numbers[number] >= 0]
+        rows = columns.live_rows(manifests)
+        at = columns.statistics_rows[rows]
+        starts = np.cumsum([0, *(part.rows for part in columns.parts)])
+        part_numbers = np.searchsorted(starts, at, "right") - 1
+        counts = np.bincount(part_numbers, minlength=len(columns.parts))
+        kept_numbers = np.flatnonzero(counts)
+        if len(kept_numbers) >= _PARTS_AT_MOST:
+            kept_numbers = np.sort(np.argsort(counts)[-_PARTS_AT_MOST // 2 :])
+        self._parts = [columns.parts[number] for number in kept_numbers.tolist()]
+        moves = np.zeros(len(columns.parts), np.int64)
+        moves[kept_numbers] = np.cumsum([0, *(part.rows for part in self._parts)])[:-1] - starts[kept_numbers]
+        is_kept = np.isin(part_numbers, kept_numbers)
+        codes = np.zeros(len(columns.partitions), np.int64)
+        for code in np.unique(columns.partition_codes[rows]).tolist():
+            codes[code] = self._code(columns.partitions[code].as_py())
+
+        def add(some: Numbers, places: Numbers) -> None:
+            changes = {
+                "partition": codes[columns.partition_codes[some]],
+                "manifest": numbers[columns.manifest_numbers[some]],
+                "place": places,
+            }
+            batch = columns.batch.take(as_indices(some))
+            for name, values in changes.items():
+                batch = batch.set_column(_COLUMNS.get_field_index(name), name, as_array(values))
+            self._batches.append(batch.cast(_COLUMNS))
+
+        add(rows[is_kept], at[is_kept] + moves[part_numbers[is_kept]])
+        for number in np.unique(part_numbers[~is_kept]).tolist():
+            in_part = rows[part_numbers == number]
+            part, inside = columns.parts[number], columns.statistics_rows[in_part] - starts[number]
+            tables = {id_: part.columns(id_).take(as_indices(inside)) for id_ in part.field_ids}
+            add(in_part, self._statistics_row() + np.arange(len(in_part)))
+            self._add_statistics(len(in_part), tables)
+
+    def add(self, location: str, entries: Iterable[Entry]) -> None:
+        """Add the live files of a manifest."""
+        number = len(self._manifests)
+        self._manifests.append(location)
+        for entry in entries:
+            if entry.content == DATA:
+                self._buffered.append((number, entry))
+            else:
+                self._deletes.append((number, entry))
+        if len(self._buffered) >= _BUFFERED_ENTRIES:
+            self._flush_entries()
+
+    def _code(self, partition: str) -> int:
+        return self._partitions.setdefault(partition, len(self._partitions))
+
+    def _statistics_row(self) -> int:
+        """The row of the next statistics."""
+        return sum(part.rows for part in self._parts) + sum(self._counts) + sum(count for count, _ in self._waiting)
+
+    def _flush_entries(self) -> None:
+        """Turn buffered entries into columns."""
+        buffered, self._buffered = self._buffered, []
+        if not buffered:
+            return
+        entries = [entry for _, entry in buffered]
+        first = self._statistics_row()
+        columns = [
+            [self._resolve_url(entry.location) for entry in entries],
+            [entry.location for entry in entries],
+            [entry.format for entry in entries],
+            [self._code(text_of_partition(entry)) for entry in entries],
+            [entry.sequence for entry in entries],
+            [entry.size for entry in entries],
+            [entry.rows for entry in entries],
+            [number for number, _ in buffered],
+            range(first, first + len(entries)),
+        ]
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, _COLUMNS, strict=True)]
+        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=_COLUMNS))
+        sides = {name: [getattr(entry, name) for entry in entries] for name in _STATISTICS.names}
+        ids = sorted({id_ for column in sides.values() for one in column for id_ in one})
+        tables = {}
+        for id_ in ids:
+            arrays = [pa.array([one.get(id_) for one in sides[field.name]], field.type) for field in _STATISTICS]
+            tables[id_] = pa.Table.from_arrays(arrays, schema=_STATISTICS)
+        self._add_statistics(len(entries), tables)
+
+    def _add_statistics(self, count: int, tables: dict[int, pa.Table]) -> None:
+        self._waiting.append((count, tables))
+        if sum(count for count, _ in self._waiting) >= _CHUNK_ROWS:
+            self._flush_statistics()
+
+    def _flush_statistics(self) -> None:
+        """Write the statistics that are waiting."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        for id_ in sorted({id_ for _, tables in waiting for id_ in tables}):
+            column = pa.concat_tables([tables[id_] if id_ in tables else _unknown(count) for count, tables in waiting])
+            region, data = f"{id_}-{len(self._counts)}", _compress(column)
+            if self._writer is None:
+                self._regions[region] = data
+            else:
+                self._writer.add(region, data)
+        self._counts.append(sum(count for count, _ in waiting))
+
+    def finish(self, places: tuple[str, ...]) -> EntryColumns:
+        """The files, ascending by URL."""
+        self._flush_entries()
+        self._flush_statistics()
+        parts = [*self._parts]
+        if self._counts:
+            parts.append(self._finish_part())
+        self.close()
+        table = pa.Table.from_batches(self._batches, _COLUMNS).combine_chunks()
+        table = table.take(pc.sort_indices(table, [("url", "ascending")]))
+        files = pa.RecordBatch.from_arrays([one_array(column) for column in table.columns], schema=_COLUMNS)
+        partitions = pa.RecordBatch.from_arrays([pa.array([*self._partitions], pa.string())], names=[_PARTITIONS])
+        deletes = json.dumps([[number, entry_to_json(entry)] for number, entry in self._deletes]).encode()
+        manifests, name = tuple(self._manifests), None
+        if self._disk is not None:
+            name = f"entries-{uuid.uuid4().hex}"
+            regions = {_FILES: ipc_file(files), _PARTITIONS: ipc_file(partitions), _DELETES: deletes}
+            meta = {"manifests": manifests, "places": places}
+            write_segment(self._disk, self._table, name, regions, meta)
+            record = {"files": name, "statistics": [part.name for part in parts]}
+            opened = open_entries(self._disk, self._table, record)
+            if opened is None:
+                raise OSError("a segment was removed as soon as it was written")
+            return opened
+        return EntryColumns(files, partitions.column(0), deletes, parts, manifests, places, None, self._table, None)
+
+    def _finish_part(self) -> StatisticsPart:
+        if self._disk is None or self._writer is None:
+            return StatisticsPart(self._regions, self._counts, None)
+        name = f"statistics-{uuid.uuid4().hex}"
+        self._writer.finish({"counts": self._counts})
+        self._disk.publish_segment(self._table, name, self._writer)
+        opened = self._disk.open_segment(self._table, name)
+        if opened is None:
+            raise OSError("a segment was removed as soon as it was written")
+        return StatisticsPart(opened.regions, self._counts, name)
+
+
+def _compress(column: pa.Table) -> pa.Buffer:
+    """An Arrow file with the statistics of a column, compressed in groups of `_GROUP_ROWS` rows."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, column.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(column.combine_chunks(), max_chunksize=_GROUP_ROWS)
+    return sink.getvalue()

@@ -1,0 +1,317 @@
+"""`LargeSnapshots`: the files of large tables' snapshots as columns, and this host's records of them.
+
+A host has the files of one snapshot of a table as `EntryColumns`. Of each version it has a record of the manifests that the version lacks
+of these, and that it has in addition. Manifests never change, so the entries of each manifest of the latter kind are a record of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark_lookup.core.decoding import as_name, as_texts
+from pyspark_lookup.errors import UfsError
+from pyspark_lookup.sources.iceberg.columns import IcebergColumns
+from pyspark_lookup.sources.iceberg.entries import DATA, Entry, Manifest, entry_from_json, entry_to_json
+from pyspark_lookup.sources.iceberg.entry_columns import EntryBuilder, EntryColumns, open_entries
+from pyspark_lookup.sources.iceberg.files import IcebergFiles
+from pyspark_lookup.sources.iceberg.metadata import IcebergMetadata, Locations, Selection
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.versions.column_segments import remove_unneeded
+from pyspark_lookup.versions.host_versions import HostVersions
+from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
+
+_TAIL_AT_MOST = 128  # manifests that are not in the columns
+_UNCOUNTED_BYTES = 300  # of a manifest, for each of its files, if the list does not say how many it has
+_READ_AT_ONCE = 64 * 1024 * 1024  # bytes of manifests
+_KEPT = 4
+
+ReadManifests = Callable[[Sequence[Manifest]], Iterator[list[Entry]]]
+"""Reads some manifests at once, and returns the live files of each, which are decoded one manifest after the other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """What the files of a snapshot mean: the table's metadata, the schema, and the places of its files."""
+
+    metadata: IcebergMetadata
+    schema: Mapping[str, Any]
+    locations: Locations
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return self.locations.location, self.locations.root
+
+    def files(self, table: Table) -> IcebergFiles:
+        """The builder of the files of snapshots."""
+        return IcebergFiles(table.url, self.metadata, Selection(None, self.schema, ""), self.locations)
+
+    def to_json(self) -> list[Any]:
+        return [self.metadata.definition, self.schema, self.places]
+
+    @classmethod
+    def from_json(cls, record: Any, table: Table) -> Definition:
+        """The definition that `to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        document, schema, places = record
+        location, root = as_texts(places)
+        return cls(IcebergMetadata(document, table.url), schema, Locations(location, root))
+
+
+class LargeSnapshots:
+    """The files of snapshots as columns, if there are many. `mapped_from`: so many files become columns."""
+
+    def __init__(self, context: HostContext, host: HostVersions, mapped_from: int) -> None:
+        self._context = context
+        self._host = host
+        self._mapped_from = mapped_from
+        self._bases: dict[str, EntryColumns] = {}
+        self._files: dict[tuple[str, str], IcebergFiles] = {}
+        self._recorded: set[str] = set()  # names of records of manifests
+
+    def find_columns(
+        self,
+        table: Table,
+        digest: str,
+        definition: Definition,
+        files: IcebergFiles,
+        manifests: Sequence[Manifest],
+        read: ReadManifests,
+    ) -> IcebergColumns | list[Entry]:
+        """The files of the snapshot with these manifests: columns, or, of a small table, entries. The host gets a record of the columns.
+
+        `digest`: that of the version. Raises the errors of `read`, and NotSupportedError for files that are not supported.
+        """
+        key = self._key(table, definition.metadata.table_id)
+        base = self._find_base(key, definition.places)
+        tail = _lacking(base, manifests)
+        if base is None or len(tail) > _TAIL_AT_MOST or _count(tail) > self._mapped_from:
+            with self._host.lock("columns", key):
+                base = self._find_base(key, definition.places)  # the last holder of the lock may have made it
+                tail = _lacking(base, manifests)
+                if base is None or len(tail) > _TAIL_AT_MOST or _count(tail) > self._mapped_from:
+                    made = self._make_base(key, base, manifests, files, definition.places, read)
+                    if not isinstance(made, EntryColumns):
+                        return made
+                    base, tail = made, []
+                    self._keep_base(key, base)
+        read_entries = [*read(tail)]
+        columns = _to_columns(files, base, manifests, read_entries)
+        count = len(columns.version_files())
+        if count < self._mapped_from:
+            return columns.entries()
+        self._remember(key, digest, definition, base, manifests, tail, read_entries)
+        return columns
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        """The version with this metadata, from the host's records; None if they do not have it."""
+        disk = self._context.disk
+        if disk is None:
+            return None
+        key = self._key(table, metadata.table_id)
+
+        def parse(record: Any) -> IcebergColumns | None:
+            files = self._find_files(disk, table, as_name(record["definition"]))
+            base = self._open_base(disk, key, record["base"])
+            if files is None or base is None:
+                return None
+            tail: list[list[Entry]] = []
+            for name in as_texts(record["tail"]):
+                entries = disk.get_record("manifest", name, _parse_entries)
+                if entries is None:
+                    return None
+                tail.append(entries)
+            gone = {*as_texts(record["gone"])}
+            live = [location for location in base.manifests if location not in gone]
+            return _make_columns(files, base, live, tail)
+
+        columns = disk.get_record("manifests", key_of(key, metadata.digest), parse)
+        return None if columns is None else TableVersion(table.id, columns.version_files(), metadata)
+
+    def _key(self, table: Table, table_id: str) -> str:
+        return key_of("iceberg", table.scope, table.url, table_id)
+
+    # --- columns ----------------------------------------------------------------------------------
+
+    def _find_base(self, key: str, places: tuple[str, ...]) -> EntryColumns | None:
+        """The columns on record, or, without a record, those that this process has made."""
+        disk = self._context.disk
+        base: EntryColumns | None = None
+        if disk is not None:
+            base = disk.get_record("log", key, lambda record: self._open_base(disk, key, record))
+        base = base or self._bases.get(key)
+        return base if base is not None and base.places == places else None
+
+    def _open_base(self, disk: Disk, key: str, record: Any) -> EntryColumns | None:
+        name = as_name(record["files"])
+        base = self._bases.get(key)
+        if base is None or base.name != name:
+            base = open_entries(disk, key, record)
+            if base is not None:
+                self._put_base(key, base)
+        if base is not None:
+            disk.use_table(key)
+        return base
+
+    def _put_base(self, key: str, base: EntryColumns) -> None:
+        self._bases = {**dict(list(self._bases.items())[-_KEPT + 1 :]), key: base}
+
+    def _make_base(
+        self,
+        key: str,
+        base: EntryColumns | None,
+        manifests: Sequence[Manifest],
+        files: IcebergFiles,
+        places: tuple[str, ...],
+        read: ReadManifests,
+    ) -> EntryColumns | list[Entry]:
+        disk = self._context.disk
+        if disk is not None:
+            try:
+                return self._build(disk, key, base, manifests, files, places, read)
+            except UfsError:
+                raise
+            except OSError:  # the cache directory has no room for the files
+                self._context.metrics.inc("cacheFailureCount")
+        return self._build(None, key, base, manifests, files, places, read)
+
+    def _build(
+        self,
+        disk: Disk | None,
+        key: str,
+        base: EntryColumns | None,
+        manifests: Sequence[Manifest],
+        files: IcebergFiles,
+        places: tuple[str, ...],
+        read: ReadManifests,
+    ) -> EntryColumns | list[Entry]:
+        waiting: list[tuple[Manifest, list[Entry]]] = []
+        count = 0  # of data files
+        builder: EntryBuilder | None = None
+        try:
+            if base is not None:
+                builder = EntryBuilder(disk, key, files.resolve_url)
+                builder.take_over(base, [manifest.location for manifest in manifests])
+            for some in _rounds(_lacking(base, manifests)):
+                for manifest, entries in zip(some, read(some), strict=True):
+                    for entry in entries:
+                        files.check(entry)
+                    waiting.append((manifest, entries))
+                    count += sum(entry.content == DATA for entry in entries)
+                    if builder is None and count >= self._mapped_from:
+                        builder = EntryBuilder(disk, key, files.resolve_url)
+                    if builder is not None:
+                        for listed, listed_entries in waiting:
+                            builder.add(listed.location, listed_entries)
+                        waiting = []
+            if builder is None:
+                return [entry for _, entries in waiting for entry in entries]
+            return builder.finish(places)
+        finally:
+            if builder is not None:
+                builder.close()
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _keep_base(self, key: str, base: EntryColumns) -> None:
+        self._put_base(key, base)
+        disk, record = self._context.disk, base.to_json()
+        if disk is not None and record is not None:
+            try:
+                disk.replace_record("log", key, record)
+                remove_unneeded(disk, key, base.segment_prefixes)
+            except OSError:
+                self._context.metrics.inc("cacheFailureCount")
+
+    def _remember(
+        self,
+        key: str,
+        digest: str,
+        definition: Definition,
+        base: EntryColumns,
+        manifests: Sequence[Manifest],
+        tail: Sequence[Manifest],
+        entries: Sequence[Sequence[Entry]],
+    ) -> None:
+        disk, record = self._context.disk, base.to_json()
+        if disk is None or record is None:
+            return
+        current = {manifest.location for manifest in manifests}
+        document = definition.to_json()
+        definition_name = key_of(key, json.dumps(document, sort_keys=True))
+        names = [key_of(key, manifest.location) for manifest in tail]
+        value = {
+            "definition": definition_name,
+            "base": record,
+            "gone": [location for location in base.manifests if location not in current],
+            "tail": names,
+        }
+        try:
+            if not disk.has_record("definition", definition_name):
+                disk.replace_record("definition", definition_name, document)
+            for name, some in zip(names, entries, strict=True):
+                if name not in self._recorded and disk.get_record("manifest", name, _parse_entries) is None:
+                    disk.replace_record("manifest", name, [entry_to_json(entry) for entry in some])
+            self._recorded = {*names}
+            disk.replace_record("manifests", key_of(key, digest), value)
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+
+    def _find_files(self, disk: Disk, table: Table, name: str) -> IcebergFiles | None:
+        if (table.url, name) not in self._files:
+            definition = disk.get_record("definition", name, lambda record: Definition.from_json(record, table))
+            if definition is None:
+                return None
+            recent = list(self._files.items())[-_KEPT + 1 :]
+            self._files = {**dict(recent), (table.url, name): definition.files(table)}
+        return self._files[table.url, name]
+
+
+def _to_columns(
+    files: IcebergFiles, base: EntryColumns, manifests: Sequence[Manifest], tail: Sequence[Sequence[Entry]]
+) -> IcebergColumns:
+    return _make_columns(files, base, [manifest.location for manifest in manifests], tail)
+
+
+def _make_columns(
+    files: IcebergFiles, base: EntryColumns, live: Sequence[str], tail: Iterable[Sequence[Entry]]
+) -> IcebergColumns:
+    """The files of the snapshot that has the manifests `live` of the columns, and others with the entries `tail`."""
+    entries = [entry for some in tail for entry in some]
+    added = [entry for entry in entries if entry.content == DATA]
+    deletes = [*base.live_deletes(live), *(entry for entry in entries if entry.content != DATA)]
+    return IcebergColumns(files, base, base.live_rows(live), added, deletes)
+
+
+def _lacking(base: EntryColumns | None, manifests: Sequence[Manifest]) -> list[Manifest]:
+    """The manifests that the columns do not have."""
+    known = set() if base is None else {*base.manifests}
+    return [manifest for manifest in manifests if manifest.location not in known]
+
+
+def _count(manifests: Sequence[Manifest]) -> int:
+    """About how many files some manifests list."""
+    return sum(
+        (manifest.length or 0) // _UNCOUNTED_BYTES if manifest.files is None else manifest.files
+        for manifest in manifests
+    )
+
+
+def _rounds(manifests: Sequence[Manifest]) -> Iterator[list[Manifest]]:
+    """The manifests in groups that are read together."""
+    some: list[Manifest] = []
+    size = 0
+    for manifest in manifests:
+        if some and size + (manifest.length or 0) > _READ_AT_ONCE:
+            yield some
+            some, size = [], 0
+        some.append(manifest)
+        size += manifest.length or 0
+    if some:
+        yield some
+
+
+def _parse_entries(records: Any) -> list[Entry]:
+    return [entry_from_json(record) for record in records]
