@@ -19,7 +19,9 @@ _LAST_DAY = (datetime.date.max - EPOCH_DATE).days
 _FIRST_DAY = (datetime.date.min - EPOCH_DATE).days
 _DAY_US = 86_400_000_000
 _NULL_COUNT = pa.scalar(None, pa.int64())
-_FIRST_KEPT = pa.scalar(datetime.date(2000, 1, 1)).cast(pa.timestamp("us"))  # no calendar moves times from here on, see `widened`
+_FIRST_KEPT = pa.scalar(datetime.date(2000, 1, 1)).cast(
+    pa.timestamp("us")
+)  # no calendar moves times from here on, see `widened`
 
 
 def bound_type(kind: pa.DataType) -> pa.DataType:

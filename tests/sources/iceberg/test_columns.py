@@ -1,0 +1,330 @@
+"""The files of a large Iceberg table as columns: what they cost, and that each file is what it is alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.columnar.predicate import And, ColumnStats, Compare, In, IsNull, Or, Predicate, may_match
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import CacheFullError
+from pyspark_lookup.lookup import lookup_table as api
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.sources.iceberg import columns as columns_module
+from pyspark_lookup.sources.iceberg import entry_columns, snapshots
+from pyspark_lookup.sources.iceberg.source import IcebergSource
+from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.stores import FileVersion
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.model import TableVersion, differing_files, partition_value
+from tests.models.adapter import Ground
+from tests.models.histories import ICEBERG, Setup, Step
+from tests.models.iceberg import Iceberg
+from tests.support.fakes import wait_until_settled
+from tests.support.fuzzing import seeds
+from tests.support.iceberg_tables import opened
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import counting
+
+FILES = 40
+Begin = Callable[[int], None]
+
+
+@pytest.fixture
+def mapped_from() -> int:
+    return 10
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> Begin:
+    """What is opened from now on is of another process, which has so many files as columns."""
+
+    def begin(count: int = mapped_from) -> None:
+        monkeypatch.setattr(IcebergSource, "mapped_from", count)
+        runtime = Runtime(HostClock(), random.Random())
+        monkeypatch.setattr(api, "runtime", lambda: runtime)
+
+    begin()
+    return begin
+
+
+def versions_of(reader: LookupTable) -> Callable[[], TableVersion]:
+    """The current version, as the process of now knows it, also when another one has begun."""
+    engine = reader._engine()
+    return lambda: engine.reader.resolver.discover(reader._options)[1]
+
+
+# --- the same as alone --------------------------------------------------------------------------------
+
+
+def described(file: FileVersion) -> dict[str, Any]:
+    """All that a version says of a file."""
+    assert file.statistics is not None
+    return {
+        "file": (file.url, file.size, file.identity, file.partition, file.columns, file.format, file.sequence),
+        "deletes": [deletes.to_json() for deletes in file.deletes],
+        "equality": [(group.names, [deletes.to_json() for deletes in group.files]) for group in file.equality],
+        "rows": file.statistics.rows,
+        "bounds": {name: repr(stats) for name, stats in dict(file.statistics.bounds).items()},
+    }
+
+
+def compare(found: TableVersion, alone: TableVersion) -> None:
+    """Both versions have the same files, which are described in the same words."""
+    assert found.metadata == alone.metadata
+    by_url = lambda one: (one["file"][0], one["file"][2])  # noqa: E731
+    assert sorted(map(described, found.files), key=by_url) == sorted(map(described, alone.files), key=by_url)
+    assert {group.names for group in found.equality} == {group.names for group in alone.equality}
+    assert {deletes.name for deletes in found.deletes} == {deletes.name for deletes in alone.deletes}
+    assert (found.bytes, found.cacheable, found.is_settled) == (alone.bytes, alone.cacheable, alone.is_settled)
+
+
+def predicates_of(table: Iceberg, rng: random.Random) -> list[Predicate]:
+    """Some conditions on values that the table may have."""
+    found: list[Predicate] = []
+    for field in table.table.fields:
+        if isinstance(field["type"], dict):
+            continue
+        name = field["name"]
+        values = [value for value in (table.value(field) for _ in range(3)) if value is not None]
+        values = [str(value) if field["type"] == "uuid" else value for value in values]
+        for value in values:
+            found.append(Compare(name, rng.choice(["=", "<", ">=", "<>"]), value))
+        found += [In(name, tuple(values), rng.random() < 0.2), IsNull(name, rng.random() < 0.5)]
+    some = rng.sample(found, min(len(found), 12))
+    return [*some, And((some[0], some[-1])), Or((some[1], some[-2]))]
+
+
+def check_pruning(version: TableVersion, nodes: Sequence[Predicate]) -> None:
+    """Of many files those are ruled out that are ruled out alone."""
+    assert isinstance(version.files, ColumnFiles) and version.metadata is not None
+    _, partitions = version.metadata.columns
+    for node in nodes:
+        left = [file.url for file in version.files.prune(node, partitions, partition_value)]
+
+        def stats(file: FileVersion, name: str) -> ColumnStats | None:
+            if name in partitions.names:
+                text = dict(file.partition or ())[name]
+                return ColumnStats.from_constant(partition_value(text, partitions.field(name).type))
+            return None if file.statistics is None else file.statistics.bounds.get(name)
+
+        alone = [
+            file.url
+            for file in version.files
+            if may_match(node, lambda name, file=file: stats(file, name))  # type: ignore[misc]
+        ]
+        assert left == alone, node
+
+
+STEPS = [op for op in ICEBERG if op not in ("write_branch",)]
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each step, in a process that goes on and in a new one, the columns say what objects say; and how two versions differ."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(snapshots, "_TAIL_AT_MOST", rng.choice([2, 6, 128]))
+    monkeypatch.setattr(entry_columns, "_PARTS_AT_MOST", rng.choice([2, 16]))
+    monkeypatch.setattr(entry_columns, "_GROUP_ROWS", 2)
+    monkeypatch.setattr(entry_columns, "_CHUNK_ROWS", rng.choice([3, 16384]))
+    monkeypatch.setattr(entry_columns, "_BUFFERED_ENTRIES", rng.choice([1, 1024]))
+    count = rng.choice([1, 4])
+    table = Iceberg(Ground(tmp_path, Setup()), rng)
+    name, given = getattr(table, "name", str(tmp_path / "dim.parquet")), getattr(table, "options", {})
+
+    def reader(host: str) -> LookupTable:
+        return LookupTable(name, {"lookup.cache.dir": str(tmp_path / host), "lookup.keys": "id", **given})
+
+    try:
+        process(count)
+        goes_on = versions_of(reader("columns"))
+        earlier: list[tuple[TableVersion, TableVersion]] = []
+        for number in range(14):
+            table.take(Step(rng.choice(STEPS), (), seed), rng)
+            process(10**9)
+            alone = versions_of(reader(f"objects{number}"))()
+            process(count)
+            for found in (goes_on(), versions_of(reader("columns"))()):
+                compare(found, alone)
+                assert isinstance(found.files, ColumnFiles) or len(found.files) < count
+            if isinstance(found.files, ColumnFiles):
+                check_pruning(found, predicates_of(table, rng))
+                earlier.append((found, alone))
+                old, old_alone = rng.choice(earlier)
+                for ours, theirs in ((found, old), (old, found)):
+                    changes = differing_files(ours, theirs)
+                    expected = differing_files(*((alone, old_alone) if ours is found else (old_alone, alone)))
+                    assert changes is not None and expected is not None
+                    assert [some.keys() for some in changes] == [some.keys() for some in expected]
+        assert earlier or count > 1
+    finally:
+        table.close()
+
+
+# --- what it costs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> IcebergTable:
+    """Files of ten rows, a manifest for each, in two regions."""
+    made = IcebergTable.create(
+        tmp_path / "t", {"id": "int", "name": "string", "region": "string"}, 2, [("region", "identity")]
+    )
+    for number in range(FILES):
+        made.commit(made.data([row(id_, ("eu", "ü/ %")[number % 2]) for id_ in range(number * 10, number * 10 + 10)]))
+    return made
+
+
+def row(number: int, region: str = "eu") -> dict[str, Any]:
+    return {"id": number, "name": f"n{number:03}", "region": region}
+
+
+def rows_of(reader: LookupTable) -> list[dict[str, Any]]:
+    return sorted(reader.scan().to_pylist(), key=lambda row: (row["id"], row["name"], row["region"]))
+
+
+def expected(table: IcebergTable) -> list[dict[str, Any]]:
+    files = [entry for entry in table.live() if not entry.file["content"]]
+    return sorted(
+        (row for entry in files for _, row in table.rows_of(entry)),
+        key=lambda row: (row["id"], row["name"], row["region"]),
+    )
+
+
+def settle(table: IcebergTable) -> None:
+    wait_until_settled(table.home / "metadata" / "version-hint.text")
+
+
+def snapshot_files(cache: Path) -> set[str]:
+    return {path.name for path in cache.glob("**/snapshots/*/*")}
+
+
+def test_another_process_reads_no_manifest(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
+    """It looks at the hint, maps the columns, and opens the file that its key may be in."""
+    settle(table)
+    first = opened(table.home, tmp_path / "cache", keys="id")
+    assert rows_of(first) == expected(table)
+    assert first.get(15) == [row(15, "ü/ %")]
+    process()
+    second = opened(table.home, tmp_path / "cache", keys="id")
+    assert counting(second, lambda: second.version)[:3] == (1, 0, 0)
+    assert counting(second, lambda: second.get(15))[:3] == (1, 0, 0)  # the host has the bytes of the only file
+    assert rows_of(second) == expected(table)
+
+
+def test_a_commit_costs_what_it_adds(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
+    reader = opened(table.home, tmp_path / "cache", "partial", "id")
+    assert [reader.get(key)[0]["id"] for key in (15, 200)] == [15, 200]
+    table.commit(table.data([row(15) | {"name": "again"}]))
+    settle(table)
+    for gets in (
+        4,
+        0,
+    ):  # the metadata, the list, the manifest and the file, which holds a key that is still cached otherwise
+        before = reader.metrics()["missCount"]
+        assert counting(reader, lambda reader=reader: reader.get(200))[2] <= gets  # type: ignore[misc]
+        assert reader.metrics()["missCount"] == before
+        assert sorted(row["name"] for row in reader.get(15)) == ["again", "n015"]
+        process()
+        reader = opened(table.home, tmp_path / "cache", "partial", "id")
+
+
+def test_bounds_are_parsed_once_per_host(
+    table: IcebergTable, tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    parse = columns_module.column_stats
+    monkeypatch.setattr(columns_module, "column_stats", lambda *args: (parsed.append(args[2]), parse(*args))[1])
+    for _ in range(3):
+        reader = opened(table.home, tmp_path / "cache")
+        assert reader.scan(predicate="id = 15").num_rows == 1
+        assert reader.scan(predicate="name = 'n015' AND region = 'ü/ %'").num_rows == 1
+        process()
+    assert sorted(parsed) == ["int", "string"]
+
+
+@pytest.mark.parametrize("loss", ["removed", "damaged", "full", "records"])
+@pytest.mark.parametrize("which", ["entries-", "statistics-"])
+def test_columns_that_are_lost(
+    table: IcebergTable, tmp_path: Path, process: Begin, loss: str, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the manifests are read again; without room on the disk the columns are in memory."""
+
+    def create_segment(*_: Any) -> Any:
+        raise CacheFullError("no room")
+
+    if loss == "full":
+        monkeypatch.setattr(Disk, "create_segment", create_segment)
+    for _ in range(3):
+        reader = opened(table.home, tmp_path / "cache", keys="id")
+        assert reader.get(15) == [row(15, "ü/ %")]
+        assert rows_of(reader) == expected(table)
+        table.commit(table.data([row(15)]))
+        assert rows_of(reader) == expected(table)
+        table.commit([], [entry for entry in table.live() if entry.file["record_count"] == 1])
+        lost = [*(tmp_path / "cache").glob(f"**/snapshots/*/{which}*")]
+        if loss == "records":
+            kinds = ("manifest", "manifests", "definition") if which == "entries-" else ("manifest",)
+            lost = [path for kind in kinds for path in (tmp_path / "cache").glob(f"**/records/{kind}/*")]
+        assert lost or loss == "full"
+        for path in lost:
+            if loss == "damaged":
+                data = bytearray(path.read_bytes())
+                data[200] ^= 255
+                path.write_bytes(data)
+            else:
+                path.unlink()
+        process()
+
+
+def test_columns_follow_the_manifests(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
+    """Files come and go, manifests are rewritten, and the columns are made anew: the older ones go in time."""
+    reader = opened(table.home, tmp_path / "cache", keys="id")
+    first = table.meta["current-snapshot-id"]
+    before = rows_of(reader)
+    for step in range(5):
+        live = [entry for entry in table.live() if not entry.file["content"]]
+        table.commit([], live[step :: FILES // 5])
+        table.commit(table.data([row(number) for number in range(1000 + step * 100, 1020 + step * 100)]))
+        table.commit([table.equality([{"id": 1000 + step * 100}], ["id"], partition=table.partition_of(row(0)))])
+        if step == 2:
+            table.commit(rewrite=True)
+        assert rows_of(reader) == expected(table)
+        process()
+        reader = opened(table.home, tmp_path / "cache", keys="id")
+        assert rows_of(reader) == expected(table)
+    assert rows_of(opened(table.home, tmp_path / "cache", version=first)) == before
+    assert len([name for name in snapshot_files(tmp_path / "cache") if name.startswith("entries-")]) <= 6
+
+
+def test_a_table_that_was_emptied(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
+    assert opened(table.home, tmp_path / "cache").version
+    table.commit([], table.live())
+    for host in ("cache", "new", "new"):
+        reader = opened(table.home, tmp_path / host, keys="id")
+        assert (reader.scan(predicate="id = 15").num_rows, reader.get(15)) == (0, [])
+        process()
+    table.commit(table.data([row(15)]))
+    assert opened(table.home, tmp_path / "cache", keys="id").get(15) == [row(15)]
+
+
+@pytest.mark.parametrize("selected", ["region=eu", "max_pt()"])
+def test_partitions_are_selected(table: IcebergTable, tmp_path: Path, process: Begin, selected: str) -> None:
+    region = "eu" if "eu" in selected else "ü/ %"
+    wanted = [row for row in expected(table) if row["region"] == region]
+    assert rows_of(opened(table.home, tmp_path / "cache", partition=selected)) == wanted
+
+
+def test_records_have_no_secret(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
+    """Of the table's properties, a record has the name mapping only."""
+    table.meta["properties"] = {"password": "hidden-treasure"}
+    table.commit(table.data([row(1)]))
+    assert opened(table.home, tmp_path / "cache").version
+    records = [*(tmp_path / "cache").glob("**/records/definition/*")]
+    assert records and b"schemas" in records[0].read_bytes()
+    assert b"hidden-treasure" not in b"".join(path.read_bytes() for path in records)
