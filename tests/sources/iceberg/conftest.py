@@ -1,10 +1,11 @@
 """Half of the tests read a table of one file as they read one of thousands, the others by night."""
 
-from __future__ import annotations
+import zlib
 
 import pytest
 
 from pyspark_lookup.sources.iceberg.source import IcebergSource
+from tests.support.fuzzing import BY_NIGHT
 
 
 @pytest.fixture(autouse=True)
