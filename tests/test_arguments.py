@@ -1,7 +1,5 @@
 """Arguments of public methods that are of another type: the error names the argument, the value, and what it may be."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The runner of the benchmarks reads what they print, and knows all of them; the simulation of a cluster is what it simulates."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

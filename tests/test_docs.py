@@ -1,7 +1,5 @@
 """What the README, the configuration files and the changelog say is true."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

@@ -1,7 +1,5 @@
 """Everything that is read from a disk or a store, damaged: the right answer, an error of ours, or a counted miss. LOOKUPCACHE_FUZZ=100: more."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

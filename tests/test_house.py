@@ -1,7 +1,5 @@
 """The rules of the house: who may import whom and what, what is public, what importing costs."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import dataclasses

@@ -1,7 +1,5 @@
 """What is around the package agrees with it: workflows, hooks, forms, metadata."""
 
-from __future__ import annotations
-
 import configparser
 import itertools
 import re

@@ -1,7 +1,5 @@
 """What docs/security.md claims: planted files, names that lead elsewhere, secrets. Its tables name the tests of this file."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Hostile and odd sizes cost an error, or time by their length: never the process."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

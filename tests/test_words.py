@@ -1,7 +1,5 @@
 """What users read who misspell something: the words of what they gave, and what to write instead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The wall clock stepped by an hour, either way: nothing is served for longer than it may be, and nothing is kept for ever."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

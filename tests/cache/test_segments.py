@@ -1,7 +1,5 @@
 """Segments and layers: every row that was given is there once, knows where it came from, and is found by its key."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

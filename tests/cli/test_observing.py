@@ -1,7 +1,5 @@
 """What people and programs see of the caches: Prometheus' metrics, the dashboard, the report, the log, hints and sizes."""
 
-from __future__ import annotations
-
 import html
 import json
 import logging

@@ -1,7 +1,5 @@
 """Columns as streams: what was written in pieces is read as one column, in exactly as many bytes as announced."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

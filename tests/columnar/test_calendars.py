@@ -1,7 +1,5 @@
 """Days and instants of the hybrid calendar: by the arithmetic of others, and in files whose footer says so."""
 
-from __future__ import annotations
-
 import datetime
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Key columns: what is equal hashes alike, keys in other types find what they mean, and the index answers as a dict of lists would."""
 
-from __future__ import annotations
-
 import dataclasses
 import decimal
 import hashlib

@@ -1,7 +1,5 @@
 """Predicates: what `lookup.where` means, and every construct that is refused; answers beside a slow oracle of Spark's, and statistics."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import math

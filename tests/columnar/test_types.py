@@ -1,7 +1,5 @@
 """Arrow schemas as Spark takes them: types as PySpark has them, files merged, values kept or refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

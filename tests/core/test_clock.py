@@ -1,7 +1,5 @@
 """One timer for a process: what its tasks may count on, and that the schedules of many tables share it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import threading
 from collections.abc import Callable

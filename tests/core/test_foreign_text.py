@@ -1,7 +1,5 @@
 """Text of others in ours: credentials of every spelling, and what a terminal obeys."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

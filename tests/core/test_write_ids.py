@@ -1,7 +1,5 @@
 """`ValidWriteIdList`: sets of writes, checked against sets of writes."""
 
-from __future__ import annotations
-
 import pickle
 import random
 

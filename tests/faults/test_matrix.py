@@ -1,7 +1,5 @@
 """Whatever the store answers, a write is acknowledged and there, failed and not there, or unknown. `scripts/faults` tries all cases."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

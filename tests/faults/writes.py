@@ -1,7 +1,5 @@
 """Every kind of write, what it does to the rows of a small table, and how its caller sees what became of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

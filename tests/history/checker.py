@@ -4,8 +4,6 @@ The model: a commit in log order adds its rows; one of an overwrite removes thos
 upsert or delete all rows of its keys; a compaction changes nothing. Every read must equal the state after some prefix of that order.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """A history from beginning to end: processes are started, some paused, some killed and started again, and all is checked."""
 
-from __future__ import annotations
-
 import collections
 import random
 import time

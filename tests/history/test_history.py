@@ -1,7 +1,5 @@
 """Histories of a minute on each store, and that the checker finds what is wrong in one. Longer: `scripts/history`."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """A writer or a reader of a history (`python -m tests.history.worker <JSON>`), which notes what it does before it begins, and what came of it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`LookupOptions`: strings become one frozen, checked value, and credentials never do."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import enum

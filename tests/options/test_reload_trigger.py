@@ -1,7 +1,5 @@
 """Reload triggers: when a reload is due, what asks for it, and the times of day that put it off."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import datetime

@@ -1,7 +1,5 @@
 """Building snapshots of large tables, with sizes made small: by several threads, of parts of files, within their memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

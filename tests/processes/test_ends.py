@@ -1,7 +1,5 @@
 """Processes that end while threads of ours work beside them: with the exit code of their work, in time, and with nothing half done."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Real processes that fill one cache directory, killed at every step. They are forked by a spawned one, for that of the tests has threads."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

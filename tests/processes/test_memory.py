@@ -1,7 +1,5 @@
 """What a process takes of memory while a table that it reads in every mode is upserted again and again."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

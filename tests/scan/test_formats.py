@@ -1,7 +1,5 @@
 """File formats: what is asked of a file, what comes out of it, and how a damaged one is told."""
 
-from __future__ import annotations
-
 import bz2
 import datetime
 import decimal

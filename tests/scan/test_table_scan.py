@@ -1,7 +1,5 @@
 """Rows of a version: who reads which bytes, what is skipped, and that no row is lost, doubled or changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """A column that cannot be read refuses itself, not its table: in files, in Delta tables; of Iceberg tables see tests/sources/iceberg."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Sequence

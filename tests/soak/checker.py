@@ -1,7 +1,5 @@
 """What is true of a soak's micro-batches: each reads one version of each table, which never goes back, and each row came out once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

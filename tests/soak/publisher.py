@@ -1,7 +1,5 @@
 """The writer of a soak's plain table, which notes what that is after each step, until it is killed. Started again, it goes on from there."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

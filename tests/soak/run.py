@@ -1,7 +1,5 @@
 """A soak from beginning to end: writers, a cluster and a stream are started, harmed while they run, stopped, and what came out is checked."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The two tables of a soak: where they are, what is in them, and how the stream reads them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import boto3

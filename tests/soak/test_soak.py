@@ -1,7 +1,5 @@
 """A soak of five minutes; by day its part that judges. Longer: `scripts/soak`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the processes and the cache directories of a soak hold while it runs, whether that grows, and what is left in the end."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

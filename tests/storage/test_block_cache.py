@@ -1,7 +1,5 @@
 """`BlockCache`: the bytes of exactly the version asked for, from this host if it can, from the store if not."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor

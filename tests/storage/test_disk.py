@@ -1,7 +1,5 @@
 """`Disk`: what it hands out is what was put in, whatever happened to the directory in between."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """`Ufs`: every attempt counted, transient failures tried again, bytes of one version only, one of many writers wins a name."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

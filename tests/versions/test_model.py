@@ -1,7 +1,5 @@
 """Files and directories whose names have wildcards in them: they are read by their names; patterns that match them take an escape."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable

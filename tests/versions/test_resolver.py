@@ -1,7 +1,5 @@
 """Versions: who says which one is current, what it costs, and what this host remembers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The cache in memory: its contract beyond what an ordered dictionary does, as Flink's own tests have it (FLIP-221), and what once was wrong."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import copy

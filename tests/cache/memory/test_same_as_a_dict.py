@@ -1,7 +1,5 @@
 """The cache in memory answers as an ordered dictionary would that knows the same bounds."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The partial cache: what one process loaded answers for all of the host, for as long as it is right: the fixtures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

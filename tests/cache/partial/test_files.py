@@ -1,7 +1,5 @@
 """The partial cache: tables of files."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

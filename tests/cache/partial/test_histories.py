@@ -1,7 +1,5 @@
 """The partial cache: generated histories."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

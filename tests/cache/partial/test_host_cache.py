@@ -1,7 +1,5 @@
 """The partial cache: rows by key, for all processes of a host; how they are merged and given up, and what goes wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os

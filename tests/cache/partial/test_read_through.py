@@ -1,7 +1,5 @@
 """The partial cache: lookups through the caches, alone and several at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -1,7 +1,5 @@
 """The partial cache: which keys a change of files can have touched."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import decimal

@@ -1,7 +1,5 @@
 """ORC files as Hive and Spark write them: columns without names, types that only Spark has, time zones, times far away."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import io

@@ -1,7 +1,5 @@
 """CSV and JSON files as tables: types that lose nothing, in one file or in several, schemas that are declared, dialects."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import decimal

@@ -1,7 +1,5 @@
 """Claims and flights: of several that lack a key one loads it, and nobody waits for who is dead or does not answer."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import gc

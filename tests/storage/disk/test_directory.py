@@ -1,7 +1,5 @@
 """A cache directory that goes away, in part or as a whole, while it is in use; and directories that are not ours."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

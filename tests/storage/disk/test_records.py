@@ -1,7 +1,5 @@
 """Counters of processes: sums are exact whatever happens to the processes, and to who adds them up."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess

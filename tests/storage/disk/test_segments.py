@@ -1,7 +1,5 @@
 """Segments on disk: what is opened is what was published, whole, and stays on disk while anybody uses it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import gc

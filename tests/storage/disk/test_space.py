@@ -1,7 +1,5 @@
 """One budget for all of a cache directory: blocks, snapshots, rows by key, records. No host fills its disk."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc
