@@ -8,7 +8,7 @@ import pytest
 from benchmarks import run, sim_cluster
 
 
-def test_a_replayed_host_does_what_a_real_one_does(
+def test_a_replayed_host_is_like_a_real_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the simulation of a cluster: as many requests and bytes, at the same times up to the latencies, which are random. No lookup fails."""

@@ -256,9 +256,7 @@ in_every_way = pytest.mark.parametrize("way", WAYS)
 
 @in_every_way
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow on disk", "wide on disk"])
-def test_more_text_than_32_bits_reach(
-    monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool
-) -> None:
+def test_text_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool) -> None:
     """Of more text than 32-bit offsets reach, what is read is the text that was given."""
     monkeypatch.setattr(segments, "_INT32_AT_MOST", 100)
     if wide:

@@ -352,7 +352,7 @@ FAULTS = [
         ("tests/options/test_reload_trigger.py::test_local_blackouts_follow_the_clocks",)),
     Fault("a-clock-that-was-set-back-is-not-noticed", "cache/full/schedule.py::Schedule._clock_set_back",
         replace("$ahead_s < $before_s - $poll_s", "$ahead_s < $before_s - 1e12"),
-        ("tests/cache/test_clock_steps.py::test_timers_after_the_clock_was_set_back",)),
+        ("tests/cache/full/test_full_cache.py::test_timers_after_the_clock_was_set_back",)),
     Fault("a-failed-reload-is-not-told", "cache/full/full_cache.py::FullCache.current",
         replace(
             "$policy is OnReloadFailure.FAIL and $state.failures", "$policy is OnReloadFailure.FAIL and $state.failures > 9"),

@@ -228,9 +228,7 @@ def test_a_late_host_is_late_once(make: Callable[[], DueTrigger]) -> None:
 
 @each_trigger
 @pytest.mark.parametrize("problem", [None, OSError("gone")])
-def test_a_trigger_that_is_closed_plans_nothing(
-    make: Callable[[], CacheReloadTrigger], problem: Exception | None
-) -> None:
+def test_a_closed_trigger_plans_nothing(make: Callable[[], CacheReloadTrigger], problem: Exception | None) -> None:
     """Whatever is under way then. It may be closed twice, and opened again for another context."""
     trigger = make()
     context = opened(trigger, ManualContext())

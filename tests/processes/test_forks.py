@@ -117,6 +117,7 @@ def every_lock() -> list[Any]:
 
 
 def fork_under_all_locks(home: Path, endpoint: str) -> None:
+    """While another thread holds every lock there is: the child answers from the tables that it inherited, and from its own."""
     tables = open_tables(home, endpoint)
     use(tables)
     ready, done = threading.Event(), threading.Event()
@@ -149,14 +150,8 @@ def fork_under_all_locks(home: Path, endpoint: str) -> None:
     use(tables)  # the child has closed nothing of its parent's
 
 
-def test_a_child_needs_no_lock_of_its_parents(tmp_path: Path, s3: S3Server) -> None:
-    """A fork while another thread holds every lock there is: the child answers from the tables that it inherited, and from its own."""
-    s3.client.create_bucket(Bucket="forked")
-    s3.client.put_object(Bucket="forked", Key="t.csv", Body=b"id,v\n6,36\n7,49\n")
-    in_fresh_process(fork_under_all_locks, tmp_path, s3.endpoint)
-
-
-def fork_in_a_transaction(home: Path) -> None:
+def fork_in_a_transaction(home: Path, endpoint: str) -> None:
+    """A child that leaves the block of its parent's transaction neither commits nor aborts it."""
     table = open_tables(home)["NONE"]
     table.scan()
     with table.transaction() as transaction:
@@ -172,11 +167,6 @@ def fork_in_a_transaction(home: Path) -> None:
         assert in_child(lambda: leave(True)) == in_child(lambda: leave(False)) == 0
         assert table.get(100) == []
     assert table.get(100) == [{"id": 100, "v": 0}]
-
-
-def test_a_child_leaves_a_transaction_to_its_parent(tmp_path: Path) -> None:
-    """A child that leaves the block of its parent's transaction neither commits nor aborts it."""
-    in_fresh_process(fork_in_a_transaction, tmp_path)
 
 
 def test_a_cached_property_has_no_lock() -> None:
@@ -203,7 +193,8 @@ def test_a_cached_property_has_no_lock() -> None:
     assert Thing.value.__doc__ == "Something new."
 
 
-def fork_while_a_thread_imports(home: Path) -> None:
+def fork_while_a_thread_imports(home: Path, endpoint: str) -> None:
+    """A child imports anew what another thread of its parent was importing; without that it would wait for ever."""
     gate: Any = types.ModuleType("gate")
     gate.begun, gate.go_on, gate.first = threading.Event(), threading.Event(), [True]
     sys.modules["gate"] = gate
@@ -225,6 +216,9 @@ def fork_while_a_thread_imports(home: Path) -> None:
     check_imports()
 
 
-def test_a_fork_while_a_thread_imports(tmp_path: Path) -> None:
-    """A child imports anew what another thread of its parent was importing; without that it would wait for ever."""
-    in_fresh_process(fork_while_a_thread_imports, tmp_path)
+@pytest.mark.parametrize("fork", [fork_under_all_locks, fork_in_a_transaction, fork_while_a_thread_imports])
+def test_a_child_of_a_busy_process(tmp_path: Path, s3: S3Server, fork: Callable[..., None]) -> None:
+    """It answers as its parent does, and leaves to that what is its."""
+    s3.client.create_bucket(Bucket="forked")
+    s3.client.put_object(Bucket="forked", Key="t.csv", Body=b"id,v\n6,36\n7,49\n")
+    in_fresh_process(fork, tmp_path, s3.endpoint)

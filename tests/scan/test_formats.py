@@ -30,7 +30,6 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.scan.formats.arrow_ipc import Table
 from pyspark_lookup.scan.formats.model import detect_format
-from pyspark_lookup.scan.formats.parquet import spark_fields
 from pyspark_lookup.storage.stores import FileVersion, Range
 from tests.support.fuzzing import fuzzed, memory_at_most
 
@@ -357,18 +356,6 @@ def test_arrow_ranges_are_dictionaries_and_the_batch() -> None:
     assert stored.table().to_pylist() == table.to_pylist()
 
 
-def test_other_files_of_arrow_are_refused() -> None:
-    """The first Feather format, and a stream, which has no footer, are told apart from a damaged file."""
-    out = io.BytesIO()
-    with pa.ipc.new_stream(out, SAMPLE.schema) as writer:
-        writer.write_table(SAMPLE)
-    feather = b"FEA1" + bytes(100) + struct.pack("<i", 50) + b"FEA1"
-    told = {feather: "Feather version 1 is not supported", out.getvalue(): "does not end with ARROW1"}
-    for content, message in told.items():
-        with pytest.raises(DamagedFileError, match=rf"s3://bucket/old\.feather .*{message}"):
-            Stored("old.feather", content).open()
-
-
 @pytest.mark.parametrize(
     ("name", "head", "line", "last", "row"),
     [
@@ -537,12 +524,3 @@ def test_text_that_is_no_utf8() -> None:
         with pytest.raises(DamagedFileError, match=r"lookup\.csv\.encoding" if name == "d.csv" else r"\.") as caught:
             Stored(name, content).open(pa.schema([("id", pa.int64()), ("s", pa.string())]))
         assert caught.value.__cause__ is not None
-
-
-def test_what_is_not_sparks_schema() -> None:
-    """What somebody else keeps under the key of Spark's schema says nothing of the columns."""
-    fields, of = [pa.field("i", pa.int64())], b"org.apache.spark.sql.parquet.row.metadata"
-    other = b'{"fields": [{"name": "i"}], "x": "variant"}'
-    for text in (b"", b"interval", b'{"interval": 1}', b'{"fields": "interval"}', other):
-        assert spark_fields(fields, {of: text}, "file:///x") == fields
-    assert spark_fields(fields, None, "file:///x") == fields

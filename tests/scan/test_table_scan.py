@@ -241,9 +241,7 @@ def chunks(path: Path, *columns: str) -> dict[int, list[tuple[int, int]]]:
     ],
     ids=str,
 )
-def test_only_what_is_needed_is_fetched(
-    wide: Path, more: dict[str, str], first: list[str], then: list[str], rows: int
-) -> None:
+def test_what_is_fetched(wide: Path, more: dict[str, str], first: list[str], then: list[str], rows: int) -> None:
     """The predicate's columns come first, whole; the others of the row groups where it is true; no byte twice."""
     host = make_host(str(wide), None)
     made, _ = host.planned(wide, more)

@@ -241,9 +241,7 @@ def fill(root: str, names: Sequence[str]) -> AbstractFileSystem:
 
 
 @pytest.mark.parametrize("kind", ["local", "memory", "s3"])
-def test_hidden_directories_are_reported_but_not_entered(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
+def test_hidden_directories_are_not_entered(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     """`_x` and `.x` are named in a listing without their files, `_k=v` and `_spark_metadata` are entered; one call each, or one on S3."""
     root = {"local": str(tmp_path), "memory": "memory://tree", "s3": ""}[kind] or request.getfixturevalue("root")
     fill(root, TREE)
@@ -443,9 +441,7 @@ FOREIGN: list[tuple[type[BaseException], Sequence[BaseException]]] = [
 
 
 @pytest.mark.parametrize(("ours", "foreign"), [(ours, error) for ours, errors in FOREIGN for error in errors])
-def test_foreign_errors_leave_as_ours(
-    scripted: type[ScriptedFs], ours: type[BaseException], foreign: BaseException
-) -> None:
+def test_foreign_errors_are_ours(scripted: type[ScriptedFs], ours: type[BaseException], foreign: BaseException) -> None:
     """Each error of a filesystem becomes the one of ours that says what it means, with the cause kept; Ctrl-C stays what it is."""
     store = store_of("scripted://f")
     version = store.get_meta("scripted://f", ignore)

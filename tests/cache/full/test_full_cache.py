@@ -22,7 +22,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.storage.disk import Disk, SegmentWriter
-from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FakeClock, make_host, wait_until_settled
 from tests.support.full_cache import CACHE, EACH, FULL, TIMED, WAIT, Table, publish
 from tests.support.managed_tables import Site, site
@@ -30,6 +29,8 @@ from tests.support.managed_tables import Site, site
 __all__ = ["site"]
 DAY_S, HOUR_S = 86400.0, 3600.0
 STRATEGY = "lookup.full-cache.reload-strategy"
+LIMITED = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
+each_step = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
 
 
 @pytest.fixture
@@ -125,10 +126,10 @@ def test_tasks_share_the_rows_of_a_snapshot(directory: Path, cache_dir: Path) ->
     publish(directory, 3, 2)
     table.warm()
     table.fetched()
-    plan, shown = table._planned()
+    _, plan = table.host.plan(table.options, table.table)
     for count in (1, 2, 7):
         shares = [table.host.reader.read(plan, ReadTask(number, count), None) for number in range(count)]
-        rows = pa.Table.from_batches(itertools.chain(*shares), shown)
+        rows = pa.Table.from_batches(itertools.chain(*shares), plan.projection.columns)
         expected = [2 if id_ // EACH == 3 else 1 for id_ in range(5000)]
         assert rows.sort_by("id").column("version").to_pylist() == expected
     assert table.fetched() == set()
@@ -283,9 +284,7 @@ def test_a_first_load_that_another_process_does_not_end(directory: Path, cache_d
     assert stopped.versions(0) == [2]
 
 
-def test_a_reload_of_which_nothing_can_be_recorded(
-    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reload_that_cannot_be_recorded(directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full: the queries that find the reload overdue do not all try it. They answer from the old rows, which is counted."""
     table = Table(directory, cache_dir, {**CACHE, WAIT: "30 s"})
     table.later.at_once = True
@@ -335,18 +334,6 @@ def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
     publish(directory, 0, 2)
     assert [table.due_after(seconds) for seconds in (0, 1200, 1199, 1)] == [0, 0, 0, 1]
     assert table.versions(0) == [2]
-
-
-def test_an_execution_keeps_its_version_over_a_swap(directory: Path, cache_dir: Path) -> None:
-    """A second lookup of one query answers from the snapshot of the first, though a newer one serves by now."""
-    table = Table(directory, cache_dir, CACHE)
-    query, later = Execution("app", "1"), Execution("app", "2")
-    assert [row["version"] for row in table.get(0, execution=query)] == [1]
-    publish(directory, 0, 2)
-    table.warm()
-    assert [row["version"] for row in table.get(0, execution=query)] == [1]
-    assert table.scan(query).column("version").unique().to_pylist() == [1]
-    assert [row["version"] for row in table.get(0, execution=later)] == [2]
 
 
 class EveryCall(CacheReloadTrigger):
@@ -537,3 +524,84 @@ def test_a_unit_that_takes_long_makes_progress(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(type(full._stored), "show_progress", lambda stored: seen.append(1))
     full.reload()
     assert len(seen) > 20
+
+
+def reloads(table: Table) -> int:
+    """Run the schedule as its loop does; how many loads that makes."""
+    table.full.schedule.run_due()
+    return table.later.loads()
+
+
+@each_step
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("mode", ["FIXED_DELAY", "FIXED_RATE"])
+def test_a_reload_comes_within_its_interval(
+    directory: Path, cache_dir: Path, step_s: float, mode: str, late: bool
+) -> None:
+    """PERIODIC: a step does not put the next reload off, nor change their pace, also for a process that begins after it."""
+    options = {**LIMITED, "lookup.full-cache.periodic-reload.schedule-mode": mode}
+    table = Table(directory, cache_dir, options)
+    clock = table.host.clock
+    assert table.versions(0) == [1]
+    assert late or reloads(table) == 0
+    clock.tick(30)
+    publish(directory, 0, 2)
+    clock.wall_s += step_s
+    if late:
+        table = Table(directory, cache_dir, options, clock)
+        table.versions(0)
+    made = reloads(table)
+    for _ in range(60):
+        clock.tick(1)
+        made += reloads(table)
+    assert made >= 1
+    assert table.versions(0) == [2]
+    made = 0
+    for _ in range(180):
+        clock.tick(1)
+        made += reloads(table)
+    assert 2 <= made <= 4
+
+
+def test_timers_after_the_clock_was_set_back(directory: Path, cache_dir: Path) -> None:
+    """What a trigger has scheduled runs once, at its time or when the clock was set back; each timer can be cancelled by itself."""
+    table = Table(directory, cache_dir, CACHE)
+    clock, schedule = table.host.clock, table.full.schedule
+    ran: list[float] = []
+
+    def action() -> None:
+        ran.append(clock.steady_s)
+
+    schedule.run_due()
+    began_s = clock.steady_s
+    schedule.schedule(clock.wall_s + 5, action)
+    schedule.schedule(clock.wall_s + 6, action)()
+    schedule.schedule(clock.wall_s + 7, action)
+    cancel = schedule.schedule(clock.wall_s + 8, action)
+    for _ in range(5):
+        clock.tick(1)
+        schedule.run_due()
+    assert ran == [began_s + 5]
+    clock.wall_s -= HOUR_S
+    cancel()
+    schedule.run_due()
+    assert ran == [began_s + 5] * 2
+    clock.wall_s += HOUR_S
+    clock.tick(60)
+    schedule.run_due()
+    assert len(ran) == 2
+
+
+@each_step
+def test_the_limit_of_staleness_holds(directory: Path, cache_dir: Path, step_s: float) -> None:
+    """lookup.full-cache.max-staleness counts time that has passed, whatever clocks show; with the store down nothing is served."""
+    table = Table(directory, cache_dir, LIMITED)
+    assert table.versions(0) == [1]
+    publish(directory, 0, 2)
+    table.host.clock.wall_s += step_s
+    table.host.clock.tick(601)
+    table.down()
+    with pytest.raises(errors.ReloadFailedError):
+        table.versions(0)
+    table.up()
+    assert table.versions(0) == [2]

@@ -114,9 +114,7 @@ def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float]
     assert process.get(1, 2, 4) == {1: [1], 2: [2], 4: []}
 
 
-def test_a_key_that_is_used_while_it_is_merged(
-    cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_used_in_a_merge(cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key whose rows lie in two batches of a merge is kept with all its rows or not at all, whenever it is used."""
     monkeypatch.setattr(host_cache, "BATCH_ROWS", 2)
     bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)

@@ -221,9 +221,7 @@ def means(value: Any, found: Any, kind: pa.DataType) -> bool:
 
 @fuzzed(150)
 @given(rows=OBJECTS, cut=st.integers(0, 4), array=st.booleans())
-def test_json_of_any_shape(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cut: int, array: bool
-) -> None:
+def test_any_json(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cut: int, array: bool) -> None:
     """JSON lines and arrays, in one file or two, of values of all types at once: all of every value is there."""
     dim = tmp_path_factory.mktemp("json") / "dim"
     dim.mkdir()
