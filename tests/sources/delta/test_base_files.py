@@ -297,6 +297,16 @@ def test_bounds_are_parsed_together_as_alone(name: str) -> None:
     check()
 
 
+def test_a_bound_beyond_its_type_is_not_known() -> None:
+    """delta-rs writes the largest decimal as a double that is above it; the other bound still counts."""
+    text = '{"numRecords":3,"minValues":{"c":5},"maxValues":{"c":1e18},"nullCount":{"c":0}}'
+    kind = pa.decimal128(18, 0)
+    alone = source._to_column_stats(Statistics.parse(text), "c", kind)
+    columns = parse_bounds(pa.array([text, None], pa.large_string()), "c", kind, lambda text: alone if text else None)
+    assert alone is not None and alone.high > 10**18
+    assert columns.row(0) == dataclasses.replace(alone, high=None)
+
+
 def test_usual_texts_are_parsed_by_arrow() -> None:
     """The texts of the writers that there are do not need the slow way."""
     texts = {
