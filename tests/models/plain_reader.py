@@ -40,7 +40,8 @@ def _content(data_files: list[DataFile], busy: bool) -> Content:
                 conflicts[field.name] = str(problem)
     types |= dict.fromkeys(conflicts, pa.null())
     data = pa.schema([(name, finished(kind)) for name, kind in types.items()])
-    partitions = _partition_schema([dict(values) for _, values in data_files])
+    told = [dict(values) for _, values in data_files]
+    partitions = pa.schema([(name, _partition_type({values[name] for values in told} - {None})) for name in told[0]])
     content: list[tuple[Row, tuple[Row, ...]]] = []
     for (_, values), (_, rows, instants) in zip(data_files, files, strict=True):
         own = {name: partition_value(value, partitions.field(name).type) for name, value in values}
@@ -74,11 +75,6 @@ def _read(path: Path) -> tuple[pa.Schema, list[Row], set[str]]:
     """(its columns, its rows, columns whose times are instants without saying so)."""
     status = path.stat()
     return _read_version(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size))
-
-
-def _partition_schema(values: list[dict[str, str | None]]) -> pa.Schema:
-    names = list(values[0])
-    return pa.schema([(name, _partition_type({row[name] for row in values} - {None})) for name in names])
 
 
 def _partition_type(values: set[Any]) -> pa.DataType:

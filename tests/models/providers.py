@@ -70,7 +70,6 @@ def _read(path: Path) -> tuple[int, list[Row]]:
 
 def provider(context: LookupContext) -> LookupProvider:
     """The factory that `lookup.provider` names."""
-    assert context.path is not None
     path = Path(context.path.removeprefix("file://"))
     types = {"int64": pa.int64(), "string": pa.string()}
     schema = pa.schema([(name, types[kind]) for name, kind in json.loads(context.options["columns"])])

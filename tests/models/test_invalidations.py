@@ -75,9 +75,7 @@ class _Host:
         self._processes[self._rng.randrange(3)] = self._process()
 
     def _merge(self) -> None:
-        process = self._rng.choice(self._processes).process
-        assert process is not None
-        process.shared._merge(Freshness("v1", ROWS, unknown))
+        self._rng.choice(self._processes).process.shared._merge(Freshness("v1", ROWS, unknown))
 
 
 def test_no_process_answers_from_before_an_invalidation(tmp_path: Path) -> None:

@@ -43,12 +43,6 @@ def _duckdb_parquet(table: pa.Table, path: Path) -> None:
         connection.execute(f"COPY rows TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE {_group_rows(table)})")
 
 
-def _polars(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
-
-
 def _arrow(table: pa.Table, path: Path) -> None:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
         out.write_table(table, max_chunksize=_group_rows(table))
@@ -58,8 +52,10 @@ _WRITERS: dict[tuple[str, str], Callable[[pa.Table, Path], object]] = {
     ("parquet", "pyarrow"): _parquet,
     ("parquet", "int96"): lambda table, path: _parquet(table, path, True),  # as Spark writes times
     ("parquet", "duckdb"): _duckdb_parquet,
-    ("parquet", "polars"): lambda table, path: _polars(table).write_parquet(path, row_group_size=_group_rows(table)),
+    ("parquet", "polars"): lambda table, path: pl.DataFrame(table).write_parquet(
+        path, row_group_size=_group_rows(table)
+    ),
     ("arrow", "pyarrow"): _arrow,
     ("arrow", "duckdb"): lambda table, path: pyarrow.feather.write_feather(table, path, compression="lz4"),
-    ("arrow", "polars"): lambda table, path: _polars(table).write_ipc(path),
+    ("arrow", "polars"): lambda table, path: pl.DataFrame(table).write_ipc(path),
 }

@@ -99,9 +99,7 @@ def found_in(found: CachedRows) -> list[list[Any] | None]:
     lists: list[list[Any] | None] = [[] if present else None for present in found.present.tolist()]
     if found.rows is not None:
         for value, place in zip(found.rows["v"].to_pylist(), found.rows[KEY_INDEX].to_pylist(), strict=True):
-            rows = lists[place]
-            assert rows is not None
-            rows.append(value)
+            lists[place].append(value)
     return lists
 
 

@@ -91,7 +91,6 @@ class PostgresServer:
     def stop(self) -> None:
         """Returns when the server is gone, and every connection with it."""
         if self._process is not None:
-            assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait(30)
             self._process = None

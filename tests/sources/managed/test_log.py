@@ -253,7 +253,6 @@ class Process:
 
     def __init__(self, place: Place, cache_dir: Path) -> None:
         host = make_host(place.path, cache_dir, max_retries=2, opened=place.store)
-        assert host.disk is not None
         self.store, self.disk, self.metrics = host.store, host.disk, host.metrics
         self.log = host.managed.log(host.ufs.url_of(place.path))
 

@@ -102,7 +102,6 @@ def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> N
             if not interleaved:  # the log ended here …
                 dim.writer.write(rows([100], 2))
                 interleaved.append(fast.resolver.current_versions.ask(table))
-                assert slow.disk is not None
                 slow.disk.remove_record("files", interleaved[0].digest)  # … and its successor was lost again
 
     slow.store._inner.get_meta = interleave  # type: ignore[method-assign,assignment]

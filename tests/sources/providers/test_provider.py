@@ -73,7 +73,6 @@ class Manual(CacheReloadTrigger):
     def fire(self) -> None:
         """A reload now; raises what it raises."""
         assert self.opened.wait(BOUND_S)
-        assert self._context is not None
         self._context.trigger_reload().result(BOUND_S)
 
 
