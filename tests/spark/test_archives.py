@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.cluster import HOME, Cluster
-from tests.support.spark_tables import put
+from tests.support.spark_tables import printed_by, put
 from tests.support.sparks import DATA_SOURCES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(560)]
@@ -21,19 +19,10 @@ HOSTS_PYTHON = str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}
 INSTALLED = f"environment/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/pyspark_lookup"
 
 
-def run(*command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What a command prints; its failure fails the test with all it says."""
-    done = subprocess.run(
-        [*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def install(python: Path, wheel: Path) -> None:
     """Install a wheel, and copies of what it needs from the environment of the tests: the same versions, without an index."""
     pip = [sys.executable, "-m", "pip", "--python", python]
-    run(*pip, "install", "--no-index", "--no-deps", wheel)
+    printed_by(*pip, "install", "--no-index", "--no-deps", wheel)
     (site,) = python.parents[1].glob("lib/python*/site-packages")
     (ours,) = metadata.distributions(path=[str(site)])
     needed = list(ours.requires or [])
@@ -49,7 +38,7 @@ def install(python: Path, wheel: Path) -> None:
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(str(file.locate()), site / file)
         needed += distribution.requires or []
-    run(*pip, "check")
+    printed_by(*pip, "check")
 
 
 def packed_environment(home: Path) -> Path:
@@ -59,11 +48,11 @@ def packed_environment(home: Path) -> Path:
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, sources)
     shutil.copytree(ROOT / "pyspark_lookup", sources / "pyspark_lookup", ignore=shutil.ignore_patterns("__pycache__"))
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", home, sources)
-    run(sys.executable, "-m", "venv", "--without-pip", home / "environment")
+    printed_by(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", home, sources)
+    printed_by(sys.executable, "-m", "venv", "--without-pip", home / "environment")
     install(home / "environment" / "bin" / "python", *home.glob("*.whl"))
     packed = home / "environment.tar.gz"
-    run(sys.executable, "-m", "venv_pack", "--compress-level", 1, "-p", home / "environment", "-o", packed)
+    printed_by(sys.executable, "-m", "venv_pack", "--compress-level", 1, "-p", home / "environment", "-o", packed)
     return packed
 
 
@@ -113,7 +102,7 @@ def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     archive = packed_environment(tmp_path_factory.mktemp("packed"))
     dim = put(tmp_path / "dim.parquet", 1, range(0, 400, 2))
     (tmp_path / "environment").mkdir()
-    run("tar", "-xzf", archive, "-C", tmp_path / "environment")  # for the driver, which is a client
+    printed_by("tar", "-xzf", archive, "-C", tmp_path / "environment")  # for the driver, which is a client
     (tmp_path / "job.py").write_text(_JOB)
     conf = tmp_path / "lookupcache.conf"
     conf.write_text(f"lookup.cache.dir = {tmp_path / 'cache'}\n")
@@ -133,7 +122,7 @@ def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     try:
         command = [HOME / "bin" / "spark-submit", "--master", cluster.master, *options]
         command += ["--archives", f"{archive}#environment", "job.py", dim, f"{tmp_path}/", bool(DATA_SOURCES)]
-        printed = run(*command, cwd=tmp_path, env=variables)
+        printed = printed_by(*command, cwd=tmp_path, env=variables)
     finally:
         cluster.close()
     found = dict(line.split(" ", 1) for line in printed.splitlines() if line.split(" ")[0].isupper())

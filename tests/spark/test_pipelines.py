@@ -1,7 +1,6 @@
 """Declarative Pipelines: a project on disk that `spark-pipelines` runs, once and again after its files have changed."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pyarrow.dataset as ds
 import pyspark
 import pytest
 
-from tests.support.spark_tables import saved
+from tests.support.spark_tables import printed_by, saved
 from tests.support.sparks import PIPELINES, needs
 
 pytestmark = [needs(PIPELINES), pytest.mark.spark, pytest.mark.nightly]
@@ -69,17 +68,9 @@ def run(project: Path) -> str:
         "spark.ui.enabled": "false",
     }
     options = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
-    done = subprocess.run(
-        [str(Path(pyspark.__file__).with_name("bin") / "spark-pipelines"), "run", *options],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    program = Path(pyspark.__file__).with_name("bin") / "spark-pipelines"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return printed_by(program, "run", *options, cwd=project, env=env)
 
 
 @pytest.mark.timeout(1200)

@@ -19,14 +19,8 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 def environment(conf: Path) -> dict[str, str]:
     """What a process of the cluster, or an application of it, runs with."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    return {
-        **os.environ,
-        "LOOKUPCACHE_CONF": str(conf),
-        "PYTHONPATH": path,
-        "SPARK_HOME": str(HOME),
-        "SPARK_NO_DAEMONIZE": "1",
-    }
+    own = {"LOOKUPCACHE_CONF": str(conf), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return {**os.environ, **own, "SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1"}
 
 
 class Cluster:

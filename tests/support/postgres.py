@@ -48,15 +48,8 @@ class PostgresServer:
         try:
             if self._user:
                 shutil.chown(self._directory, "postgres", "postgres")
-            self._run(
-                "initdb",
-                f"--pgdata={self._directory}/data",
-                "--username=tester",
-                "--auth=trust",
-                "--encoding=UTF8",
-                "--locale=C",
-                "--no-sync",
-            )
+            how = "--username=tester --auth=trust --encoding=UTF8 --locale=C --no-sync"
+            self._run("initdb", f"--pgdata={self._directory}/data", *how.split())
             self.start()
         except BaseException:
             self.close()

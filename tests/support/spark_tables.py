@@ -132,21 +132,20 @@ def batches_of(stream: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]
     return [batch for batch in found if batch]
 
 
+def printed_by(*command: object, timeout_s: float = 600, **more: Any) -> str:
+    """What a command prints; its failure fails the test with all it says."""
+    done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, timeout=timeout_s, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def said_by(
     home: Path, script: str, *arguments: object, variables: Mapping[str, str] = NO_OPTIONS, timeout_s: float = 240
 ) -> list[str]:
-    """What a Python program of its own prints that begins with a word in capitals; its failure fails the test with all it says."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=home,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **variables},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if line.split(" ")[0].isupper()]
+    """What a Python program of its own prints that begins with a word in capitals."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **variables}
+    printed = printed_by(sys.executable, "-c", script, *arguments, timeout_s=timeout_s, cwd=home, env=env)
+    return [line for line in printed.splitlines() if line.split(" ")[0].isupper()]
 
 
 def made_files(home: Path) -> dict[str, str]:
@@ -157,17 +156,12 @@ def made_files(home: Path) -> dict[str, str]:
         return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind)
 
     def rows(count: int, highest: int) -> pa.Table:
-        codes = ["de", "fr", "", "ö", "xx"]
-        return pa.table(
-            {
-                "id": some(range(highest), count, pa.int64()),
-                "small": some(range(highest), count, pa.int32()),
-                "parent": some(range(highest), count, pa.int64()),
-                "weight": some([0.0, 1.0, 2.5, -0.0, float("nan")], count, pa.float64()),
-                "code": some(codes, count, pa.string()),
-                "label": some(codes[:3], count, pa.string()),
-            }
-        )
+        codes, numbers, weights = ["de", "fr", "", "ö", "xx"], range(highest), [0.0, 1.0, 2.5, -0.0, float("nan")]
+        columns = {
+            "id": (numbers, pa.int64()), "small": (numbers, pa.int32()), "parent": (numbers, pa.int64()),
+            "weight": (weights, pa.float64()), "code": (codes, pa.string()), "label": (codes[:3], pa.string()),
+        }  # fmt: skip
+        return pa.table({name: some(values, count, kind) for name, (values, kind) in columns.items()})
 
     tables = {"facts": rows(40, 8), "few": rows(6, 6), "many": rows(20, 9), "none": rows(0, 1)}
     paths = {name: saved(home / name / "rows.parquet", table, 16) for name, table in tables.items()}
