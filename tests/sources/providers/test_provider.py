@@ -128,8 +128,8 @@ def test_what_a_factory_is_told(desk: Desk) -> None:
         context.keys = ()  # type: ignore[misc]
 
 
-def test_factories_that_are_none(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A factory that is not there, is none or cannot be imported is an error of the option, with what was wrong."""
+def test_factories_that_fail(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not there, is none, cannot be imported or raises is an error of the option; the next table tries again."""
     (tmp_path / "broken_provider_of_ours.py").write_text("raise RuntimeError('half of a module')")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, says in (
@@ -141,10 +141,6 @@ def test_factories_that_are_none(desk: Desk, tmp_path: Path, monkeypatch: pytest
     ):
         with pytest.raises(OptionError, match=f"option lookup.provider = '{name}'.*{says}"):
             desk.table(name)
-
-
-def test_a_factory_that_raises(desk: Desk) -> None:
-    """Its error is in ours, and its own OptionError is ours; the next table tries again."""
     ours, made = OptionError("option lookup.provider.table is missing"), provider(users())
     name = desk.name(in_turn(raises(ValueError("gone")), raises(ours), lambda context: made))
     for says in (rf"{name}' failed: ValueError\('gone'\)", r"^option lookup.provider.table is missing$"):
