@@ -25,10 +25,10 @@ from pyspark_lookup.options.enums import View
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk.directory import INNER
 from pyspark_lookup.storage.stores import open_store
+from tests.support.data_files import put
 from tests.support.disks import Opened, data_of, key, published
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import memory_at_most
-from tests.support.parquet_files import put
 from tests.support.sparks import DATA_SOURCES, needs
 from tests.support.web_server import WebServer, web
 

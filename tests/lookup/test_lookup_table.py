@@ -24,9 +24,9 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
+from tests.support.data_files import put
 from tests.support.fakes import wait_until_settled
 from tests.support.managed_tables import Site, site
-from tests.support.parquet_files import put
 
 __all__ = ["site"]
 

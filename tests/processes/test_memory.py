@@ -1,11 +1,15 @@
-"""What a process takes of memory while a table that it reads in every mode is upserted again and again."""
+"""What a process takes of memory: to build a snapshot, and while a table that it reads in every mode is upserted again and again."""
 
 import random
+import threading
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from pyspark_lookup.lookup.lookup_table import LookupTable
+from tests.support.data_files import write_file
 from tests.support.fakes import CACHES
 from tests.support.workers import in_fresh_process
 
@@ -45,3 +49,37 @@ def upsert_and_read(home: Path) -> None:
 def test_upserts_leave_no_memory_behind(tmp_path: Path) -> None:
     """A process that reads in four modes what is upserted takes no more after 500 upserts than after 250, but for little."""
     in_fresh_process(upsert_and_read, tmp_path, bound_s=3600)
+
+
+def build(table: Path, cache: Path, memory: int, answer: Path) -> None:
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(cache), "lookup.full-cache.build-memory": f"{memory}m"}
+    lookup = LookupTable(str(table), {**options, **CACHES["FULL"]})
+    before, most, ended = anonymous_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            most[0] = max(most[0], anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    lookup.warm()
+    ended.set()
+    watcher.join()
+    answer.write_text(str(most[0] - before))
+
+
+def test_a_build_within_its_memory(tmp_path: Path) -> None:
+    """A build takes no more memory than it is given, but for the decoding of row groups, which takes 100 MiB; with more it takes more."""
+    rows = 400_000
+    (tmp_path / "table").mkdir()
+    for file in range(4):
+        ids = np.arange(file, 4 * rows, 4) * 1_000_003
+        names = pa.array(np.char.add("name of customer ", ids.astype(str)))
+        table = pa.table({"id": ids, "price": np.random.default_rng(file).random(rows), "name": names})
+        write_file(tmp_path / "table" / f"{file}.parquet", table, 50_000)
+    grown = {}
+    for memory in (16, 1024):
+        in_fresh_process(build, tmp_path / "table", tmp_path / f"cache-{memory}", memory, tmp_path / "answer")
+        grown[memory] = int((tmp_path / "answer").read_text()) / 2**20
+    assert grown[16] < 16 + 150
+    assert grown[16] * 2 < grown[1024] < 1024

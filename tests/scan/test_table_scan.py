@@ -1,6 +1,5 @@
 """Rows of a version: who reads which bytes, what is skipped, and that no row is lost, doubled or changed."""
 
-import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -8,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.feather
-import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -23,6 +19,7 @@ from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.scan.open_file import Slice
 from pyspark_lookup.scan.table_scan import cut_share
 from pyspark_lookup.storage.stores import FileVersion
+from tests.support.data_files import write_file
 from tests.support.fakes import Host, make_host
 from tests.support.fuzzing import fuzzed
 
@@ -94,21 +91,6 @@ def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: b
 
 
 FORMS = ("parquet", "arrow", "csv", "json", "orc")
-
-
-def write(path: Path, table: pa.Table, rows: int = 97) -> None:
-    """A file of the format that its name says, with so many rows in each unit of it."""
-    match path.suffix:
-        case ".parquet":
-            pq.write_table(table, path, row_group_size=rows)
-        case ".arrow":
-            pyarrow.feather.write_feather(table, path, chunksize=rows, compression="uncompressed")
-        case ".csv":
-            pa.csv.write_csv(table, path)
-        case ".json":
-            path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
-        case ".orc":
-            pa.orc.write_table(table, path)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +170,7 @@ def test_filtered_rows_are_those_of_all(form: str, files: list[File], where: str
             found = [{"i": number, **row} for number, row in enumerate(found, len(everything))]
             everything += found
             Path(directory, name).parent.mkdir(exist_ok=True)
-            write(Path(directory, name), pa.Table.from_pylist(found, schema).select(["i", *held]), group)
+            write_file(Path(directory, name), pa.Table.from_pylist(found, schema).select(["i", *held]), group)
         host = make_host(directory, None)
         made, _ = host.planned(Path(directory), {"where": where, **({"columns": columns} if columns else {})})
         parts = [batch for number in range(count) for batch in batches_of(host, made, ReadTask(number, count))]

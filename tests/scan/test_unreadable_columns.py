@@ -8,12 +8,11 @@ from pathlib import Path
 import duckdb
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from pyarrow import feather, orc
 
 from pyspark_lookup.errors import NotSupportedError, PredicateError, SchemaError
+from tests.support.data_files import write_file
 from tests.support.lake_tables import MODES, opened
 
 TIMES = pa.array([1, 2], pa.time64("us"))
@@ -33,14 +32,6 @@ FILES: dict[str, tuple[str, pa.Array]] = {
     "orc, union": ("a.orc", UNION),
 }
 ROWS = [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
-
-
-def write(path: Path, columns: dict[str, pa.Array]) -> None:
-    table = pa.table(columns)
-    if path.suffix == ".arrow":
-        feather.write_feather(table, path, compression="uncompressed")
-    else:
-        (pq if path.suffix == ".parquet" else orc).write_table(table, path)
 
 
 WAYS_OUT = {"columns": "id, v"}, {"schema": "id BIGINT, v STRING"}
@@ -67,7 +58,7 @@ def check(table: Path, cache: Path, name: str, ways_out: Sequence[dict[str, str]
 @pytest.mark.parametrize(("name", "column"), FILES.values(), ids=list(FILES))
 def test_columns_of_files(tmp_path: Path, name: str, column: pa.Array) -> None:
     (tmp_path / "t").mkdir()
-    write(tmp_path / "t" / name, {"odd": column, "id": pa.array([1, 2]), "v": pa.array(["a", "b"])})
+    write_file(tmp_path / "t" / name, pa.table({"odd": column, "id": [1, 2], "v": ["a", "b"]}))
     check(tmp_path / "t", tmp_path / "cache", "odd")
 
 
@@ -136,6 +127,6 @@ def test_files_that_disagree_on_a_column(
 ) -> None:
     """A column of which files have types that nothing unites, or two spellings, refuses itself, and names them; so does a type that Spark lacks."""
     (tmp_path / "t").mkdir()
-    write(tmp_path / "t" / "a.parquet", {"id": pa.array([1]), "v": pa.array(["a"]), **one})
-    write(tmp_path / "t" / "b.parquet", {"id": pa.array([2]), "v": pa.array(["b"]), **other})
+    for number, (name, columns) in enumerate((("a", one), ("b", other)), 1):
+        write_file(tmp_path / "t" / f"{name}.parquet", pa.table({"id": [number], "v": [name], **columns}))
     check(tmp_path / "t", cache_dir, "odd")

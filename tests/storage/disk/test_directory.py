@@ -21,6 +21,7 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup import lookup_table
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.storage.disk.directory import INNER, MARKER
+from tests.support.data_files import put
 from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import CACHES
 
@@ -196,42 +197,41 @@ def test_processes_go_on_while_it_is_removed_again_and_again(tmp_path: Path) -> 
     assert modes(root) == {0o700}
 
 
-def a_tree(root: Path) -> None:
-    """Files of somebody's with the names of ours, among them what `check` would call damaged."""
-    table = pa.table({"id": [1, 2]})
-    for name in (
-        "blocks/ab/x", "snapshots/t/part.parquet", "records/kind/x", "counters/x", "claims/a/b", "tmp/0123", "mine.txt",
-    ):  # fmt: skip
-        path = root / "v1" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path)
-        os.utime(path, (1, 1))
-    (root / "v1/locks").mkdir()
+def make_foreign(what: str, root: Path) -> None:
+    """A directory that is no cache of ours, or not only."""
+    match what:
+        case "files with names of ours":
+            for name in (
+                "blocks/ab/x",
+                "snapshots/t/part.parquet",
+                "records/kind/x",
+                "counters/x",
+                "claims/a/b",
+                "tmp/0123",
+                "mine.txt",
+            ):
+                path = put(root / "v1" / name, id=[1, 2])  # among them what `check` would call damaged
+                os.utime(path, (1, 1))
+            (root / "v1/locks").mkdir()
+        case "one file in what an earlier release has made":
+            Opened(root)
+            (root / "v1" / MARKER).unlink()
+            (root / "v1/records/version").mkdir()
+            (root / "v1/records/version/mine").write_bytes(b"mine")
+        case "another program's cache":
+            (root / "v1/blocks").mkdir(parents=True)
+            (root / "v1" / MARKER).write_bytes(b"Signature: 8a477f597d28d172789f06886806bc55\n")
+        case "a link to a cache of ours":
+            Opened(root.parent / "other")
+            (root / "v1").symlink_to(root.parent / "other" / "v1")
 
 
-def a_cache_and_a_file(root: Path) -> None:
-    """What an earlier release has made, but for one file."""
-    Opened(root)
-    (root / "v1" / MARKER).unlink()
-    (root / "v1/records/version").mkdir()
-    (root / "v1/records/version/mine").write_bytes(b"mine")
-
-
-def another_marker(root: Path) -> None:
-    """A cache directory of another program."""
-    (root / "v1").mkdir()
-    (root / "v1" / MARKER).write_bytes(b"Signature: 8a477f597d28d172789f06886806bc55\n")
-    (root / "v1/blocks").mkdir()
-
-
-def a_link(root: Path) -> None:
-    """A link to a cache directory of ours."""
-    Opened(root.parent / "other")
-    (root / "v1").symlink_to(root.parent / "other" / "v1")
-
-
-def nothing(root: Path) -> None:
-    """An empty directory, such as a new home."""
+FOREIGN = [
+    "files with names of ours",
+    "one file in what an earlier release has made",
+    "another program's cache",
+    "a link to a cache of ours",
+]
 
 
 def main_code(*command: object) -> object:
@@ -241,7 +241,6 @@ def main_code(*command: object) -> object:
     return ended.value.code
 
 
-FOREIGN = {found.__name__: found for found in (a_tree, a_cache_and_a_file, another_marker, a_link, nothing)}
 COMMANDS = (["stats"], ["check", "--repair"], ["check"], ["clear"], ["report", "{}/report.html"], ["serve-metrics", "--textfile", "{}/metrics"])  # fmt: skip
 
 
@@ -254,7 +253,7 @@ def found_in(root: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("what", [*FOREIGN, "nothing"])
 def test_a_directory_that_is_not_ours(
     tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +261,7 @@ def test_a_directory_that_is_not_ours(
     root, out = tmp_path / "mine", tmp_path / "out"
     for path in (root, out):
         path.mkdir(mode=0o700)
-    FOREIGN[what](root)
+    make_foreign(what, root)
     monkeypatch.setenv("HOME", str(root))
     before = found_in(tmp_path)
     for directory in (str(root), f"{root}/../mine", "~"):
