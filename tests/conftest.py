@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,6 +101,15 @@ def s3(s3_server: S3Server) -> Iterator[S3Server]:
     s3_server.before = s3_server.after = s3_server.between = None
     yield s3_server
     s3_server.before = s3_server.after = s3_server.between = None
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """A bucket of this test's own."""
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    s3.client.create_bucket(Bucket=name)
+    s3.log.clear()
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -375,7 +375,8 @@ def built(
     kind = columns[0].type
     fixed = len(columns) == 1 and keys.columns[0].values is not None
     bounds = None
-    if slots and fixed and is_whole(kind) and known.any():
+    without_slots = pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_duration(kind)
+    if slots and fixed and not without_slots and known.any():
         values = keys.columns[0].values[known]  # type: ignore[index]
         bounds = int(values.min()), int(values.max())
     builder = IndexBuilder(int(known.sum()), bounds, not fixed)
@@ -392,11 +393,6 @@ def built(
     arrays = builder.arrays(strict)
     stored = [column.take(as_indices(rows)) for column in columns]
     return Built(columns, seed, arrays, KeyIndex(arrays, stored, builder.low), rows)
-
-
-def is_whole(kind: pa.DataType) -> bool:
-    """Whether keys of this type may have slots."""
-    return not (pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_duration(kind))
 
 
 COLLISIONS: dict[str, Callable[[int], int]] = {

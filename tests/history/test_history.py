@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.history.checker import State, check, states
+from tests.history.checker import check, states
 from tests.history.run import ENOUGH, Place, S3Place, run
 from tests.support.s3server import S3Server
 
@@ -54,11 +54,6 @@ def a_log() -> tuple[list[bytes], dict[str, bytes]]:
     return [*events, event(13, "abort", write_id=4)], files
 
 
-def found() -> tuple[list[State], dict[str, int]]:
-    events, files = a_log()
-    return states(events, files.__getitem__)
-
-
 def note(
     kind: str, at: int, rows: list[tuple[int, str, int]] | None = None, who: str = "r-UFS-own", **more: Any
 ) -> dict[str, Any]:
@@ -67,7 +62,8 @@ def note(
 
 
 def judge(*notes: dict[str, Any], current: bool = False) -> dict[str, int]:
-    known, tags = found()
+    events, files = a_log()
+    known, tags = states(events, files.__getitem__)
     return check(notes, known, tags, lambda who: current, lambda who: False)
 
 

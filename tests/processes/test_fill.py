@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.storage.disk import Disk, on_disk
+from pyspark_lookup.storage.disk import on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES
 from tests.support.block_source import Source
 from tests.support.fakes import FakeClock, Host, make_host, wait_until_settled
@@ -61,12 +61,6 @@ def host_now(path: Path, cache_dir: Path, max_bytes: int = 2**30, later_s: float
     return make_host(str(path), cache_dir, FakeClock(time.time() + later_s), max_bytes=max_bytes)
 
 
-def disk_of(cache_dir: Path, later_s: float = 0) -> Disk:
-    disk = host_now(Path("/x"), cache_dir, later_s=later_s).disk
-    assert disk is not None
-    return disk
-
-
 def fill(source: Source, cache_dir: Path, step: Callable[[str], None]) -> None:
     """What a worker does to the directory: blocks, an exclusive record, a replaced one, a lock."""
     host = host_now(source.path, cache_dir, MAX_BYTES)
@@ -113,7 +107,8 @@ def assert_sound(source: Source, cache_dir: Path, where: str) -> None:
     assert disk.create_record("execution", "k", "third") == recorded, where
     counts = host.metrics.snapshot()
     assert (counts["blockDamagedCount"], counts["cacheFailureCount"], counts["blockWaitCount"]) == (0, 0, 0), where
-    later = disk_of(cache_dir, later_s=2 * 3600)
+    later = host_now(source.path, cache_dir, later_s=2 * 3600).disk
+    assert later is not None
     found = later.check(repair=True)
     again = later.check()
     assert (found.damaged, again.damaged, again.leftovers) == ((), (), ()), where

@@ -60,15 +60,11 @@ SIZES = st.one_of(
 )
 
 
-def versions_of(sizes: Sequence[int]) -> tuple[FileVersion, ...]:
-    return tuple(FileVersion(f"s3://b/{number:03}", size, "v") for number, size in enumerate(sizes))
-
-
 @fuzzed(150)
 @given(SIZES, st.integers(1, 40), st.booleans())
 def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: bool) -> None:
     """Each file's bytes come once, in order, in shares that are about equal: below 1.5 of them it stays whole, above it is cut, if it can be."""
-    files = versions_of(sizes)
+    files = tuple(FileVersion(f"s3://b/{number:03}", size, "v") for number, size in enumerate(sizes))
     shares = [cut_share(files, number, count, splittable) for number in range(count)]
     assert shares == [cut_share(list(files), number, count, splittable) for number in range(count)]
     pieces = [piece for share in shares for piece in share]

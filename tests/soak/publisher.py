@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from pyspark_lookup import LookupTable
@@ -28,8 +30,12 @@ class Publisher:
     def __init__(self, given: dict[str, Any]) -> None:
         self._notes = Notes(Path(given["notes"]), given["name"])
         self._rng = random.Random(given["seed"])
-        self._s3 = tables.client(given["endpoint"])
-        options = {"lookup.cache.dir": given["cache"], "lookup.max-retries": "8", **tables.storage(given["endpoint"])}
+        self._s3 = boto3.client("s3", endpoint_url=given["endpoint"], config=Config(retries={"total_max_attempts": 8}))
+        options = {
+            "lookup.cache.dir": given["cache"],
+            "lookup.max-retries": "8",
+            "lookup.storage.endpoint_url": given["endpoint"],
+        }
         self._table = LookupTable(tables.PUBLISHED, options)
 
     def run(self) -> None:

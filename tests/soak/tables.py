@@ -1,10 +1,5 @@
 """The two tables of a soak: where they are, what is in them, and how the stream reads them."""
 
-from typing import Any
-
-import boto3
-from botocore.config import Config
-
 from tests.history.worker import KEYS
 
 __all__ = ["KEYS"]
@@ -26,13 +21,3 @@ OF_PUBLISHED = {
     "lookup.full-cache.retain": "20 s",
 }
 OF_MANAGED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "120"}
-
-
-def storage(endpoint: str) -> dict[str, Any]:
-    """The options that lead to a store."""
-    return {"lookup.storage.endpoint_url": endpoint}
-
-
-def client(endpoint: str, attempts: int = 8) -> Any:
-    """S3 itself, at a store or through a proxy."""
-    return boto3.client("s3", endpoint_url=endpoint, config=Config(retries={"total_max_attempts": attempts}))

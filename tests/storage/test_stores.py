@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from email.utils import formatdate
@@ -231,20 +230,14 @@ SEEN = {
 }  # fmt: skip
 
 
-def fill(root: str, names: Sequence[str]) -> AbstractFileSystem:
-    """Put files below a local directory or one in memory; the filesystem."""
-    fs, _ = fsspec.url_to_fs(root)
-    for name in names:
-        fs.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
-        fs.pipe_file(f"{root}/{name}", b"x")
-    return fs
-
-
 @pytest.mark.parametrize("kind", ["local", "memory", "s3"])
 def test_hidden_directories_are_not_entered(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     """`_x` and `.x` are named in a listing without their files, `_k=v` and `_spark_metadata` are entered; one call each, or one on S3."""
     root = {"local": str(tmp_path), "memory": "memory://tree", "s3": ""}[kind] or request.getfixturevalue("root")
-    fill(root, TREE)
+    fs, _ = fsspec.url_to_fs(root)
+    for name in TREE:
+        fs.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
+        fs.pipe_file(f"{root}/{name}", b"x")
     told: list[str] = []
     store = store_of(root)
     listing = store.list_status(root, told.append)
@@ -518,15 +511,6 @@ def test_a_name_of_unknown_kind_costs_two_calls_at_most() -> None:
         with pytest.raises(errors.UfsNotFoundError):
             store_of("memory://t").get_status(f"memory://{name}-none", ignore)
     MemoryFileSystem.store.clear()
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> str:
-    """A bucket of this test's own."""
-    name = f"b-{uuid.uuid4().hex[:12]}"
-    s3.client.create_bucket(Bucket=name)
-    s3.log.clear()
-    return name
 
 
 @pytest.fixture

@@ -17,10 +17,8 @@ from pyspark_lookup import errors
 from pyspark_lookup.core.metrics import COUNTERS
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.fakes import Host, make_host
-from tests.support.s3server import S3Server
 
 BYTES = bytes(range(100))
-_buckets = itertools.count()
 
 
 def counts(host: Host) -> dict[str, int]:
@@ -153,10 +151,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable
     """A directory of a store that has an exclusive create, and what makes hosts over it."""
     if request.param == "local":
         return str(tmp_path / "t"), functools.partial(make_host, str(tmp_path / "t"), None, max_retries=2)
-    server: S3Server = request.getfixturevalue("s3")
-    bucket = f"puts-{next(_buckets)}"
-    server.client.create_bucket(Bucket=bucket)
-    table, storage = f"s3://{bucket}/t", dict[str, object](endpoint_url=server.endpoint)
+    table, storage = (
+        f"s3://{request.getfixturevalue('bucket')}/t",
+        {"endpoint_url": request.getfixturevalue("s3").endpoint},
+    )
     return table, functools.partial(make_host, table, None, max_retries=2, storage=storage)
 
 

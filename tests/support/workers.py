@@ -46,15 +46,6 @@ def must_end(processes: list[Any]) -> None:
             process.kill()
 
 
-def run_processes(method: str, function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> None:
-    """Run it at the same time in processes of their own, one for each of the arguments; none may fail or hang."""
-    context: Any = multiprocessing.get_context(method)
-    processes = [context.Process(target=function, args=given) for given in arguments]
-    for process in processes:
-        process.start()
-    must_end(processes)
-
-
 class Workers:
     """Processes by name: modules that are run as programs, each with a JSON object. What they complain of is in `<name>.err`."""
 

@@ -1,23 +1,20 @@
 """Files and directories whose names have wildcards in them: they are read by their names; patterns that match them take an escape."""
 
-import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import OptionError, TableEmptyError, TableFormatError
+from tests.support.data_files import put
 from tests.support.fuzzing import by_day
-from tests.support.s3server import S3Server
 
 NAMES = ("a?b", "a*b", "a[1]b", "a{1,2}b", "?", "[", "a[b", "{x}")
 BESIDE = "a1b"  # what the first three match
-_buckets = itertools.count()
 Put = Callable[[str, int], None]
 Made = tuple[str, dict[str, str], Put]
 
@@ -27,22 +24,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     """A directory's path, the options by which it is read, and what puts a Parquet file with one row there."""
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
     if request.param == "local":
-        return str(tmp_path / "lake"), options, lambda name, id_: write(tmp_path / "lake" / name, id_)
-    server: S3Server = request.getfixturevalue("s3")
-    bucket = f"wild-{next(_buckets)}"
-    server.client.create_bucket(Bucket=bucket)
+        return str(tmp_path / "lake"), options, lambda name, id_: put(tmp_path / "lake" / name, id=[id_])
+    server, bucket = request.getfixturevalue("s3"), request.getfixturevalue("bucket")
 
-    def put(name: str, id_: int) -> None:
-        path = write(tmp_path / "one.parquet", id_)
+    def put_object(name: str, id_: int) -> None:
+        path = put(tmp_path / "one.parquet", id=[id_])
         server.client.put_object(Bucket=bucket, Key=f"lake/{name}", Body=path.read_bytes())
 
-    return f"s3://{bucket}/lake", {**options, "lookup.storage.endpoint_url": server.endpoint}, put
-
-
-def write(path: Path, id_: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"id": [id_]}), path)
-    return path
+    return f"s3://{bucket}/lake", {**options, "lookup.storage.endpoint_url": server.endpoint}, put_object
 
 
 def ids(path: str, options: dict[str, str]) -> list[int]:
@@ -55,13 +44,13 @@ def ids(path: str, options: dict[str, str]) -> list[int]:
 @pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_an_exact_name_wins(place: Made) -> None:
     """Over the pattern that it would be, of files and of directories, also with a slash, and in a directory that is read as a whole."""
-    root, options, put = place
-    put(f"{BESIDE}.parquet", 99)
-    put(f"{BESIDE}/x.parquet", 99)
+    root, options, write = place
+    write(f"{BESIDE}.parquet", 99)
+    write(f"{BESIDE}/x.parquet", 99)
     for number, name in enumerate(NAMES):
-        put(f"files/{name}.parquet", number)
-        put(f"{name}.parquet", number)
-        put(f"{name}/x?.parquet", number)
+        write(f"files/{name}.parquet", number)
+        write(f"{name}.parquet", number)
+        write(f"{name}/x?.parquet", number)
     for number, name in enumerate(NAMES):
         for path in (f"{name}.parquet", name, f"{name}/", f"{name}/x?.parquet"):
             assert ids(f"{root}/{path}", options) == [number], path
@@ -71,9 +60,9 @@ def test_an_exact_name_wins(place: Made) -> None:
 
 def test_patterns_are_patterns_where_nothing_has_their_name(place: Made) -> None:
     """With an escape for each wildcard: a backslash, as in Spark, or a class of it alone. It costs one more call for a process."""
-    root, options, put = place
+    root, options, write = place
     for number, name in enumerate(["a1b", "a2b", "a?b", "a[1]b"]):
-        put(f"{name}/x.parquet", number)
+        write(f"{name}/x.parquet", number)
     assert ids(f"{root}/a[12]b", options) == [0, 1]
     for pattern in (r"a\?b/*.parquet", r"a[?]b/*", r"a\?b/x.parquet", r"*\?*"):
         assert ids(f"{root}/{pattern}", options) == [2], pattern

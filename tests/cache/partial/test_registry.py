@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache.partial.registry import Changes
+from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.core.metrics import CacheMetricGroup
@@ -72,7 +73,10 @@ class Known:
 class NoFiles(FileColumns):
     """Columns without rows: all files of the version have been added since."""
 
-    urls, sizes, row_names = pa.array([], pa.string()), np.zeros(0, np.int64), pa.array([], pa.string())
+    urls, sizes = pa.array([], pa.string()), np.zeros(0, np.int64)
+
+    def row_names(self, rows: Numbers) -> pa.Array:
+        return self.urls
 
     def file(self, row: int) -> FileVersion:
         raise NotImplementedError
@@ -112,16 +116,16 @@ def test_a_table_that_was_large(cache_dir: Path, monkeypatch: pytest.MonkeyPatch
     known = Known(cache_dir, RANGES | {"c.1": [stats(30, 39)]})
     with monkeypatch.context() as patch:
         version = Known.version
-        patch.setattr(known, "version", lambda *names: as_columns(version(*names)))
+
+        def as_columns(*names: str) -> TableVersion:
+            files = ColumnFiles.merge(NoFiles(), np.zeros(0, np.int64), version(*names).files)
+            return dataclasses.replace(version(*names), files=files)
+
+        patch.setattr(known, "version", as_columns)
         both, one = known.remember("a.1", "b.1"), known.remember("b.1")
     assert known.differ(both, one, [5, 15]) == [True, False]
     again = known.remember("a.1", "b.1", "c.1")
     assert known.differ(one, again, [5]) in (None, [True])
-
-
-def as_columns(version: TableVersion) -> TableVersion:
-    files = ColumnFiles.merge(NoFiles(), np.zeros(0, np.int64), version.files)
-    return dataclasses.replace(version, files=files)
 
 
 def test_many_versions(cache_dir: Path) -> None:
