@@ -118,7 +118,6 @@ class World:
         table = found.table
         host.resolver.host.known_versions(options)
         host.resolver.host.floor(table.url)
-        assert host.disk is not None
         publisher = Publisher(host.metrics, host.disk, key_of(table.scope, table.url), table.url, host.clock.host())
         publisher.publish()
         publisher.host_total()
@@ -172,7 +171,6 @@ def reload(made: World, at_s: float) -> None:
     host = made.host(made.cache, at_s)
     table, _ = host.resolver.discover(made.parsed())
     full = host.reader.fulls.get_cache(table, made.parsed())
-    assert full is not None
     full.reload()
 
 
@@ -290,7 +288,6 @@ def asked_all(made: World, cache: Path) -> None:
     host, options = made.host(cache), parse_options({"path": str(made.path)})
     table, _ = host.resolver.discover(options)
     state, log = host.managed.read_log(options), host.managed.log(table.url)
-    assert state is not None
     for position in {1, 2, state.position // 2, state.position}:
         with contextlib.suppress(PysparkLookupError):
             version = read_version(log, table, state, position)

@@ -88,9 +88,7 @@ class Workshop:
         self.disk.publish_segment("t", name, writer)
         writer.close()
         assert os.listdir(self.tmp) == []
-        found = self.disk.open_segment("t", name)
-        assert found is not None
-        return found
+        return self.disk.open_segment("t", name)
 
     def made(
         self,

@@ -195,7 +195,6 @@ def test_metrics_are_served(dim: Path, cache_dir: Path) -> None:
         table.get(1)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                assert server.stdout is not None
                 url = server.stdout.readline().split()[-1]
                 assert ask(url, "lookupcache_lookup_seconds_count", dim) == 1.0
                 table.get(2)

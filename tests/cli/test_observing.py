@@ -147,7 +147,6 @@ def test_the_report_in_a_browser(disk: Disk, tmp_path: Path) -> None:
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in shown.stderr
     found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", shown.stdout)
-    assert found is not None
     needed, given, bars = map(int, found.groups())
     assert needed <= given
     assert bars == 5

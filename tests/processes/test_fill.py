@@ -66,7 +66,6 @@ def fill(source: Source, cache_dir: Path, step: Callable[[str], None]) -> None:
     host = host_now(source.path, cache_dir, MAX_BYTES)
     host.store.before = lambda kind, subject: step(kind)
     source.read(*FEW, host=host)
-    assert host.disk is not None
     host.disk.create_record("execution", "k", "mine")
     host.disk.replace_record("version", "r", 2)
     host.disk.sweep()
@@ -75,7 +74,6 @@ def fill(source: Source, cache_dir: Path, step: Callable[[str], None]) -> None:
 def prepared(source: Source, cache_dir: Path, full: bool) -> None:
     """The directory as the killed process finds it: a record, and if `full` no room for its blocks."""
     host = host_now(source.path, cache_dir, MAX_BYTES)
-    assert host.disk is not None
     host.disk.replace_record("version", "r", 1)
     if full:
         pages = [*([26] * 9), 3]  # and two for their directories
@@ -91,7 +89,6 @@ def assert_sound(source: Source, cache_dir: Path, where: str) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     host = host_now(source.path, cache_dir, MAX_BYTES)
     disk = host.disk
-    assert disk is not None
     # It may claim what is not there yet, never less than there is under its name.
     left = sum(on_disk(path.stat().st_size) for path in (root / "tmp").iterdir())
     left += 2 * on_disk(1)  # the directories of a block, where the account was cut short
@@ -108,7 +105,6 @@ def assert_sound(source: Source, cache_dir: Path, where: str) -> None:
     counts = host.metrics.snapshot()
     assert (counts["blockDamagedCount"], counts["cacheFailureCount"], counts["blockWaitCount"]) == (0, 0, 0), where
     later = host_now(source.path, cache_dir, later_s=2 * 3600).disk
-    assert later is not None
     found = later.check(repair=True)
     again = later.check()
     assert (found.damaged, again.damaged, again.leftovers) == ((), (), ()), where

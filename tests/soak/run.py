@@ -154,7 +154,6 @@ class Soak:
         given = {"lookup.cache.dir": str(self._work / "cache-writers"), "lookup.max-retries": "8"}
         options = parse_options({"path": tables.MANAGED, **given, **self._place.storage})
         state = runtime().engine(options).managed.log(tables.MANAGED).latest()
-        assert state is not None
         for change in state.changes:
             if change.position > self._noted:
                 with contextlib.suppress(VersionGoneError):

@@ -160,7 +160,6 @@ def test_a_lock_held_for_long_holds_up_one_wait(source: Source, monkeypatch: pyt
     version = source.version()
     *blocks, free = source.apart(11, version)
     host, waits = source.another(wait_s=0.1), list[float]()
-    assert host.disk is not None
     location, acquire = source.locate(host, version), host.disk.acquire
 
     def noted(kind: str, name: str, wait_s: float) -> Any:

@@ -61,7 +61,6 @@ class Dim:
     def resolve(
         self, opts: LookupOptions | None = None, host: Host | None = None, execution: Execution | None = None
     ) -> TableVersion:
-        assert self.table is not None
         return (host or self.host).resolver.resolve(self.table, opts or self.options, execution).version
 
     def change(self, name: str = "a") -> None:
@@ -81,7 +80,6 @@ def test_one_execution_sees_one_version_and_asks_once(dim: Dim) -> None:
     """The first resolver of an execution records its version; later ones take it, whatever changed since."""
     second, execution = dim.process(), Execution("app", "execution 1")
     dim.discover()
-    assert dim.table is not None
     one = dim.host.resolver.resolve(dim.table, dim.options, execution)
     dim.change()
     again = second.resolver.resolve(dim.table, dim.options, execution)
@@ -119,7 +117,6 @@ def test_cache_mode_makes_no_call_within_its_interval(dim: Dim) -> None:
 def test_of_workers_that_begin_at_once_one_asks(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers of a new host wait for the first of them, and find its records. On a host that knows the table, none waits."""
     opts, second, third = cached(dim.path, "10 s"), dim.process(), dim.process()
-    assert second.disk is not None
     acquire, locks = second.disk.acquire, []
 
     def wait(kind: str, name: str, timeout_s: float) -> object:
@@ -152,7 +149,6 @@ def test_who_knows_a_version_knows_its_files(dim: Dim, monkeypatch: pytest.Monke
     second = dim.process()
     dim.discover()
     dim.change()
-    assert dim.host.disk is not None
     put = dim.host.disk.succeed_record
     seen: list[TableVersion] = []
 
@@ -171,7 +167,6 @@ def test_the_version_of_another_table_is_none_of_this_one(dim: Dim) -> None:
     other = write(dim.path.with_name("other") / "a.parquet").parent
     version = dim.discover()
     _, foreign = dim.host.resolver.discover(options(other))
-    assert dim.table is not None
     assert dim.host.resolver.current_versions.find_recorded(dim.table, version.digest) == version
     assert dim.host.resolver.current_versions.find_recorded(dim.table, foreign.digest) is None
 
@@ -189,7 +184,6 @@ def test_who_does_not_get_the_lock_takes_what_was_decided_first(dim: Dim, monkey
             dim.change()
 
     dim.host.store.before = meanwhile
-    assert dim.table is not None
     resolution = dim.host.resolver.resolve(dim.table, dim.options, execution)
     assert ([resolution.version], resolution.decided_here) == (first, False)
 

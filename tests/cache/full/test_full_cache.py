@@ -367,7 +367,6 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     trigger = EveryCall.made[-1]
     assert trigger.keys == ("id",)
     last = trigger.context.last_reload()
-    assert last is not None
     assert last.started_at_s == table.host.clock.wall_s
     with pytest.raises(errors.NotSupportedError, match=r"no watermark in a Spark worker: use current_processing_time"):
         trigger.context.current_watermark()
@@ -469,7 +468,6 @@ def test_no_segment_goes_before_what_names_it(
     table.full.reload()
     publish_all(directory)
     table.full.reload()
-    assert table.host.disk is not None
     replace = table.host.disk.replace_record
     lacking: list[set[str]] = []
 
@@ -495,7 +493,6 @@ def test_a_process_that_stands_still_in_a_load(site: Site, monkeypatch: pytest.M
     assert table.get(1) == [{"id": 1, "name": None}]
     full, began_s = table._full(), site.clock.steady_s
     lock = full.disk.acquire("reload", full.key, 0)
-    assert lock is not None
     path = full.disk.lock_path("reload", full.key)
 
     def acquire(kind: str, name: str, timeout_s: float) -> None:

@@ -30,7 +30,6 @@ def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> Non
     one.put({4: [4]})
     clock.tick(4)
     found = other.get_rows([pa.array([4, 1, 3], pa.int64())], ROWS)
-    assert found is not None
     assert found.ages_s.tolist() == [4, 7, 7]
 
 
@@ -49,10 +48,8 @@ def test_rows_of_other_columns_are_a_miss(process: Process, schema: pa.Schema, v
     process.put({1: [1], 2: []})
     assert process.get_rows(keys, schema, version, differing()) is None
     found = process.get_rows(keys, pa.schema([("t", pa.string())]), version, differing())
-    assert found is not None
     assert found.rows.column("t").to_pylist() == ["t1"]
     found = process.get_rows(keys, pa.schema([]), version, differing())
-    assert found is not None
     assert found.present.all()
     assert found.rows.num_rows == 1
     process.touch(1)

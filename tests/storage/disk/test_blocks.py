@@ -136,7 +136,6 @@ def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeyp
     """Where another holds the lock for too long, one loads without saying so."""
     monkeypatch.setattr(read_through, "_LOCK_WAIT_S", 0.0)
     lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
-    assert lock is not None
     with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:
         assert one.to_load.all()
         assert other.to_load.all()

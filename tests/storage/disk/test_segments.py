@@ -73,7 +73,6 @@ def test_a_segment_is_what_was_published(opened: Opened) -> None:
     assert [stat.S_IMODE(place.stat().st_mode) for place in (path, path.parent)] == [0o600, 0o700]
     for disk in (opened.disk, Opened(opened.root.parent).disk):
         found = disk.open_segment("t", "s")
-        assert found is not None
         assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
         assert found.meta == META
         assert found.bytes == path.stat().st_size
@@ -124,7 +123,6 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
     held: list[Any] = []
     for path, use in zip(paths.values(), USES.values(), strict=True):
         found = opened.disk.open_segment("t", path.name)
-        assert found is not None
         held.append(use(found))
         del found
     gc.collect()
@@ -190,7 +188,6 @@ def test_upkeep_shortens_no_file_in_place(opened: Opened, damaged: bool) -> None
         opened.disk.open_numbers("t", "s", 7, create=True)
         opened.disk.put_blocks({key(1, 5000): bytes(5000)})
         mapped = opened.disk.open_segment("t", "s")
-        assert mapped is not None
         if damaged:
             edited(segment, in_footer)
         files = [path for kind in ("blocks", "snapshots") for path in (opened.root / kind).rglob("*") if path.is_file()]
@@ -325,7 +322,6 @@ def holder(root: Path, found: OpenSegment | None, pipe: Any) -> None:
     """Holds a segment (inherited, or opened here) until told otherwise; tells what it sees."""
     if found is None:
         found = Opened(root).disk.open_segment("t", "s")
-    assert found is not None
     assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
     pipe.send(mappings())
     pipe.recv()
@@ -361,7 +357,6 @@ def share_and_pin(root: Path) -> None:
     child.start()
     must_end([child])
     assert not opened.disk.remove_segment("t", "s")
-    assert found is not None
     assert bytes(found.regions["one"]) == REGIONS["one"]
 
 

@@ -142,7 +142,6 @@ class Host:
             self.clock.tick(rng.choice([1.0, 700.0, 700.0]))
         elif what == "upkeep":
             disk = self.process(*place).host.disk
-            assert disk is not None
             rng.choice([disk.sweep, disk.sweep, disk.recount, lambda: disk.check(repair=True), disk.clear])()
         return f"{what} {place}"
 
@@ -158,7 +157,6 @@ def test_no_host_fills_its_disk(tmp_path: Path) -> None:
             assert bytes_below(host.cache_dir) <= BUDGET + SLACK, (seed, done[-5:])
         host.held.clear()
         disk = host.process(0, 0, "NONE").host.disk
-        assert disk is not None
         assert disk.usage().total >= disk.used_bytes(), seed
         disk.recount()
         assert disk.usage().total == disk.used_bytes(), seed
@@ -182,7 +180,6 @@ def test_a_build_without_room(
     clock = FakeClock()
     one, other = (Table(tmp_path / "dim", cache_dir, MODES["FULL"], clock, max_bytes=BUDGET) for _ in range(2))
     disk = one.host.disk
-    assert disk is not None
     for table in (one, other, one):
         assert table.versions(3, 4999) == [1, 1]
         table.later.loads()
@@ -191,7 +188,6 @@ def test_a_build_without_room(
     assert list((cache_dir / "v1" / "tmp").iterdir()) == []
     assert disk.usage().total == disk.used_bytes() < BUDGET
     reason = other.full.refusal(one.host.resolver.discover(one.options)[1])
-    assert reason is not None
     assert "lookup.cache.max-bytes is 2.1 MB" in reason
     ((told,),) = read_reloads(disk).values()
     assert told.error.startswith("not built: ")
@@ -287,7 +283,6 @@ def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
 
     one = made("one")
     disk = one.host.disk
-    assert disk is not None
     for version in (2, 3, 4):  # each time all but one file: bases, of which three are superseded
         for number in range(3):
             publish(tmp_path / "one", number, version, columns=noise)
