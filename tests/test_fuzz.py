@@ -284,7 +284,6 @@ def test_a_damaged_log_is_told(data: st.DataObject, known: bool, sound: bool) ->
 
 
 def asked_all(made: World, cache: Path) -> None:
-    """Views, versions, write ids and upkeep of a managed table."""
     host, options = made.host(cache), parse_options({"path": str(made.path)})
     table, _ = host.resolver.discover(options)
     state, log = host.managed.read_log(options), host.managed.log(table.url)

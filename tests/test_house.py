@@ -83,7 +83,6 @@ def imports(name: str) -> set[tuple[str, bool]]:
 
 
 def modules_with(is_meant: Callable[[ast.AST], object]) -> set[str]:
-    """The modules with such a node."""
     return {name for name, tree in TREES.items() if any(map(is_meant, ast.walk(tree)))}
 
 
@@ -100,7 +99,6 @@ def package(name: str) -> str:
 
 
 def within(name: str, places: set[str]) -> bool:
-    """Whether a module is one of the places, or inside of one."""
     return any(name == place or name.startswith(f"{place}.") for place in places)
 
 

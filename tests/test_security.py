@@ -67,7 +67,6 @@ def a_huge_file(path: Path) -> None:
 
 
 def a_huge_file_with_a_header(path: Path) -> None:
-    """A header that says so, too."""
     head = path.read_bytes()[:36] if path.exists() else bytes(36)
     path.write_bytes(head[:8] + (HUGE - 36).to_bytes(8, "little") + head[16:])
     os.truncate(path, HUGE)
@@ -89,7 +88,6 @@ KEPT = ("a link", "a huge file with a header", "another user's")  # made of the 
 
 
 def plant(path: Path, what: str) -> None:
-    """Put it in a file's place."""
     if what not in KEPT:
         path.unlink(missing_ok=True)
     PLANTED[what](path)

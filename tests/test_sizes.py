@@ -52,7 +52,6 @@ def test_time_by_the_number_of_columns(tmp_path: Path, form: str) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """An empty directory for a table's files."""
     (tmp_path / "t").mkdir()
     return tmp_path / "t"
 

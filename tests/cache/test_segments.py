@@ -46,7 +46,6 @@ def limits(deal: int = PLENTY, partition: int = PLENTY) -> Iterator[None]:
 
 
 def positions_of(cut: Cut) -> Numbers:
-    """Where the rows of a cut come from, as a builder is told."""
     file, rows = cut
     return np.array(rows, np.uint64) | np.uint64(file) << ROW_BITS
 
@@ -228,14 +227,12 @@ def test_a_segment_holds_the_rows_it_was_given(
 
 
 def numbered(rows: Sequence[int], **more: Sequence[Any]) -> pa.RecordBatch:
-    """A file whose rows have these keys."""
     return pa.RecordBatch.from_pydict(
         {"k": pa.array(rows, pa.int64()), "row": pa.array(range(len(rows)), pa.int64()), **more}
     )
 
 
 def cut_up(files: Sequence[pa.RecordBatch], rows: int) -> list[Cut]:
-    """All files in order, in cuts of so many rows."""
     return [
         (n, range(start, min(start + rows, file.num_rows)))
         for n, file in enumerate(files)

@@ -24,14 +24,12 @@ ROOT = Path(pyspark_lookup.__file__).parent.parent
 
 @pytest.fixture
 def dim(tmp_path: Path) -> Path:
-    """A plain table of ten rows."""
     (tmp_path / "dim").mkdir()
     pq.write_table(pa.table({"id": range(10), "name": [f"n{n}" for n in range(10)]}), tmp_path / "dim" / "a.parquet")
     return tmp_path / "dim"
 
 
 def asked(run: Run, path: Path) -> int:
-    """How often the store was asked which version of a table is current."""
     (table,) = run("stats", path, "--json").json["tables"]
     return int(table["values"]["ufsListCount"] + table["values"]["ufsHeadCount"])
 

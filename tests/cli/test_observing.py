@@ -33,7 +33,6 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def counted(disk: Disk, url: str, application: str = "", **values: int) -> Publisher:
-    """A process that has counted these."""
     publisher = Publisher(CacheMetricGroup(), disk, url.strip("/").replace("/", "_"), url, CLOCK)
     publisher.application = application
     for name, value in values.items():

@@ -74,7 +74,6 @@ def everywhere(array: pa.Array) -> list[pa.Array]:
 
 
 def pairs_of(count: int) -> tuple[Numbers, Numbers]:
-    """Every pair of rows."""
     left, right = np.meshgrid(np.arange(count), np.arange(count), indexing="ij")
     return left.ravel(), right.ravel()
 
@@ -247,7 +246,6 @@ def meant(kind: pa.DataType) -> list[Any]:
 
 
 def unit_ns(kind: pa.DataType) -> int:
-    """Nanoseconds of the unit in which values of a type of times are numbers."""
     return 86_400 * 10**9 if pa.types.is_date32(kind) else UNITS["ms" if pa.types.is_date64(kind) else kind.unit]
 
 
@@ -274,7 +272,6 @@ def held(value: Any, kind: pa.DataType) -> Any:
 
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """An array of values as `held` has them."""
     if pa.types.is_dictionary(kind):
         return array_of(values, kind.value_type).dictionary_encode().cast(kind)
     if pa.types.is_temporal(kind):

@@ -223,7 +223,6 @@ def order(one: Any, other: Any) -> int:
 
 
 def compared(kind: pa.DataType, one: Any, op: str, other: Any) -> bool | None:
-    """What Spark says of a column's value beside a literal."""
     # DecimalPrecision: an integer against a DECIMAL beyond its type is decided without looking at it.
     if pa.types.is_integer(kind) and op in ("<", "<=", ">", ">=") and other is not None:
         typed_decimal = isinstance(other, Decimal) or (isinstance(other, int) and not -(2**63) <= other < 2**63)

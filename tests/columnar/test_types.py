@@ -21,7 +21,6 @@ US, US_UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
 
 
 def listed(kind: pa.DataType) -> pa.DataType:
-    """A list as Spark names its element."""
     return pa.list_(pa.field("element", kind))
 
 

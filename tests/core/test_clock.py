@@ -14,8 +14,6 @@ from tests.support.fakes import make_host
 
 
 class Loops:
-    """Threads that a test runs: what was started."""
-
     def __init__(self) -> None:
         self.started: list[Callable[[], None]] = []
 

@@ -131,8 +131,6 @@ def test_long_texts_take_no_time() -> None:
 
 
 class MuteError(OfDriverError):
-    """An error that fails when somebody asks what it says."""
-
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -245,8 +243,6 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
 
 
 class Asking:
-    """A provider whose attribute queries its system, and fails."""
-
     def __init__(self, text: str) -> None:
         self._text = text
 
@@ -260,8 +256,6 @@ def _ours_from(foreign: Exception) -> None:
 
 
 class Returning(KeyLookupFunction):
-    """A lookup that returns or does what a test says."""
-
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     rows: Any = None
 

@@ -23,7 +23,6 @@ def lists(draw: st.DrawFn, table: str | None = "t", most: int = 12) -> ValidWrit
 
 
 def valid(ids: ValidWriteIdList, most: int = 30) -> set[int]:
-    """The writes that a list lets through, one by one."""
     return {n for n in range(1, most) if ids.is_valid(n)}
 
 

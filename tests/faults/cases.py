@@ -87,7 +87,6 @@ class Bench:
         return Runtime(HostClock(lambda: self._wall_s, lambda: 1000.0, self.slept.append, "boot"), random.Random(seed))
 
     def fill(self, objects: Mapping[str, bytes]) -> None:
-        """Let those objects be all there are, put an hour ago."""
         for name in objects_in(BUCKET):
             backend().delete_object(BUCKET, name)
         for name, data in objects.items():
@@ -144,7 +143,6 @@ class Bench:
 
     @contextlib.contextmanager
     def host(self, name: str, seed: int) -> Iterator[None]:
-        """A new process on the host of that name."""
         before, self.runtime = self.runtime, self._process(seed)
         try:
             yield
@@ -152,7 +150,6 @@ class Bench:
             self.runtime = before
 
     def clear(self) -> None:
-        """Let all hosts be new ones."""
         for path in self._home.iterdir():
             shutil.rmtree(path, ignore_errors=True)
 

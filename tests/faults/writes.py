@@ -35,13 +35,11 @@ def rows(ids: Iterable[int], tag: str) -> pa.Table:
 
 
 def counted(*parts: pa.Table) -> Rows:
-    """The rows of tables, as the checker counts them."""
     columns = [part.select(SCHEMA.names).to_pydict() for part in parts]
     return Rows(row for part in columns for row in zip(part["id"], part["tag"], part["n"], strict=True))
 
 
 def left_of(before: Rows, gone: Iterable[int]) -> Rows:
-    """The rows without those of some keys."""
     keys = set(gone)
     return Rows({row: n for row, n in before.items() if row[0] not in keys})
 
@@ -55,7 +53,6 @@ def small(table: LookupTable) -> None:
 
 
 def folded(table: LookupTable) -> None:
-    """The same, compacted, with an upsert after it: there is something to vacuum."""
     small(table)
     table.compact()
     table.upsert(rows([4], "b4"))
@@ -69,7 +66,6 @@ def nearly_fifty(table: LookupTable) -> None:
 
 
 def beyond_fifty(table: LookupTable) -> None:
-    """The same with a checkpoint."""
     nearly_fifty(table)
     table.write(rows([10], "b5"))
 
@@ -84,7 +80,6 @@ Write = Callable[[Caller], "int | None"]
 
 
 def after(before: Rows, steps: Sequence[Step]) -> Rows:
-    """The rows there are after some writes."""
     for mode, given in steps:
         before = Rows() if mode == "overwrite" else before
         before = left_of(before, given.column("id").to_pylist()) if mode in ("upsert", "delete") else before
@@ -97,7 +92,6 @@ def wrote(mode: str, *ids: int) -> Step:
 
 
 def take(table: Any, step: Step) -> int | None:
-    """One write of a table, or of a transaction."""
     mode, given = step
     position: int | None = table.delete(given.select(["id"])) if mode == "delete" else table.write(given, mode)
     return position
@@ -178,7 +172,6 @@ FOLDED = left_of(SMALL, [4]) + Rows([(4, "b4", 0)])
 
 
 def events_of(objects: Mapping[str, bytes], below: str) -> list[bytes]:
-    """The events of the log, in their order."""
     return [data for name, data in sorted(objects.items()) if name.startswith(f"{below}_lookup/log/")]
 
 
@@ -213,7 +206,6 @@ def alone(
     options: Mapping[str, str] | None = None,
     warm: bool = False,
 ) -> Kind:
-    """A write by itself."""
     before = {None: Rows(), beyond_fifty: SMALL + Rows([(10, "b5", 0)])}.get(table, SMALL)
     return Kind(name, writing(step, options or {}), table, before, after(before, [step]), warm=warm)
 

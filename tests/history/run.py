@@ -60,7 +60,6 @@ class Place:
         self.path = str(self._table)
 
     def log(self) -> list[bytes]:
-        """All events that there were."""
         found = {path.name: path for path in [*self.graves.glob("*.json"), *self._kept()]}
         return [found[name].read_bytes() for name in sorted(found)]
 
@@ -68,7 +67,6 @@ class Place:
         return list((self._table / "_lookup" / "log").glob("*.json"))
 
     def trimmed(self) -> int:
-        """How many events are gone."""
         return len(self.log()) - len(self._kept())
 
     def read_file(self, path: str) -> bytes:

@@ -67,7 +67,6 @@ def write_once(table: LookupTable, notes: Notes, rng: random.Random, tag: str, m
 
 
 def upkeep(table: LookupTable, notes: Notes, rng: random.Random, after: str) -> None:
-    """A compaction, or a vacuum of what was not needed for so long."""
     try:
         if rng.random() < 0.5:
             table.compact()
@@ -131,7 +130,6 @@ def _broken(rows: pa.Table) -> pa.RecordBatchReader:
 
 
 def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> None:
-    """Scans and lookups, one after the other."""
     while not stop.exists():
         if rng.random() < 0.5:
             _read_all(table, notes, "scan")

@@ -28,7 +28,6 @@ parse = functools.partial(LookupOptions.parse, kinds=OPTIONS)
 
 
 def refusal(*layers: Mapping[str, str], conf: Mapping[str, str] | None = None) -> str:
-    """What the error says when these options are refused."""
     with pytest.raises(OptionError) as caught:
         parse(*layers, conf=conf)
     return str(caught.value)
@@ -298,7 +297,6 @@ def test_cache_directory_default_is_per_user(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def conf_file(tmp_path: Path, text: str | bytes, name: str = "x.conf") -> dict[str, str]:
-    """An environment whose $LOOKUPCACHE_CONF holds `text`."""
     (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     return {"LOOKUPCACHE_CONF": str(tmp_path / name)}
 

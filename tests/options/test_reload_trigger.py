@@ -94,7 +94,6 @@ class ManualContext(CacheReloadTrigger.Context):
             done.set_exception(problem)
 
     def due(self) -> list[float]:
-        """When the timers run, in order."""
         return sorted(at_s for at_s, _ in self.timers)
 
     def run_until(self, until_s: float) -> None:
@@ -110,7 +109,6 @@ class ManualContext(CacheReloadTrigger.Context):
         pytest.fail("the trigger runs in circles")
 
     def run_due(self) -> None:
-        """Run what is due now."""
         self.run_until(self.clock.wall_s)
 
 
@@ -120,14 +118,12 @@ def opened(trigger: CacheReloadTrigger, context: ManualContext) -> ManualContext
 
 
 def unix(text: str) -> float:
-    """Unix seconds of an ISO time; one without an offset is UTC."""
     moment = datetime.datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 @contextlib.contextmanager
 def system_zone(name: str) -> Iterator[None]:
-    """This process as if its machine were in another zone."""
     try:
         with mock.patch.dict(os.environ, TZ=name):
             time.tzset()
@@ -409,7 +405,6 @@ WINDOWS = st.lists(st.tuples(MINUTES, MINUTES), min_size=1, max_size=4).map(
 
 
 def is_black(blackout: Blackout, at_s: float, zone: datetime.tzinfo) -> bool:
-    """Whether clocks of a zone show a time inside a window."""
     shown = datetime.datetime.fromtimestamp(at_s, zone).time()
     return any(start <= shown < end if start < end else not end <= shown < start for start, end in blackout.windows)
 

@@ -15,7 +15,6 @@ KEYS, FILES, ROWS = 97, 5, 3000
 
 
 def rows_of(file: int) -> pa.Table:
-    """The rows of a file; their keys are in others, too."""
     numbers = np.arange(file * ROWS, (file + 1) * ROWS)
     few = pa.array([f"group {n % 7}" for n in numbers])
     return pa.table({"k": numbers % KEYS, "n": numbers, "few": few, "text": [f"row {n}" for n in numbers]})

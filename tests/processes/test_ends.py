@@ -53,7 +53,6 @@ START = """
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A directory with a table `t`."""
     (tmp_path / "t").mkdir()
     pq.write_table(
         pa.table({"id": range(10_000), "v": range(10_000)}), tmp_path / "t" / "0.parquet", row_group_size=500
@@ -62,7 +61,6 @@ def home(tmp_path: Path) -> Path:
 
 
 def run(script: str, *arguments: object) -> tuple[int, str]:
-    """(exit code, what it says) of a process of its own."""
     text = f"OPTIONS = {OPTIONS!r}\n{textwrap.dedent(START)}\n{textwrap.dedent(script)}"
     command = [sys.executable, "-c", text, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)

@@ -57,12 +57,10 @@ class Steps:
 
 
 def host_now(path: Path, cache_dir: Path, max_bytes: int = 2**30, later_s: float = 0) -> Host:
-    """A host whose clock stands still at the real time, or later."""
     return make_host(str(path), cache_dir, FakeClock(time.time() + later_s), max_bytes=max_bytes)
 
 
 def fill(source: Source, cache_dir: Path, step: Callable[[str], None]) -> None:
-    """What a worker does to the directory: blocks, an exclusive record, a replaced one, a lock."""
     host = host_now(source.path, cache_dir, MAX_BYTES)
     host.store.before = lambda kind, subject: step(kind)
     source.read(*FEW, host=host)

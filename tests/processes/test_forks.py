@@ -47,12 +47,10 @@ class Squares(KeyLookupFunction):
 
 
 def squares(context: LookupContext) -> PartialCachingLookupProvider:
-    """A factory whose providers share one cache."""
     return PartialCachingLookupProvider(Squares(), SHARED, Squares.schema, version=lambda: "1")
 
 
 def open_tables(home: Path, endpoint: str | None = None) -> dict[str, LookupTable]:
-    """Tables of every cache mode, all of which have the square of 7."""
     home.mkdir(exist_ok=True)
     shared = {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache")}
     with LookupTable(str(home / "t"), shared) as table:

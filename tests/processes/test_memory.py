@@ -20,7 +20,6 @@ MAY_GROW = 6 * 2**20
 
 
 def anonymous_bytes() -> int:
-    """The memory of this process that is not a file's."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 

@@ -27,14 +27,12 @@ TAIL = 64 * 1024  # what opening a large parquet file asks for
 
 
 def put(path: Path, group: int | None = None, **columns: Any) -> Path:
-    """A parquet file of these columns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, row_group_size=group, compression="none")
     return path
 
 
 def batches_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[pa.RecordBatch]:
-    """A task's batches; without one, those of the only task."""
     return list(host.reader.read(made, task or ReadTask(0, 1), None))
 
 
@@ -43,13 +41,11 @@ def rows_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[di
 
 
 def read(path: Path, more: Mapping[str, str] | None = None, columns: pa.Schema | None = None) -> list[dict[str, Any]]:
-    """All rows of a fresh read without a cache."""
     host = make_host(str(path), None)
     return rows_of(host, host.planned(path, more, columns)[0])
 
 
 def moved(host: Host, before: Mapping[str, int]) -> dict[str, int]:
-    """The counters that moved since `before`."""
     after = host.metrics.snapshot()
     return {name: after[name] - before[name] for name in after if after[name] != before[name]}
 

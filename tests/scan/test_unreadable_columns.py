@@ -85,7 +85,6 @@ def test_columns_of_files_of_others(tmp_path: Path, name: str, column: object) -
 
 
 def _nested(depth: int) -> str:
-    """A type as JSON."""
     field = '{"type": "struct", "fields": [{"name": "a", "nullable": true, "metadata": {}, "type": '
     return field * depth + '"long"' + "}]}" * depth
 

@@ -85,7 +85,6 @@ class Application:
         return writer.option("checkpointLocation", str(self._home / "checkpoint")).start()
 
     def run(self, orders: queue.SimpleQueue[str]) -> None:
-        """Until the order `stop`."""
         while True:
             try:
                 query = self._start()

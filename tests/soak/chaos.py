@@ -89,7 +89,6 @@ class Chaos:
         self._calm_until = written + CALM_BATCHES
 
     def end(self) -> None:
-        """Take back what can be taken back."""
         for _, undo in self._undo:
             undo()
         self._undo.clear()

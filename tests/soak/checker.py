@@ -25,7 +25,6 @@ class Batch:
 
 
 def batches_of(home: Path, notes: Iterable[Note]) -> list[Batch]:
-    """The committed micro-batches of an application, in order."""
     told = {note["batch"]: note["versions"] for note in notes if note["kind"] == "progress" and note["rows"]}
     # Spark keeps the last hundred commits; all before them were committed, too.
     last = max(int(path.name) for path in (home / "checkpoint" / "commits").iterdir() if path.name.isdigit())

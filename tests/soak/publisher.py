@@ -59,7 +59,6 @@ class Publisher:
         return [entry["Key"] for entry in found.get("Contents", [])]
 
     def _put(self, number: int, part: str, keys: range) -> None:
-        """Put a file under a new name, and note it."""
         pads = [self._rng.randbytes(tables.PAD_BYTES) for _ in keys]
         sink = io.BytesIO()
         pq.write_table(pa.table({"id": keys, "publish": [number] * len(keys), "pad": pads}), sink)

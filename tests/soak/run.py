@@ -34,8 +34,6 @@ _STARTED_WITHIN_S = 300.0
 
 
 class Soak:
-    """The processes of one soak, in a directory of its own."""
-
     cluster: Cluster
 
     def __init__(self, work: Path, seed: int, hang_s: float) -> None:
@@ -86,13 +84,11 @@ class Soak:
         start_worker(self.workers, name, self._place, self._work, options, seed, **more)
 
     def restart_writer(self) -> None:
-        """Kill one of the writers, and have another process go on in its place."""
         name = self.rng.choice(WRITERS)
         self.workers.kill(name)
         self._start_writer(name)
 
     def fail(self, shares: dict[str, float]) -> None:
-        """Let the store fail so often from now on."""
         self._place.proxy.begin_at_random(shares, self.rng.getrandbits(32))
 
     def _kinds(self) -> set[str]:

@@ -46,7 +46,6 @@ class Process:
 
 
 def all_processes() -> Iterator[Process]:
-    """Those of this machine that are alive, by their ids."""
     for id_ in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         with contextlib.suppress(OSError, IndexError):  # it may end while we look
             command = Path(f"/proc/{id_}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -71,7 +70,6 @@ class Watch:
         self.most: dict[str, int] = {}
 
     def sample(self, now: float) -> None:
-        """Look at everything once."""
         for kind, processes in self._processes().items():
             if found := [used for process in processes if (used := process.usage()) is not None]:
                 resident, handles = map(max, zip(*found, strict=True))
@@ -95,7 +93,6 @@ class Watch:
         return found
 
     def wrong(self) -> list[str]:
-        """What has grown, and which directory was over its budget."""
         found = [text for name, values in self.samples.items() if (text := growth(name, values)) is not None]
         over = {name: size for name, size in self.most.items() if size > tables.MAX_BYTES + SLACK_BYTES}
         return [*found, *(f"{name}: {size} bytes, more than {tables.MAX_BYTES}" for name, size in over.items())]

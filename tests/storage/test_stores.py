@@ -151,7 +151,6 @@ def test_overwritten_between_two_ranges(place: Place, data: bytes) -> None:
 
 
 def settled(path: Path) -> Path:
-    """A file that is older than the clock's granule."""
     path.write_bytes(OLD)
     wait_until_settled(path)
     return path
@@ -399,7 +398,6 @@ def test_a_time_within_the_remote_granule_is_racy(scripted: type[ScriptedFs]) ->
 
 
 def client_error(status: int, code: str = "") -> botocore.exceptions.ClientError:
-    """What botocore raises for an answer of this status."""
     answer: Any = {"Error": {"Code": code or str(status)}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return botocore.exceptions.ClientError(answer, "GetObject")
 
@@ -515,7 +513,6 @@ def test_a_name_of_unknown_kind_costs_two_calls_at_most() -> None:
 
 @pytest.fixture
 def root(s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A directory in it, that is found without options."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     return f"s3://{bucket}/t"
 
@@ -544,7 +541,6 @@ def requests(s3: S3Server) -> list[str]:
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server gives four keys to a page, not a thousand."""
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "4")
 
 

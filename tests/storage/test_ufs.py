@@ -22,7 +22,6 @@ BYTES = bytes(range(100))
 
 
 def counts(host: Host) -> dict[str, int]:
-    """The counters that moved."""
     return {name: n for name, n in host.metrics.snapshot().items() if name in COUNTERS and n}
 
 
@@ -32,7 +31,6 @@ def file_of(host: Host, path: Path | str) -> FileVersion:
 
 
 def fail(host: Host, errors: Iterable[Exception]) -> None:
-    """Let the next calls raise, each an error of these."""
     left = iter(errors)
 
     def before(kind: str, subject: object) -> None:
@@ -51,7 +49,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unpinned() -> Iterator[MemoryFileSystem]:
-    """A store that does not pin, with the same file."""
     memory = fsspec.filesystem("memory")
     memory.pipe_file("memory://f", BYTES)
     yield memory

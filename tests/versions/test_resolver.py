@@ -23,7 +23,6 @@ _serial = itertools.count()
 
 
 def write(path: Path, text: str = "") -> Path:
-    """A small parquet file; each has another size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"id": [1], "text": [text + "x" * next(_serial)]}), path)
     return path
@@ -39,8 +38,6 @@ def cached(path: Path, interval: str) -> LookupOptions:
 
 
 class Dim:
-    """A table of three files, and hosts that ask for its version. They share a cache directory, and the time."""
-
     def __init__(self, tmp_path: Path) -> None:
         self.path = tmp_path / "dim"
         self.cache_dir = tmp_path / "cache"

@@ -35,7 +35,6 @@ each_step = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["forward",
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A table of ten files in version 1."""
     for number in range(10):
         publish(tmp_path / "dim", number, 1)
     return tmp_path / "dim"
@@ -432,7 +431,6 @@ def test_what_is_refused_at_planning(
 
 
 def publish_all(directory: Path) -> None:
-    """Version 2 of all files."""
     for number in range(10):
         publish(directory, number, 2)
 

@@ -30,7 +30,6 @@ from tests.support.memory_cache import UNBOUNDED, Row, cache_of, counts, found_i
 
 
 def over(numbers: Numbers) -> pa.Array:
-    """An array over the memory of `numbers`."""
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -55,7 +54,6 @@ def test_what_was_passed_in_may_change() -> None:
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Threads take turns as often as they can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

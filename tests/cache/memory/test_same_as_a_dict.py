@@ -24,8 +24,6 @@ WEAK = Seed(1, 1)  # leaves small numbers where they are: all at the first slot
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a cache is made with."""
-
     expire_after_access_s: int | None
     expire_after_write_s: int | None
     max_rows: int | None
@@ -246,7 +244,6 @@ class Pair:
         self.results.append((found, expected))
 
     def compare_results(self) -> None:
-        """What was answered on the way is the same at the end."""
         for found, expected in self.results:
             self.compare(found, expected)
 

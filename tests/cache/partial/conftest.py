@@ -21,7 +21,6 @@ def process(cache_dir: Path, clock: FakeClock) -> Process:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than two segments are many."""
     monkeypatch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
 
 

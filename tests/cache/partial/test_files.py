@@ -14,7 +14,6 @@ from tests.support.partial_cache import BOUND_S, COUNTERS, Dim
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A sorted table of ten files in version 1."""
     for number in range(10):
         publish(tmp_path / "dim", number, 1, rows=20)
     return tmp_path / "dim"

@@ -110,7 +110,6 @@ class History:
         self.surely_used |= dict.fromkeys(answered, self.clock.steady_s)
 
     def is_fresh(self, key: int, written: dict[int, float], used: dict[int, float]) -> bool:
-        """Whether a key has not expired, if it was loaded and used then."""
         write_s, access_s = self.bounds.expire_after_write_s, self.bounds.expire_after_access_s
         is_young = write_s is None or self.clock.steady_s - written[key] < write_s
         return is_young and (access_s is None or self.clock.steady_s - used[key] < access_s)

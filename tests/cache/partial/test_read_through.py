@@ -30,7 +30,6 @@ SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alo
 
 
 def run_all(*functions: Callable[[], object]) -> None:
-    """Run functions at the same time; none may fail or hang."""
     with ThreadPoolExecutor(len(functions)) as pool:
         for done in [pool.submit(function) for function in functions]:
             done.result(BOUND_S)

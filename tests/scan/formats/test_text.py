@@ -29,7 +29,6 @@ CACHES = {mode.lower(): options and {"lookup.keys": "id", **options} for mode, o
 
 @pytest.fixture
 def dim(tmp_path: Path) -> Path:
-    """An empty directory."""
     (tmp_path / "dim").mkdir()
     return tmp_path / "dim"
 

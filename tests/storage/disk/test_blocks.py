@@ -107,7 +107,6 @@ def numbers(*hashes: int) -> Numbers:
 
 
 def flights_of(opened: Opened) -> Flights:
-    """The flights of a process."""
     context = HostContext(opened.disk, opened.metrics, FakeClock().host(), random.Random())
     return Flights(context, SPACE, SEED, WAIT_S)
 

@@ -36,7 +36,6 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def modes(root: Path) -> set[int]:
-    """The modes of a directory and of all below it."""
     return {stat.S_IMODE(os.lstat(directory).st_mode) for directory, _, _ in os.walk(root)}
 
 
@@ -234,7 +233,6 @@ FOREIGN = [
 
 
 def main_code(*command: object) -> object:
-    """What a command ends with."""
     with pytest.raises(SystemExit) as ended:
         main([*map(str, command[:-1]), "--cache-dir", str(command[-1])])
     return ended.value.code
@@ -244,7 +242,6 @@ COMMANDS = (["stats"], ["check", "--repair"], ["check"], ["clear"], ["report", "
 
 
 def found_in(root: Path) -> dict[str, tuple[int, int, bytes]]:
-    """All that lies below a directory."""
     paths = {str(path.relative_to(root)): path for path in root.rglob("*")}
     return {
         name: (path.lstat().st_ino, path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")

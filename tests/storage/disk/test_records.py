@@ -23,8 +23,6 @@ pair = struct.Struct("=2q").pack
 
 
 class Host(Opened):
-    """A cache directory, and publishers of processes in it."""
-
     def __init__(self, root: Path) -> None:
         super().__init__(root, 10**9, FakeClock(1_000_000.0))
         self.counters = self.root / "counters"

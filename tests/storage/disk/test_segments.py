@@ -313,7 +313,6 @@ def test_check_reads_every_region(opened: Opened) -> None:
 
 
 def mappings() -> list[list[str]]:
-    """Permissions and inodes of the segments that this process has mapped."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/snapshots/" in line]
     return [[words[1], words[4]] for words in lines]
 
