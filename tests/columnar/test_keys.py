@@ -453,23 +453,6 @@ def test_probing(kind: pa.DataType, data: st.DataObject) -> None:
     assert nothing.pairs(asked) == nothing.pairs([column.slice(0, 0) for column in asked]) == []
 
 
-def test_counts_of_64_bits() -> None:
-    """Where there are 2^32 rows numbers take 64 bits, and what is found is the same."""
-    column = pa.array([5, 7, 5, 9])
-    keys = Keys([column])
-    order = order_rows(keys, keys.hashes(SEED))
-    stored = [column.take(as_indices(order.rows))]
-    found = []
-    for count, width in ((4, np.uint32), (2**32 - 2, np.uint32), (2**32 - 1, np.uint64), (2**40, np.uint64)):
-        builder = IndexBuilder(count, (5, 9), False, lambda length, kind: np.zeros(min(length, 100), kind))
-        builder.add(order, keys)
-        arrays = builder.arrays()
-        assert {name: array.dtype for name, array in arrays.items()} == {"slots": width, "first": width}
-        matches = KeyIndex(arrays, stored, builder.low).probe(keys, keys.hashes(SEED))
-        found.append((matches.keys.tolist(), order.rows[matches.rows].tolist()))
-    assert found == [([0, 0, 1, 2, 2, 3], [0, 2, 1, 0, 2, 3])] * 4
-
-
 def test_the_first_key_with_several_rows_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys before it, which have one row each, are found in their own rows."""
     monkeypatch.setattr(keys_module, "_AT_ONCE", 7)

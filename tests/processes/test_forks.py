@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 
 from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.cache.memory import DefaultLookupCache
-from pyspark_lookup.core.forks import ForkSafeLock, cached_property
+from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.lookup.lookup_table import LookupTable, Transaction
 from pyspark_lookup.sources.providers.functions import KeyLookupFunction, LookupContext, PartialCachingLookupProvider
 from pyspark_lookup.spark.join import _explained_lock
@@ -165,30 +165,6 @@ def fork_in_a_transaction(home: Path, endpoint: str) -> None:
         assert in_child(lambda: leave(True)) == in_child(lambda: leave(False)) == 0
         assert table.get(100) == []
     assert table.get(100) == [{"id": 100, "v": 0}]
-
-
-def test_a_cached_property_has_no_lock() -> None:
-    """A thread that works a value out keeps no other from doing so; both get the first."""
-    working, go_on = threading.Event(), threading.Event()
-
-    class Thing:
-        @cached_property
-        def value(self) -> object:
-            """Something new."""
-            if threading.current_thread() is not threading.main_thread():
-                working.set()
-                assert go_on.wait(ANSWER_S)
-            return object()
-
-    one, other = Thing(), Thing()
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        late = pool.submit(lambda: one.value)
-        assert working.wait(ANSWER_S)
-        first = one.value
-        assert other.value is not first
-        go_on.set()
-        assert late.result() is first is one.value
-    assert Thing.value.__doc__ == "Something new."
 
 
 def fork_while_a_thread_imports(home: Path, endpoint: str) -> None:
