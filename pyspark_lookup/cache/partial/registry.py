@@ -27,7 +27,7 @@ from pyspark_lookup.cache.partial.read_through import Flights, PartialCache
 from pyspark_lookup.columnar.keys import Numbers, Seed, as_bools, draw_seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.decoding import as_name, as_text, as_texts
-from pyspark_lookup.errors import DamagedFileError, UfsError
+from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
@@ -80,6 +80,8 @@ class Changes:
                     return
             except (UfsError, DamagedFileError):
                 pass  # only the footer of a removed file has its bounds, and that can no longer be read
+            except SchemaError:
+                pass  # the partition of a removed file has no value of the type that the present partitions have
             self._put(version, [], [], {_PARENT: "", _WHOLE: whole_digest or ""})
             return
         keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]

@@ -200,6 +200,18 @@ def test_partial_caches_carry_over(table: Path, tmp_path: Path, restart: Callabl
         put(table, 3, "1")
 
 
+def test_a_partition_column_gets_another_type(tmp_path: Path) -> None:
+    """Then nothing is carried over: the partition of a removed file has no value of the new type."""
+    for number in range(6):
+        put(tmp_path / "t", number, "1x"[number % 2])
+    reader = opened(tmp_path / "t", tmp_path / "cache", mode="partial", keys="id")
+    assert [row["day"] for key in (5, 15) for row in reader.get(key)] == ["1", "x"]
+    for file in (tmp_path / "t" / "day=x").glob("*.parquet"):
+        os.replace(file, tmp_path / "t" / "day=1" / file.name)
+        wait_until_settled(tmp_path / "t" / "day=1" / file.name)
+    assert [row["day"] for key in (5, 15) for row in reader.get(key)] == [1, 1]
+
+
 @pytest.mark.parametrize("selected", ["max_pt()", "day=1", "day=2", "day=%20x", "day=none"])
 def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> None:
     reader = opened(table, tmp_path / "cache", partition=selected)
