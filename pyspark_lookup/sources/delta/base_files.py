@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import decimal
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -163,6 +162,11 @@ def parse_bounds(texts: pa.Array, stored: str, kind: pa.DataType, parse: ParseBo
 
 
 _INSTANT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z?$"
+EXACT_DIGITS = 15
+"""A double always represents so many digits of a decimal exactly."""
+ROUNDED_BITS = 48
+"""A decimal with more digits that was written as a double differs from it by at most this many bits' share."""
+_DECIMAL_DIGITS = 38
 _FIRST_YEAR, _LAST_YEAR = 1901, 9998  # other years need arithmetic that Arrow lacks
 _CUT = "\ufffd"
 
@@ -220,6 +224,8 @@ def _json_type(kind: pa.DataType) -> pa.DataType | None:
         return pa.int64()
     if pa.types.is_floating(kind):
         return pa.float64()
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(_DECIMAL_DIGITS, kind.scale)
     return pa.string() if pa.types.is_string(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind) else None
 
 
@@ -229,6 +235,13 @@ def _convert(low: pa.Array, high: pa.Array, kind: pa.DataType) -> tuple[pa.Array
         return None if pc.any(pc.ends_with(high, _CUT)).as_py() else (low, high)
     if pa.types.is_floating(kind):
         return _widen_floats(low, np.fmin), _widen_floats(high, np.fmax)
+    if pa.types.is_decimal(kind):
+        if kind.precision > EXACT_DIGITS:
+            widened = _widen_decimals(low, -1), _widen_decimals(high, 1)
+            if widened[0] is None or widened[1] is None:
+                return None
+            low, high = widened
+        return low.cast(kind), high.cast(kind)
     if pa.types.is_date32(kind):
         low, high = (pc.utf8_slice_codeunits(side, 0, 10).cast(pa.date32()) for side in (low, high))
     elif pa.types.is_timestamp(kind):
@@ -248,6 +261,20 @@ def _convert(low: pa.Array, high: pa.Array, kind: pa.DataType) -> tuple[pa.Array
         if years["min"].is_valid and not _FIRST_YEAR <= years["min"].as_py() <= years["max"].as_py() <= _LAST_YEAR:
             return None
     return low, high
+
+
+def _widen_decimals(decimals: pa.Array, sign: int) -> pa.Array | None:
+    """The decimals, each lower (`sign` -1) or higher (1) by what a double may differ from it, because some writers write decimals as doubles; None
+    if some have more digits than fit into 62 bits."""
+    filled = pc.fill_null(decimals, 0)
+    words = np.frombuffer(filled.buffers()[1], np.int64).reshape(-1, 2)[filled.offset : filled.offset + len(filled)]
+    units, rest = words[:, 0], words[:, 1]
+    if (rest != units >> 63).any() or (np.abs(units) >= 1 << 62).any():
+        return None
+    units = units + sign * ((np.abs(units) + (1 << ROUNDED_BITS) - 1) >> ROUNDED_BITS)
+    buffer = pa.py_buffer(np.stack([units, units >> 63], axis=1).tobytes())
+    widened = pa.Array.from_buffers(decimals.type, len(units), [None, buffer])
+    return pc.if_else(decimals.is_valid(), widened, pa.scalar(None, decimals.type))
 
 
 def _widen_floats(numbers: pa.Array, choose: Callable[[Numbers, Numbers], Numbers]) -> pa.Array:
@@ -544,25 +571,50 @@ def statistics_texts(adds: pa.StructArray) -> pa.Array:
     if pc.any(is_empty).as_py():
         texts = pc.if_else(is_empty, pa.scalar(None, _TEXT), texts)
     if "stats_parsed" in names and texts.null_count:
-        parsed = _texts_of_parsed(adds.field("stats_parsed"), texts.is_null())
-        texts = pc.coalesce(texts, pa.array(parsed, _TEXT))
+        texts = pc.coalesce(texts, _texts_of_parsed(adds.field("stats_parsed"), texts.is_null()))
     return texts
 
 
-def _texts_of_parsed(parsed: pa.Array, needed: pa.Array) -> list[str | None]:
-    """The statistics of checkpoints that have them only as columns, as JSON where they are `needed`; null if a value is beyond Python's types."""
-    try:
-        values = pc.if_else(needed, parsed, pa.scalar(None, parsed.type)).to_pylist()
-    except (OverflowError, ValueError):
-        return [None] * len(parsed)
-    return [None if value is None else json.dumps(value, default=_json_of_value) for value in values]
+def _texts_of_parsed(parsed: pa.StructArray, needed: pa.Array) -> pa.Array:
+    """The statistics of checkpoints that have them only as columns, as JSON where they are `needed`, else null."""
+    is_known = pc.and_(needed, parsed.is_valid())
+    return pc.if_else(is_known, _json_texts(parsed, pa.nulls(len(parsed), _TEXT)), pa.scalar(None, _TEXT))
 
 
-def _json_of_value(value: Any) -> str | float:
-    """A value of `stats_parsed` in the form that JSON statistics use, where a decimal is a number with a double's digits."""
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+_ESCAPED = (("\\", "\\\\"), ('"', '\\"'), *((chr(code), f"\\u{code:04x}") for code in range(0x20)))
+
+
+def _json_texts(values: pa.Array, nothing: pa.Array, depth: int = 0) -> pa.Array:
+    """The values of a part of `stats_parsed` as JSON in the form that JSON statistics use; `nothing` for those of a type that has no bounds."""
+    kind = values.type
+    if pa.types.is_struct(kind) and kind.num_fields and depth < 2:
+        texts = [pa.scalar("{", _TEXT)]
+        for number, field in enumerate(kind):
+            value = _json_texts(pc.struct_field(values, [number]), nothing, depth + 1)
+            comma = "," if number else ""
+            texts += [pa.scalar(f"{comma}{json.dumps(field.name)}:", _TEXT), pc.fill_null(value, "null")]
+        return pc.binary_join_element_wise(*texts, pa.scalar("}", _TEXT), pa.scalar("", _TEXT))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        return values.cast(_TEXT)
+    if pa.types.is_floating(kind):
+        doubles = values.cast(pa.float64())
+        return pc.if_else(pc.is_finite(doubles), doubles, pa.scalar(None, pa.float64())).cast(_TEXT)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts = values.cast(_TEXT)
+        if pc.any(pc.match_substring_regex(texts, r'[\\"\x00-\x1f]')).as_py():
+            for character, escaped in _ESCAPED:
+                texts = pc.replace_substring(texts, character, escaped)
+    elif pa.types.is_date32(kind):
+        texts = values.cast(_TEXT)
+    elif pa.types.is_timestamp(kind):
+        instants = values.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.timestamp("us"))
+        zone = pa.scalar("" if kind.tz is None else "Z", _TEXT)
+        texts = pc.replace_substring(instants.cast(_TEXT), " ", "T")
+        texts = pc.binary_join_element_wise(texts, zone, pa.scalar("", _TEXT))
+    else:
+        return nothing
+    quote = pa.scalar('"', _TEXT)
+    return pc.binary_join_element_wise(quote, texts, quote, pa.scalar("", _TEXT))
 
 
 def _partition_columns(values: pa.Array) -> dict[str, pa.Array]:

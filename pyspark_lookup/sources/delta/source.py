@@ -47,7 +47,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_path, is_absolute
-from pyspark_lookup.sources.delta.base_files import BaseFiles
+from pyspark_lookup.sources.delta.base_files import EXACT_DIGITS, ROUNDED_BITS, BaseFiles
 from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog
 from pyspark_lookup.sources.delta.state import DeltaState
 from pyspark_lookup.storage.disk import digest_of, key_of
@@ -244,8 +244,7 @@ _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _MINUTE = datetime.timedelta(minutes=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
-_DIGITS = 15  # digits of a decimal that a double always represents exactly
-_ROUNDED = decimal.Decimal(2) ** -48
+_ROUNDED = decimal.Decimal(2) ** -ROUNDED_BITS
 _FLOATS_AS_TEXTS = ("Infinity", "-Infinity")
 _ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole numbers beyond these
 
@@ -664,7 +663,7 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
             exact = as_decimal(str(value)) if is_number else None
             if exact is None or exact.adjusted() > kind.precision - kind.scale:
                 return None
-            if kind.precision <= _DIGITS:
+            if kind.precision <= EXACT_DIGITS:
                 return exact
             if exact in _ENDS:
                 return None

@@ -1,6 +1,7 @@
 """The files of a large Delta table as columns: what they cost, and that nothing else about the table changes."""
 
 import dataclasses
+import datetime
 import itertools
 import json
 import random
@@ -307,12 +308,72 @@ def test_a_bound_beyond_its_type_is_not_known() -> None:
     assert columns.row(0) == dataclasses.replace(alone, high=None)
 
 
+PARSED = {
+    "long": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "short": (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+    "double": (pa.float64(), st.floats(allow_nan=True)),
+    "float": (pa.float32(), st.floats(allow_nan=True, width=32)),
+    "text": (pa.string(), st.text(st.characters(codec="utf-8", max_codepoint=0x300), max_size=5)),
+    "day": (pa.date32(), st.dates()),
+    "at": (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(datetime.timezone.utc))),
+    "clock": (pa.timestamp("us"), st.datetimes()),
+    "money": (pa.decimal128(9, 2), st.decimals(-(10**6), 10**6, places=2)),
+    "total": (pa.decimal128(38, 4), st.decimals(-(10**30), 10**30, places=4)),
+    "bytes": (pa.binary(), st.binary(max_size=3)),
+    "flag": (pa.bool_(), st.booleans()),
+    "nested": (pa.struct([("x", pa.int64())]), st.fixed_dictionaries({"x": st.integers(0, 9)})),
+}
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_statistics_that_are_only_columns(name: str) -> None:
+    """Their texts have the same bounds: as they are, or wider where those of a text are; a bound that no text has is not known."""
+    kind, values = PARSED[name]
+    column = pa.struct([('a "b"\n', kind)])
+    counts = pa.struct([('a "b"\n', pa.int64())])
+    parsed = pa.struct(
+        [("numRecords", pa.int64()), ("minValues", column), ("maxValues", column), ("nullCount", counts)]
+    )
+
+    @settings(max_examples=40 * MORE, deadline=None, derandomize=True)
+    @given(st.lists(st.tuples(values | st.none(), values | st.none()) | st.none(), min_size=1, max_size=5))
+    def check(bounds: list[tuple[Any, Any] | None]) -> None:
+        rows = []
+        for pair in bounds:
+            parts = [{'a "b"\n': value} for value in (pair or ())]
+            rows.append(
+                None
+                if pair is None
+                else {"numRecords": 5, "minValues": parts[0], "maxValues": parts[1], "nullCount": {'a "b"\n': 2}}
+            )
+        texts = base_files.statistics_texts(
+            pa.StructArray.from_arrays([pa.array(rows, parsed)], names=["stats_parsed"])
+        )
+        for pair, text in zip(bounds, texts.to_pylist(), strict=True):
+            stats = source._to_column_stats(Statistics.parse(text), 'a "b"\n', kind)
+            if pair is None:
+                assert stats is None
+                continue
+            low, high = pair
+            assert stats is not None
+            assert (stats.rows, stats.null_count) == (5, 2)
+            if name in ("long", "short", "text", "money") and None not in pair and low <= high:
+                assert (stats.low, stats.high) == pair
+            if stats.low is not None:
+                assert stats.low <= low
+                assert stats.high >= high
+
+    check()
+
+
 def test_usual_texts_are_parsed_by_arrow() -> None:
     """The texts of the writers that there are do not need the slow way."""
     texts = {
         "long": (pa.int64(), "-7", "2"),
         "double": (pa.float64(), "0.1", "1e9"),
         "text": (pa.string(), '"a"', '"ü"'),
+        "money": (pa.decimal128(9, 2), "-0.25", "12.5"),
+        "total": (pa.decimal128(18, 2), "-0.25", "1234567890123.45"),
         "day": (pa.date32(), '"2024-02-29"', '"2026-01-01"'),
         "at": (pa.timestamp("us", "UTC"), '"2024-02-29T00:00:00.000Z"', '"2026-01-01T23:59:59.999Z"'),
         "clock": (pa.timestamp("us"), '"2024-02-29T00:00:00.000"', '"2026-01-01T23:59:59.999999"'),
