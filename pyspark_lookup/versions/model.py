@@ -15,7 +15,7 @@ import fnmatch
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -645,6 +645,15 @@ def name_of_rows(file: FileVersion) -> str:
     return key_of(name, *deletes) if deletes else name
 
 
+def replay_rewrites(rewrites: Rewrites, names: Collection[str]) -> set[str]:
+    """The names of rows that files with these names of rows have after the compactions whose replaced files are all among them."""
+    names = {*names}
+    for new_names, replaced in rewrites:
+        if names.issuperset(replaced):
+            names = names.difference(replaced).union(new_names)
+    return names
+
+
 def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     """Whether two versions of a table have the same rows, because only compactions lie between them; False if the metadata does not tell."""
     after, before = new.metadata, old.metadata
@@ -655,10 +664,7 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     # A column may have been renamed to the old name of another column.
     if {file.columns for file in new.files} != {file.columns for file in old.files}:
         return False
-    names = names_of_rows(old)
-    for file_names, replaced in after.rewrites:
-        if names.issuperset(replaced):
-            names = (names - set(replaced)) | set(file_names)
+    names = replay_rewrites(after.rewrites, names_of_rows(old))
     return names == names_of_rows(new)
 
 

@@ -33,7 +33,15 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.file_columns import ColumnFiles
-from pyspark_lookup.versions.model import Rewrites, Table, TableVersion, differing_files, key_files, name_of_rows
+from pyspark_lookup.versions.model import (
+    Rewrites,
+    Table,
+    TableVersion,
+    differing_files,
+    key_files,
+    name_of_rows,
+    replay_rewrites,
+)
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column the bounds of its values (None: not known)."""
@@ -254,11 +262,11 @@ def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequenc
     if changes is None:
         return None
     added_by_name, removed_by_name = changes
-    for new_names, replaced in rewrites:
-        if added_by_name.keys() >= {*new_names} and removed_by_name.keys() >= {*replaced}:
-            added_by_name = {name: file for name, file in added_by_name.items() if name not in new_names}
-            removed_by_name = {name: file for name, file in removed_by_name.items() if name not in replaced}
-    return [[*added_by_name.values()], [*removed_by_name.values()]]
+    changed_names = replay_rewrites(rewrites, removed_by_name) ^ added_by_name.keys()
+    if not changed_names <= added_by_name.keys() | removed_by_name.keys():
+        # A compaction counts only as a whole: files that it has written are in neither version.
+        return [[*by_name.values()] for by_name in changes]
+    return [[file for name, file in by_name.items() if name in changed_names] for by_name in changes]
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:

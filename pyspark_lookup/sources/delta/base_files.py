@@ -48,13 +48,13 @@ _COLUMNS = pa.schema(
         ("descriptor", pa.string()),
         ("size", pa.int64()),
         ("modified_ms", pa.int64()),
-        ("place", pa.int64()),
+        ("text_row", pa.int64()),
     ]
 )
-"""The key of each file (`path`, `vector`), and the other values of its `Add`. `descriptor`: its deletion vector as JSON. `place`: the row of its
-statistics."""
+"""The key of each file (`path`, `vector`), and the other values of its `Add`. `descriptor`: its deletion vector as JSON. `text_row`: the row of
+its statistics among the texts of all parts."""
 
-_PLACE = _COLUMNS.get_field_index("place")
+_TEXT_ROW = _COLUMNS.get_field_index("text_row")
 
 Sums = tuple[int, int]
 """The sums of two hashes over the keys of files. The same files have the same sums, whatever came and went before."""
@@ -130,18 +130,18 @@ class StatisticsPart:
 
     def bounds(self, disk: Disk | None, table: str, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
         """The statistics of the column that the files call `stored`. They are parsed once per host."""
-        place = key_of(stored, kind)[:16]
-        if place not in self._bounds:
+        end = key_of(stored, kind)[:16]
+        if end not in self._bounds:
             kept_disk = disk if self.name is not None else None
-            columns = None if kept_disk is None else open_stats(kept_disk, table, f"{self.name}-{place}")
+            columns = None if kept_disk is None else open_stats(kept_disk, table, f"{self.name}-{end}")
             if columns is None:
                 parts = [parse_bounds(texts, stored, kind, parse) for texts in self.texts()]
                 columns = concat_stats(parts)
                 if kept_disk is not None:
                     with contextlib.suppress(OSError):  # then another process parses them again
-                        write_stats(kept_disk, table, f"{self.name}-{place}", columns)
-            self._bounds[place] = columns
-        return self._bounds[place]
+                        write_stats(kept_disk, table, f"{self.name}-{end}", columns)
+            self._bounds[end] = columns
+        return self._bounds[end]
 
 
 def compress_texts(texts: pa.Array) -> pa.Buffer:
@@ -312,7 +312,7 @@ class BaseFiles:
         self._table = table
         self.rows = batch.num_rows
         self.paths, self.vectors, self._descriptors = (batch.column(number) for number in range(3))
-        self.sizes, self.modified_ms, self._places = (as_int64(batch.column(number)) for number in range(3, 6))
+        self.sizes, self.modified_ms, self._text_rows = (as_int64(batch.column(number)) for number in range(3, 6))
         self._starts = np.cumsum([0, *(part.rows for part in parts)])
 
     @property
@@ -330,10 +330,10 @@ class BaseFiles:
 
     def find(self, key: Key) -> int | None:
         """The row of a file; None if there is no such file."""
-        row = self.find_place(key)
+        row = self.first_row_from(key)
         return row if row < self.rows and self.key(row) == key else None
 
-    def find_place(self, key: Key) -> int:
+    def first_row_from(self, key: Key) -> int:
         """The first row whose key is not below `key`."""
         low, high = 0, self.rows
         while low < high:
@@ -346,7 +346,7 @@ class BaseFiles:
 
     def find_path(self, path: str) -> range:
         """The rows of a path: files that differ in their deletion vectors."""
-        start = self.find_place((path, ""))
+        start = self.first_row_from((path, ""))
         stop = start
         while stop < self.rows and self.paths[stop].as_py() == path:
             stop += 1
@@ -361,14 +361,14 @@ class BaseFiles:
         return Add(self.paths[row].as_py(), tuple(sorted(values)), *sizes, self._statistics(row), vector)
 
     def _statistics(self, row: int) -> str | None:
-        place = int(self._places[row])
-        part = int(np.searchsorted(self._starts, place, "right")) - 1
-        return self.parts[part].text(place - int(self._starts[part]))
+        text_row = int(self._text_rows[row])
+        part = int(np.searchsorted(self._starts, text_row, "right")) - 1
+        return self.parts[part].text(text_row - int(self._starts[part]))
 
     def statistics(self, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
         """The statistics of the column that the files call `stored`, one row for each file."""
         parts = [part.bounds(self._disk, self._table, stored, kind, parse) for part in self.parts]
-        return concat_stats(parts).take(as_indices(self._places))
+        return concat_stats(parts).take(as_indices(self._text_rows))
 
     def next_base(self, gone: Numbers, added: Sequence[Add]) -> BaseFiles:
         """The columns without the rows `gone`, and with more files.
@@ -376,8 +376,8 @@ class BaseFiles:
         The statistics of earlier files are not written again, except when they are in many parts: then those of the smaller parts are.
         """
         rows = np.delete(np.arange(self.rows), gone)
-        places = self._places[rows]
-        part_numbers = np.searchsorted(self._starts, places, "right") - 1
+        text_rows = self._text_rows[rows]
+        part_numbers = np.searchsorted(self._starts, text_rows, "right") - 1
         live_counts = np.bincount(part_numbers, minlength=len(self.parts))
         kept_numbers = np.flatnonzero(live_counts)
         if len(kept_numbers) >= _PARTS_AT_MOST:
@@ -387,14 +387,16 @@ class BaseFiles:
         moves[kept_numbers] = np.cumsum([0, *(part.rows for part in kept_parts)])[:-1] - self._starts[kept_numbers]
         is_kept = np.isin(part_numbers, kept_numbers)
         kept_rows = self._batch.take(as_indices(rows[is_kept]))
-        kept_places = places[is_kept] + moves[part_numbers[is_kept]]
+        kept_text_rows = text_rows[is_kept] + moves[part_numbers[is_kept]]
         builder = BaseBuilder(self._disk, self._table)
         try:
-            builder.add_rows(kept_rows.set_column(_PLACE, _COLUMNS.field(_PLACE), pa.array(kept_places)), kept_parts)
+            builder.add_rows(
+                kept_rows.set_column(_TEXT_ROW, _COLUMNS.field(_TEXT_ROW), pa.array(kept_text_rows)), kept_parts
+            )
             for number in np.unique(part_numbers[~is_kept]).tolist():
                 in_part = rows[part_numbers == number]
-                in_part = in_part[np.argsort(self._places[in_part])]
-                texts = self.parts[number].take(self._places[in_part] - self._starts[number])
+                in_part = in_part[np.argsort(self._text_rows[in_part])]
+                texts = self.parts[number].take(self._text_rows[in_part] - self._starts[number])
                 builder.add_columns(self._batch.take(as_indices(in_part)), texts)
             for add in added:
                 builder.add_file(add)
@@ -464,7 +466,7 @@ class BaseBuilder:
         """Add rows of other columns, whose statistics are written again."""
         names = batch.schema.names
         partitions = {name.removeprefix(_PARTITION): batch.column(name) for name in names[len(_COLUMNS) :]}
-        self._append(list(batch.columns[:_PLACE]), partitions, stats)
+        self._append(list(batch.columns[:_TEXT_ROW]), partitions, stats)
 
     def add_file(self, add: Add) -> None:
         """Add a file; it replaces one with the same key."""
@@ -632,7 +634,7 @@ def _partition_columns(values: pa.Array) -> dict[str, pa.Array]:
 
 def _sort_by_key(table: pa.Table) -> pa.RecordBatch:
     """The files ascending by key, each key once: the last of equal ones. Raises ValueError if a path comes with two deletion vectors."""
-    order = pc.sort_indices(table, [("path", "ascending"), ("vector", "ascending"), ("place", "ascending")])
+    order = pc.sort_indices(table, [("path", "ascending"), ("vector", "ascending"), ("text_row", "ascending")])
     rows = table.take(order).combine_chunks()
     paths, vectors = one_array(rows.column("path")), one_array(rows.column("vector"))
     if len(paths) > 1:
