@@ -451,7 +451,7 @@ class TableVersion:
     @staticmethod
     def digest_of_listing(table_id: str, listed: ListedFiles) -> str:
         """The digest of the version of a directory with these files."""
-        return key_of(table_id, *listed.keys)
+        return digest_of(table_id, *listed.keys)
 
     @cached_property
     def digest(self) -> str:
@@ -463,7 +463,7 @@ class TableVersion:
             if isinstance(self.files.columns, ListedColumns):
                 return self.digest_of_listing(self.table_id, to_listed(self.files))
             sizes = pa.array(self.files.sizes).cast(pa.string())
-            return key_of("rows", self.table_id, *map(key_of_column, (self.files.row_names, sizes)))
+            return digest_of("rows", self.table_id, *map(key_of_column, (self.files.row_names, sizes)))
         columns = ([f.url for f in self.files], [str(f.size) for f in self.files], [f.identity for f in self.files])
         deletes = ((file.url, *(delete.name for delete in file.deletes)) for file in self.files if file.deletes)
         groups = [group.names for group in self.equality]
