@@ -18,30 +18,22 @@ from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import CacheFullError, DamagedFileError
-from pyspark_lookup.lookup import lookup_table as api
-from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.errors import DamagedFileError
 from pyspark_lookup.sources.delta import base_files, source
 from pyspark_lookup.sources.delta.actions import Add, Statistics
 from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, sum_keys
 from pyspark_lookup.sources.delta.source import DeltaSource
-from pyspark_lookup.storage.disk import Disk
 from tests.support.delta_tables import append_commit, by_deltalake
 from tests.support.fuzzing import MORE
 from tests.support.lake_tables import counting, opened
+from tests.support.large_tables import Lose
 
 FILES = 40
 
 
-@pytest.fixture
-def mapped_from() -> int:
-    return 10
-
-
 @pytest.fixture(autouse=True)
 def columns(monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> None:
-    monkeypatch.setattr(DeltaSource, "mapped_from", mapped_from)
+    monkeypatch.setattr(DeltaSource, "mapped_from", 10)
 
 
 @pytest.fixture
@@ -55,18 +47,6 @@ def table(tmp_path: Path) -> Path:
         if number == FILES // 2:
             DeltaTable(str(path)).create_checkpoint()
     return path
-
-
-@pytest.fixture
-def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """What is opened from now on is of another process."""
-
-    def begin() -> None:
-        runtime = Runtime(HostClock(), random.Random())
-        monkeypatch.setattr(api, "runtime", lambda: runtime)
-
-    begin()
-    return begin
 
 
 def rows_of(reader: LookupTable) -> list[dict[str, Any]]:
@@ -121,28 +101,13 @@ def test_bounds_are_parsed_once_per_host(
     assert len(parsed) == 4
 
 
-@pytest.mark.parametrize("loss", ["removed", "damaged", "full"])
-def test_columns_that_are_lost(
-    table: Path, tmp_path: Path, restart: Callable[[], None], loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_that_are_lost(table: Path, tmp_path: Path, restart: Callable[[], None], lose: Lose) -> None:
     """Then the log is read again; without room on the disk the columns are in memory."""
-
-    def create_segment(*_: Any) -> Any:
-        raise CacheFullError("no room")
-
-    if loss == "full":
-        monkeypatch.setattr(Disk, "create_segment", create_segment)
     for _ in range(2):
         reader = opened(table, tmp_path / "cache", keys="id")
         assert reader.get(15)[0]["name"] == "n015"
         assert rows_of(reader) == expected(table)
-        for segment in (tmp_path / "cache").glob("**/snapshots/*/base-*"):
-            if loss == "damaged":
-                data = bytearray(segment.read_bytes())
-                data[200] ^= 255
-                segment.write_bytes(data)
-            else:
-                segment.unlink()
+        lose((tmp_path / "cache").glob("**/snapshots/*/base-*"))
         restart()
 
 

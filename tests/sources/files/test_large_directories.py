@@ -1,12 +1,11 @@
 """The files of a large directory as columns: nothing else about the table changes, whatever happens to it, and other processes map them."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import CacheFullError, OptionError, PysparkLookupError
+from pyspark_lookup.errors import OptionError, PysparkLookupError
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.scan import footers
@@ -24,7 +23,6 @@ from pyspark_lookup.scan.formats.model import detect_format
 from pyspark_lookup.scan.open_file import Slice
 from pyspark_lookup.scan.table_scan import Scan
 from pyspark_lookup.sources.files.source import data_files
-from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import FileVersion, ListedFiles, Listing, open_store
 from pyspark_lookup.versions import listed_columns
 from pyspark_lookup.versions.file_columns import ColumnFiles
@@ -39,6 +37,7 @@ from pyspark_lookup.versions.model import Kind, TableVersion
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import counting, opened
+from tests.support.large_tables import Lose
 from tests.support.partial_cache import new_directory
 
 FILES = 24
@@ -52,18 +51,6 @@ def columns_from_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listed_columns, "_GONE_AT_MOST", 2)
     monkeypatch.setattr(footers, "_FEW", 0)
     monkeypatch.setattr(footers, "_AT_ONCE", 3)
-
-
-@pytest.fixture
-def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """What is opened from now on is of another process."""
-
-    def begin() -> None:
-        runtime = Runtime(HostClock(), random.Random())
-        monkeypatch.setattr(api, "runtime", lambda: runtime)
-
-    begin()
-    return begin
 
 
 def put(path: Path, number: int, day: str = "1", value: int | None = None) -> Path:
@@ -148,38 +135,19 @@ def test_a_version_is_mapped(table: Path, tmp_path: Path, restart: Callable[[], 
     assert counting(second, lambda: second.version) == (0, lists, 0, 0)
     assert second.version == version
     assert segments(cache) == {"files", "schemas"}
-    columns_in_memory = ListedFiles.least
-    ListedFiles.least = 10**6
-    try:
+    with mock.patch.object(ListedFiles, "least", 10**6):
         restart()
         assert opened(table, tmp_path / "another").version == version
-    finally:
-        ListedFiles.least = columns_in_memory
 
 
-@pytest.mark.parametrize("loss", ["removed", "damaged", "unwritable"])
-def test_columns_that_are_lost(
-    table: Path, tmp_path: Path, restart: Callable[[], None], loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_that_are_lost(table: Path, tmp_path: Path, restart: Callable[[], None], lose: Lose) -> None:
     """Then the store is asked, and footers are read again."""
-
-    def create_segment(*_: Any) -> Any:
-        raise CacheFullError("no room")
-
-    if loss == "unwritable":
-        monkeypatch.setattr(Disk, "create_segment", create_segment)
     for number in range(3):
         reader = opened(table, tmp_path / "cache", keys="id")
         for key in (15, 16):
             assert reader.get(key)[0]["v"] == 1
         assert rows_of(reader.scan()) == expected(table)
-        for segment in (tmp_path / "cache").glob("**/snapshots/*/*"):
-            if loss == "damaged":
-                content = bytearray(segment.read_bytes())
-                content[len(content) // 2] ^= 1
-                segment.write_bytes(content)
-            else:
-                segment.unlink()
+        lose((tmp_path / "cache").glob("**/snapshots/*/*"))
         put(table, FILES + number)
         restart()
 
@@ -218,11 +186,8 @@ def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> 
     reader = opened(table, tmp_path / "cache", partition=selected)
     in_objects = opened(table, tmp_path / "another", partition=selected)
     rows = rows_of(reader.scan())
-    ListedFiles.least, least = 10**6, ListedFiles.least
-    try:
+    with mock.patch.object(ListedFiles, "least", 10**6):
         assert rows_of(in_objects.scan()) == rows
-    finally:
-        ListedFiles.least = least
 
 
 STEPS = st.one_of(

@@ -1,7 +1,5 @@
 """The files of a large Iceberg table as columns: what they cost, and that each file is what it is alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,14 +9,9 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.predicate import And, ColumnStats, Compare, In, IsNull, Or, Predicate, may_match
-from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import CacheFullError
-from pyspark_lookup.lookup import lookup_table as api
-from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.iceberg import columns as columns_module
 from pyspark_lookup.sources.iceberg import entry_columns, snapshots
 from pyspark_lookup.sources.iceberg.source import IcebergSource
-from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import TableVersion, differing_files, partition_value
@@ -30,24 +23,19 @@ from tests.support.fuzzing import seeds
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import counting
+from tests.support.large_tables import Lose
 
 FILES = 40
 Begin = Callable[[int], None]
 
 
 @pytest.fixture
-def mapped_from() -> int:
-    return 10
-
-
-@pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> Begin:
+def process(monkeypatch: pytest.MonkeyPatch, restart: Callable[[], None], mapped_from: int) -> Begin:
     """What is opened from now on is of another process, which has so many files as columns."""
 
-    def begin(count: int = mapped_from) -> None:
+    def begin(count: int = 10) -> None:
         monkeypatch.setattr(IcebergSource, "mapped_from", count)
-        runtime = Runtime(HostClock(), random.Random())
-        monkeypatch.setattr(api, "runtime", lambda: runtime)
+        restart()
 
     begin()
     return begin
@@ -57,9 +45,6 @@ def versions_of(reader: LookupTable) -> Callable[[], TableVersion]:
     """The current version, as the process of now knows it, also when another one has begun."""
     engine = reader._engine()
     return lambda: engine.reader.resolver.discover(reader._options)[1]
-
-
-# --- the same as alone --------------------------------------------------------------------------------
 
 
 def described(file: FileVersion) -> dict[str, Any]:
@@ -166,9 +151,6 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
         table.close()
 
 
-# --- what it costs ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> IcebergTable:
     """Files of ten rows, a manifest for each, in two regions."""
@@ -222,10 +204,7 @@ def test_a_commit_costs_what_it_adds(table: IcebergTable, tmp_path: Path, proces
     assert [reader.get(key)[0]["id"] for key in (15, 200)] == [15, 200]
     table.commit(table.data([row(15) | {"name": "again"}]))
     settle(table)
-    for gets in (
-        4,
-        0,
-    ):  # the metadata, the list, the manifest and the file, which holds a key that is still cached otherwise
+    for gets in (4, 0):  # the metadata, the list, the manifest and the file, or nothing
         before = reader.metrics()["missCount"]
         assert counting(reader, lambda reader=reader: reader.get(200))[2] <= gets  # type: ignore[misc]
         assert reader.metrics()["missCount"] == before
@@ -248,18 +227,15 @@ def test_bounds_are_parsed_once_per_host(
     assert sorted(parsed) == ["int", "string"]
 
 
-@pytest.mark.parametrize("loss", ["removed", "damaged", "full", "records"])
-@pytest.mark.parametrize("which", ["entries-", "statistics-"])
-def test_columns_that_are_lost(
-    table: IcebergTable, tmp_path: Path, process: Begin, loss: str, which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LOST = {
+    "entries": ["snapshots/*/entries-*"], "statistics": ["snapshots/*/statistics-*"], "records of manifests": ["records/manifest/*"],
+    "records": [f"records/{kind}/*" for kind in ("manifest", "manifests", "definition")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", LOST)
+def test_columns_that_are_lost(table: IcebergTable, tmp_path: Path, process: Begin, lose: Lose, which: str) -> None:
     """Then the manifests are read again; without room on the disk the columns are in memory."""
-
-    def create_segment(*_: Any) -> Any:
-        raise CacheFullError("no room")
-
-    if loss == "full":
-        monkeypatch.setattr(Disk, "create_segment", create_segment)
     for _ in range(3):
         reader = opened(table.home, tmp_path / "cache", keys="id")
         assert reader.get(15) == [row(15, "ü/ %")]
@@ -267,18 +243,7 @@ def test_columns_that_are_lost(
         table.commit(table.data([row(15)]))
         assert rows_of(reader) == expected(table)
         table.commit([], [entry for entry in table.live() if entry.file["record_count"] == 1])
-        lost = [*(tmp_path / "cache").glob(f"**/snapshots/*/{which}*")]
-        if loss == "records":
-            kinds = ("manifest", "manifests", "definition") if which == "entries-" else ("manifest",)
-            lost = [path for kind in kinds for path in (tmp_path / "cache").glob(f"**/records/{kind}/*")]
-        assert lost or loss == "full"
-        for path in lost:
-            if loss == "damaged":
-                data = bytearray(path.read_bytes())
-                data[200] ^= 255
-                path.write_bytes(data)
-            else:
-                path.unlink()
+        lose(path for name in LOST[which] for path in (tmp_path / "cache").glob(f"**/{name}"))
         process()
 
 

@@ -1,7 +1,5 @@
 """Files that partitions and manifests rule out are not opened, whatever the columns are called by now."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import json
