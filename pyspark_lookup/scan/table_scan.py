@@ -865,8 +865,12 @@ def _described_bounds(
     values = _partition_values(table, file, partitions)
     bounds: Mapping[str, ColumnStats] = {} if file.statistics is None else file.statistics.bounds
     stats = [ColumnStats.from_constant(values[name]) if name in values else bounds.get(name) for name in names]
-    known = [one for one in stats if one is not None]
-    return [*known] if len(known) == len(stats) else None
+    if file.identity == DELETE_FILE and file.columns is not None:
+        in_file = {column.name for column in file.columns}
+        is_known = all(one is not None or name not in in_file for name, one in zip(names, stats, strict=True))
+    else:
+        is_known = None not in stats
+    return stats if is_known else None
 
 
 def _partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:

@@ -15,6 +15,7 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.columnar.keys import Numbers, one_array
+from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text
@@ -22,12 +23,14 @@ from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.sources.iceberg.entries import value_from_json, value_to_json
 from pyspark_lookup.sources.iceberg.metadata import Locations
 from pyspark_lookup.storage.stores import (
     DELETE_FILE,
     IMMUTABLE,
     PART_OF_FILE,
     EqualityColumns,
+    FileStatistics,
     FileVersion,
     Range,
     StoredColumn,
@@ -150,7 +153,7 @@ class EqualityDeletes:
     """An equality delete file: a row of a data file is deleted if it has the same values in the `columns` as one of the delete file's rows.
 
     `sequence`: the file's data sequence number. `schema`: these columns, by unique names. `current_columns`: those of them that the table
-    still has; their bounds show which data files the deletes may affect.
+    still has. `bounds`: of these columns, by name, as far as the file's entry tells; they show which keys the deletes may affect.
     """
 
     url: str
@@ -160,6 +163,7 @@ class EqualityDeletes:
     schema: str
     columns: tuple[StoredColumn, ...]
     current_columns: tuple[StoredColumn, ...]
+    bounds: tuple[tuple[str, ColumnStats], ...] = ()
 
     @property
     def name(self) -> str:
@@ -167,7 +171,9 @@ class EqualityDeletes:
 
     @property
     def keys(self) -> FileVersion:
-        return FileVersion(self.url, self.size, DELETE_FILE, columns=self.current_columns, format=self.format)
+        statistics = FileStatistics(None, dict(self.bounds))
+        columns = self.current_columns
+        return FileVersion(self.url, self.size, DELETE_FILE, statistics=statistics, columns=columns, format=self.format)
 
     @cached_property
     def equality(self) -> EqualityColumns:
@@ -175,16 +181,30 @@ class EqualityDeletes:
 
     def to_json(self) -> list[Any]:
         columns = [[column.to_json() for column in column_set] for column_set in (self.columns, self.current_columns)]
-        return ["iceberg-equality", self.url, self.size, self.format.value, self.sequence, self.schema, *columns]
+        bounds = [
+            [name, value_to_json(stats.low), value_to_json(stats.high), stats.null_count, stats.rows]
+            for name, stats in self.bounds
+        ]
+        place = [self.url, self.size, self.format.value, self.sequence]
+        return ["iceberg-equality", *place, self.schema, *columns, bounds]
 
     @classmethod
     def from_json(cls, record: Any) -> EqualityDeletes:
         """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
-        url, size, form, sequence, schema, *columns = record
+        url, size, form, sequence, schema, *columns, bounds = record
         stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
         schema_of_text(as_text(schema))
         form, counts = FileFormatName(form), (as_count(size), as_count(sequence))
-        return cls(as_text(url), counts[0], form, counts[1], schema, stored_columns, current_columns)
+        stats = tuple(
+            (
+                as_text(name),
+                ColumnStats(
+                    value_from_json(low), value_from_json(high), None if nulls is None else int(nulls), int(rows)
+                ),
+            )
+            for name, low, high, nulls, rows in bounds
+        )
+        return cls(as_text(url), counts[0], form, counts[1], schema, stored_columns, current_columns, stats)
 
 
 _schema_of_text = functools.lru_cache(maxsize=16)(schema_of_text)  # many files delete by the same columns

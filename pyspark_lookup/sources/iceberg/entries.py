@@ -154,7 +154,7 @@ _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 class Manifest:
     """A manifest, as the manifest list describes it. `length` and `spec_id` are None if a snapshot of format 1 has no manifest list.
 
-    `files`: the number of its live files; None if the list does not tell.
+    `files`: the number of its live files; None if the list does not tell. `has_data`: whether these are data files, not delete files.
     """
 
     location: str
@@ -162,6 +162,7 @@ class Manifest:
     spec_id: int | None
     sequence: int
     files: int | None = None
+    has_data: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,8 +192,8 @@ class Entry:
     length: int | None
 
 
-def _to_json(value: Any) -> Any:
-    """A partition value as a JSON value. Raises TypeError for a value of another type than manifests have."""
+def value_to_json(value: Any) -> Any:
+    """A partition value or a bound as a JSON value. Raises TypeError for a value of another type than manifests have."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -217,8 +218,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _from_json(value: Any) -> Any:
-    """The partition value that `_to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
+def value_from_json(value: Any) -> Any:
+    """The value that `value_to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
     if not isinstance(value, list):
         return value
     kind, text = value
@@ -231,13 +232,13 @@ Partition = tuple[int, tuple[int, ...], tuple[Any, ...]]
 
 def text_of_partition(entry: Entry) -> str:
     """A file's partition as JSON."""
-    return json.dumps([entry.spec_id, entry.partition_ids, [_to_json(value) for value in entry.partition]])
+    return json.dumps([entry.spec_id, entry.partition_ids, [value_to_json(value) for value in entry.partition]])
 
 
 def parse_partition(text: str) -> Partition:
     """The partition that `text_of_partition` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
     spec_id, ids, values = json.loads(text)
-    return int(spec_id), tuple(map(int, ids)), tuple(map(_from_json, values))
+    return int(spec_id), tuple(map(int, ids)), tuple(map(value_from_json, values))
 
 
 _SIDES = ("lower", "upper", "nulls", "values")

@@ -383,6 +383,11 @@ class IcebergFiles:
             self.parse_format(entry),
             entry.sequence,
             *self._equality_columns[entry.equality_ids],
+            tuple(
+                (column.name, stats)
+                for column in self._equality_columns[entry.equality_ids][2]
+                if (stats := self.find_stats(entry, column.name)) is not None
+            ),
         )
 
     def _find_equality_columns(self, entry: Entry) -> tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]:

@@ -36,7 +36,7 @@ from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSc
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, raise_ours
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
+from pyspark_lookup.sources.iceberg.entries import DATA, Entry, Manifest
 
 _NEWEST = 3  # the format whose manifests have all columns of the earlier formats, and more
 _FIELDS = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[_NEWEST].fields)}
@@ -224,7 +224,8 @@ def _manifest(row: dict[str, Any]) -> Manifest:
     spec_id, sequence = int(row["partition_spec_id"]), int(row["sequence_number"] or 0)
     counts = [row[f"{name}_files_count"] for name in ("added", "existing")]
     files = None if None in counts else sum(map(int, counts))
-    return Manifest(str(row["manifest_path"]), int(row["manifest_length"]), spec_id, sequence, files)
+    has_data = int(row["content"] or 0) == DATA
+    return Manifest(str(row["manifest_path"]), int(row["manifest_length"]), spec_id, sequence, files, has_data)
 
 
 def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:

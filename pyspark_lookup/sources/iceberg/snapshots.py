@@ -29,8 +29,9 @@ _UNCOUNTED_BYTES = 300  # of a manifest, for each of its files, if the list does
 _READ_AT_ONCE = 64 * 1024 * 1024  # bytes of manifests
 _KEPT = 4
 
-ReadManifests = Callable[[Sequence[Manifest]], Iterator[list[Entry]]]
-"""Reads some manifests at once, and returns the live files of each, which are decoded one manifest after the other."""
+ReadManifests = Callable[[Sequence[Manifest], bool], Iterator[list[Entry]]]
+"""Reads some manifests at once, and returns the live files of each, which are decoded one manifest after the other. Its second argument: whether
+the block cache keeps the manifests, because no record has their entries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ class LargeSnapshots:
                         return made
                     base, tail = made, []
                     self._keep_base(key, base)
-        read_entries = [*read(tail)]
+        read_entries = [*read(tail, False)]
         columns = _to_columns(files, base, manifests, read_entries)
         count = len(columns.version_files())
         if count < self._mapped_from:
@@ -190,12 +191,13 @@ class LargeSnapshots:
         waiting: list[tuple[Manifest, list[Entry]]] = []
         count = 0  # of data files
         builder: EntryBuilder | None = None
+        is_small = disk is None or _count(manifest for manifest in manifests if manifest.has_data) < self._mapped_from
         try:
             if base is not None:
                 builder = EntryBuilder(disk, key, files.resolve_url)
                 builder.take_over(base, [manifest.location for manifest in manifests])
             for some in _rounds(_lacking(base, manifests)):
-                for manifest, entries in zip(some, read(some), strict=True):
+                for manifest, entries in zip(some, read(some, is_small), strict=True):
                     for entry in entries:
                         files.check(entry)
                     waiting.append((manifest, entries))
@@ -291,7 +293,7 @@ def _lacking(base: EntryColumns | None, manifests: Sequence[Manifest]) -> list[M
     return [manifest for manifest in manifests if manifest.location not in known]
 
 
-def _count(manifests: Sequence[Manifest]) -> int:
+def _count(manifests: Iterable[Manifest]) -> int:
     """About how many files some manifests list."""
     return sum(
         (manifest.length or 0) // _UNCOUNTED_BYTES if manifest.files is None else manifest.files

@@ -148,7 +148,7 @@ class IcebergSource(VersionSource):
     `mapped_from`: see `LargeSnapshots`.
     """
 
-    mapped_from: ClassVar[int] = 1000
+    mapped_from: ClassVar[int] = 250
 
     kinds = ("ICEBERG",)
     markers = (METADATA_DIRECTORY,)
@@ -457,20 +457,27 @@ class IcebergSource(VersionSource):
         manifests = _import().read_manifest_list(url, self._read_whole([(url, None)])[0])
         return list({manifest.location: manifest for manifest in manifests}.values())
 
-    def _read_manifests(self, locations: Locations, manifests: Sequence[Manifest]) -> Iterator[list[Entry]]:
-        """The live files of each of some manifests. Those that this process has read before are not read again."""
+    def _read_manifests(
+        self, locations: Locations, manifests: Sequence[Manifest], keeps: bool
+    ) -> Iterator[list[Entry]]:
+        """The live files of each of some manifests. Those that this process has read before are not read again.
+
+        `keeps`: whether the block cache keeps the manifests.
+        """
         new = [manifest for manifest in manifests if manifest.location not in self._manifests]
         urls = [(locations.resolve_url(manifest.location), manifest.length) for manifest in new]
         try:
-            data: Sequence[bytes | None] = self._read_whole(urls)
+            data: Sequence[bytes | None] = self._read_whole(urls, keeps)
         except (SourceChangedError, DamagedFileError):
             data = [None] * len(new)
+        count = sum(len(some) + 1 for some in self._manifests.values())
         by_location = {manifest.location: content for manifest, content in zip(new, data, strict=True)}
         for manifest in manifests:
             entries = self._manifests.get(manifest.location)
             if entries is None:
                 entries = self._decode_manifest(locations, manifest, by_location.get(manifest.location))
-                if sum(len(some) + 1 for some in self._manifests.values()) + len(entries) < _ENTRIES_KEPT:
+                count += len(entries) + 1
+                if count < _ENTRIES_KEPT:
                     self._manifests[manifest.location] = entries
             yield entries
 
@@ -484,9 +491,10 @@ class IcebergSource(VersionSource):
         whole = self._read_whole([(locations.resolve_url(manifest.location), None)])[0]
         return list(_import().read_manifest(manifest, whole))
 
-    def _read_whole(self, requested_files: Sequence[tuple[str, int | None]]) -> list[bytes]:
-        """The contents of files that never change, through the block cache. Each is given by URL and size (None: the store is asked)."""
-        blocks = self._parts.blocks
+    def _read_whole(self, requested_files: Sequence[tuple[str, int | None]], keeps: bool = True) -> list[bytes]:
+        """The contents of files that never change, through the block cache, which `keeps` them. Each is given by URL and size (None: the store is
+        asked)."""
+        blocks = self._parts.blocks if keeps else self._parts.blocks.read_only()
         files = [
             FileVersion(url, self._ufs.get_meta(url).size if size is None else size, IMMUTABLE)
             for url, size in requested_files
