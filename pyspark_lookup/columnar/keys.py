@@ -660,6 +660,7 @@ class KeyIndex:
     """An index over rows whose key columns are `stored`. `low`: the value of the first slot, if the index has slots."""
 
     def __init__(self, arrays: Mapping[str, Numbers], stored: list[pa.Array], low: int) -> None:
+        self.arrays = arrays
         self._slots = arrays.get("slots")
         self._starts = arrays.get("starts")
         self._hashes = arrays.get("hashes")

@@ -8,22 +8,39 @@ null, and NaN equals NaN, but -0.0 does not equal 0.0.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import decimal
+import json
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import SEED, KeyIndex, Keys, Numbers, as_indices, index_rows, one_array, order_rows
+from pyspark_lookup.columnar.keys import (
+    SEED,
+    KeyIndex,
+    Keys,
+    Numbers,
+    as_indices,
+    check_index,
+    index_rows,
+    one_array,
+    order_rows,
+)
 from pyspark_lookup.columnar.predicate import Among, And, Or, Predicate
+from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_name, as_text, as_texts
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Latest
+from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import EqualityColumns, EqualityDeletes, EqualityGroup, FileVersion
+from pyspark_lookup.versions.column_segments import ipc_file, open_batch, remove_unneeded, write_segment
 
 _KEPT_BYTES = 64 * 1024 * 1024
 _POSITIONS_KEPT = 4 * 1024 * 1024
@@ -139,14 +156,97 @@ class DeletedValues:
         return None if len(known) < len(predicates) else known[0] if len(known) == 1 else Or(tuple(known))
 
 
-class EqualityIndexes:
-    """The values that equality deletes of one table name. A process reads each delete file once, and many at a time.
+_FORM = 1  # of the segments below, and of the hashes of keys in them
+_ROWS, _SEQUENCES = "rows", "sequences"
 
-    The next version has the deletes of the one before and a few more: only these are read then, into a part of their own.
+
+class IndexSegments:
+    """The parts of the indexes of one table in the host's cache directory `disk`, which all processes map. `table`: a key of the table."""
+
+    def __init__(self, disk: Disk, table: str) -> None:
+        self._disk = disk
+        self._table = table
+        self._names: dict[int, str] = {}  # the segments of parts, by id, which this process has written or opened
+        self._opened: list[IndexedDeletes] = []
+
+    def _key(self, columns: EqualityColumns, first: str) -> str:
+        stored = [column.to_json() for column in columns.file.columns or ()]
+        return key_of("equality", _FORM, self._table, json.dumps(stored), text_of_schema(columns.schema), first)
+
+    def find(self, columns: EqualityColumns, first: str) -> tuple[IndexedDeletes, ...]:
+        """The parts on record for deletes by these columns, of which `first` is the name of the oldest."""
+        key = self._key(columns, first)
+        parts: list[IndexedDeletes] = []
+        for name in self._disk.get_record("log", key, as_texts) or ():
+            part = self._open(key, as_name(name), columns.schema)
+            if part is None:
+                break
+            self._note(part, name)
+            parts.append(part)
+        if parts:
+            self._disk.use_table(key)
+        return tuple(parts)
+
+    def keep(self, columns: EqualityColumns, first: str, parts: Sequence[IndexedDeletes]) -> None:
+        """Put parts on record, for all processes of the host. Raises OSError."""
+        key = self._key(columns, first)
+        for part in parts:
+            if id(part) not in self._names:
+                name = f"part-{uuid.uuid4().hex}"
+                self._write(key, name, part)
+                self._note(part, name)
+        names = [self._names[id(part)] for part in parts]
+        self._disk.replace_record("log", key, names)
+        remove_unneeded(self._disk, key, names)
+
+    def _note(self, part: IndexedDeletes, name: str) -> None:
+        self._names[id(part)] = name
+        self._opened.append(part)  # so that no other part gets its id
+        while len(self._opened) > _NOTED_AT_MOST:
+            del self._names[id(self._opened.pop(0))]
+
+    def _write(self, key: str, name: str, part: IndexedDeletes) -> None:
+        columns = [one_array(column) for column in part.rows.columns]
+        batch = pa.RecordBatch.from_arrays(columns, schema=part.rows.schema)
+        arrays = {_SEQUENCES: part.sequences, **part.index.arrays}
+        regions = {_ROWS: ipc_file(batch), **{name: np.ascontiguousarray(array) for name, array in arrays.items()}}
+        types = {name: array.dtype.str for name, array in arrays.items()}
+        write_segment(self._disk, key, name, regions, {"files": part.files, "types": types})
+
+    def _open(self, key: str, name: str, schema: pa.Schema) -> IndexedDeletes | None:
+        segment = self._disk.open_segment(key, name)
+        if segment is None:
+            return None
+        try:
+            rows = pa.Table.from_batches([open_batch(segment.regions[_ROWS])])
+            files = tuple((as_text(file), as_count(sequence)) for file, sequence in segment.meta["files"])
+            types = segment.meta["types"]
+            arrays = {name: np.frombuffer(segment.regions[name], types[name]) for name in types}
+            sequences = arrays.pop(_SEQUENCES)
+            check_index(arrays, rows.num_rows, rows.num_rows)
+            if rows.schema != schema or len(sequences) != rows.num_rows:
+                raise ValueError("it has other columns")
+            stored = comparable_values([one_array(column) for column in rows.columns])
+            return IndexedDeletes(files, rows, sequences, KeyIndex(arrays, stored, 0))
+        except (*UNREADABLE, pa.ArrowException, OSError):
+            self._disk.discard_segment(key, name)
+            return None
+
+
+_NOTED_AT_MOST = 64
+
+
+class EqualityIndexes:
+    """The values that equality deletes of one table name. A host reads each delete file once, and many at a time.
+
+    The next version has the deletes of the one before and a few more: only these are read then, into a part of their own. `read`: reads the
+    rows of delete files; `place`: those of data files. `segments`: the host's parts; None: each process reads the delete files.
     """
 
-    def __init__(self, place: PlaceRows) -> None:
+    def __init__(self, read: PlaceRows, place: PlaceRows, segments: IndexSegments | None = None) -> None:
+        self._read = read
         self._place = place
+        self._segments = segments
         self._parts = Latest[tuple[IndexedDeletes, ...]](_KEPT_BYTES)
         self._values = Latest[tuple[DeletedValues, ...]](_KEPT_BYTES)
         self._positions = Latest[Numbers](_POSITIONS_KEPT)
@@ -166,13 +266,17 @@ class EqualityIndexes:
     def _read_values(self, columns: EqualityColumns, deletes: Sequence[EqualityDeletes]) -> DeletedValues:
         names = tuple((delete.name, delete.sequence) for delete in deletes)
         place = columns.file.columns, columns.schema, names[0]
-        parts: list[IndexedDeletes] = []
-        count = 0  # of the deletes that the parts have
-        for part in self._parts.get(place) or ():
-            if part.files != names[count : count + len(part.files)]:
-                break  # a version before the last one, or a compaction in between
-            parts.append(part)
-            count += len(part.files)
+        known = self._parts.get(place) or ()
+        parts = _matching_parts(known, names)
+        count = sum(len(part.files) for part in parts)  # of the deletes that the parts have
+        on_record: tuple[IndexedDeletes, ...] = ()
+        if count < len(names) and self._segments is not None:
+            on_record = self._segments.find(columns, names[0][0])
+            recorded_parts = _matching_parts(on_record, names)
+            recorded_count = sum(len(part.files) for part in recorded_parts)
+            if recorded_count > count:
+                parts, count = recorded_parts, recorded_count
+        before = [*parts]
         if count < len(names):
             parts.append(self._read_rows(columns.schema, deletes[count:], names[count:]))
         # Each part has at least twice the rows of the next, so there are few, and a row is seldom indexed again.
@@ -180,6 +284,11 @@ class EqualityIndexes:
             later = parts.pop()
             parts[-1] = parts[-1].followed_by(later)
         self._parts.put(place, tuple(parts), sum(part.memory_bytes for part in parts))
+        # The record of a later version serves most readers.
+        is_later = [file for part in on_record for file in part.files][: len(names)] == [*names]
+        if self._segments is not None and [*map(id, parts)] != [*map(id, before)] and not is_later:
+            with contextlib.suppress(OSError):  # then another process reads the delete files again
+                self._segments.keep(columns, names[0][0], parts)
         return DeletedValues(columns, tuple(parts))
 
     def _read_rows(
@@ -189,7 +298,7 @@ class EqualityIndexes:
         batches: list[pa.RecordBatch] = []
         numbers = [np.zeros(0, np.int64)]
         size = checked_bytes = 0
-        for file, _, batch in self._place([delete.equality.file for delete in deletes], schema, None):
+        for file, _, batch in self._read([delete.equality.file for delete in deletes], schema, None):
             batches.append(batch)
             numbers.append(np.full(batch.num_rows, sequences[file.url], np.int64))
             size += batch.nbytes
@@ -237,6 +346,21 @@ class EqualityIndexes:
                 waiting, rows = [], 0
         if waiting:
             yield from _select_deleted(values, waiting, sequences)
+
+
+def _matching_parts(parts: Sequence[IndexedDeletes], names: tuple[tuple[str, int], ...]) -> list[IndexedDeletes]:
+    """The first of the parts, as far as they are of the first of the delete files `names`.
+
+    The others are of a later version, or a compaction lies in between.
+    """
+    matching: list[IndexedDeletes] = []
+    count = 0
+    for part in parts:
+        if part.files != names[count : count + len(part.files)]:
+            break
+        matching.append(part)
+        count += len(part.files)
+    return matching
 
 
 def _select_deleted(

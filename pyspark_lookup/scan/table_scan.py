@@ -33,7 +33,7 @@ from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, SchemaError
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.equality import DeletedValues, EqualityIndexes
+from pyspark_lookup.scan.equality import DeletedValues, EqualityIndexes, IndexSegments
 from pyspark_lookup.scan.footers import (
     OpenFiles,
     known_bounds,
@@ -66,6 +66,7 @@ from pyspark_lookup.scan.open_file import (
     type_as_planned,
 )
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
+from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import DELETE_FILE, Deletes, EqualityGroup, FileVersion, Range
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.listed_columns import columns_of
@@ -529,7 +530,14 @@ class Scan(TableScan):
 
     def _equality_indexes(self, table: Table) -> EqualityIndexes:
         if self._equality is None:
-            self._equality = EqualityIndexes(functools.partial(self._place_rows, table))
+            place, read, segments = functools.partial(self._place_rows, table), None, None
+            disk = self._blocks.disk
+            if disk is not None:
+                # The host keeps the index, so it needs not keep the delete files as well.
+                deletes = Scan(self._blocks.read_only(), self._metrics, self._block_size, rereads=False)
+                read = functools.partial(deletes._place_rows, table)
+                segments = IndexSegments(disk, key_of(self._blocks.scope, table.url))
+            self._equality = EqualityIndexes(read or place, place, segments)
         return self._equality
 
     def _place_rows(

@@ -62,6 +62,16 @@ class BlockCache:
         self._context = context
         self._wait_s = wait_s
 
+    @property
+    def disk(self) -> Disk | None:
+        """The host's cache directory; None if there is none, or if fetched bytes are not kept."""
+        return self._context.disk if self._keeps else None
+
+    @property
+    def scope(self) -> str:
+        """The scope of the store, see `Ufs.scope`."""
+        return self._ufs.scope
+
     def read_only(self) -> BlockCache:
         """The same cache, but it does not keep fetched bytes: for a reader that stores them elsewhere."""
         twin = copy.copy(self)

@@ -338,6 +338,7 @@ class IcebergSource(VersionSource):
             self._manifests = {location: some for location, some in self._manifests.items() if location in current}
         number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # some writers use larger ids
         if isinstance(found, IcebergColumns):
+            _ = found.index  # raises an error for deletes that contradict each other
             data_files: Files = found.version_files()
             partitions = found.partitions()
         else:
