@@ -585,6 +585,10 @@ class Scan(TableScan):
         self._load(opened, projection)
         for file in opened:
             self._known_files.learn(file, projection)
+            # The values of a small file rule out more than its bounds.
+            units = [unit for unit in file.units if self._known_files.may_have(file, unit, projection)]
+            self._metrics.inc("rowGroupsPrunedCount", len(file.units) - len(units))
+            file.units = units
             if file.units:
                 file.deleted_values = [
                     values

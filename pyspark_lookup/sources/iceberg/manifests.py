@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pyarrow as pa
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
-from pyiceberg.avro.file import AvroFile, Block
+from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader, Block
 from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.avro.resolver import construct_reader, resolve_reader
 from pyiceberg.io import InputFile, InputStream
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
@@ -73,6 +73,11 @@ _MANIFEST = _Form(
 )
 
 
+_HEADER = construct_reader(
+    META_SCHEMA, {-1: AvroFileHeader}
+)  # for a small manifest, this takes longer than its records
+
+
 class _AvroFile(AvroFile[Any]):
     """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes. Raises ValueError for a block that is cut off or has bytes left
     over.
@@ -91,6 +96,9 @@ class _AvroFile(AvroFile[Any]):
         self.schema, self.reader = _resolve(self.header.meta["avro.schema"], self.form)
         self._block_bytes = self._read_bytes = self._records = 0
         return self
+
+    def _read_header(self) -> AvroFileHeader:
+        return cast("AvroFileHeader", _HEADER.read(self.decoder))
 
     def _read_block(self) -> int:
         if self.block:
