@@ -354,14 +354,10 @@ FORMS: dict[str, Callable[[pa.Table], Any]] = {
 }
 # What values of one key column may come in.
 VALUE_FORMS: dict[str, Callable[[list[int]], Any]] = {
-    "list": list,
-    "range": lambda values: range(2, -1, -1),
-    "numpy": np.array,
-    "array": pa.array,
-    "chunks": lambda values: pa.chunked_array([values[:2], values[2:]]),
-    "pandas series": pd.Series,
+    "list": list, "range": lambda values: range(2, -1, -1), "numpy": np.array, "array": pa.array,
+    "chunks": lambda values: pa.chunked_array([values[:2], values[2:]]), "pandas series": pd.Series,
     "polars series": pl.Series,
-}
+}  # fmt: skip
 # A bound that is none: Flink says so by the largest long.
 UNBOUNDED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 2**63 - 1}
 

@@ -129,10 +129,6 @@ def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     executors = found.pop("EXECUTORS").split()
     assert len(executors) == 2, executors
     assert found == {
-        "DRIVER": f"{INSTALLED}/__init__.py",
-        "JOINED": "400 True",
-        "PACKAGES": f"{INSTALLED}/__init__.py",
-        "HOSTS": "ModuleNotFoundError: No module named 'pyspark_lookup'",
-        "READ": "True",
-        "MANAGED": "401",
-    }
+        "DRIVER": f"{INSTALLED}/__init__.py", "JOINED": "400 True", "PACKAGES": f"{INSTALLED}/__init__.py",
+        "HOSTS": "ModuleNotFoundError: No module named 'pyspark_lookup'", "READ": "True", "MANAGED": "401",
+    }  # fmt: skip

@@ -90,15 +90,9 @@ spark.stop()
 """
     variables = {**python_variables(tmp_path), "PYTHONPATH": without_pyiceberg(tmp_path)}
     assert said_by(tmp_path, _CONNECT + script, path, replacement, variables=variables) == [
-        "FIRST ['a', 'b']",
-        "SECOND ['c', 'd']",
-        "TABLE ['c', 'd']",
-        "NAMED 2",
-        "WORKERS False",
-        "ICEBERG 1 1 1",
-        "ICEBERG 2 2 2",
-        "ERROR True",
-    ]
+        "FIRST ['a', 'b']", "SECOND ['c', 'd']", "TABLE ['c', 'd']", "NAMED 2", "WORKERS False", "ICEBERG 1 1 1",
+        "ICEBERG 2 2 2", "ERROR True",
+    ]  # fmt: skip
 
 
 @pytest.mark.nightly
@@ -245,16 +239,8 @@ print("BATCH", Path(path + "-seen").read_text())
     assert said_by(
         tmp_path, _CONNECT + script, path, replacement, variables=python_variables(tmp_path), timeout_s=500
     ) == [
-        *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"],
-        "EXPLAINED 2",
-        "SQL (10, 9)",
-        "ROWS [Row(id=3, version=1)]",
-        "BEFORE 10 10",
-        "AFTER 110 100",
-        "OBSERVED 32 True",
-        *["ERROR OptionError", "ERROR SchemaError", "ERROR SchemaError"],
-        "UPSERT 1a 2c 3d",
-        "STREAM 1a 2c 3d 4e 5s 6s",
-        "THERE 1a:insert 2c:insert 3d:insert 4e:insert 5s:insert 6s:insert",
-        "BATCH [1, 1, 1, 1, 2]",
-    ]
+        *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"], "EXPLAINED 2", "SQL (10, 9)",
+        "ROWS [Row(id=3, version=1)]", "BEFORE 10 10", "AFTER 110 100", "OBSERVED 32 True",
+        *["ERROR OptionError", "ERROR SchemaError", "ERROR SchemaError"], "UPSERT 1a 2c 3d", "STREAM 1a 2c 3d 4e 5s 6s",
+        "THERE 1a:insert 2c:insert 3d:insert 4e:insert 5s:insert 6s:insert", "BATCH [1, 1, 1, 1, 2]",
+    ]  # fmt: skip

@@ -23,17 +23,7 @@ from pyspark_lookup.spark import join, reading
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.spark.lookup_pass import estimated_rows
 from tests.support.lookup_service import options_of
-from tests.support.spark_tables import (
-    MODES,
-    catalog_options,
-    conf,
-    events,
-    put,
-    running,
-    said_by,
-    saved,
-    stream_of,
-)
+from tests.support.spark_tables import MODES, catalog_options, conf, events, put, running, said_by, saved, stream_of
 from tests.support.sparks import DATA_SOURCES, SQL_FUNCTIONS, needs
 
 pytestmark = pytest.mark.spark

@@ -26,14 +26,10 @@ Headers = list[tuple[str, str]]
 Decision = tuple[bool, str | None]
 """Whether a request is carried out, and what it is answered with (None: what the store says)."""
 _REFUSALS = {
-    "400": (400, "ExpiredToken"),
-    "403": (403, "AccessDenied"),
-    "404": (404, "NoSuchKey"),
-    "409": (409, "ConditionalRequestConflict"),
-    "412": (412, "PreconditionFailed"),
-    "500": (500, "InternalError"),
+    "400": (400, "ExpiredToken"), "403": (403, "AccessDenied"), "404": (404, "NoSuchKey"),
+    "409": (409, "ConditionalRequestConflict"), "412": (412, "PreconditionFailed"), "500": (500, "InternalError"),
     "503": (503, "SlowDown"),
-}
+}  # fmt: skip
 _CHANGED = ("damaged", "bare", "damaged bare", "cut", "short", "empty", "page", "blank")
 ANSWERS = ("lost", *_REFUSALS, *_CHANGED)
 """What a request may be answered with.
@@ -44,11 +40,8 @@ half of the body, as if that were all. empty: no body. page: a page that a gatew
 and nothing else.
 """
 AT_RANDOM = {
-    "refused": (False, "503"),
-    "lost": (False, "lost"),
-    "unanswered": (True, "lost"),
-    "truncated": (True, "cut"),
-}
+    "refused": (False, "503"), "lost": (False, "lost"), "unanswered": (True, "lost"), "truncated": (True, "cut"),
+}  # fmt: skip
 """What may happen at random, by name: whether the request is carried out, and its answer."""
 GRAVES = "graves"
 """The bucket that keeps data files which were removed, under their buckets and names."""
