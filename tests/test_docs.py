@@ -141,7 +141,6 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
     return shown
 
 
-# What is found in the output of those that explain what they print.
 SHOWN: dict[str, dict[str, list[str]]] = {
     "joins.md": {r"strategy: (\w+ \(a batch) of about": ["cache (a batch"] * 2, r"Kennedy": ["Kennedy"] * 3},
     "managed.md": {

@@ -20,12 +20,10 @@ from pyspark_lookup.storage.disk.records import _RECORDS_KEPT_S
 from tests.support.broken_imports import BLOCKER
 
 ROOT = Path(pyspark_lookup.__file__).parent
-# A module imports from its own package and from those before it.
 ORDER = [
     "core", "columnar", "options", "storage", "versions", "scan", "cache", "sources", "lookup", "spark", "", "cli",
     "__main__",
 ]  # fmt: skip
-# Other packages, and the packages or modules of ours that may know them.
 KNOWN_BY = {
     "aiobotocore": {"storage.stores.s3"},
     "botocore": {"storage.stores.s3"},
@@ -44,7 +42,6 @@ KNOWN_BY = {
     "tenacity": {"storage.ufs", "sources.providers.provider"},
     "tqdm": {"cache.full.full_cache"},
 }  # fmt: skip
-# How files of the cache directory come into being.
 PUBLISHING = {"os.replace", "os.link", "os.rename", "os.renames", "os.symlink", "shutil.move", "tempfile.mkstemp"}
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 MODULES = {
@@ -304,7 +301,6 @@ OURS = (
 @pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "sqlglot", "pyspark", *OURS])
 def test_a_broken_installation_harms_nobody_else(blocked: str) -> None:
     """Spark asks every `pyspark_*` package for its source with hasattr: whatever of ours is broken, that must not raise."""
-    # PySpark may want PyArrow.
     answers = {"False"} if blocked.startswith("pyspark") else {"True", str(blocked != "pyarrow")}
     for error in ("ImportError", "ModuleNotFoundError"):
         assert python(BLOCKER.format(blocked=[blocked], error=error) + ASKS) in answers

@@ -32,7 +32,6 @@ PLENTY = 2**40
 BOUND_S = 20.0  # nothing takes this long unless it hangs
 ALWAYS = 0
 NESTED = spark_type(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.string())])))
-# What a cut takes of a file: (file, its rows in any order).
 Cut = tuple[int, Sequence[int]]
 
 

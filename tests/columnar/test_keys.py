@@ -175,7 +175,6 @@ FIELDS = [pa.field("Id", pa.int64()), pa.field("name", pa.string())]
     ("names", "clear"),
     [
         *((names, True) for names in ("Id name", "name Id", "ID NAME", "NAME id", "x name id", "straße ID Name")),
-        # Of other names, but as many.
         ("a b", True),
         *((names, False) for names in ("id", "id x", "x name", "x", "x y z", "name x y", "")),
     ],

@@ -24,7 +24,6 @@ def listed(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", kind))
 
 
-# What Spark takes, and what of it files may hold.
 UNITS = ("s", "ms", "us", "ns")
 BECOMES: dict[pa.DataType, list[pa.DataType]] = {
     pa.bool_(): [pa.bool_()],

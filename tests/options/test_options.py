@@ -42,7 +42,6 @@ CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
     ("lookup.write.mode", enums.KeyedWrite, {}), ("lookup.write.missing-columns", enums.MissingColumns, {}),
     ("lookup.stream.start", enums.StreamStart, {}), ("lookup.overlap", enums.Overlap, VALIDITY),
 ]  # fmt: skip
-# Options that need another to have a meaning.
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1"}
 PROVIDER = {"lookup.provider": "a:b"}
 RETRY = {**PROVIDER, "lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "1 s", "lookup.retry.max-attempts": "1"}  # fmt: skip
@@ -163,7 +162,6 @@ def test_an_unknown_key_is_refused_with_the_nearest(layer: str, key: str, near: 
     assert near in str(caught.value)
 
 
-# Combinations that contradict themselves, and what the error says.
 CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     (CACHED, ["lookup.metadata.source = 'CACHE'", "sync-interval", "-1"]),
     ({"lookup.metadata.sync-interval": "5 min"}, ["sync-interval contradicts", "= 'CACHE'"]),
@@ -188,7 +186,6 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter the result in Spark"]),
     *((given, ["has no effect without lookup.valid-from and lookup.valid-to"]) for given in [
         {"lookup.valid-to": "until"}, {"lookup.overlap": "NEWEST"}, {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"}]),
-    # The full cache, with the FLIP's words.
     # Bad values, with the FLIP's words.
     ({**RELOADED, FULL_CACHE + "periodic-reload.interval": "0 s"}, [FULL_CACHE + "periodic-reload.interval", "greater than zero"]),
     ({**TIMED, FULL_CACHE + "timed-reload.interval-in-days": "0"}, ["interval-in-days = '0'", "at least 1 day"]),
@@ -196,13 +193,11 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({**RELOADED, FULL_CACHE + "reload-strategy": "a b:c"}, ["module:factory"]),
     ({**PERIODIC, FULL_CACHE + "max-staleness": "0 s"}, ["greater than zero"]),
     ({**PERIODIC, FULL_CACHE + "blackout": "6-8"}, [FULL_CACHE + "blackout"]),
-    # Wrong cache or strategy, missing parts.
     ({FULL_CACHE + "retain": "1 h"}, ["'NONE'", "set lookup.cache = 'FULL'"]),
     (RELOADED, [f"option {FULL_CACHE}periodic-reload.interval is missing"]),
     ({**RELOADED, FULL_CACHE + "reload-strategy": "TIMED"}, [f"option {FULL_CACHE}timed-reload.iso-time is missing"]),
     ({**TIMED, FULL_CACHE + "periodic-reload.interval": "1 min"}, ["periodic-reload.interval", "set 'PERIODIC'"]),
     ({**PERIODIC, FULL_CACHE + "timed-reload.iso-time": "10:15"}, ["timed-reload.iso-time", "set 'TIMED'"]),
-    # Without a meaning.
     ({**PERIODIC, "lookup.metadata.sync-interval": "1 min"}, ["lookup.metadata.sync-interval", "reload strategy"]),
     ({**FULL, FULL_CACHE + "on-reload-failure": "FAIL"}, ["on-reload-failure", "'UFS'"]),
     ({**FULL, FULL_CACHE + "blackout": "22:00-06:00"}, ["blackout", "periodic-reload.interval"]),
@@ -322,7 +317,6 @@ NO_CONF = [
     (f"lookup.storage.secret: {SECRET}".encode(), "line 1: expected key = value"),
     (b"lookup.max-retries = 1\nlookup.max-retries = 2", "line 2: lookup.max-retries is set twice"),
     (b"[lookup]\nlookup.max-retries = 1", "without [sections]"),
-    # It would silently join the line before.
     (b"lookup.cache.dir = /a\n lookup.cache.max-bytes = 1 GiB\n", "the line after lookup.cache.dir is indented"),
 ]
 

@@ -239,7 +239,6 @@ ODD = pa.table({"a": [{"b": 1, "c": "x"}], "list": [[8]], **{name: [n] for n, na
 MANY = pa.table({"id": range(3000), "name": [f"n{n}" for n in range(3000)]})
 MANY_TEXT = b"id,name\n" + b"".join(b"%d,n%d\n" % (n, n) for n in range(3000))
 MEMBERS = MANY_TEXT[:5000], MANY_TEXT[5000:]
-# A row larger than any read-ahead is a row.
 LONG = pa.table({"id": [1, 2, 3], "text": ["a", "line\n" * 500_000, "b"]})
 FILES: list[tuple[str, bytes, pa.Table]] = [
     ("a.parquet", parquet(SAMPLE), SAMPLE),
@@ -293,7 +292,6 @@ STATS: list[tuple[pa.Array, dict[str, Any], ColumnStats | None]] = [
     (pa.array([[1], [2]]), {}, None),
     (pa.array([1, 2], pa.duration("ms")), {}, None),
     (pa.ExtensionArray.from_storage(TENSOR, pa.array([[1]], pa.list_(pa.int8(), 1))), {}, None),
-    # Nulls and NaN bound nothing.
     (pa.array([None, None], pa.int32()), {}, ColumnStats(None, None, 2, 2)),
     (pa.array([NAN, 1.0, 3.0, NAN]), {}, ColumnStats(1.0, 3.0, 0, 4)),
     (pa.array([NAN, NAN]), {}, ColumnStats(None, None, 0, 2)),
@@ -301,7 +299,6 @@ STATS: list[tuple[pa.Array, dict[str, Any], ColumnStats | None]] = [
     *((pa.array([1.5, -2.5, None], pa.float16()), {"store_schema": s}, ColumnStats(None, None, 1, 3)) for s in (True, False)),
     *((pa.array(['"a"', '"b"', None], pa.json_()), {"store_schema": s}, ColumnStats(None, None, 1, 3)) for s in (True, False)),
     *((pa.array([b"ab", b"cd"], pa.binary(2)), {"store_schema": s}, ColumnStats(b"ab", b"cd", 0, 2)) for s in (True, False)),
-    # Dates and times that Python cannot hold.
     (pa.array([0, 2**31 - 1], pa.int32()).view(pa.date32()), {}, ColumnStats(None, None, 0, 2)),
     (pa.array([-(2**62), 2**62], pa.int64()).view(pa.timestamp("us")), {}, ColumnStats(None, None, 0, 2)),
 ]  # fmt: skip
@@ -506,11 +503,9 @@ def test_arrow_numbers_beyond_the_batch() -> None:
 
 
 NO_TEXT: list[tuple[str, bytes]] = [
-    # A column's name.
     ("d.arrow", arrow(pa.table({"column": [1]})).replace(b"column", b"col\xffmn")),
     ("d.parquet", parquet(pa.table({"column": [1]}), store_schema=False).replace(b"column", b"col\xffmn")),
     ("d.json", b'{"col\xffmn": 1}\n'),
-    # A value.
     ("d.csv", b"id,s\n1,a\n2,\xff\n"),
     ("d.json", b'{"id":1,"s":"a"}\n{"id":2,"s":"\xff"}\n'),
 ]

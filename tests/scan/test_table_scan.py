@@ -88,13 +88,11 @@ FORMS = ("parquet", "arrow", "csv", "json", "orc")
 @pytest.mark.parametrize(
     ("where", "opened", "groups", "ids"),
     [
-        # By the value of the directory: no byte is asked for.
         ("dt = 2", "2", 4, [*range(20, 40)]),
         ("dt IS NULL", "_", 4, [*range(60, 80)]),
         ("dt <> 2", "123", 12, [*range(20), *range(40, 60)]),  # bounds do not exclude a value within them
         ("dt = 1 OR id >= 65", "123_", 7, [*range(20), *range(65, 80)]),
         ("dt = 1 AND dt = 2", "", 0, []),
-        # By statistics.
         ("id = 35", "123_", 1, [35]),
         ("id < 5 OR id > 75", "123_", 2, [*range(5), *range(76, 80)]),
         ("few IS NOT NULL", "123_", 1, [*range(20, 25)]),
@@ -123,7 +121,6 @@ def test_what_cannot_match_is_pruned(tmp_path: Path, where: str, opened: str, gr
 
 NUMBERS, TEXTS = st.integers(-3, 6), st.text("ab", max_size=2)
 OPERATORS = ["=", "<>", "<", "<=", ">", ">="]
-# Columns are of the files, `p` of the directories.
 LEAVES = st.one_of(
     st.builds("{0} {1} {2}".format, st.sampled_from("np"), st.sampled_from([*OPERATORS, "<=>"]), NUMBERS),
     st.builds("s {0} '{1}'".format, st.sampled_from(OPERATORS), TEXTS),

@@ -613,7 +613,6 @@ def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str) -> None:
     put(s3, bucket, *keys)
     root = f"s3://{bucket}/"
     ufs = host_of(s3, root).ufs
-    # A bucket is a directory.
     directories = {"dim": keys[2:4], "dim/": keys[2:4], "dim-old": keys[:1], "": keys}
     for path in (*directories, "dim.parquet", "dim0", "di", "dim/a/b", "nothing"):
         s3.log.clear()

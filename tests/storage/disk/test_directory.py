@@ -225,11 +225,9 @@ def make_foreign(what: str, root: Path) -> None:
 
 
 FOREIGN = [
-    "files with names of ours",
-    "one file in what an earlier release has made",
-    "another program's cache",
+    "files with names of ours", "one file in what an earlier release has made", "another program's cache",
     "a link to a cache of ours",
-]
+]  # fmt: skip
 
 
 def main_code(*command: object) -> object:
