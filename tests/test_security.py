@@ -159,24 +159,6 @@ def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> N
     assert what != "a link" or elsewhere(path).read_bytes() == bytes(40)
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_upkeep_among_planted_files(opened: Opened, what: str) -> None:
-    """Sweeping and checking wait for nothing, follow nothing, and find all of it; repairing removes what can be."""
-    opened.disk.create_record("snapshot", TABLE, 1)
-    places = planted(opened, what)
-    for name in ("tmp/left", "claims/x/v-1"):
-        (opened.root / name).parent.mkdir(exist_ok=True)
-        (opened.root / name).touch()
-        plant(opened.root / name, what)
-    opened.clock.tick(10 * 86400)
-    with memory_at_most(2**30):
-        opened.disk.sweep()
-        # A directory among the blocks is one of theirs; a huge record has gone for space.
-        assert len(opened.disk.check().damaged) == (2 if what == "a directory" or "huge" in what else 3)
-        opened.disk.check(repair=True)
-    assert [path.is_dir() for path in places] == [what == "a directory", False, False]
-
-
 @pytest.mark.parametrize("name", INNER)
 def test_inner_directories_are_held_to_the_rules(opened: Opened, tmp_path: Path, name: str) -> None:
     """A link or a file in the place of a directory inside is refused when the cache directory is opened, also another user's."""

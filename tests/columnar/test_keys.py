@@ -57,8 +57,7 @@ OTHER = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def hashed(*columns: pa.Array) -> list[int]:
-    found: list[int] = Keys(columns).hashes(SEED).tolist()
-    return found
+    return Keys(columns).hashes(SEED).tolist()
 
 
 def everywhere(array: pa.Array) -> list[pa.Array]:
@@ -163,7 +162,6 @@ def cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     """One column of keys as the table's type; the values in the form of `plain`."""
     (found,) = cast_keys(pa.table({"k": array}), [pa.field("k", kind)])
     assert found.type == kind
-    assert isinstance(found, pa.Array)
     found.validate(full=True)
     return plain(found)
 

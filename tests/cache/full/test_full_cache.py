@@ -430,18 +430,14 @@ def test_what_is_refused_at_planning(
         planner.table_columns(planner.find(table.host.reader, table.options), table.options)
 
 
-def publish_all(directory: Path) -> None:
-    for number in range(10):
-        publish(directory, number, 2)
-
-
 def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Path) -> None:
     """A superseded version can be asked for during `retain`; then its segments go, once no version needs them and nobody reads them."""
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "5 min"})
     snapshot = table.full.reload()
     batches = snapshot.batches(["version"])
     _, first = table.host.resolver.discover(table.options)
-    publish_all(directory)
+    for number in range(10):
+        publish(directory, number, 2)
     table.full.reload()
     assert len(table.segments()) == 2
     table.host.clock.tick(299)
@@ -464,7 +460,8 @@ def test_no_segment_goes_before_what_names_it(
     """Whoever dies as it gives up a superseded version leaves no record that names segments which are gone."""
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "0 s"})
     table.full.reload()
-    publish_all(directory)
+    for number in range(10):
+        publish(directory, number, 2)
     table.full.reload()
     replace = table.host.disk.replace_record
     lacking: list[set[str]] = []

@@ -338,7 +338,7 @@ def test_options_are_honoured() -> None:
 
 
 def test_a_cache_needs_a_bound() -> None:
-    """Without any bound a cache would grow for ever: the error names all four."""
+    """Without any bound a cache would grow for ever: the error names all four. A bound is 0 or more."""
     unbounded = options(**{"max-rows": "1"}).with_values({"lookup.partial-cache.max-rows": None})
     for make, arguments in (
         (options, ()),
@@ -349,10 +349,6 @@ def test_a_cache_needs_a_bound() -> None:
         with pytest.raises(OptionError, match=r"grow (for ever|without bound)") as caught:
             make(*arguments)
         assert all(f"lookup.partial-cache.{name.replace('_', '-')}" in str(caught.value) for name in BOUNDS)
-
-
-def test_a_bound_is_not_negative() -> None:
-    """The builder takes 0 and more, and says which bound was wrong."""
     for name in BOUNDS:
         for wrong in (-1, math.nan):
             with pytest.raises(ValueError, match=name):
