@@ -64,7 +64,7 @@ class Workshop:
         return self.disk.reserve(size)
 
     def builder(
-        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY, threads: int = 0
+        self, schema: pa.Schema, keys: Sequence[str], *, seed: Seed = SEED, memory: int = PLENTY, threads: int = 0
     ) -> SegmentBuilder:
         self.spills = self.parts = 0
         return SegmentBuilder(schema, keys, seed, self.spill, memory, threads)
@@ -93,23 +93,19 @@ class Workshop:
         files: Sequence[pa.RecordBatch],
         keys: Sequence[str],
         cuts: Sequence[Cut] | None = None,
-        *,
-        seed: Seed = SEED,
-        memory: int = PLENTY,
         strict: bool = True,
-        threads: int = 0,
+        **how: Any,
     ) -> OpenSegment:
         """A segment of these files, given to the builder in cuts by some threads; without any, file by file."""
-        if cuts is None:
-            cuts = cut_up(files, PLENTY)
-        builder = self.builder(files[0].schema, keys, seed, memory, threads)
+        cuts = cut_up(files, PLENTY) if cuts is None else cuts
+        builder = self.builder(files[0].schema, keys, **how)
         total = sum(file.num_rows for file in files)
 
         def add(cut: Cut) -> None:
             batch = files[cut[0]].take(pa.array(cut[1], pa.int64()))
             builder.add([(batch, positions_of(cut), len(cut[1]) / max(total, 1))])
 
-        collections.deque(run_in_order(add, cuts, threads), 0)
+        collections.deque(run_in_order(add, cuts, how.get("threads", 0)), 0)
         assert builder.rows == total
         described = [
             SegmentFile(f"f{n}", 100 + n, f"v{n}", f.num_rows, ((50, f.num_rows),)) for n, f in enumerate(files)

@@ -354,14 +354,9 @@ class Built:
 
 
 def built(
-    columns: list[pa.Array],
-    seed: Seed = SEED,
-    *,
-    parts: int = 0,
-    hashes: Numbers | None = None,
-    strict: bool = True,
-    slots: bool = True,
-) -> Built:
+    columns: list[pa.Array], seed: Seed = SEED, *,
+    parts: int = 0, hashes: Numbers | None = None, strict: bool = True, slots: bool = True,
+) -> Built:  # fmt: skip
     """An index as a snapshot's builder makes it, of 2**`parts` ranges of the hash space one after the other."""
     keys = Keys(columns)
     hashes = keys.hashes(seed) if hashes is None else hashes

@@ -1,16 +1,10 @@
 """One timer for a process: what its tasks may count on, and that the schedules of many tables share it."""
 
-import concurrent.futures
-import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from pyspark_lookup.core.clock import Timer
-from pyspark_lookup.storage.disk import directory
-from tests.support.disks import Opened
-from tests.support.fakes import make_host
 
 
 class Loops:
@@ -59,19 +53,3 @@ def test_tasks_are_run_when_they_have_said() -> None:
     assert ran[5:] == ["failing", "again", "again"]
     with pytest.raises(RuntimeError, match="the process is ending"):
         timer.run_soon(failing)
-
-
-def test_threads_of_a_process_take_turns_at_the_account(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are, none finds the account locked by another of its process for too long."""
-    disk = Opened(cache_dir).disk
-    monkeypatch.setattr(directory, "_LOCK_WAIT_S", -1.0)
-    ready = threading.Barrier(8)
-
-    def take(number: int) -> None:
-        ready.wait()
-        for _ in range(40):
-            disk.counting(make_host(str(cache_dir), None).metrics).take("records", 4096)
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(take, range(8)))
-    assert disk.usage().records == 8 * 40 * 4096

@@ -1,20 +1,25 @@
 """`Disk`: what it hands out is what was put in, whatever happened to the directory in between."""
 
 import errno
+import fcntl
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from pyspark_lookup.errors import CacheDirectoryError
-from pyspark_lookup.storage.disk import BlockKey, key_of, on_disk
+from pyspark_lookup.storage.disk import BlockKey, directory, key_of, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.storage.disk.space import Kind
-from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, holding, key
+from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, handles_below, holding, key
+from tests.support.fakes import FakeClock
+from tests.support.partial_cache import SPACE
 
 MIB = 2**20
+V1, V2 = "1" * 32, "2" * 32  # of a version's digest nothing is the beginning of another
 
 
 def takes(size: int) -> int:
@@ -332,3 +337,55 @@ def test_keys_are_equal_for_equal_parts_only() -> None:
     assert len({key_of(*p) for p in parts}) == len(parts)
     assert key_of("a", 1) == key_of("a", "1")
     assert all(len(key_of(*p)) == 32 and int(key_of(*p), 16) >= 0 for p in parts)
+
+
+def held(opened: Opened, group: str = V1) -> list[bytes]:
+    """The payloads of a group's claims, as another process sees them."""
+    other = Opened(opened.root.parent)
+    return sorted(payload for _, payload in other.disk.claims(SPACE, group))
+
+
+def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
+    """What was claimed is told to others by group and space, until it is released; then, and after a full disk, nothing is left."""
+    claim = opened.disk.create_claim(SPACE, V1, b"payload")
+    other = opened.disk.create_claim(SPACE, V1, b"")
+    for path in (opened.root / "claims").glob("*/*"):
+        os.utime(path, (1, 1))
+    opened.disk.sweep()
+    assert held(opened) == [b"", b"payload"]
+    assert held(opened, V2) == []
+    assert opened.disk.claims("f" * 32, V1) == []
+    claim.release()
+    assert held(opened) == [b""]
+    other.release()
+    assert held(opened) == []
+    with files_at_most(10), pytest.raises(OSError, match="File too large"):
+        opened.disk.create_claim(SPACE, V1, bytes(100))
+    assert list((opened.root / "claims").glob("*/*")) == os.listdir(opened.root / "tmp") == []
+    assert handles_below(opened.root) == []
+
+
+def test_a_lock_that_cannot_be_asked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file system fails to say who holds a claim, that is an error at once: nobody waits for a claim that may be dead."""
+    claim = opened.disk.create_claim(SPACE, V1, b"held")
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+        with pytest.raises(OSError, match="no locks"):
+            opened.disk.claims(SPACE, V1)
+        assert opened.disk.wait_for_claim(SPACE, claim.path.name, 60.0, FakeClock().host())
+    claim.release()
+
+
+def test_threads_of_a_process_take_turns_at_the_account(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are, none finds the account locked by another of its process for too long."""
+    monkeypatch.setattr(directory, "_LOCK_WAIT_S", -1.0)
+    ready = threading.Barrier(8)
+
+    def take(number: int) -> None:
+        ready.wait()
+        for _ in range(40):
+            opened.disk.counting(opened.metrics).take("records", 4096)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(take, range(8)))
+    assert opened.disk.usage().records == 8 * 40 * 4096

@@ -1,7 +1,9 @@
 """The partial cache: lookups through the caches, alone and several at once."""
 
 import dataclasses
+import fcntl
 import functools
+import gc
 import random
 import shutil
 import threading
@@ -16,16 +18,19 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.memory import DefaultLookupCache
-from pyspark_lookup.cache.partial import invalidations
+from pyspark_lookup.cache.partial import invalidations, read_through
 from pyspark_lookup.cache.partial.host_cache import Freshness
-from pyspark_lookup.columnar.keys import Keys
+from pyspark_lookup.cache.partial.read_through import Flights
+from pyspark_lookup.columnar.keys import Keys, Numbers
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import UfsUnavailableError
-from tests.support.disks import Opened
+from pyspark_lookup.storage.context import HostContext
+from tests.support.disks import Opened, handles_below
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import BOUND_S, NONE, ROWS, SEED, SPACE, Source, Worker, differing
 
 HERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
+V1 = "1" * 32
 SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
 
 
@@ -329,3 +334,43 @@ def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
     run_all(*(functools.partial(work, number) for number in range(5)))
     loaded = source.loaded()
     assert len(loaded) == len(set(loaded))
+
+
+def numbers(*hashes: int) -> Numbers:
+    return np.array(hashes, np.uint64)
+
+
+def flights_of(opened: Opened) -> Flights:
+    context = HostContext(opened.disk, opened.metrics, FakeClock().host(), random.Random())
+    return Flights(context, SPACE, SEED, BOUND_S)
+
+
+def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
+    """A call that leaves all its keys to others stands in nobody's way; after any number of flights nothing is open or locked."""
+    flights = [flights_of(opened) for _ in range(4)]
+    with flights[0].claim(numbers(1, 2), V1), flights[1].claim(numbers(1, 2), V1) as other:
+        assert not other.to_load.any()
+        with flights[2].claim(numbers(3), V1) as more:
+            assert more.to_load.all()
+            more.wait()
+        with flights[0].claim(numbers(), V1) as none:
+            assert len(none.to_load) == 0
+    for number in range(20):
+        with flights[number % 4].claim(numbers(number, 100), V1), flights[(number + 1) % 4].claim(numbers(100), V1):
+            pass
+    gc.collect()
+    assert handles_below(opened.root) == []
+    for path in (opened.root / "locks").iterdir():
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another holds the lock for too long, one loads without saying so."""
+    monkeypatch.setattr(read_through, "_LOCK_WAIT_S", 0.0)
+    lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
+    with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:
+        assert one.to_load.all()
+        assert other.to_load.all()
+    lock.release()
+    assert list((opened.root / "claims").glob("*/*")) == []
