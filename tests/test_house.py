@@ -38,7 +38,7 @@ KNOWN_BY = {
     "pyiceberg": {"sources.iceberg.manifests", "sources.iceberg.pyiceberg_catalog"},
     "pyroaring": {"columnar.roaring"},
     "pyspark": {"spark"},
-    "sqlglot": {"columnar.sql_predicate", "columnar.ddl"},
+    "sqlglot": {"columnar.sql_parser", "columnar.ddl"},
     "tenacity": {"storage.ufs", "sources.providers.provider"},
     "tqdm": {"cache.full.full_cache"},
 }  # fmt: skip
@@ -289,6 +289,13 @@ def test_importing_brings_in_nothing_heavy() -> None:
     assert {module for module in others if not module.startswith("_") and not module.startswith("sre_")} == set()
     assert [module for module in modules if module.startswith("pyspark_lookup.")] == []
     assert second.split() == list(OURS)
+
+
+def test_a_worker_imports_only_what_it_needs() -> None:
+    """A worker lives for seconds. Parsers, clients of stores and catalogs, and pandas are imported by those who use them."""
+    script = "import sys, pyspark_lookup.spark.reading; print(*sys.modules)"
+    late = {"aiobotocore", "botocore", "pandas", "pyiceberg", "s3fs", "sqlglot"}
+    assert {module.split(".")[0] for module in python(script).split()} & late == set()
 
 
 ASKS = "import pyspark_lookup; print(hasattr(pyspark_lookup, 'DefaultSource'))"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
-import sqlglot
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from pyspark_lookup.columnar.types import MOST_NESTED, is_deeper
 from pyspark_lookup.core.decoding import UNREADABLE, show
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 _TYPES = {
     "BOOLEAN": pa.bool_(),
@@ -39,6 +41,11 @@ _EXPECTED = "columns and their types as in CREATE TABLE, such as 'id INT, name S
 
 def parse_columns(text: str) -> pa.Schema:
     """The columns of a text such as `id INT, name STRING`. Raises ValueError for anything else, and for a column named twice."""
+    # Here, because it takes long to import (see `sql_predicate.parse_where`).
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
     try:
         (statement,) = sqlglot.parse(f"CREATE TABLE t ({text}\n)", dialect="spark")
     except (SqlglotError, *UNREADABLE):
@@ -64,6 +71,8 @@ def parse_columns(text: str) -> pa.Schema:
 
 
 def _to_arrow_type(kind: exp.DataType) -> pa.DataType:
+    from sqlglot import exp
+
     name = kind.this.name if isinstance(kind.this, exp.DataType.Type) else kind.sql(dialect="spark").upper()
     inner = [part for part in kind.expressions if isinstance(part, exp.DataType)]
     fields = [part for part in kind.expressions if isinstance(part, exp.ColumnDef)]

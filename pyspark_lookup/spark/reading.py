@@ -42,6 +42,7 @@ def read(
 
     `columns`: the columns of the batches; columns that the plan does not read are null.
     """
+    freeze_modules()
     count_for_application()
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options())
     engine = runtime().engine(options)

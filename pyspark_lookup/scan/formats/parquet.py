@@ -111,6 +111,9 @@ class ParquetIndex(FileIndex):
         self._flat = {field.name for field in fields if field.name in flat and _has_comparable_bounds(field.type)}
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self._together: dict[int, list[Range]] = {}  # row groups that are read as a whole
+        self._longest: dict[
+            tuple[int, int], int
+        ] = {}  # by row group and column, for later scans: it decodes a dictionary
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
     @cached_property
@@ -234,6 +237,11 @@ class ParquetIndex(FileIndex):
 
     def _longest_text_bytes(self, unit: Unit, leaf: int, source: RangesFile) -> int:
         """The bytes of the longest text in a column's dictionary; 0 if there is no dictionary, or the column is nested."""
+        if (unit.number, leaf) not in self._longest:
+            self._longest[unit.number, leaf] = self._read_longest_text(unit, leaf, source)
+        return self._longest[unit.number, leaf]
+
+    def _read_longest_text(self, unit: Unit, leaf: int, source: RangesFile) -> int:
         column = self._metadata.schema.column(leaf)
         if column.physical_type != "BYTE_ARRAY" or column.path != column.name:
             return 0
