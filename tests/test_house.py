@@ -292,7 +292,8 @@ def test_importing_brings_in_nothing_heavy() -> None:
 
 
 def test_a_worker_imports_only_what_it_needs() -> None:
-    """A worker lives for seconds. Parsers, clients of stores and catalogs, and pandas are imported by those who use them."""
+    """A worker lives for seconds. Parsers, clients of stores and catalogs are imported by those who use them, and pandas by pyarrow with the first
+    array or scalar, so no module makes one."""
     script = "import sys, pyspark_lookup.spark.reading; print(*sys.modules)"
     late = {"aiobotocore", "botocore", "pandas", "pyiceberg", "s3fs", "sqlglot"}
     assert {module.split(".")[0] for module in python(script).split()} & late == set()

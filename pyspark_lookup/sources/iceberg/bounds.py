@@ -18,10 +18,7 @@ from pyspark_lookup.sources.iceberg.entries import EPOCH_DATE, parse_bound
 _LAST_DAY = (datetime.date.max - EPOCH_DATE).days
 _FIRST_DAY = (datetime.date.min - EPOCH_DATE).days
 _DAY_US = 86_400_000_000
-_NULL_COUNT = pa.scalar(None, pa.int64())
-_FIRST_KEPT = pa.scalar(datetime.date(2000, 1, 1)).cast(
-    pa.timestamp("us")
-)  # no calendar moves times from here on, see `widened`
+_FIRST_KEPT = datetime.datetime(2000, 1, 1)  # no calendar moves times from here on, see `widened`
 
 
 def bound_type(kind: pa.DataType) -> pa.DataType:
@@ -34,7 +31,7 @@ def column_stats(columns: pa.Table, rows: Numbers, iceberg_type: str, kind: pa.D
     file; `rows`: the numbers of rows of the files, negative if they are not known."""
     lower, upper, nulls, values = (_one(columns.column(number)) for number in range(4))
     is_counted = (rows >= 0) & as_bools(pc.fill_null(pc.equal(values, as_array(rows)), True))
-    nulls = pc.if_else(as_array(is_counted), nulls, _NULL_COUNT)
+    nulls = pc.if_else(as_array(is_counted), nulls, pa.scalar(None, pa.int64()))
     if iceberg_type == "uuid":
         low = high = pa.nulls(len(rows), kind)
     else:
@@ -123,7 +120,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 def _widen(bounds: pa.Array, side: int) -> pa.Array:
     """Low (`side` 0) or high bounds that hold whichever calendar the writer used, see `widened`."""
-    old = pc.fill_null(pc.less(bounds.cast(pa.timestamp("us")), _FIRST_KEPT), False)
+    old = pc.fill_null(pc.less(bounds.cast(pa.timestamp("us")), pa.scalar(_FIRST_KEPT, pa.timestamp("us"))), False)
     if not pc.any(old).as_py():
         return bounds
     distinct = bounds.filter(old).dictionary_encode()
