@@ -18,7 +18,7 @@ from pyspark_lookup.sources.iceberg.entries import EPOCH_DATE, parse_bound
 _LAST_DAY = (datetime.date.max - EPOCH_DATE).days
 _FIRST_DAY = (datetime.date.min - EPOCH_DATE).days
 _DAY_US = 86_400_000_000
-_FIRST_KEPT = datetime.datetime(2000, 1, 1)  # no calendar moves times from here on, see `widened`
+_FIRST_KEPT = datetime.date(2000, 1, 1)  # no calendar moves times from here on, see `widened`
 
 
 def bound_type(kind: pa.DataType) -> pa.DataType:
@@ -120,7 +120,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 def _widen(bounds: pa.Array, side: int) -> pa.Array:
     """Low (`side` 0) or high bounds that hold whichever calendar the writer used, see `widened`."""
-    old = pc.fill_null(pc.less(bounds.cast(pa.timestamp("us")), pa.scalar(_FIRST_KEPT, pa.timestamp("us"))), False)
+    old = pc.fill_null(pc.less(bounds.cast(pa.timestamp("us")), pa.scalar(_FIRST_KEPT).cast(pa.timestamp("us"))), False)
     if not pc.any(old).as_py():
         return bounds
     distinct = bounds.filter(old).dictionary_encode()
