@@ -52,9 +52,7 @@ def codes_of(array: pa.Array) -> Numbers | None:
         return np.asarray(np.where(bits < 0, bits ^ np.int64(MOST), bits))
     if pa.types.is_boolean(kind):
         return as_bools(array.fill_null(False)).astype(np.int64)
-    if pa.types.is_integer(kind):
-        return _values(array, kind.to_pandas_dtype()).astype(np.int64)
-    if pa.types.is_temporal(kind):
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):  # Spark's integers have signs
         return _values(array, np.dtype(f"i{kind.bit_width // 8}")).astype(np.int64)
     return None
 
@@ -374,7 +372,7 @@ class _Buckets:
 
     def _bucket(self, positions: Numbers) -> Numbers:
         above = np.maximum(positions, self.low).view(np.uint64) - np.uint64(self.low % 2**64)
-        return np.minimum(above >> np.uint64(self.shift), np.uint64(len(self.table) - 2)).astype(np.int64)
+        return np.asarray(np.minimum(above >> np.uint64(self.shift), np.uint64(len(self.table) - 2)), np.int64)
 
 
 def _best_first(pick: Pick, ranges: Ranges, rows: Numbers) -> Numbers:
@@ -393,7 +391,7 @@ def _cover(begins: Numbers, stops: Numbers, segments: int) -> Numbers:
     row on to its two halves.
     """
     rows, least = np.arange(len(begins)), np.full(segments, len(begins))
-    levels = np.frexp((stops - begins).astype(np.float64))[1].astype(np.int64) - 1
+    levels = np.frexp((stops - begins).astype(np.float64))[1].astype("int64") - 1
     by_level = np.argsort(levels, kind="stable")
     highest = int(levels.max(initial=0))
     ends = np.searchsorted(levels[by_level], np.arange(highest + 2))
@@ -434,8 +432,8 @@ class Stabbing:
         begins = self._offsets[groups]
         stops = np.where(groups >= 0, self._offsets[groups + 1], begins)
         stops = bisect(begins, stops, lambda middle, which: self._firsts[middle] <= positions[which])
-        which = np.flatnonzero(begins < stops)
-        blocks = np.zeros(len(which), np.int64)
+        which: Numbers = np.flatnonzero(begins < stops)
+        blocks: Numbers = np.zeros(len(which), np.int64)
         for level in range(len(self._levels) - 1, -1, -1):
             if level < len(self._levels) - 1:
                 which, blocks = np.repeat(which, 2), (2 * blocks[:, None] + [0, 1]).ravel()

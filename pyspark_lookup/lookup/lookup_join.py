@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from pyspark_lookup import errors
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64, one_array, widen_keys
-from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema, widens
+from pyspark_lookup.columnar.keys import Numbers, as_array, as_bools, as_indices, as_int64, one_array, widen_keys
+from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import (
@@ -35,97 +35,23 @@ from pyspark_lookup.errors import (
     NonUniqueKeyError,
     NotATableError,
     NotSupportedError,
-    OverlapError,
     PysparkLookupError,
     ReloadFailedError,
-    SchemaError,
     UfsError,
     VersionGoneError,
 )
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version
-from pyspark_lookup.lookup.read import ReadPlan
+from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version, read_rows
+from pyspark_lookup.lookup.range_match import Match, MatchKind, RangeMatcher, matching_rows
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import MetadataSource, OnError, Overlap
+from pyspark_lookup.options.enums import MetadataSource, OnError
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.table_scan import all_columns
+from pyspark_lookup.scan.table_scan import all_columns, collect_table
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Build, Execution, Resolution
-
-
-@dataclasses.dataclass(frozen=True)
-class Validity:
-    """The columns that say when a row is valid, and what to do if two rows of a key are valid at once (type 2 of slowly changing dimensions).
-
-    A row is valid from its `start` on (null: since ever) and before its `end` (null: for ever). Without a column `end`, it is valid until
-    the next row of its key starts.
-    """
-
-    start: str
-    end: str | None
-    overlap: Overlap
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.start,) if self.end is None else (self.start, self.end)
-
-
-def cast_times(field: pa.Field, times: pa.Array) -> pa.Array:
-    """The times, cast to the type of the validity's columns. Raises SchemaError if that type cannot hold all of them."""
-    times_type, kind = times.type, field.type
-    if (
-        pa.types.is_timestamp(times_type)
-        and times_type.tz is not None
-        and pa.types.is_timestamp(kind)
-        and kind.tz is not None
-    ):
-        times_type = pa.timestamp(times_type.unit, kind.tz)  # Spark sends instants in the session's time zone
-    if not widens(times_type, kind):
-        raise SchemaError(
-            f"argument as_of has the type {times.type}, but the table's column {field.name!r} has {kind}: cast the times to {kind} with df.withColumn"
-        )
-    return times.cast(kind)
-
-
-def valid_rows(matches: pa.Table, keys: pa.Table, times: pa.Array, validity: Validity) -> pa.Table:
-    """The rows of `matches` that were valid at their key's time: at most one for each key, in the order of `KEY_INDEX`.
-
-    `times`: a time for each of the `keys`, in the type of the validity's columns. If it is null, no row is valid. Raises OverlapError for two
-    rows that are valid at once, unless `lookup.overlap` is NEWEST.
-    """
-    numbers = one_array(matches.column(KEY_INDEX))
-    start = one_array(matches.column(validity.start))
-    row_times = times.take(numbers)
-    valid = pc.and_(pc.is_valid(row_times), pc.fill_null(pc.less_equal(start, row_times), True))
-    if validity.end is not None:
-        end = one_array(matches.column(validity.end))
-        valid = pc.and_(valid, pc.fill_null(pc.greater(end, row_times), True))
-    rows = matches.filter(valid)
-    counts = np.bincount(as_int64(one_array(rows.column(KEY_INDEX))), minlength=0)
-    if not len(counts) or counts.max() <= 1:
-        return rows
-    if validity.end is not None and validity.overlap is Overlap.ERROR:
-        raise _overlap(keys, times, int(np.argmax(counts > 1)), int(counts.max()), validity)
-    valid_from = one_array(rows.column(validity.start))
-    # Nulls come first, because their rows were valid since ever. Rows with equal times stay in their order.
-    parts = pa.table(
-        {"key": rows.column(KEY_INDEX), "known": valid_from.is_valid().cast(pa.int8()), "start": valid_from}
-    )
-    order = pc.sort_indices(parts, sort_keys=[(name, "ascending") for name in parts.column_names])
-    sorted_places = as_int64(one_array(rows.column(KEY_INDEX)).take(order))
-    last = np.flatnonzero(np.concatenate([sorted_places[1:] != sorted_places[:-1], [True]]))
-    return rows.take(order.take(as_indices(last)))
-
-
-def _overlap(keys: pa.Table, times: pa.Array, row: int, most: int, validity: Validity) -> OverlapError:
-    key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)
-    return OverlapError(
-        f"several rows (up to {most}) of one key are valid at the same time, by {' and '.join(validity.columns)}: here {key} at "
-        f"{times[row].as_py()}; correct the table, or set lookup.overlap = NEWEST to take the row with the latest {validity.start}"
-    )
-
 
 # --- one lookup -----------------------------------------------------------------------------------
 
@@ -144,34 +70,36 @@ class LookupSpec:
     """One lookup of a query: the table's options, and the columns of its answer.
 
     `keys`: the table's key columns, in the order of the arguments and in the arguments' types (in the table's types, if the arguments' types
-    are unknown). `columns`: the table's columns that are read. The first of them are the answer, in which they are called `names`. `as_of`: the
-    columns that say when a row is valid (the second may be None); the last argument is then a time.
+    are unknown). `columns`: the table's columns that are read. The first of them are the answer, in which they are called `names`. `match`: how
+    the last argument, which is no key then, matches some of these columns.
     """
 
     options: Mapping[str, str]
     keys: pa.Schema
     columns: pa.Schema
     names: tuple[str, ...]
-    as_of: tuple[str, str | None] | None = None
+    match: tuple[MatchKind, tuple[str, ...]] | None = None
 
     def cast_arguments(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
-        """The arguments (the keys, then the times) in the types in which they are looked up. Raises SchemaError if they do not fit the types of the
-        table."""
+        """The arguments (the keys, then the value to match) in the types in which they are looked up. Raises SchemaError if they do not fit the
+        types of the table."""
         keys = [widen_keys(field, column) for field, column in zip(self.keys, arguments, strict=False)]
-        if self.as_of is not None:
-            keys.append(cast_times(self.columns.field(self.as_of[0]), arguments[-1]))
+        if self.match is not None:
+            kind, columns = self.match
+            keys.append(Match(kind, columns).cast_values(self.columns.field(columns[0]), arguments[-1]))
         return keys
 
     def to_json(self) -> list[Any]:
         """The spec as JSON values, for tasks; equal specs give equal values."""
-        return [dict(self.options), text_of_schema(self.keys), text_of_schema(self.columns), self.names, self.as_of]
+        match = None if self.match is None else [self.match[0].value, self.match[1]]
+        return [dict(self.options), text_of_schema(self.keys), text_of_schema(self.columns), self.names, match]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> LookupSpec:
         """The spec that `to_json` made."""
-        options, keys, columns, names, as_of = fields
-        validity = None if as_of is None else (as_of[0], as_of[1])
-        return cls(options, schema_of_text(keys), schema_of_text(columns), tuple(names), validity)
+        options, keys, columns, names, match = fields
+        kind = None if match is None else (MatchKind(match[0]), tuple(match[1]))
+        return cls(options, schema_of_text(keys), schema_of_text(columns), tuple(names), kind)
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
@@ -223,6 +151,8 @@ class _OpenVersion:
     is_token_version: bool = (
         True  # False: a newer version replaces the one that the token names, for this execution only
     )
+    all_rows: tuple[pa.DataType, pa.Table, RangeMatcher] | None = None
+    """For lookups without keys: the type of the values, the rows of the table, and what finds them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +173,7 @@ class Lookup:
         self._engine: Engine = runtime().engine(self._options)
         self._versions: collections.OrderedDict[bytes, _OpenVersion] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._validity = None if spec.as_of is None else Validity(*spec.as_of, self._options.read.overlap)
+        self._match = None if spec.match is None else Match.from_options(*spec.match, self._options.read)
 
     @property
     def fields(self) -> list[pa.Field]:
@@ -253,34 +183,39 @@ class Lookup:
         return [*fields, pa.field(ERROR_COLUMN, pa.string())] if self._options.read.on_error is OnError.NULL else fields
 
     def find(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> LookupRows:
-        """The rows of the keys (and times), in the version that a token of `issue_token` names. A key with a null has no row.
+        """The rows of the keys (and values), in the version that a token of `issue_token` names. A key with a null has no row.
 
         Raises the errors of a lookup. With `lookup.on-error=NULL`, a key whose lookup failed has a row with the error instead.
         """
         count = len(self.spec.keys)
-        times = keys[count] if self._validity is not None else None
-        table = pa.Table.from_arrays(list(keys[:count]), names=self.spec.keys.names)
+        values = keys[count] if self._match is not None else None
+        # Without keys, the values take their place in what follows, but for the lookup itself.
+        names = self.spec.keys.names if self._match is None or count else self._match.columns[:1]
+        table = pa.Table.from_arrays(list(keys[: max(count, 1)]), names=list(names))
         if not table.num_rows:  # no keys: no call
-            return self._rows(table, times, self._nothing(), None)
+            return self._rows(table, values, self._nothing(), None)
         if token.startswith(_FAILED):
             has_row, message = np.zeros(table.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
             self._refuse(message)
-            return self._fail(table, times, self._nothing(), has_row, message)
+            return self._fail(table, values, self._nothing(), has_row, message)
         open_version: _OpenVersion | None = None
         try:
             with self._engine.measure("lookupTime"):
                 open_version = self._get_version(token, execution)
                 reader = self._engine.reader
                 reader.resolver.count_served(open_version.plan.table, open_version.resolution.version)
-                matches, resolution = get_many_from_version(
-                    reader,
-                    open_version.plan,
-                    table,
-                    open_version.names,
-                    execution,
-                    open_version.resolution,
-                    open_version.snapshot,
-                )
+                if self._match is not None and values is not None and not count:
+                    matches, resolution = self._match_all(open_version, self._match, values), open_version.resolution
+                else:
+                    matches, resolution = get_many_from_version(
+                        reader,
+                        open_version.plan,
+                        table,
+                        open_version.names,
+                        execution,
+                        open_version.resolution,
+                        open_version.snapshot,
+                    )
             self._follow(open_version, resolution, execution)
         except _CAUGHT as problem:
             if self._options.read.on_error is OnError.FAIL:
@@ -293,9 +228,9 @@ class Lookup:
             if rows is not None:
                 places = np.array(sorted(failures))
                 reasons = [_message(failures[place]) for place in places.tolist()]
-                return self._rows(table, times, rows, (places, reasons))
-            return self._fail(table, times, *self._get_cached(open_version, table), _message(problem))
-        return self._rows(table, times, matches, None)
+                return self._rows(table, values, rows, (places, reasons))
+            return self._fail(table, values, *self._get_cached(open_version, table), _message(problem))
+        return self._rows(table, values, matches, None)
 
     def publish(self) -> None:
         """Publish this process's counters to the other processes of the host."""
@@ -317,11 +252,29 @@ class Lookup:
     def _get_cached(self, open_version: _OpenVersion | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
         """(the rows that the cache has for these keys, for each key whether the cache has an answer). Nothing is read from the store."""
         with contextlib.suppress(*_CAUGHT):  # the cache may read the bounds of the version's files
-            if open_version is not None:
+            if open_version is not None and self.spec.keys.names:
                 return get_cached_rows(
                     self._engine.reader, open_version.plan, table, open_version.names, open_version.resolution.version
                 )
         return self._nothing(), np.zeros(table.num_rows, np.bool_)
+
+    def _match_all(self, open_version: _OpenVersion, match: Match, values: pa.Array) -> pa.Table:
+        """The rows of the whole table that match each value, with `KEY_INDEX`. The first call reads the table."""
+        reader, plan = self._engine.reader, open_version.plan
+        with self._lock:
+            if open_version.all_rows is None or open_version.all_rows[0] != values.type:
+                batches = read_rows(reader, plan, ReadTask(0, 1), None, open_version.resolution.version)
+                rows = collect_table(batches, plan.projection.columns, plan.table.url).combine_chunks()
+                path = redact("path", self._options.files.path)
+                columns = [one_array(rows.column(name)) for name in match.columns]
+                matcher = RangeMatcher(match, columns, values.type, None, 1, lambda row: f"{path}, row {row}")
+                open_version.all_rows = values.type, rows, matcher
+            _, rows, matcher = open_version.all_rows
+        numbers, places = matcher.find(values, None, lambda _: "")
+        reader.metrics.inc(
+            "missCount" if open_version.snapshot is None else "hitCount", len(values) - values.null_count
+        )
+        return rows.take(as_indices(places)).append_column(KEY_INDEX, as_array(numbers))
 
     def _follow(self, open_version: _OpenVersion, resolution: Resolution, execution: Execution | None) -> None:
         """Switch to the version that replaced a lost version, so that later batches do not mix in cached rows of the lost version."""
@@ -364,7 +317,7 @@ class Lookup:
         )
 
     def _fail(
-        self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, has_answer: Numbers, message: str
+        self, keys: pa.Table, values: pa.Array | None, rows: pa.Table, has_answer: Numbers, message: str
     ) -> LookupRows:
         """The answer if only the keys in `has_answer` could be looked up: every other key without a null gets a row with the error `message`."""
         valid = np.ones(keys.num_rows, np.bool_)
@@ -372,13 +325,13 @@ class Lookup:
             if column.null_count:
                 valid &= as_bools(one_array(column.is_valid()))
         unknown = np.flatnonzero(valid & ~has_answer)
-        return self._rows(keys, times, rows, (unknown, [message] * len(unknown)))
+        return self._rows(keys, values, rows, (unknown, [message] * len(unknown)))
 
     def _rows(
-        self, keys: pa.Table, times: pa.Array | None, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None
+        self, keys: pa.Table, values: pa.Array | None, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None
     ) -> LookupRows:
-        if self._validity is not None and times is not None:
-            rows = valid_rows(rows, keys, times, self._validity)
+        if self._match is not None and values is not None and self.spec.keys.names:
+            rows = matching_rows(rows, keys, values, self._match)
         numbers = as_int64(one_array(rows.column(KEY_INDEX)))
         columns = [one_array(rows.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
         if self._options.read.on_error is OnError.NULL:

@@ -68,7 +68,26 @@ class StreamStart(enum.Enum):
 
 class Overlap(enum.Enum):
     ERROR = "ERROR"
+    NARROWEST = "NARROWEST"
     NEWEST = "NEWEST"
+    ALL = "ALL"
+
+
+class Bounds(enum.Enum):
+    BOTH = "[]"
+    LOWEST = "[)"
+    HIGHEST = "(]"
+    NEITHER = "()"
+
+    @property
+    def closed(self) -> tuple[bool, bool]:
+        """Whether a range holds its lowest and its highest value."""
+        return self.value[0] == "[", self.value[1] == "]"
+
+
+class OnBadNetwork(enum.Enum):
+    ERROR = "ERROR"
+    SKIP = "SKIP"
 
 
 class KeyedWrite(enum.Enum):

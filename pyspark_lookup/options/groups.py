@@ -151,7 +151,10 @@ All other options of such a read are those that the table brings.
 """
 BUILT = "lookup.built"
 """An internal option of the same reads: the micro-batch in whose `foreachBatch` function the lookup was built, and the time, as JSON."""
-OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
+OF_MATCHES = frozenset(
+    {"lookup.valid-from", "lookup.valid-to", "lookup.overlap", "lookup.range.bounds", "lookup.on-bad-network"}
+)
+"""Options of lookups of rows that are valid at a time, or that match a value by their range, network or prefix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +199,18 @@ class ReadOptions:
         doc="For `lookup_join(…, as_of=…)`: the column with the time before which a row is valid; null: it still is. "
             "Default: it is valid until the key's next row.",
     )
-    overlap: enums.Overlap = option(
-        "lookup.overlap", choice(enums.Overlap), enums.Overlap.ERROR,
-        doc="If two rows of a key are valid at the same time: fail (ERROR), or take the row whose validity started last (NEWEST).",
+    overlap: enums.Overlap | None = option(
+        "lookup.overlap", choice(enums.Overlap), None, default_text="ERROR; NARROWEST for networks and prefixes",
+        doc="If several rows of a key match a value (or are valid at a time): fail (ERROR), take the smallest range, network or longest "
+            "prefix (NARROWEST), take the range that begins last (NEWEST), or return all rows (ALL).",
+    )
+    bounds: enums.Bounds | None = option(
+        "lookup.range.bounds", choice(enums.Bounds), None, default_text="`[]`; `[)` for as_of",
+        doc="Whether a range holds its lowest and its highest value: `[` and `]` mean that it does, `(` and `)` that it does not.",
+    )
+    on_bad_network: enums.OnBadNetwork = option(
+        "lookup.on-bad-network", choice(enums.OnBadNetwork), enums.OnBadNetwork.ERROR,
+        doc="If a row's network cannot be read, or has bits set after its prefix (`10.1.2.3/8`): fail (ERROR), or let the row match nothing (SKIP).",
     )
     view: enums.View = option(
         "lookup.view", choice(enums.View), enums.View.DATA,
@@ -220,12 +232,9 @@ class ReadOptions:
 
     def check(self, explicit: AbstractSet[str]) -> None:
         """Raise OptionError for explicit options that have no effect."""
-        validity_options = {"lookup.valid-to", "lookup.overlap"} & explicit
-        if validity_options and (
-            self.valid_from is None or (self.valid_to is None and "lookup.overlap" in validity_options)
-        ):
+        if "lookup.valid-to" in explicit and self.valid_from is None:
             raise OptionError(
-                f"option {min(validity_options)} has no effect without lookup.valid-from and lookup.valid-to: set them, or remove it"
+                "option lookup.valid-to has no effect without lookup.valid-from: set it, or remove lookup.valid-to"
             )
         if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
             raise OptionError(
@@ -308,24 +317,26 @@ class VersionOptions:
 
 def is_idle_in_gets(key: str) -> bool:
     """Whether an option has an effect only in joins, SQL functions or streams, and none in a `LookupTable`'s own reads."""
-    return key in OF_AS_OF or key == "lookup.on-error" or key.startswith("lookup.stream.")
+    return key in OF_MATCHES or key == "lookup.on-error" or key.startswith("lookup.stream.")
 
 
 def refuse_in_reads(
-    explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
+    explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, matches: bool = False
 ) -> None:
     """Raise OptionError if an option of a read has no effect in this kind of read.
 
     `explicit`: the options of the read itself. Those stored with a table are not checked, because they apply to all uses of the table.
-    `stream`: the read is, or may be, a stream of changes. `as_of`: the read is a lookup of rows that are valid at a time.
+    `stream`: the read is, or may be, a stream of changes. `matches`: the read is a lookup by validity, range, network or prefix.
     """
     for key in sorted(key.lower() for key in explicit):
         if key.startswith("lookup.write."):
             raise OptionError(f"option {key} is for writes: remove it from the read")
         if key.startswith("lookup.stream.") and not stream:
             raise OptionError(f"option {key} is for streams of changes (readStream): remove it")
-        if key in OF_AS_OF and not as_of:
-            raise OptionError(f"option {key} is for lookup_join with as_of only: remove it")
+        if key in OF_MATCHES and not matches:
+            raise OptionError(
+                f"option {key} is for lookup_join with as_of, between, cidr or starts_with only: remove it"
+            )
         if key == "lookup.on-error" and view is not enums.View.TOKEN:
             raise OptionError(
                 f"option {key} is for lookup_join and register_lookup: a scan or a get() always fails on an error; remove it"

@@ -32,6 +32,7 @@ from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN
+from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.options.enums import CacheMode, OnError, View
 from pyspark_lookup.spark import features
 from pyspark_lookup.spark.lookup_pass import (
@@ -129,6 +130,9 @@ def lookup_join(
     strategy: Strategy = "auto",
     as_of: str | None = None,
     options: Mapping[str, Any] | None = None,
+    between: Mapping[str, Sequence[str]] | None = None,
+    cidr: Mapping[str, str | Sequence[str]] | None = None,
+    starts_with: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """`df` with the columns of the table's rows that have the same key, from the table's current version.
 
@@ -147,13 +151,22 @@ def lookup_join(
 
     `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through these caches and lets Spark broadcast it;
     `auto` chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the table's row must be valid, by the
-    columns that `lookup.valid-from` and `lookup.valid-to` name; at most one row then matches. `options`: a mapping as for `spark.read`, such as
+    columns that `lookup.valid-from` and `lookup.valid-to` name; at most one row then matches.
+
+    `between`: `{column of df: (lowest, highest)}` looks up rows between whose two columns the value lies; null is an open bound. `cidr`:
+    `{column of df: network}` looks up the network of an IP address (text, 4 or 16 bytes, or an integer for IPv4); the network is text such as
+    `10.0.0.0/8`, a pair of columns with its first and last address, or one with its address and length. `starts_with`:
+    `{column of df: prefix}` looks up the prefix with which a text or binary value begins. One of these arguments at most. Beside one of
+    them, `on` is optional, and `lookup.overlap` says what happens if several rows match. `options`: a mapping as for `spark.read`, such as
     {"lookup.cache": "FULL"}. If `lookup.cache` is not set, a table of files of up to `lookup.scan.split-size` gets a full cache.
 
     Raises OptionError for wrong arguments, and SchemaError for columns and types that do not fit, when it is called. When the query runs, it may
     raise the errors of a lookup (see `lookup.on-error`).
     """
+    match = _parse_match(as_of, between, cidr, starts_with)
     pairs = None if on is None else _parse_join_keys(on)
+    if pairs is None and match is not None and match.kind is not MatchKind.AS_OF:
+        pairs = []
     kind = _HOW.get(str(how).lower().strip().replace("_", ""))
     if kind is None:
         raise OptionError(f"argument how = {how!r}: give 'left', 'inner', 'left_semi' or 'left_anti'")
@@ -166,20 +179,26 @@ def lookup_join(
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: give 'auto', 'cache' or 'broadcast'")
     key_columns = None if pairs is None else [table_column for _, table_column in pairs]
-    dim_table = look_up(df.sparkSession, table, key_columns, columns, options or {}, as_of is not None)
+    dim_table = look_up(df.sparkSession, table, key_columns, columns, options or {}, match is not None)
     pairs = [(name, name) for name in dim_table.keys] if pairs is None else pairs
     keys = [
         _key(df, df_column, dim_table, table_column)
         for (df_column, _), table_column in zip(pairs, dim_table.keys, strict=True)
     ]
-    validity = None if as_of is None else _validity(dim_table)
-    if as_of is not None and validity is not None:
-        keys.append(_time(df, as_of, dim_table, validity))
+    matched = None
+    if match is not None:
+        matched = match.kind, _match_columns(match, dim_table)
+        keys.append(_match_value(df, match, dim_table, matched[1]))
+    if match is not None and not pairs and dim_table.parsed.cache.mode is CacheMode.PARTIAL:
+        raise OptionError(
+            f"option lookup.cache = 'PARTIAL' caches rows by key, and {match.kind.value} without the argument on has none: set lookup.cache = FULL, "
+            "or give keys in on"
+        )
     names = tuple((prefix or "") + field.name for field in dim_table.returned_fields)
     _check_names(df, names, dim_table)
-    choice = _choose(df, dim_table, strategy, as_of is not None)
+    choice = _choose(df, dim_table, strategy, match)
     lookup = ChainedLookup(
-        choice.cached, tuple(keys), names, kind, validity, current_build(df.sparkSession), why=choice.why
+        choice.cached, tuple(keys), names, kind, matched, current_build(df.sparkSession), why=choice.why
     )
     chain, broadcasts = _get_chain(df), _get_broadcasts(df)
     roots = {key.path[0].lower() for key in keys if len(key.path) > 1}
@@ -230,9 +249,9 @@ def _strategy_name(lookup: ChainedLookup) -> str:
 def _build_explanation(lookup: ChainedLookup) -> _Explanation:
     table = lookup.table
     pairs = ", ".join(f"{key.column} = {name}" for key, name in zip(lookup.keys, table.keys, strict=False))
-    text = f"{lookup.name}\n  table: {table.url}\n  on: {pairs} ({lookup.how})\n"
-    if lookup.validity is not None:
-        text += f"  as of: {lookup.keys[-1].column}, by {' and '.join(filter(None, lookup.validity))}\n"
+    text = f"{lookup.name}\n  table: {table.url}\n  on: {pairs or 'no keys'} ({lookup.how})\n"
+    if lookup.match is not None:
+        text += f"  {lookup.match[0].value.replace('_', ' ')}: {lookup.keys[-1].column}, by {' and '.join(lookup.match[1])}\n"
     if lookup.names:
         text += f"  columns: {', '.join(lookup.names)}\n"
     default = "" if is_cache_set(table.options) else ", by default"
@@ -321,6 +340,52 @@ def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
     return pairs
 
 
+@dataclasses.dataclass(frozen=True)
+class _MatchArgument:
+    """An argument that says how rows match a value: the DataFrame's `column` with the value, and the table's columns (of `as_of`: its options name
+    them)."""
+
+    kind: MatchKind
+    column: str
+    columns: tuple[str, ...]
+
+
+def _parse_match(as_of: Any, between: Any, cidr: Any, starts_with: Any) -> _MatchArgument | None:
+    arguments = {
+        kind: value
+        for kind, value in zip(MatchKind, (as_of, between, cidr, starts_with), strict=True)
+        if value is not None
+    }
+    if len(arguments) > 1:
+        names = " and ".join(kind.value for kind in arguments)
+        raise OptionError(f"arguments {names}: give one of them; look up one after the other, or filter the result")
+    for kind, value in arguments.items():
+        if kind is MatchKind.AS_OF:
+            if not isinstance(value, str):
+                raise OptionError(f"argument as_of = {value!r}: give the name of a column with times")
+            return _MatchArgument(kind, value, ())
+        counts, example = _MATCH_COLUMNS[kind]
+        pairs = list(value.items()) if isinstance(value, Mapping) else []
+        columns = [(c,) if isinstance(c, str) else tuple(c) if isinstance(c, Sequence) else () for _, c in pairs]
+        if (
+            len(pairs) != 1
+            or len(columns[0]) not in counts
+            or not all(isinstance(c, str) for c in (pairs[0][0], *columns[0]))
+        ):
+            raise OptionError(
+                f"argument {kind.value} = {value!r}: give one column of df and what it is compared with: {example}"
+            )
+        return _MatchArgument(kind, pairs[0][0], columns[0])
+    return None
+
+
+_MATCH_COLUMNS: Mapping[MatchKind, tuple[tuple[int, ...], str]] = {
+    MatchKind.BETWEEN: ((2,), "{'amount': ('low', 'high')}"),
+    MatchKind.CIDR: ((1, 2), "{'ip': 'network'}, or a pair of columns"),
+    MatchKind.STARTS_WITH: ((1,), "{'number': 'dial_code'}"),
+}
+
+
 def _known_fields(df: DataFrame) -> list[StructField]:
     """The columns of the DataFrame. In the function of a pipeline's flow, Spark does not reveal them: then only the columns that lookups have
     added."""
@@ -369,10 +434,10 @@ def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
     return Key(names, table_type if wider else field.dataType, wider)
 
 
-def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str) -> Key:
+def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str, argument: str = "on") -> Key:
     """The key column of the DataFrame, in a type that can be compared with the table's keys."""
     table_type = table.column_type(table_column)
-    path = _field(df, df_column, "on", table_type)
+    path = _field(df, df_column, argument, table_type)
     field = path[-1]
     if isinstance(field.dataType, CharType):
         raise SchemaError(
@@ -386,7 +451,54 @@ def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str
     return _widen(path, table_type)
 
 
-def _validity(table: DimensionTable) -> tuple[str, str | None]:
+def _match_columns(match: _MatchArgument, table: DimensionTable) -> tuple[str, ...]:
+    """The table's columns that a match needs."""
+    if match.kind is MatchKind.AS_OF:
+        return _validity(table)
+    argument = f"argument {match.kind.value}"
+    try:
+        names = tuple(resolve_names(match.columns, table.schema, argument))
+    except SchemaError as problem:
+        raise SchemaError(str(problem).replace("option argument", "argument", 1)) from None
+    kinds = [arrow_type(table.column_type(name)) for name in names]
+    if match.kind is MatchKind.BETWEEN and kinds[0] != kinds[1]:
+        raise SchemaError(
+            f"{argument}: {names[0]!r} is {kinds[0]}, {names[1]!r} is {kinds[1]}; both must be of one type"
+        )
+    is_bytes = [pa.types.is_string(kind) or pa.types.is_binary(kind) for kind in kinds]
+    if match.kind is MatchKind.STARTS_WITH and not is_bytes[0]:
+        raise SchemaError(f"{argument}: {names[0]!r} is {kinds[0]}; prefixes are text or binary")
+    if match.kind is MatchKind.CIDR and not (
+        is_bytes[0]
+        and (
+            (len(names) == 1 and pa.types.is_string(kinds[0]))
+            or (len(names) == 2 and (kinds[1] == kinds[0] or pa.types.is_integer(kinds[1])))
+        )
+    ):
+        kinds_text = " and ".join(f"{name!r} is {kind}" for name, kind in zip(names, kinds, strict=True))
+        raise SchemaError(
+            f"{argument}: {kinds_text}; a network is one column of text, or two columns: its first and last address, or its address and the "
+            "length of its prefix as an integer"
+        )
+    return names
+
+
+def _match_value(df: DataFrame, match: _MatchArgument, table: DimensionTable, columns: tuple[str, ...]) -> Key:
+    """The column of the DataFrame with the values to match, in a type that compares with the table's columns."""
+    if match.kind is MatchKind.AS_OF:
+        return _time(df, match.column, table, columns)
+    if match.kind is not MatchKind.CIDR:
+        return _key(df, match.column, table, columns[0], match.kind.value)
+    path = _field(df, match.column, "cidr", table.column_type(columns[0]))
+    kind = arrow_type(path[-1].dataType)
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_integer(kind)):
+        raise SchemaError(
+            f"argument cidr: {match.column!r} is {path[-1].dataType.simpleString()}; addresses are text, 4 or 16 bytes, or integers"
+        )
+    return Key(tuple(field.name for field in path), path[-1].dataType, False, not isinstance(path[-1], _Unknown))
+
+
+def _validity(table: DimensionTable) -> tuple[str, ...]:
     """The table's columns that say when a row is valid."""
     start, end = table.parsed.read.valid_from, table.parsed.read.valid_to
     if start is None:
@@ -401,10 +513,14 @@ def _validity(table: DimensionTable) -> tuple[str, str | None]:
             f"options lookup.valid-from and lookup.valid-to: {start_column!r} is {table.column_type(start_column).simpleString()}, {end_column!r} is "
             f"{table.column_type(end_column).simpleString()}; both must be of one type"
         )
-    return start_column, end_column
+    if end_column is None and "lookup.overlap" in table.options:
+        raise OptionError(
+            "option lookup.overlap has no effect without lookup.valid-to, because a row is valid until the next row of its key: remove it"
+        )
+    return (start_column,) if end_column is None else (start_column, end_column)
 
 
-def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, str | None]) -> Key:
+def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, ...]) -> Key:
     """The time column of the DataFrame, in the type of the table's validity columns."""
     table_type = table.column_type(validity[0])
     path = _field(df, as_of, "as_of", table_type)
@@ -461,13 +577,13 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
             raise OptionError(f"column {name!r} has a name that lookup joins use: rename it")
 
 
-def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) -> _Choice:
+def _choose(df: DataFrame, table: DimensionTable, strategy: str, match: _MatchArgument | None) -> _Choice:
     """The strategy with which a table is joined to a DataFrame, and the reason for it."""
     by_null = table.parsed.read.on_error is OnError.NULL
     if strategy == "broadcast":
-        if as_of:
+        if match is not None:
             raise OptionError(
-                "argument as_of needs strategy='cache': a broadcast join would return all rows of a key, not the one that is valid at that time"
+                f"argument {match.kind.value} needs strategy='cache': a broadcast join would return all rows of a key, not the one that matches"
             )
         if by_null:
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
@@ -488,8 +604,10 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, as_of: bool) ->
         cached = with_default_cache(table, facts.bytes)
     if strategy == "cache":
         return _Choice(False, cached, "asked for")
-    if as_of:
-        return _Choice(False, cached, "one row of several by their time")
+    if match is not None:
+        return _Choice(
+            False, cached, "one row of several by their time" if match.kind is MatchKind.AS_OF else "a match by range"
+        )
     if unknown:
         return _Choice(False, cached, "a pipeline's flow: Spark does not reveal the DataFrame")
     if df.isStreaming:

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN, LookupSpec, PassSpec, Place, Stage
+from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.spark.load import resolve_versions, token_columns
 from pyspark_lookup.spark.lookup_udf import LookupUdf
@@ -81,8 +82,8 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class ChainedLookup:
-    """A lookup of a chain. `keys`: the DataFrame's columns with the keys, in the order of the table's keys; with `validity`, the last of them has the
-    time of the row. `names`: the names of the columns that the lookup adds.
+    """A lookup of a chain. `keys`: the DataFrame's columns with the keys, in the order of the table's keys; with `match`, the last of them has the
+    value to match. `names`: the names of the columns that the lookup adds.
 
     `build`: the micro-batch in whose `foreachBatch` function the lookup was built, if any. `broadcast`: whether it is a broadcast join, and not
     part of a pass. `why`: the reason for that choice.
@@ -92,7 +93,7 @@ class ChainedLookup:
     keys: tuple[Key, ...]
     names: tuple[str, ...]
     how: str
-    validity: tuple[str, str | None] | None
+    match: tuple[MatchKind, tuple[str, ...]] | None
     build: Build | None
     broadcast: bool = False
     why: str = ""
@@ -102,7 +103,7 @@ class ChainedLookup:
         """The name of the lookup in plans, different for each lookup that `explain_lookup` tells apart."""
         pairs = [(key.column, name) for key, name in itertools.zip_longest(self.keys, self.table.keys)]
         returned_names = [field.name for field in self.table.returned_fields]
-        mark = key_of(pairs, returned_names, self.names, self.how, self.validity, self.broadcast, self.why)
+        mark = key_of(pairs, returned_names, self.names, self.how, self.match, self.broadcast, self.why)
         return f"lookup_{self.table.label}_{mark[:6]}"
 
     @property
@@ -132,13 +133,9 @@ class ChainedLookup:
     def spec(self) -> LookupSpec:
         table = self.table
         returned_names = [field.name for field in table.returned_fields]
-        validity_names = [
-            column for column in self.validity or () if column is not None and column not in returned_names
-        ]
+        match_names = [column for column in (self.match[1] if self.match else ()) if column not in returned_names]
         keys = pa.schema([(name, arrow_type(key.type)) for name, key in zip(table.keys, self.keys, strict=False)])
-        return LookupSpec(
-            table.options, keys, table.arrow([*returned_names, *validity_names]), self.names, self.validity
-        )
+        return LookupSpec(table.options, keys, table.arrow([*returned_names, *match_names]), self.names, self.match)
 
 
 @dataclasses.dataclass(frozen=True)

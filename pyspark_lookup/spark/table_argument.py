@@ -104,13 +104,13 @@ def look_up(
     keys: Sequence[str] | None,
     columns: Sequence[str] | None,
     options: Mapping[str, Any],
-    as_of: bool = False,
+    matches: bool = False,
     key_argument: str = "on",
 ) -> DimensionTable:
     """The table that a lookup names, with its columns as Spark sees them now.
 
-    `keys`: the key columns (None: those that the table's options or its log name). `key_argument`: the name of that argument in errors. `as_of`:
-    whether the lookup needs the rows that are valid at a time. Raises OptionError for options that do not fit or a name that means no table,
+    `keys`: the key columns (None: those that the table's options or its log name). `key_argument`: the name of that argument in errors. `matches`:
+    whether the lookup is by validity, range, network or prefix; then there may be no keys. Raises OptionError for options that do not fit or a name that means no table,
     SchemaError for a column that the table does not have.
     """
     argument_options = {key: option_text(value) for key, value in options.items()}
@@ -118,7 +118,7 @@ def look_up(
     for key in sorted(_OF_READS & explicit):
         instead = "give the argument columns instead" if key == "lookup.columns" else "leave it out"
         raise OptionError(f"option {key} is for reads, not for lookups: {instead}")
-    refuse_in_reads(explicit - {"lookup.on-error"}, as_of=as_of)
+    refuse_in_reads(explicit - {"lookup.on-error"}, matches=matches)
     stored, schema = _table(spark, table, argument_options)
     merged_options = resolve_path(merge_options(stored, argument_options))
     if any(key.lower() == "lookup.changes-from" for key in merged_options):
@@ -126,18 +126,24 @@ def look_up(
     keys_option = {key.lower(): text for key, text in argument_options.items()}.get("lookup.keys")
     if keys is None:
         keys = _stored_keys(spark, merged_options)
-    elif keys_option is not None and {key.lower() for key in parse_names(keys_option)} != {key.lower() for key in keys}:
+    elif (
+        keys
+        and keys_option is not None
+        and {key.lower() for key in parse_names(keys_option)} != {key.lower() for key in keys}
+    ):
         raise OptionError(
             f"option lookup.keys = {keys_option!r} differs from the argument `on` (or `key`), {', '.join(keys)}: a lookup uses "
             "all of the table's keys; leave one of the two out"
         )
-    merged_options["lookup.keys"] = ",".join(map(quote, keys))
+    if keys:
+        merged_options["lookup.keys"] = ",".join(map(quote, keys))
     columns_option = merged_options.get("lookup.columns")
     parsed = parse_options(merged_options)
     if schema is None:
         schema = load_columns(spark, _without_cache(merged_options))
     key_names = tuple(_resolve(keys, schema, key_argument))
-    merged_options["lookup.keys"] = ",".join(map(quote, _order(key_names, {**stored, **argument_options})))
+    if keys:
+        merged_options["lookup.keys"] = ",".join(map(quote, _order(key_names, {**stored, **argument_options})))
     if columns is None:
         shown_names = (
             schema.names

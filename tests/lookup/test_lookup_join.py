@@ -33,13 +33,12 @@ from pyspark_lookup.lookup.lookup_join import (
     PassSpec,
     Place,
     Stage,
-    Validity,
     columns_of_token,
     issue_token,
     open_pass,
     options_from_json,
-    valid_rows,
 )
+from pyspark_lookup.lookup.range_match import Match, MatchKind, matching_rows
 from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken
@@ -657,13 +656,17 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     number, key_index = (pa.array(numbers, pa.int64()) for numbers in (range(len(rows)), [row[0] for row in rows]))
     table = pa.table({"number": number, "since": since, "until": until, KEY_INDEX: key_index})
     keys = pa.table({"id": range(5)})
-    validity = Validity("since", "until" if by_end else None, Overlap.NEWEST if newest else Overlap.ERROR)
-    at = column(times).cast(asked_form)
+    overlap = Overlap.NEWEST if newest or not by_end else Overlap.ERROR
+    match = Match(MatchKind.AS_OF, ("since", "until") if by_end else ("since",), (True, False), overlap)
+    at = match.cast_values(table.schema.field("since"), column(times).cast(asked_form))
     wanted = expected(rows, times, by_end, newest)
     if wanted is None:
-        with pytest.raises(errors.OverlapError, match=r"valid at the same time, by since and until: here id = \d"):
-            valid_rows(table, keys, at, validity)
+        with pytest.raises(
+            errors.OverlapError,
+            match=r"2 rows of one key, id = \d, are valid at the same time, .*since = .*until = .*NEWEST",
+        ):
+            matching_rows(table, keys, at, match)
         return
-    answer = valid_rows(table, keys, at, validity)
+    answer = matching_rows(table, keys, at, match)
     assert answer.column("number").to_pylist() == wanted
     assert answer.column(KEY_INDEX).to_pylist() == sorted(answer.column(KEY_INDEX).to_pylist())

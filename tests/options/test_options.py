@@ -34,13 +34,13 @@ def refusal(*layers: Mapping[str, str], conf: Mapping[str, str] | None = None) -
 
 
 # Options that are one of a few values, which come in any letter case, with spaces around; and what they need beside them.
-VALIDITY = {"lookup.valid-from": "since", "lookup.valid-to": "until"}
 CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
     ("lookup.format", enums.FileFormatName, {}), ("lookup.view", enums.View, {}),
     ("lookup.on-error", enums.OnError, {}), ("lookup.on-busy", enums.OnBusy, {}),
     ("lookup.version-at", enums.VersionAt, {}), ("lookup.on-version-gone", enums.OnVersionGone, {}),
     ("lookup.write.mode", enums.KeyedWrite, {}), ("lookup.write.missing-columns", enums.MissingColumns, {}),
-    ("lookup.stream.start", enums.StreamStart, {}), ("lookup.overlap", enums.Overlap, VALIDITY),
+    ("lookup.stream.start", enums.StreamStart, {}), ("lookup.overlap", enums.Overlap, {}), ("lookup.range.bounds", enums.Bounds, {}),
+    ("lookup.on-bad-network", enums.OnBadNetwork, {}),
 ]  # fmt: skip
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1"}
 PROVIDER = {"lookup.provider": "a:b"}
@@ -184,8 +184,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
         ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
         ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
     ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter the result in Spark"]),
-    *((given, ["has no effect without lookup.valid-from and lookup.valid-to"]) for given in [
-        {"lookup.valid-to": "until"}, {"lookup.overlap": "NEWEST"}, {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"}]),
+    ({"lookup.valid-to": "until"}, ["lookup.valid-to has no effect without lookup.valid-from"]),
     # Bad values, with the FLIP's words.
     ({**RELOADED, FULL_CACHE + "periodic-reload.interval": "0 s"}, [FULL_CACHE + "periodic-reload.interval", "greater than zero"]),
     ({**TIMED, FULL_CACHE + "timed-reload.interval-in-days": "0"}, ["interval-in-days = '0'", "at least 1 day"]),

@@ -1,0 +1,255 @@
+"""`Match`: how a lookup finds rows by a value that lies in their range, in their network, or begins with their prefix; `RangeMatcher` finds them.
+
+The validity of a row in time (`as_of`) is such a range, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.columnar.keys import KEY_INDEX, Numbers, accepts, as_bools, as_indices, as_int64, one_array
+from pyspark_lookup.columnar.networks import Addresses, Networks, parse_addresses, parse_networks
+from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, Stabbing
+from pyspark_lookup.columnar.types import widens
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.errors import DamagedFileError, OverlapError, SchemaError
+from pyspark_lookup.options.enums import OnBadNetwork, Overlap
+from pyspark_lookup.options.groups import ReadOptions
+
+_IPV4_AT = np.uint64(2**32 - 1)
+
+
+class MatchKind(enum.Enum):
+    """What a value has to do with the columns of a row: the argument of `lookup_join` that names them."""
+
+    AS_OF = "as_of"
+    BETWEEN = "between"
+    CIDR = "cidr"
+    STARTS_WITH = "starts_with"
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether two rows that hold the same value are inside one another, so that one of them says more."""
+        return self in (MatchKind.CIDR, MatchKind.STARTS_WITH)
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A kind of match, and the table's columns that it needs.
+
+    AS_OF: the columns with the time from which a row is valid and, if there is one, before which it is valid; without, it is valid until the
+    next row of its key. BETWEEN: the lowest and the highest value. CIDR: the network, or its first and last address, or its address and the
+    length of its prefix. STARTS_WITH: the prefix.
+    """
+
+    kind: MatchKind
+    columns: tuple[str, ...]
+    closed: tuple[bool, bool] = (True, True)
+    overlap: Overlap = Overlap.ERROR
+    on_bad_network: OnBadNetwork = OnBadNetwork.ERROR
+
+    @classmethod
+    def from_options(cls, kind: MatchKind, columns: Sequence[str], options: ReadOptions) -> Match:
+        """The match as the options of the read define its bounds and what happens if several rows match."""
+        closed = (True, kind is not MatchKind.AS_OF) if options.bounds is None else options.bounds.closed
+        overlap = options.overlap or (Overlap.NARROWEST if kind.is_nested else Overlap.ERROR)
+        if kind is MatchKind.AS_OF and len(columns) == 1:
+            overlap = Overlap.NEWEST  # a row ends where the next one begins
+        return cls(kind, tuple(columns), closed, overlap, options.on_bad_network)
+
+    def cast_values(self, field: pa.Field, values: pa.Array) -> pa.Array:
+        """The values in a type that compares with the first column, `field`. Raises SchemaError if there is none."""
+        if self.kind is MatchKind.CIDR:
+            return values
+        kind = values.type
+        if self.kind is MatchKind.AS_OF:
+            if (
+                pa.types.is_timestamp(kind)
+                and kind.tz is not None
+                and pa.types.is_timestamp(field.type)
+                and field.type.tz
+            ):
+                kind = pa.timestamp(kind.unit, field.type.tz)  # Spark sends instants in the session's time zone
+            if widens(kind, field.type):
+                return values.cast(field.type)
+        elif accepts(field.type, kind):
+            return values.cast(field.type) if widens(kind, field.type) else values
+        raise SchemaError(
+            f"argument {self.kind.value} has the type {values.type}, but the table's column {field.name!r} has {field.type}: cast the values "
+            f"to {field.type} with df.withColumn"
+        )
+
+
+class RangeMatcher:
+    """The rows of a table by their ranges.
+
+    `columns`: the columns of `match`. `kind`: the type of the values that are looked up. `group`: for each row the number of its key, below
+    `groups` (None: there are no keys). `name_row`: the place of a row, for errors.
+    """
+
+    def __init__(
+        self,
+        match: Match,
+        columns: Sequence[pa.Array],
+        kind: pa.DataType,
+        group: Numbers | None,
+        groups: int,
+        name_row: Callable[[int], str],
+    ) -> None:
+        self._match, self._columns, self._name_row = match, columns, name_row
+        self._is_ipv4 = False
+        if match.kind is MatchKind.CIDR:
+            self._ranges = self._networks(group)
+        elif match.kind is MatchKind.STARTS_WITH:
+            self._ranges = Ranges.from_prefixes(columns[0], group)
+        else:
+            low, *high = [_cast(column, kind) for column in columns]
+            self._ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed, group)
+        self._kind = kind
+        self._groups = groups
+        self._index = RangeIndex.build(
+            self._ranges, Pick.NARROWEST if match.overlap is Overlap.NARROWEST else Pick.NEWEST, groups
+        )
+
+    @cached_property
+    def _stabbing(self) -> Stabbing:
+        return Stabbing(self._ranges, self._groups)
+
+    def find(self, values: pa.Array, groups: Numbers | None, name_key: Callable[[int], str]) -> tuple[Numbers, Numbers]:
+        """(numbers of values, rows): the rows that match each value, ordered by value and row. One at most for each value, unless
+        `lookup.overlap` is ALL.
+
+        `groups`: for each value the number of its key; -1 for none. `name_key`: the key of a value, for errors. Raises OverlapError for two
+        rows that match a value, if `lookup.overlap` is ERROR.
+        """
+        positions, valid = self._positions(values)
+        segments = np.where(valid, self._index.find_segments(positions, groups), -1)
+        winners = self._index.winners[segments]
+        numbers = np.flatnonzero(winners != NONE)
+        rows = winners[numbers].astype(np.int64)
+        if self._index.is_shared is None or self._match.overlap in (Overlap.NARROWEST, Overlap.NEWEST):
+            return numbers, rows
+        is_shared = self._index.is_shared[segments[numbers]]
+        if not is_shared.any():
+            return numbers, rows
+        shared = numbers[is_shared]
+        if self._match.overlap is Overlap.ERROR:
+            shared = shared[:1]
+        shared_numbers, shared_rows = self._stabbing.find(positions[shared], None if groups is None else groups[shared])
+        if self._match.overlap is Overlap.ERROR:
+            raise self._overlap(values[int(shared[0])].as_py(), name_key(int(shared[0])), shared_rows)
+        numbers = np.concatenate([numbers[~is_shared], shared[shared_numbers]])
+        rows = np.concatenate([rows[~is_shared], shared_rows])
+        order = np.argsort(numbers, kind="stable")
+        return numbers[order], rows[order]
+
+    def _positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
+        """(the positions of values, whether each has one)."""
+        if self._match.kind is not MatchKind.CIDR:
+            valid = as_bools(values.is_valid()) if values.null_count else np.ones(len(values), np.bool_)
+            return self._ranges.positions(_cast(values, self._kind)), valid
+        addresses = parse_addresses(values)
+        if self._is_ipv4:
+            return _ipv4_numbers(addresses), addresses.valid & addresses.is_ipv4
+        return self._ranges.positions(addresses.to_array()), addresses.valid
+
+    def _networks(self, group: Numbers | None) -> Ranges:
+        networks = _parse(self._columns)
+        is_null = ~networks.valid & _any_null(self._columns)
+        is_bad = (~networks.valid & ~is_null) | networks.has_host_bits
+        if is_bad.any() and self._match.on_bad_network is OnBadNetwork.ERROR:
+            raise self._bad_network(int(np.argmax(is_bad)), networks, int(is_bad.sum()))
+        valid = networks.valid & ~is_bad
+        self._is_ipv4 = bool((networks.first.is_ipv4 & networks.last.is_ipv4)[valid].all())
+        bounds = [
+            pa.array(_ipv4_numbers(side)) if self._is_ipv4 else dataclasses.replace(side, valid=valid).to_array()
+            for side in (networks.first, networks.last)
+        ]
+        ranges = Ranges.from_bounds(bounds[0], bounds[1], (True, True), group)
+        return dataclasses.replace(ranges, is_empty=ranges.is_empty | ~valid)
+
+    def _text(self, row: int) -> str:
+        values = (
+            f"{name} = {column[row].as_py()!r}" for name, column in zip(self._match.columns, self._columns, strict=True)
+        )
+        return ", ".join(values)
+
+    def _bad_network(self, row: int, networks: Networks, count: int) -> DamagedFileError:
+        problem = "has bits set after its prefix" if networks.has_host_bits[row] else "is no network"
+        return DamagedFileError(
+            f"{self._name_row(row)}: {self._text(row)} {problem} ({count:,} such rows): correct the table, or set "
+            "lookup.on-bad-network = SKIP, with which these rows match nothing"
+        )
+
+    def _overlap(self, value: object, key: str, rows: Numbers) -> OverlapError:
+        first, second = (self._text(int(row)) for row in rows[:2])
+        of_key = f" of one key, {key}," if key else ""
+        advice = (
+            f"NEWEST to take the row with the latest {self._match.columns[0]}"
+            if self._match.kind is MatchKind.AS_OF
+            else "NARROWEST to take the smallest range, NEWEST for the one that begins last, or ALL for all of them"
+        )
+        are_valid = "are valid at the same time" if self._match.kind is MatchKind.AS_OF else "match one value"
+        return OverlapError(
+            f"{len(rows):,} rows{of_key} {are_valid}, {value!r}: here ({first}) and ({second}); correct the table, or set lookup.overlap = {advice}"
+        )
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in a type whose values compare with those of type `kind`."""
+    if pa.types.is_decimal(column.type) or pa.types.is_decimal(kind):
+        return column.cast(_decimal_of_both(column.type, kind))
+    return column.cast(kind) if widens(column.type, kind) and not pa.types.is_integer(kind) else column
+
+
+def _decimal_of_both(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType:
+    """A decimal type that holds all values of two exact numeric types. Raises SchemaError if they need more than 38 digits."""
+    digits = [(k.precision - k.scale, k.scale) if pa.types.is_decimal(k) else (19, 0) for k in (kind, other_kind)]
+    whole, scale = max(whole for whole, _ in digits), max(scale for _, scale in digits)
+    if whole + scale > 38:
+        raise SchemaError(
+            f"values of type {other_kind} cannot be compared with a column of type {kind}: together they have {whole + scale} digits, and 38 "
+            "is the most; cast the values with df.withColumn"
+        )
+    return pa.decimal128(whole + scale, scale)
+
+
+def _ipv4_numbers(addresses: Addresses) -> Numbers:
+    return np.asarray(addresses.lower & _IPV4_AT, np.int64)
+
+
+def _any_null(columns: Sequence[pa.Array]) -> Numbers:
+    is_null = np.zeros(len(columns[0]), np.bool_)
+    for column in columns:
+        is_null |= as_bools(column.is_null())
+    return is_null
+
+
+def _parse(columns: Sequence[pa.Array]) -> Networks:
+    if len(columns) == 1 or pa.types.is_integer(columns[1].type):
+        return parse_networks(*columns)
+    first, last = map(parse_addresses, columns)
+    return Networks(first, last, first.valid & last.valid, np.zeros(len(first.valid), np.bool_))
+
+
+def matching_rows(rows: pa.Table, keys: pa.Table, values: pa.Array, match: Match) -> pa.Table:
+    """Those of `rows` that match the value of their key, in the order of `KEY_INDEX`.
+
+    `values`: a value for each of the `keys`, as `Match.cast_values` returns them. If it is null, no row matches. Raises OverlapError for two
+    rows that match a value, if `lookup.overlap` is ERROR.
+    """
+    columns = [one_array(rows.column(name)) for name in match.columns]
+    group = as_int64(one_array(rows.column(KEY_INDEX)))
+    matcher = RangeMatcher(match, columns, values.type, group, keys.num_rows, lambda row: f"row {row} of the answer")
+    _, found = matcher.find(values, np.arange(keys.num_rows), lambda row: name_key(keys, row))
+    return rows.take(as_indices(found))
+
+
+def name_key(keys: pa.Table, row: int) -> str:
+    """The key of a row, as text for messages."""
+    return ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)

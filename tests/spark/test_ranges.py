@@ -1,0 +1,182 @@
+"""`lookup_join` by ranges, networks and prefixes, beside Spark's own joins on the same conditions and Python's `ipaddress`."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from pyspark_lookup import explain_lookup, lookup_join
+from pyspark_lookup.errors import OptionError, SchemaError
+from tests.support.lake_tables import MODES
+from tests.support.spark_tables import running
+
+pytestmark = pytest.mark.spark
+FULL = MODES["full"]
+# The type of the bounds, that of the values, and a value made of a number from 0 to 40.
+TYPES = {
+    "int": ("int", "long", "{} - 20"),
+    "decimal": ("decimal(10,2)", "decimal(20,4)", "{} / 4 - 3"),
+    "double": (
+        "double",
+        "double",
+        "CASE WHEN {0} = 39 THEN double('NaN') WHEN {0} = 0 THEN -0.0D ELSE {0} / 3D - 4 END",
+    ),
+    "date": ("date", "date", "date_add(DATE'1969-12-20', CAST({} AS int))"),
+    "timestamp": ("timestamp", "timestamp", "timestamp_micros({} * 1000000000000L - 20000000000000L)"),
+    "text": ("string", "string", "substring('abcabdacbbca', 1 + {0} % 7, {0} % 5)"),
+}
+BOUNDS = {"[]": (">=", "<="), "[)": (">=", "<"), "(]": (">", "<="), "()": (">", "<")}
+
+
+def make_ranges(spark: SparkSession, path: str, kind: str, seed: str, keys: int) -> None:
+    """Ranges with open bounds, without values, and that overlap, of a few keys."""
+    draw = random.Random(seed)
+    rows = []
+    for number in range(60):
+        low = draw.randrange(40)
+        high = low + draw.randrange(-1, 12)
+        rows.append((draw.randrange(keys), *(None if draw.random() < 0.1 else n for n in (low, min(high, 40))), number))
+    bound, _, text = TYPES[kind]
+    columns = [f"CASE WHEN {n} IS NOT NULL THEN CAST({text.format(n)} AS {bound}) END AS {n}" for n in ("low", "high")]
+    frame = spark.createDataFrame(rows, "key int, low int, high int, number int")
+    frame.selectExpr("key", *columns, "number").coalesce(1).write.parquet(path)
+
+
+def facts(spark: SparkSession, kind: str) -> DataFrame:
+    _, kind_of_value, text = TYPES[kind]
+    value = f"CAST({text.format('id % 41')} AS {kind_of_value})"
+    rows = spark.range(300).selectExpr(
+        "id AS fact", "CAST(id * 7 % 5 AS int) AS k", f"IF(id % 20 = 13, NULL, {value}) AS value"
+    )
+    return rows.repartition(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "bounds", "keyed"),
+    [
+        ("int", "full", "[]", True), ("int", "none", "()", False), ("decimal", "full", "[)", False), ("double", "partial", "(]", True),
+        ("date", "none", "[]", True), ("timestamp", "full", "[)", False), ("text", "full", "()", True), ("text", "none", "[]", False),
+    ],
+)  # fmt: skip
+def test_ranges_are_joined_as_spark_does(
+    spark: SparkSession, tmp_path: Path, kind: str, mode: str, bounds: str, keyed: bool
+) -> None:
+    path, options = str(tmp_path / "ranges"), {**MODES[mode], "lookup.range.bounds": bounds}
+    make_ranges(spark, path, kind, f"{kind} {mode}", 6)
+    above, below = BOUNDS[bounds]
+    on = {"k": "key"} if keyed else None
+    table = spark.read.parquet(path).where("low IS NULL OR high IS NULL OR low <= high")
+    condition = f"value IS NOT NULL AND (low IS NULL OR value {above} low) AND (high IS NULL OR value {below} high)"
+    for how in ("left", "inner", "left_semi", "left_anti"):
+        columns = [] if how.startswith("left_") else ["number"]
+        joined = lookup_join(
+            facts(spark, kind), path, on, how, columns or None, between={"value": ("low", "high")}, options={**options, "lookup.overlap": "ALL"}
+        )  # fmt: skip
+        theirs = facts(spark, kind).join(table, sf.expr(condition + (" AND k = key" if keyed else "")), how)
+        shown = ["fact", *columns]
+        assert sorted(map(str, joined.select(*shown).collect())) == sorted(map(str, theirs.select(*shown).collect()))
+    newest = lookup_join(facts(spark, kind), path, on, "inner", between={"value": ("low", "high")}, options={**options, "lookup.overlap": "NEWEST"})  # fmt: skip
+    theirs = facts(spark, kind).join(table, sf.expr(condition + (" AND k = key" if keyed else "")))
+    latest = theirs.groupBy("fact").agg(sf.expr("max_by(low, struct(low IS NOT NULL, low))").alias("low"))
+    assert sorted(map(str, newest.select("fact", "low").collect())) == sorted(map(str, latest.collect()))
+    assert "between: value, by low and high" in explain_lookup(newest)
+    with pytest.raises(Exception, match=r"rows.* match one value, .*here \(low = .*\) and \(low = .*NARROWEST"):
+        lookup_join(facts(spark, kind), path, on, between={"value": ("low", "high")}, options=options).collect()
+
+
+def test_networks_are_those_of_python(spark: SparkSession, tmp_path: Path) -> None:
+    """The smallest network, whether it is text, two addresses, or an address with a length; addresses as text, bytes and integers."""
+    draw = random.Random(5)
+    networks = {
+        str(ipaddress.ip_network((draw.getrandbits(bits) & ((1 << bits) - (1 << bits - 6)), draw.choice(lengths)), strict=False))
+        for bits, lengths in [(32, range(2, 33, 3)), (128, range(2, 129, 9))]
+        for _ in range(60)
+    }  # fmt: skip
+    addresses = [
+        ipaddress.ip_network(text)[0] + draw.randrange(2)
+        for text in sorted(networks)
+        if not text.endswith(("/32", "/128"))
+    ]
+    rows = []
+    for text in sorted(networks):
+        network = ipaddress.ip_network(text)
+        rows.append((text, str(network[0]), str(network[-1]), network.prefixlen))
+    spark.createDataFrame(rows, "network string, first string, last string, length int").coalesce(1).write.parquet(
+        str(tmp_path / "nets")
+    )
+    asked = [(str(a), a.packed, int(a) if a.version == 4 else -1) for a in addresses] + [
+        ("no address", b"xyz", -2),
+        (None, None, None),
+    ]
+    df = spark.createDataFrame(asked, "text string, bytes binary, number long")
+    expected = {}
+    for address in addresses:
+        holding = [n for n in map(ipaddress.ip_network, networks) if n.version == address.version and address in n]
+        expected[str(address)] = str(max(holding, key=lambda n: n.prefixlen)) if holding else None
+    for column, by in [("text", "network"), ("bytes", ("first", "last")), ("number", ("first", "length"))]:
+        joined = lookup_join(df, str(tmp_path / "nets"), columns=["network"], cidr={column: by}, options=FULL)
+        for row in joined.collect():
+            known = expected.get(row.text) if column != "number" or (row.number or -1) >= 0 else None
+            assert row.network == known, row
+
+
+def test_networks_that_cannot_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """They are an error that names the network and the way out, or match nothing."""
+    path = str(tmp_path / "nets")
+    spark.sql(
+        "SELECT * FROM VALUES ('10.1.0.0/8'), ('10.0.0.0/8'), ('10.0.0.0/99'), (NULL) AS t(network)"
+    ).write.parquet(path)
+    df = spark.sql("SELECT '10.1.2.3' AS ip")
+    with pytest.raises(
+        Exception, match=r"network = '10\.(1\.0\.0/8|0\.0\.0/99)' .*\(2 such rows\).*lookup\.on-bad-network = SKIP"
+    ):
+        lookup_join(df, path, cidr={"ip": "network"}).collect()
+    skipping = lookup_join(df, path, cidr={"ip": "network"}, options={"lookup.on-bad-network": "SKIP"})
+    assert [row.network for row in skipping.collect()] == ["10.0.0.0/8"]
+
+
+def test_prefixes_follow_a_table_that_changes(spark: SparkSession, tmp_path: Path) -> None:
+    """In a stream, each micro-batch finds the longest prefix in the version that is current when it starts."""
+    codes, calls = str(tmp_path / "codes"), str(tmp_path / "calls")
+    spark.sql("SELECT * FROM VALUES ('49', 'DE'), ('', 'any') AS t(code, place)").write.parquet(codes)
+    spark.sql("SELECT '4930' AS number").write.parquet(calls)
+    stream = spark.readStream.schema("number string").parquet(calls)
+    with running(lookup_join(stream, codes, starts_with={"number": "code"}, columns=["place"]), "prefixes") as query:
+        query.processAllAvailable()
+        spark.sql("SELECT '493' AS code, 'Berlin' AS place").write.mode("append").parquet(codes)
+        spark.sql("SELECT explode(array('4930', '4', NULL)) AS number").write.mode("append").parquet(calls)
+        query.processAllAvailable()
+    rows = sorted(map(tuple, spark.table("prefixes").collect()), key=str)
+    assert rows == [("4", "any"), ("4930", "Berlin"), ("4930", "DE"), (None, None)]
+
+
+def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    spark.sql("SELECT 1 AS low, 2L AS high, 3 AS top, 'a' AS text, array(1) AS list").write.parquet(path)
+    df = spark.sql("SELECT 1 AS value, 'x' AS ip, 1.5D AS ratio")
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"between": {"value": ("low", "high")}}, "'low' is int32, 'high' is int64; both must be of one type"),
+        ({"between": {"ip": ("low", "top")}}, "key 'ip' is string, the table's 'low' is int"),
+        ({"between": {"ratio": ("high", "high")}}, "no type that holds the values of both"),
+        ({"between": {"value": ("low", "tops")}}, "argument between.*tops"),
+        ({"between": {"value": "low"}}, r"argument between = \{'value': 'low'\}: give one column of df .*'low', 'high'"),
+        ({"between": {"value": ("low", "top"), "ip": ("low", "top")}}, "argument between = .*give one column"),
+        ({"cidr": {"ip": "low"}}, "argument cidr: 'low' is int32; a network is one column of text, or two"),
+        ({"cidr": {"ratio": "text"}}, "argument cidr: 'ratio' is double; addresses are"),
+        ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes are text or binary"),
+        ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give one of them"),
+        ({"starts_with": {"ip": "text"}, "strategy": "broadcast"}, "argument starts_with needs strategy='cache'"),
+        ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key.*FULL"),
+        ({"starts_with": {"ip": "text"}, "options": {"lookup.range.bounds": "][", **FULL}}, r"lookup.range.bounds = '\]\['"),
+    ]  # fmt: skip
+    for arguments, words in refused:
+        with pytest.raises((OptionError, SchemaError), match=words):
+            lookup_join(df, path, **arguments)
+    with pytest.raises(OptionError, match=r"lookup\.range\.bounds is for lookup_join with as_of, between"):
+        lookup_join(df, path, {"value": "low"}, options={"lookup.range.bounds": "[]"})
