@@ -26,8 +26,9 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.footers import prune_files
-from pyspark_lookup.scan.open_file import Projection
+from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import all_columns, cut_share
+from pyspark_lookup.storage.stores import FileStatistics
 from pyspark_lookup.versions.executions import read_with_restarts
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import Table, TableVersion, file_sizes, select_partitions
@@ -272,6 +273,14 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     if version_at is VersionAt.READ or (version_at is VersionAt.AUTO and count == 1):
         return [ReadTask(number, count) for number in range(count)]
     shares = [cut_share(files, number, count, splittable) for number in range(count)]
+    if isinstance(files, ColumnFiles):  # these have been pruned, so their bounds need not travel
+        shares = [tuple(map(_without_bounds, pieces)) for pieces in shares]
     nonempty_shares = [pieces for pieces in shares if pieces] or [()]
     digest = resolved_table.version.digest
     return [ReadTask(number, len(nonempty_shares), pieces, digest) for number, pieces in enumerate(nonempty_shares)]
+
+
+def _without_bounds(piece: Slice) -> Slice:
+    file = piece.file
+    statistics = None if file.statistics is None else FileStatistics(file.statistics.rows)
+    return dataclasses.replace(piece, file=dataclasses.replace(file, statistics=statistics))

@@ -158,6 +158,9 @@ class DeletedValues:
 
 _FORM = 1  # of the segments below, and of the hashes of keys in them
 _ROWS, _SEQUENCES = "rows", "sequences"
+_KEPT_FROM = 8  # delete files of an index that is kept on the disk; the block cache has those of smaller ones
+_FLUSHED_FROM = 65536  # rows
+_INDEXES_NOTED = 256
 
 
 class IndexSegments:
@@ -166,44 +169,44 @@ class IndexSegments:
     def __init__(self, disk: Disk, table: str) -> None:
         self._disk = disk
         self._table = table
-        self._names: dict[int, str] = {}  # the segments of parts, by id, which this process has written or opened
-        self._opened: list[IndexedDeletes] = []
+        self._parts: dict[
+            str, dict[str, IndexedDeletes]
+        ] = {}  # by the key of their index and the name of their segment
 
     def _key(self, columns: EqualityColumns, first: str) -> str:
         stored = [column.to_json() for column in columns.file.columns or ()]
         return key_of("equality", _FORM, self._table, json.dumps(stored), text_of_schema(columns.schema), first)
 
-    def find(self, columns: EqualityColumns, first: str) -> tuple[IndexedDeletes, ...]:
+    def find(self, columns: EqualityColumns, first: str) -> list[IndexedDeletes]:
         """The parts on record for deletes by these columns, of which `first` is the name of the oldest."""
         key = self._key(columns, first)
-        parts: list[IndexedDeletes] = []
+        known, parts = self._parts.get(key, {}), dict[str, IndexedDeletes]()
         for name in self._disk.get_record("log", key, as_texts) or ():
-            part = self._open(key, as_name(name), columns.schema)
+            part = known.get(name) or self._open(key, as_name(name), columns.schema)
             if part is None:
                 break
-            self._note(part, name)
-            parts.append(part)
-        if parts:
-            self._disk.use_table(key)
-        return tuple(parts)
+            parts[name] = part
+        self._note(key, parts)
+        return [*parts.values()]
 
     def keep(self, columns: EqualityColumns, first: str, parts: Sequence[IndexedDeletes]) -> None:
         """Put parts on record, for all processes of the host. Raises OSError."""
         key = self._key(columns, first)
+        names = {id(part): name for name, part in self._parts.get(key, {}).items()}
         for part in parts:
-            if id(part) not in self._names:
-                name = f"part-{uuid.uuid4().hex}"
-                self._write(key, name, part)
-                self._note(part, name)
-        names = [self._names[id(part)] for part in parts]
-        self._disk.replace_record("log", key, names)
-        remove_unneeded(self._disk, key, names)
+            if id(part) not in names:
+                names[id(part)] = f"part-{uuid.uuid4().hex}"
+                self._write(key, names[id(part)], part)
+        by_name = {names[id(part)]: part for part in parts}
+        self._disk.replace_record("log", key, [*by_name])
+        self._note(key, by_name)
+        remove_unneeded(self._disk, key, [*by_name])
 
-    def _note(self, part: IndexedDeletes, name: str) -> None:
-        self._names[id(part)] = name
-        self._opened.append(part)  # so that no other part gets its id
-        while len(self._opened) > _NOTED_AT_MOST:
-            del self._names[id(self._opened.pop(0))]
+    def _note(self, key: str, parts: dict[str, IndexedDeletes]) -> None:
+        if parts:
+            self._disk.use_table(key)
+        recent = list(self._parts.items())[-_INDEXES_NOTED:]
+        self._parts = {**dict(recent), key: parts}
 
     def _write(self, key: str, name: str, part: IndexedDeletes) -> None:
         columns = [one_array(column) for column in part.rows.columns]
@@ -211,7 +214,9 @@ class IndexSegments:
         arrays = {_SEQUENCES: part.sequences, **part.index.arrays}
         regions = {_ROWS: ipc_file(batch), **{name: np.ascontiguousarray(array) for name, array in arrays.items()}}
         types = {name: array.dtype.str for name, array in arrays.items()}
-        write_segment(self._disk, key, name, regions, {"files": part.files, "types": types})
+        # A small part is checked by each process that opens it, instead of flushed to the disk.
+        is_durable = part.rows.num_rows > _FLUSHED_FROM
+        write_segment(self._disk, key, name, regions, {"files": part.files, "types": types}, is_durable)
 
     def _open(self, key: str, name: str, schema: pa.Schema) -> IndexedDeletes | None:
         segment = self._disk.open_segment(key, name)
@@ -233,14 +238,11 @@ class IndexSegments:
             return None
 
 
-_NOTED_AT_MOST = 64
-
-
 class EqualityIndexes:
     """The values that equality deletes of one table name. A host reads each delete file once, and many at a time.
 
     The next version has the deletes of the one before and a few more: only these are read then, into a part of their own. `read`: reads the
-    rows of delete files; `place`: those of data files. `segments`: the host's parts; None: each process reads the delete files.
+    rows of delete files that the block cache does not keep. `segments`: the host's parts; None: each process reads the delete files.
     """
 
     def __init__(self, read: PlaceRows, place: PlaceRows, segments: IndexSegments | None = None) -> None:
@@ -269,16 +271,19 @@ class EqualityIndexes:
         known = self._parts.get(place) or ()
         parts = _matching_parts(known, names)
         count = sum(len(part.files) for part in parts)  # of the deletes that the parts have
-        on_record: tuple[IndexedDeletes, ...] = ()
-        if count < len(names) and self._segments is not None:
-            on_record = self._segments.find(columns, names[0][0])
+        on_record: list[IndexedDeletes] = []
+        segments = self._segments if len(names) >= _KEPT_FROM else None
+        if count < len(names) and segments is not None:
+            # The race: other processes of the host read the same deletes. All go on with the parts of the one that was last.
+            on_record = segments.find(columns, names[0][0])
             recorded_parts = _matching_parts(on_record, names)
             recorded_count = sum(len(part.files) for part in recorded_parts)
-            if recorded_count > count:
+            if recorded_count >= count:
                 parts, count = recorded_parts, recorded_count
         before = [*parts]
         if count < len(names):
-            parts.append(self._read_rows(columns.schema, deletes[count:], names[count:]))
+            read = self._place if segments is None else self._read
+            parts.append(self._read_rows(read, columns.schema, deletes[count:], names[count:]))
         # Each part has at least twice the rows of the next, so there are few, and a row is seldom indexed again.
         while len(parts) > 1 and 2 * parts[-1].rows.num_rows > parts[-2].rows.num_rows:
             later = parts.pop()
@@ -286,19 +291,19 @@ class EqualityIndexes:
         self._parts.put(place, tuple(parts), sum(part.memory_bytes for part in parts))
         # The record of a later version serves most readers.
         is_later = [file for part in on_record for file in part.files][: len(names)] == [*names]
-        if self._segments is not None and [*map(id, parts)] != [*map(id, before)] and not is_later:
+        if segments is not None and [*map(id, parts)] != [*map(id, before)] and not is_later:
             with contextlib.suppress(OSError):  # then another process reads the delete files again
-                self._segments.keep(columns, names[0][0], parts)
+                segments.keep(columns, names[0][0], parts)
         return DeletedValues(columns, tuple(parts))
 
     def _read_rows(
-        self, schema: pa.Schema, deletes: Sequence[EqualityDeletes], names: tuple[tuple[str, int], ...]
+        self, read: PlaceRows, schema: pa.Schema, deletes: Sequence[EqualityDeletes], names: tuple[tuple[str, int], ...]
     ) -> IndexedDeletes:
         sequences = {delete.keys.url: delete.sequence for delete in deletes}
         batches: list[pa.RecordBatch] = []
         numbers = [np.zeros(0, np.int64)]
         size = checked_bytes = 0
-        for file, _, batch in self._read([delete.equality.file for delete in deletes], schema, None):
+        for file, _, batch in read([delete.equality.file for delete in deletes], schema, None):
             batches.append(batch)
             numbers.append(np.full(batch.num_rows, sequences[file.url], np.int64))
             size += batch.nbytes

@@ -30,14 +30,19 @@ def open_batch(region: Any) -> pa.RecordBatch:
 
 
 def write_segment(
-    disk: Disk, table: str, name: str, regions: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+    disk: Disk,
+    table: str,
+    name: str,
+    regions: Mapping[str, Any],
+    meta: Mapping[str, Any] | None = None,
+    durable: bool = True,
 ) -> None:
-    """Write and publish a segment of a table. Raises OSError if there is no room for it."""
+    """Write and publish a segment of a table; for `durable` see `SegmentWriter.finish`. Raises OSError if there is no room for it."""
     writer = disk.create_segment({})
     try:
         for region, data in regions.items():
             writer.add(region, data)
-        writer.finish(meta or {})
+        writer.finish(meta or {}, durable)
         disk.publish_segment(table, name, writer)
     finally:
         writer.close()

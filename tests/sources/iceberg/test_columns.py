@@ -9,9 +9,12 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.predicate import And, ColumnStats, Compare, In, IsNull, Or, Predicate, may_match
+from pyspark_lookup.errors import CacheFullError
+from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.sources.iceberg import columns as columns_module
 from pyspark_lookup.sources.iceberg import entry_columns, snapshots
 from pyspark_lookup.sources.iceberg.source import IcebergSource
+from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import TableVersion, differing_files, partition_value
@@ -293,3 +296,109 @@ def test_records_have_no_secret(table: IcebergTable, tmp_path: Path, process: Be
     records = [*(tmp_path / "cache").glob("**/records/definition/*")]
     assert records and b"schemas" in records[0].read_bytes()
     assert b"hidden-treasure" not in b"".join(path.read_bytes() for path in records)
+
+
+# --- the index of equality deletes -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["nothing", "removed", "damaged", "record", "full"])
+@pytest.mark.parametrize("mode", ["none", "partial"])
+def test_the_index_of_equality_deletes(
+    tmp_path: Path, process: Begin, mode: str, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new process maps it and opens no delete file, each commit extends it; if it is lost, the delete files are read again."""
+
+    def create_segment(*_: Any) -> Any:
+        raise CacheFullError("no room")
+
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "region": "string"})
+    table.commit(table.data([row(number) for number in range(100)]))
+    rng = random.Random(0)
+    deletes: list[Path] = []
+
+    def upsert(count: int) -> None:
+        for number in range(count):
+            rows = [row(key) | {"name": f"v{number}"} for key in rng.sample(range(100), 3)]
+            deleted = table.equality([{"id": one["id"]} for one in rows], ["id"])
+            deletes.append(table.local(deleted["file_path"]))
+            table.commit([deleted, *table.data(rows)])
+
+    upsert(12)
+    if harm == "full":
+        monkeypatch.setattr(Disk, "create_segment", create_segment)
+    for round_ in range(4):
+        reader = opened(table.home, tmp_path / "cache", mode, "id")
+        assert rows_of(reader) == expected(table)
+        for key in rng.sample(range(100), 5):
+            assert reader.get(key) == [one for one in expected(table) if one["id"] == key]
+        if harm == "nothing" and round_:
+            settle(table)
+        parts = [*(tmp_path / "cache").glob("**/snapshots/*/part-*")]
+        assert parts or harm == "full"
+        indexes = {path.parent.name for path in parts}
+        for path in parts:
+            if harm == "removed":
+                path.unlink()
+            elif harm == "damaged":
+                data = bytearray(path.read_bytes())
+                data[100] ^= 255
+                path.write_bytes(data)
+        if harm == "record":
+            for name in indexes:
+                for path in (tmp_path / "cache").glob(f"**/records/log/{name}"):
+                    path.write_bytes(path.read_bytes()[:-3])
+        process()
+        if harm == "nothing":
+            for path in deletes:  # a new process does not look at them
+                path.rename(path.with_suffix(".gone"))
+            late = opened(table.home, tmp_path / "cache", mode, "id")
+            assert rows_of(late) == rows_of(reader)
+            for path in deletes:
+                path.with_suffix(".gone").rename(path)
+        upsert(rng.choice([1, 3]))
+        assert len(parts) < 12
+
+
+def test_an_older_snapshot_leaves_the_index_alone(tmp_path: Path, process: Begin) -> None:
+    """A process that reads an older snapshot finds fewer deletes, and the newer processes still find theirs on record."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "region": "string"})
+    table.commit(table.data([row(number) for number in range(30)]))
+    snapshots_made = []
+    for number in range(20):
+        table.commit([table.equality([{"id": number}], ["id"])])
+        snapshots_made.append(table.meta["current-snapshot-id"])
+    assert opened(table.home, tmp_path / "cache", keys="id").scan().num_rows == 10
+    before = snapshot_files(tmp_path / "cache")
+    for _ in range(2):
+        process()
+        assert opened(table.home, tmp_path / "cache", keys="id", version=snapshots_made[11]).scan().num_rows == 18
+        assert {name for name in snapshot_files(tmp_path / "cache") if name.startswith("part-")} == {
+            name for name in before if name.startswith("part-")
+        }
+    assert opened(table.home, tmp_path / "cache", keys="id").scan().num_rows == 10
+
+
+def test_indexes_that_two_processes_extend(tmp_path: Path, process: Begin) -> None:
+    """Each goes on with the parts of the other, and a third finds all of them."""
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "region": "string"})
+    table.commit(table.data([row(number) for number in range(60)]))
+    for number in range(10):
+        table.commit([table.equality([{"id": number}], ["id"])])
+    engines = []
+    for _ in range(2):
+        process()
+        reader = opened(table.home, tmp_path / "cache", keys="id")
+        assert reader.get(1) == []
+        engines.append((reader, api.runtime()))
+    for number in range(10, 30):
+        table.commit([table.equality([{"id": number}], ["id"])])
+        for reader, runtime in engines if number % 2 else engines[::-1]:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(api, "runtime", lambda runtime=runtime: runtime)
+                assert (reader.get(number), len(reader.get(number + 1))) == ([], 1)
+    process()
+    for path in table.home.glob("data/*"):
+        if path.name in {entry.file["file_path"].rpartition("/")[2] for entry in table.live() if entry.file["content"]}:
+            path.unlink()
+    late = opened(table.home, tmp_path / "cache", keys="id")
+    assert [len(late.get(key)) for key in (0, 29, 30)] == [0, 0, 1]
