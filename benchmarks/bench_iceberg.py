@@ -12,25 +12,34 @@ visible    a build of the FULL cache, and then how long until the first answer t
 upserts    commits of 500 rows each, as Flink writes them: an equality delete of their keys, and the rows anew. After 100, 200, 400 and 1,000
            of them that nobody has compacted: the first lookup of a new process with an empty cache, in NONE and in PARTIAL, of one key and of
            1,000 keys, beside the same table compacted, in processor time; and how long a FULL cache takes to have one more commit.
+large      a table of 300,000 files with bounds of 100 columns (no data files; 400 MB of manifests): what a new host, a new process, a commit
+           of one file and a key that no file can have cost, beside PyIceberg's plan of a scan for such a key. Each in a process of its own,
+           with its imports done. Goals: a new process 0.25 times PyIceberg and 150 MB, a commit 20 ms, a key 30 ms.
 stream     a micro-batch of 10,000 rows joined to the table, beside the same stream joined to a broadcast of all the rows, which PyIceberg
            reads in each micro-batch.
 
     pip install -e '.[spark,bench,test,iceberg]'
-    python -m benchmarks.bench_iceberg [--parts unchanged,keys,visible,upserts,stream] [--rows N] [--files N] [--runs N]
-                                      [--commits N,N,…] [--size N]
+    python -m benchmarks.bench_iceberg [--parts unchanged,keys,visible,upserts,large,stream] [--rows N] [--files N] [--runs N]
+                                      [--commits N,N,…] [--size N] [--large-files N] [--columns N]
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import random
 import shutil
 import statistics
+import subprocess
+import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import requests
@@ -43,11 +52,12 @@ from benchmarks import lake
 from benchmarks.lake import FULL, KEYS, MODES, Act, Change, customers, drawn_keys, more_rows, opened
 from pyspark_lookup import LookupTable
 from tests.support.iceberg_definition import Publish, in_catalog
+from tests.support.iceberg_manifests import ADDED, Entry, write_manifest
 from tests.support.iceberg_oracle import load
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.rest_catalog import RestCatalog
 
-PARTS = ("unchanged", "keys", "visible", "upserts", "stream")
+PARTS = ("unchanged", "keys", "visible", "upserts", "large", "stream")
 TABLE = "ns.customers"
 
 
@@ -226,6 +236,155 @@ def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: 
         print(f"| {count:,} | {seconds:.3f} |")
 
 
+_PER_MANIFEST = 1500  # files
+_BLOCK_BYTES = 64_000  # of a manifest, as Java writes them
+_LOW, _HIGH, _PATH = b"LLLLLLLL", b"HHHHHHHH", "#" * 16
+
+
+def make_large(home: Path, files: int, columns: int) -> IcebergTable:
+    """The metadata of a table of so many files, with the bounds of each column; there are no data files. Its hint names its first snapshot.
+
+    The records of a manifest have one length, so they are made as a matrix of bytes from the record of one file.
+    """
+    place = home / f"iceberg-large-{files}-{columns}"
+    kinds = ["string" if number % 4 == 3 else "long" for number in range(columns)]
+    names = ["id", *(f"c{number}" for number in range(1, columns))]
+    if (place / "metadata" / "v2.metadata.json").exists():
+        table = IcebergTable(place, load(place / "metadata" / "v2.metadata.json"))
+        table._number = 1
+        table.save()  # the hint names this version again
+        return table
+    table = IcebergTable.create(place, dict(zip(names, kinds, strict=True)))
+    ids = [field["id"] for field in table.fields]
+
+    def record(nulls: int) -> tuple[dict[str, Any], bytes, bytes]:
+        """(what a list says of a manifest with one file, its header, the record)."""
+        url = f"{table.meta['location']}/data/{_PATH}.parquet"
+        numbers = {name: dict.fromkeys(ids, 1000) for name in ("column_sizes", "value_counts")}
+        bounds = {"lower_bounds": dict.fromkeys(ids, _LOW), "upper_bounds": dict.fromkeys(ids, _HIGH)}
+        file = {
+            "content": 0,
+            "file_path": url,
+            "file_format": "PARQUET",
+            "partition": {},
+            "spec_id": 0,
+            "record_count": 1000,
+        }
+        file |= {"file_size_in_bytes": 5_000_000, "null_value_counts": dict.fromkeys(ids, nulls), **numbers, **bounds}
+        path = place / "metadata" / "template.avro"
+        listed = write_manifest(path, table.meta, 0, 1, 1, [(ADDED, Entry(file, 1, 1, 1))])
+        data = path.read_bytes()
+        path.unlink()
+        start = data.index(data[-16:]) + 16
+        block = data[start:-16]
+        while block[1] & 128:  # the block's length, after the number of its records
+            block = block[:1] + block[2:]
+        return listed, data[:start], zlib.decompress(block[2:], -15)
+
+    listed, header, plain = record(0)
+    template = np.frombuffer(plain, np.uint8)
+    null_places = np.flatnonzero(template != np.frombuffer(record(1)[2], np.uint8))
+    low, high = ([at for at in range(len(plain)) if plain.startswith(mark, at)] for mark in (_LOW, _HIGH))
+    path_place = plain.index(_PATH.encode())
+    assert len(low) == len(high) == len(null_places) == columns
+
+    def digits(numbers: Any, width: int) -> Any:
+        return (48 + numbers[:, None] // 10 ** np.arange(width - 1, -1, -1) % 10).astype(np.uint8)
+
+    manifests = []
+    for start in range(0, files, _PER_MANIFEST):
+        count = min(_PER_MANIFEST, files - start)
+        rng, numbers = np.random.default_rng(start), np.arange(start, start + count)
+        rows = np.tile(template, (count, 1))
+        rows[:, path_place : path_place + 16] = digits(numbers * 2654435761 % 10**16, 16)
+        rows[:, null_places] = rng.integers(0, 3, (count, columns)) * 2
+        for column, kind in enumerate(kinds):
+            least = numbers * 1000 if not column else rng.integers(0, 10**6, count)
+            most = least + (999 if not column else rng.integers(0, 10**6, count))
+            for at, values in ((low[column], least), (high[column], most)):
+                content = (
+                    digits(values, 8) if kind == "string" else values.astype("<i8").view(np.uint8).reshape(count, 8)
+                )
+                rows[:, at : at + 8] = content
+        path = place / "metadata" / f"manifest-{start:07}.avro"
+        with path.open("wb") as out:
+            out.write(header)
+            for some in np.array_split(rows, max(rows.size // _BLOCK_BYTES, 1)):
+                packer = zlib.compressobj(1, wbits=-15)
+                block = packer.compress(some.tobytes()) + packer.flush()
+                out.write(_varint(len(some)) + _varint(len(block)) + block + header[-16:])
+        counts = {"added_files_count": count, "added_rows_count": count * 1000, "manifest_length": path.stat().st_size}
+        manifests.append({**listed, **counts, "manifest_path": f"{table.meta['location']}/metadata/{path.name}"})
+    table._add_snapshot(1, 1, manifests, "append", "main")
+    return table
+
+
+def _varint(number: int) -> bytes:
+    """As Avro writes a long that is not negative."""
+    rest, found = number << 1, []
+    while rest > 127:
+        found.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*found, rest])
+
+
+_MEASURE = """
+import json, sys, time
+import pandas, pyarrow.parquet
+from pyiceberg.expressions import EqualTo
+from pyiceberg.table import StaticTable
+import pyspark_lookup.sources.iceberg.manifests
+from pyspark_lookup import LookupTable
+path, cache, what = sys.argv[1:]
+def anonymous():
+    return sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous")) / 1024
+before = anonymous()
+reader = None if what == "PyIceberg" else LookupTable(path, {"lookup.cache.dir": cache, "lookup.keys": "id", "lookup.cache": "NONE"})
+times = []
+for act in [lambda: list(StaticTable.from_metadata(path).scan(EqualTo("id", -1)).plan_files())] if reader is None else [lambda: reader.version, lambda: reader.version, lambda: reader.get(-1), lambda: reader.get(-2)]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    kept = act()
+    times.append((time.perf_counter() - wall, time.process_time() - cpu))
+print(json.dumps([times, anonymous() - before]))
+"""
+
+
+def large(home: Path, work: Path, files: int, columns: int, runs: int) -> None:
+    table = make_large(home, files, columns)
+    print(f"\n{files:,} files, bounds of {columns} columns; seconds of CPU (time) as medians of {runs} runs, or of one")
+    print("\n| who | version | again | a key | another key | anonymous MB |\n|---|---|---|---|---|---|")
+    medians: dict[str, float] = {}
+
+    def measure(what: str, count: int) -> None:
+        answers = []
+        for _ in range(count):
+            command = [sys.executable, "-c", _MEASURE, str(table.home), str(work / "large"), what]
+            answers.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        steps = len(answers[0][0])
+        walls, cpus = ([statistics.median(a[0][n][side] for a in answers) for n in range(steps)] for side in (0, 1))
+        medians[what] = cpus[0]
+        cells = [f"{cpu:.3f} ({wall:.3f})" for wall, cpu in zip(walls, cpus, strict=True)] + [""] * (4 - steps)
+        print(f"| {what} | {' | '.join(cells)} | {statistics.median(a[1] for a in answers):.0f} |", flush=True)
+
+    measure("PyIceberg", 1)
+    measure("a new host", 1)
+    measure("a new process", runs)
+    reader = opened(str(table.home), work / "large", {})
+    assert reader.version
+    values = {field["name"]: 0 if field["type"] == "long" else "0" for field in table.fields}
+    times = []
+    for _ in range(runs * 4):
+        table.commit(table.data([values]))
+        cpu = time.process_time()
+        assert reader.version
+        times.append(time.process_time() - cpu)
+    ratios = {what: medians[what] / medians["PyIceberg"] for what in ("a new host", "a new process")}
+    print(
+        f"\na commit of one file: {statistics.median(times) * 1000:.1f} ms of CPU, p99 {sorted(times)[-1] * 1000:.1f}"
+    )
+    print("beside PyIceberg: " + ", ".join(f"{what} {ratio:.4f} times" for what, ratio in ratios.items()))
+
+
 def stream(place: Path, work: Path, rows: int, runs: int) -> None:
     catalog, options = sql_catalog(place)
     lake.stream(TABLE, options, "PyIceberg", lambda: catalog.load_table(TABLE).scan().to_arrow(), work, rows, runs)
@@ -235,10 +394,13 @@ def main() -> None:
     parser = lake.arguments(__doc__, PARTS, 5)
     parser.add_argument("--commits", default="100,200,400,1000")
     parser.add_argument("--size", type=int, default=500)
+    parser.add_argument("--large-files", type=int, default=300_000)
+    parser.add_argument("--columns", type=int, default=100)
     given = parser.parse_args()
     given.dir.mkdir(parents=True, exist_ok=True)
-    place = make_iceberg(given.dir, given.rows, given.files)
-    source = customers(given.dir, given.rows, given.files)[0]
+    needs_rows = {*given.parts.split(",")} != {"large"}
+    place = make_iceberg(given.dir, given.rows, given.files) if needs_rows else Path()
+    source = customers(given.dir, given.rows, given.files)[0] if needs_rows else Path()
     runners: Mapping[str, Callable[[Path], None]] = {
         "unchanged": lambda work: unchanged(place, work, given.runs),
         "keys": lambda work: keys(place, work, given.rows, given.runs),
@@ -246,6 +408,7 @@ def main() -> None:
         "upserts": lambda work: upserts(
             place, work, given.rows, given.files, given.runs, list(map(int, given.commits.split(","))), given.size
         ),
+        "large": lambda work: large(given.dir, work, given.large_files, given.columns, given.runs),
         "stream": lambda work: stream(place, work, given.rows, given.runs),
     }
     lake.run_parts(given, runners)
