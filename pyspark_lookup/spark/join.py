@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from pyspark.storagelevel import StorageLevel
 
 from pyspark_lookup.columnar.keys import accepts
-from pyspark_lookup.columnar.types import resolve_names, widens
+from pyspark_lookup.columnar.types import widens
 from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import OptionError, SchemaError
@@ -48,11 +48,15 @@ from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_flow_function
 from pyspark_lookup.spark.table_argument import (
     DimensionTable,
+    MatchArgument,
     TableArgument,
+    check_match_cache,
     defaults_to_full,
     is_cache_set,
     load_view,
     look_up,
+    match_columns,
+    parse_match,
     with_cache,
     with_default_cache,
 )
@@ -163,7 +167,7 @@ def lookup_join(
     Raises OptionError for wrong arguments, and SchemaError for columns and types that do not fit, when it is called. When the query runs, it may
     raise the errors of a lookup (see `lookup.on-error`).
     """
-    match = _parse_match(as_of, between, cidr, starts_with)
+    match = parse_match(as_of, between, cidr, starts_with)
     pairs = None if on is None else _parse_join_keys(on)
     if pairs is None and match is not None and match.kind is not MatchKind.AS_OF:
         pairs = []
@@ -187,13 +191,10 @@ def lookup_join(
     ]
     matched = None
     if match is not None:
-        matched = match.kind, _match_columns(match, dim_table)
+        matched = match.kind, match_columns(match, dim_table)
         keys.append(_match_value(df, match, dim_table, matched[1]))
-    if match is not None and not pairs and dim_table.parsed.cache.mode is CacheMode.PARTIAL:
-        raise OptionError(
-            f"option lookup.cache = 'PARTIAL' caches rows by key, and {match.kind.value} without the argument on has none: set lookup.cache = FULL, "
-            "or give keys in on"
-        )
+    if match is not None:
+        check_match_cache(match, keys[:-1], dim_table)
     names = tuple((prefix or "") + field.name for field in dim_table.returned_fields)
     _check_names(df, names, dim_table)
     choice = _choose(df, dim_table, strategy, match)
@@ -340,52 +341,6 @@ def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-@dataclasses.dataclass(frozen=True)
-class _MatchArgument:
-    """An argument that says how rows match a value: the DataFrame's `column` with the value, and the table's columns (of `as_of`: its options name
-    them)."""
-
-    kind: MatchKind
-    column: str
-    columns: tuple[str, ...]
-
-
-def _parse_match(as_of: Any, between: Any, cidr: Any, starts_with: Any) -> _MatchArgument | None:
-    arguments = {
-        kind: value
-        for kind, value in zip(MatchKind, (as_of, between, cidr, starts_with), strict=True)
-        if value is not None
-    }
-    if len(arguments) > 1:
-        names = " and ".join(kind.value for kind in arguments)
-        raise OptionError(f"arguments {names}: give one of them; look up one after the other, or filter the result")
-    for kind, value in arguments.items():
-        if kind is MatchKind.AS_OF:
-            if not isinstance(value, str):
-                raise OptionError(f"argument as_of = {value!r}: give the name of a column with times")
-            return _MatchArgument(kind, value, ())
-        counts, example = _MATCH_COLUMNS[kind]
-        pairs = list(value.items()) if isinstance(value, Mapping) else []
-        columns = [(c,) if isinstance(c, str) else tuple(c) if isinstance(c, Sequence) else () for _, c in pairs]
-        if (
-            len(pairs) != 1
-            or len(columns[0]) not in counts
-            or not all(isinstance(c, str) for c in (pairs[0][0], *columns[0]))
-        ):
-            raise OptionError(
-                f"argument {kind.value} = {value!r}: give one column of df and what it is compared with: {example}"
-            )
-        return _MatchArgument(kind, pairs[0][0], columns[0])
-    return None
-
-
-_MATCH_COLUMNS: Mapping[MatchKind, tuple[tuple[int, ...], str]] = {
-    MatchKind.BETWEEN: ((2,), "{'amount': ('low', 'high')}"),
-    MatchKind.CIDR: ((1, 2), "{'ip': 'network'}, or a pair of columns"),
-    MatchKind.STARTS_WITH: ((1,), "{'number': 'dial_code'}"),
-}
-
-
 def _known_fields(df: DataFrame) -> list[StructField]:
     """The columns of the DataFrame. In the function of a pipeline's flow, Spark does not reveal them: then only the columns that lookups have
     added."""
@@ -451,39 +406,7 @@ def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str
     return _widen(path, table_type)
 
 
-def _match_columns(match: _MatchArgument, table: DimensionTable) -> tuple[str, ...]:
-    """The table's columns that a match needs."""
-    if match.kind is MatchKind.AS_OF:
-        return _validity(table)
-    argument = f"argument {match.kind.value}"
-    try:
-        names = tuple(resolve_names(match.columns, table.schema, argument))
-    except SchemaError as problem:
-        raise SchemaError(str(problem).replace("option argument", "argument", 1)) from None
-    kinds = [arrow_type(table.column_type(name)) for name in names]
-    if match.kind is MatchKind.BETWEEN and kinds[0] != kinds[1]:
-        raise SchemaError(
-            f"{argument}: {names[0]!r} is {kinds[0]}, {names[1]!r} is {kinds[1]}; both must be of one type"
-        )
-    is_bytes = [pa.types.is_string(kind) or pa.types.is_binary(kind) for kind in kinds]
-    if match.kind is MatchKind.STARTS_WITH and not is_bytes[0]:
-        raise SchemaError(f"{argument}: {names[0]!r} is {kinds[0]}; prefixes are text or binary")
-    if match.kind is MatchKind.CIDR and not (
-        is_bytes[0]
-        and (
-            (len(names) == 1 and pa.types.is_string(kinds[0]))
-            or (len(names) == 2 and (kinds[1] == kinds[0] or pa.types.is_integer(kinds[1])))
-        )
-    ):
-        kinds_text = " and ".join(f"{name!r} is {kind}" for name, kind in zip(names, kinds, strict=True))
-        raise SchemaError(
-            f"{argument}: {kinds_text}; a network is one column of text, or two columns: its first and last address, or its address and the "
-            "length of its prefix as an integer"
-        )
-    return names
-
-
-def _match_value(df: DataFrame, match: _MatchArgument, table: DimensionTable, columns: tuple[str, ...]) -> Key:
+def _match_value(df: DataFrame, match: MatchArgument, table: DimensionTable, columns: tuple[str, ...]) -> Key:
     """The column of the DataFrame with the values to match, in a type that compares with the table's columns."""
     if match.kind is MatchKind.AS_OF:
         return _time(df, match.column, table, columns)
@@ -496,28 +419,6 @@ def _match_value(df: DataFrame, match: _MatchArgument, table: DimensionTable, co
             f"argument cidr: {match.column!r} is {path[-1].dataType.simpleString()}; addresses are text, 4 or 16 bytes, or integers"
         )
     return Key(tuple(field.name for field in path), path[-1].dataType, False, not isinstance(path[-1], _Unknown))
-
-
-def _validity(table: DimensionTable) -> tuple[str, ...]:
-    """The table's columns that say when a row is valid."""
-    start, end = table.parsed.read.valid_from, table.parsed.read.valid_to
-    if start is None:
-        raise OptionError(
-            "argument as_of needs the table's columns that say when a row is valid: "
-            "options={'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
-        )
-    (start_column,) = resolve_names((start,), table.schema, "lookup.valid-from")
-    end_column = None if end is None else resolve_names((end,), table.schema, "lookup.valid-to")[0]
-    if end_column is not None and table.column_type(start_column) != table.column_type(end_column):
-        raise SchemaError(
-            f"options lookup.valid-from and lookup.valid-to: {start_column!r} is {table.column_type(start_column).simpleString()}, {end_column!r} is "
-            f"{table.column_type(end_column).simpleString()}; both must be of one type"
-        )
-    if end_column is None and "lookup.overlap" in table.options:
-        raise OptionError(
-            "option lookup.overlap has no effect without lookup.valid-to, because a row is valid until the next row of its key: remove it"
-        )
-    return (start_column,) if end_column is None else (start_column, end_column)
 
 
 def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, ...]) -> Key:
@@ -577,7 +478,7 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
             raise OptionError(f"column {name!r} has a name that lookup joins use: rename it")
 
 
-def _choose(df: DataFrame, table: DimensionTable, strategy: str, match: _MatchArgument | None) -> _Choice:
+def _choose(df: DataFrame, table: DimensionTable, strategy: str, match: MatchArgument | None) -> _Choice:
     """The strategy with which a table is joined to a DataFrame, and the reason for it."""
     by_null = table.parsed.read.on_error is OnError.NULL
     if strategy == "broadcast":

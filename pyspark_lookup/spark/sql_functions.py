@@ -17,6 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup.lookup_join import PassSpec, Stage
+from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.options.enums import OnError, View
 from pyspark_lookup.spark import features
 from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key
@@ -26,12 +27,16 @@ from pyspark_lookup.spark.pipelines import in_pipeline
 from pyspark_lookup.spark.table_argument import (
     DimensionTable,
     TableArgument,
+    check_match_cache,
     defaults_to_full,
     load_view,
     look_up,
+    match_columns,
+    parse_match,
     quote,
     with_default_cache,
 )
+from pyspark_lookup.spark.types import arrow_schema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The race: two threads may register lookups with the same name. Under the lock, the functions and the view are of one of them.
@@ -43,16 +48,23 @@ def register_lookup(
     spark: SparkSession,
     name: str,
     table: TableArgument,
-    key: str | Sequence[str],
+    key: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     multi: bool = False,
     options: Mapping[str, Any] | None = None,
+    between: Sequence[str] | None = None,
+    cidr: str | Sequence[str] | None = None,
+    starts_with: str | None = None,
 ) -> None:
     """Make a lookup table a temporary function of this session, as in `SELECT f.*, airport(f.dest).name FROM flights f`.
 
     `name(key…)` returns a struct of the table's `columns` (default: all but the key), null if no row has the key; with `multi` an array of
     structs, empty if no row has it. `name_rows(key…)` is a table function that returns the rows of one constant key, key columns first.
     `key`: the table's key column, or several in the order of the arguments. `table`, `options`: as for `lookup_join`.
+
+    `between`: the two columns of the table between which the function's last argument lies. `cidr`: the column with the network, or the two
+    columns, in which the address lies that is the last argument. `starts_with`: the column with the prefix with which it begins. Beside one of
+    them, `key` is optional.
 
     Each query or micro-batch answers from the version that is current when it starts. Without functions defined in SQL (Spark 3.5), each
     host finds that version by itself, there is no `name_rows`, and `name(key…)` returns a struct of nulls if no row has the key.
@@ -67,8 +79,14 @@ def register_lookup(
             f"register_lookup, name = {name!r}: Spark creates no functions in a pipeline. Call lookup_join in the function of a flow, or, in "
             "SQL, join a table that was created before with CREATE TABLE … USING lookupcache"
         )
-    keys = [key] if isinstance(key, str) else list(key)
-    dim_table = look_up(spark, table, keys, columns, options or {}, key_argument="key")
+    match = parse_match(None, *({"": value} if value is not None else None for value in (between, cidr, starts_with)))
+    if key is None and match is None:
+        raise OptionError("argument key is missing: name the table's key columns, or give between, cidr or starts_with")
+    keys = [key] if isinstance(key, str) else list(key or ())
+    dim_table = look_up(spark, table, keys, columns, options or {}, match is not None, "key")
+    if match is not None:
+        check_match_cache(match, keys, dim_table)
+    matched = None if match is None else (match.kind, match_columns(match, dim_table))
     if defaults_to_full(dim_table):
         dim_table = with_default_cache(dim_table, dim_table.facts().bytes)
     if not dim_table.returned_fields:
@@ -80,44 +98,55 @@ def register_lookup(
     value_fields = tuple(field for field in dim_table.returned_fields if field.name not in dim_table.keys)
     whole = dataclasses.replace(dim_table, returned_fields=(*key_fields, *value_fields))
     if not features.SQL_FUNCTIONS:
-        _register_plain(dim_table, name, multi)
+        _register_plain(dim_table, matched, name, multi)
         return
     with _creating:
         registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
         _check_name(name, registered)
         try:
-            _create(dim_table, whole, _TRIED + name.lower(), multi)
+            _create(dim_table, whole, matched, _TRIED + name.lower(), multi)
         finally:  # functions of an earlier call with this name stay until Spark has accepted both new ones
             _drop(spark, _TRIED + name.lower())
-        _create(dim_table, whole, name, multi)
+        _create(dim_table, whole, matched, name, multi)
         registered.add(name.lower())
 
 
-def _single_lookup(table: DimensionTable, many: bool) -> tuple[ChainedLookup, PassSpec]:
+_Matched = tuple[MatchKind, tuple[str, ...]] | None
+"""How the last argument of a function matches some of the table's columns; None if it is a key."""
+
+
+def _single_lookup(table: DimensionTable, match: _Matched, many: bool) -> tuple[ChainedLookup, PassSpec]:
     """(the lookup of a function by the table's keys, the spec of a UDF that carries out only this lookup)."""
     names = tuple(field.name for field in table.returned_fields)
-    keys = tuple(Key((key,), table.column_type(key), False) for key in table.keys)
-    lookup = ChainedLookup(table, keys, names, "left", None, current_build(table.spark))
+    keys = [Key((key,), table.column_type(key), False) for key in table.keys]
+    if match is not None:
+        name = "value" if "value" not in table.keys else "matched_value"
+        keys.append(Key((name,), table.column_type(match[1][0]), False))
+    lookup = ChainedLookup(table, tuple(keys), names, "left", match, current_build(table.spark))
     stage = Stage(lookup.spec, tuple(range(len(keys))), (0,), "left", lookup.build)
     return lookup, PassSpec((stage,), many)
 
 
-def _register_plain(table: DimensionTable, name: str, multi: bool) -> None:
+def _register_plain(table: DimensionTable, match: _Matched, name: str, multi: bool) -> None:
     """Register one UDF as `name`, for a Spark without functions defined in SQL. There is no `name_rows`."""
-    for key in table.keys:
-        check_plain_key(name, table.schema[key])
-    lookup, spec = _single_lookup(table, multi)
-    probe = PlainProbe(name, spec, table.arrow(table.keys), lookup.options_text, lookup.build)
+    lookup, spec = _single_lookup(table, match, multi)
+    arguments = StructType([StructField(key.column, key.type) for key in lookup.keys])
+    for argument in arguments:
+        check_plain_key(name, argument)
+    probe = PlainProbe(name, spec, arrow_schema(arguments), lookup.options_text, lookup.build)
     table.spark.udf.register(name, pandas_function(probe, lookup.fields, multi))
 
 
-def _create(dim_table: DimensionTable, whole: DimensionTable, name: str, multi: bool) -> None:
+def _create(dim_table: DimensionTable, whole: DimensionTable, match: _Matched, name: str, multi: bool) -> None:
     """Create both functions, a UDF for each, and the view from which they get the version."""
     base = f"_lookup_{name.lower()}"
     # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
     options = {**dim_table.options, "lookup.on-error": OnError.NULL.value}
     load_view(dim_table.spark, options, View.TOKEN).createOrReplaceTempView(f"{base}_version")
-    bodies = {name: _body(dim_table, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
+    bodies = {
+        name: _body(dim_table, match, base, many=multi),
+        f"{name}_rows": _body(whole, match, base, many=True, as_rows=True),
+    }
     for function, body in bodies.items():
         dim_table.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")
 
@@ -145,13 +174,13 @@ def _udfs(base: str) -> tuple[str, str]:
     return f"{base}_udf", f"{base}_rows_udf"
 
 
-def _body(table: DimensionTable, base: str, many: bool, as_rows: bool = False) -> str:
+def _body(table: DimensionTable, match: _Matched, base: str, many: bool, as_rows: bool = False) -> str:
     """The rest of CREATE FUNCTION after the name: arguments, result, and the query that calls the UDF with the version."""
     udf = _udfs(base)[as_rows]
-    lookup, spec = _single_lookup(table, many)
+    lookup, spec = _single_lookup(table, match, many)
     lookup_udf = LookupUdf(udf, spec, lookup.fields, [key.type for key in lookup.keys], 1)
     table.spark.udf.register(udf, lookup_udf.function)
-    declared = ", ".join(f"{quote(key)} {_ddl(table.column_type(key))}" for key in table.keys)
+    declared = ", ".join(f"{quote(key.column)} {_ddl(key.type)}" for key in lookup.keys)
     arguments = ", ".join(lookup_udf.arguments([key.sql for key in lookup.keys]))
     call = lookup_udf.answer(f"{udf}({arguments}, (SELECT version FROM {base}_version))")
     if not as_rows:

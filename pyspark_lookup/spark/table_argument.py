@@ -18,6 +18,7 @@ from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
 from pyspark_lookup.lookup.catalog_tables import named_options, resolve_path
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import describe_version
+from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
@@ -27,7 +28,7 @@ from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.sources.registry import names_catalog, names_system, parse_options
 from pyspark_lookup.spark.load import load, load_columns, plans_here
 from pyspark_lookup.spark.pipelines import in_flow_function
-from pyspark_lookup.spark.types import arrow_schema, is_collated
+from pyspark_lookup.spark.types import arrow_schema, arrow_type, is_collated
 from pyspark_lookup.storage.disk import key_of
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
@@ -299,3 +300,111 @@ def with_default_cache(table: DimensionTable, size: int) -> DimensionTable:
 def with_cache(table: DimensionTable, mode: CacheMode) -> DimensionTable:
     options = merge_options(table.options, {"lookup.cache": mode.value})
     return dataclasses.replace(table, options=options, parsed=parse_options(options))
+
+
+@dataclasses.dataclass(frozen=True)
+class MatchArgument:
+    """An argument that says how rows match a value: the DataFrame's `column` with the value, and the table's columns (of `as_of`: its options name
+    them)."""
+
+    kind: MatchKind
+    column: str
+    columns: tuple[str, ...]
+
+
+def parse_match(as_of: Any, between: Any, cidr: Any, starts_with: Any) -> MatchArgument | None:
+    arguments = {
+        kind: value
+        for kind, value in zip(MatchKind, (as_of, between, cidr, starts_with), strict=True)
+        if value is not None
+    }
+    if len(arguments) > 1:
+        names = " and ".join(kind.value for kind in arguments)
+        raise OptionError(f"arguments {names}: give one of them; look up one after the other, or filter the result")
+    for kind, value in arguments.items():
+        if kind is MatchKind.AS_OF:
+            if not isinstance(value, str):
+                raise OptionError(f"argument as_of = {value!r}: give the name of a column with times")
+            return MatchArgument(kind, value, ())
+        counts, example = _MATCH_COLUMNS[kind]
+        pairs = list(value.items()) if isinstance(value, Mapping) else []
+        columns = [(c,) if isinstance(c, str) else tuple(c) if isinstance(c, Sequence) else () for _, c in pairs]
+        if (
+            len(pairs) != 1
+            or len(columns[0]) not in counts
+            or not all(isinstance(c, str) for c in (pairs[0][0], *columns[0]))
+        ):
+            raise OptionError(
+                f"argument {kind.value} = {value!r}: give one column of df and what it is compared with: {example}"
+            )
+        return MatchArgument(kind, pairs[0][0], columns[0])
+    return None
+
+
+_MATCH_COLUMNS: Mapping[MatchKind, tuple[tuple[int, ...], str]] = {
+    MatchKind.BETWEEN: ((2,), "{'amount': ('low', 'high')}"),
+    MatchKind.CIDR: ((1, 2), "{'ip': 'network'}, or a pair of columns"),
+    MatchKind.STARTS_WITH: ((1,), "{'number': 'dial_code'}"),
+}
+
+
+def match_columns(match: MatchArgument, table: DimensionTable) -> tuple[str, ...]:
+    """The table's columns that a match needs."""
+    if match.kind is MatchKind.AS_OF:
+        return _validity(table)
+    argument = f"argument {match.kind.value}"
+    try:
+        names = tuple(resolve_names(match.columns, table.schema, argument))
+    except SchemaError as problem:
+        raise SchemaError(str(problem).replace("option argument", "argument", 1)) from None
+    kinds = [arrow_type(table.column_type(name)) for name in names]
+    if match.kind is MatchKind.BETWEEN and kinds[0] != kinds[1]:
+        raise SchemaError(
+            f"{argument}: {names[0]!r} is {kinds[0]}, {names[1]!r} is {kinds[1]}; both must be of one type"
+        )
+    is_bytes = [pa.types.is_string(kind) or pa.types.is_binary(kind) for kind in kinds]
+    if match.kind is MatchKind.STARTS_WITH and not is_bytes[0]:
+        raise SchemaError(f"{argument}: {names[0]!r} is {kinds[0]}; prefixes are text or binary")
+    if match.kind is MatchKind.CIDR and not (
+        is_bytes[0]
+        and (
+            (len(names) == 1 and pa.types.is_string(kinds[0]))
+            or (len(names) == 2 and (kinds[1] == kinds[0] or pa.types.is_integer(kinds[1])))
+        )
+    ):
+        kinds_text = " and ".join(f"{name!r} is {kind}" for name, kind in zip(names, kinds, strict=True))
+        raise SchemaError(
+            f"{argument}: {kinds_text}; a network is one column of text, or two columns: its first and last address, or its address and the "
+            "length of its prefix as an integer"
+        )
+    return names
+
+
+def _validity(table: DimensionTable) -> tuple[str, ...]:
+    """The table's columns that say when a row is valid."""
+    start, end = table.parsed.read.valid_from, table.parsed.read.valid_to
+    if start is None:
+        raise OptionError(
+            "argument as_of needs the table's columns that say when a row is valid: "
+            "options={'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
+        )
+    (start_column,) = resolve_names((start,), table.schema, "lookup.valid-from")
+    end_column = None if end is None else resolve_names((end,), table.schema, "lookup.valid-to")[0]
+    if end_column is not None and table.column_type(start_column) != table.column_type(end_column):
+        raise SchemaError(
+            f"options lookup.valid-from and lookup.valid-to: {start_column!r} is {table.column_type(start_column).simpleString()}, {end_column!r} is "
+            f"{table.column_type(end_column).simpleString()}; both must be of one type"
+        )
+    if end_column is None and "lookup.overlap" in table.options:
+        raise OptionError(
+            "option lookup.overlap has no effect without lookup.valid-to, because a row is valid until the next row of its key: remove it"
+        )
+    return (start_column,) if end_column is None else (start_column, end_column)
+
+
+def check_match_cache(match: MatchArgument, keys: Sequence[object], table: DimensionTable) -> None:
+    """Raise OptionError if the table's cache keeps rows by key, and the lookup has no keys."""
+    if not keys and table.parsed.cache.mode is CacheMode.PARTIAL:
+        raise OptionError(
+            f"option lookup.cache = 'PARTIAL' caches rows by key, and {match.kind.value} alone has none: set lookup.cache = FULL, or give keys as well"
+        )

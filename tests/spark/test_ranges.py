@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import explain_lookup, lookup_join
+from pyspark_lookup import explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.spark import features
 from tests.support.lake_tables import MODES
 from tests.support.spark_tables import running
 
@@ -145,6 +146,30 @@ def test_networks_that_cannot_be_read(spark: SparkSession, tmp_path: Path) -> No
     assert [row.network for row in skipping.collect()] == ["10.0.0.0/8"]
 
 
+def test_functions_of_ranges(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """A function of SQL takes the key and then the value; without keys only the value. With `multi` it returns all rows that match."""
+    brackets, nets, codes = (str(tmp_path / table) for table in ("brackets", "nets", "codes"))
+    spark.sql("SELECT * FROM VALUES ('DE', 0, 9, 1), ('DE', 10, NULL, 2) AS t(country, low, high, rate)").write.parquet(
+        brackets
+    )
+    spark.sql("SELECT * FROM VALUES ('10.0.0.0/8', 'a'), ('10.1.0.0/16', 'b') AS t(network, place)").write.parquet(nets)
+    spark.sql("SELECT * FROM VALUES ('4', 'four'), ('49', 'DE') AS t(code, place)").write.parquet(codes)
+    register_lookup(spark, f"{name}_rate", brackets, "country", between=("low", "high"), columns=["rate"])
+    register_lookup(spark, f"{name}_geo", nets, cidr="network")
+    register_lookup(spark, f"{name}_all", nets, cidr="network", multi=True, options={"lookup.overlap": "ALL"})
+    register_lookup(spark, f"{name}_code", codes, starts_with="code")
+    row = spark.sql(
+        f"SELECT {name}_rate('DE', CAST(id AS INT)).rate AS rate, {name}_geo(ip).place AS place, {name}_code(CAST(id AS STRING)).place AS code, "
+        f"size({name}_all(ip)) AS places FROM VALUES (49, '10.1.2.3') AS t(id, ip)"
+    ).first()  # fmt: skip
+    assert row is not None
+    assert tuple(row) == (2, "b", "DE", 2)
+    if features.SQL_FUNCTIONS:
+        assert [tuple(row) for row in spark.sql(f"SELECT * FROM {name}_geo_rows('10.9.9.9')").collect()] == [
+            ("10.0.0.0/8", "a")
+        ]
+
+
 def test_prefixes_follow_a_table_that_changes(spark: SparkSession, tmp_path: Path) -> None:
     """In a stream, each micro-batch finds the longest prefix in the version that is current when it starts."""
     codes, calls = str(tmp_path / "codes"), str(tmp_path / "calls")
@@ -176,7 +201,7 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes are text or binary"),
         ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give one of them"),
         ({"starts_with": {"ip": "text"}, "strategy": "broadcast"}, "argument starts_with needs strategy='cache'"),
-        ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key.*FULL"),
+        ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key, and starts_with alone"),
         ({"starts_with": {"ip": "text"}, "options": {"lookup.range.bounds": "][", **FULL}}, r"lookup.range.bounds = '\]\['"),
     ]  # fmt: skip
     for arguments, words in refused:
