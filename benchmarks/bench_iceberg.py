@@ -29,6 +29,7 @@ import importlib
 import json
 import multiprocessing
 import random
+import re
 import shutil
 import statistics
 import subprocess
@@ -284,7 +285,7 @@ def make_large(home: Path, files: int, columns: int) -> IcebergTable:
     listed, header, plain = record(0)
     template = np.frombuffer(plain, np.uint8)
     null_places = np.flatnonzero(template != np.frombuffer(record(1)[2], np.uint8))
-    low, high = ([at for at in range(len(plain)) if plain.startswith(mark, at)] for mark in (_LOW, _HIGH))
+    low, high = ([found.start() for found in re.finditer(mark, plain)] for mark in (_LOW, _HIGH))
     path_place = plain.index(_PATH.encode())
     assert len(low) == len(high) == len(null_places) == columns
 

@@ -25,9 +25,11 @@ from pyspark_lookup.versions.host_versions import HostVersions
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 
 _TAIL_AT_MOST = 128  # manifests that are not in the columns
+_TAIL_FILES = 500  # files in these manifests
 _UNCOUNTED_BYTES = 300  # of a manifest, for each of its files, if the list does not say how many it has
 _READ_AT_ONCE = 64 * 1024 * 1024  # bytes of manifests
 _KEPT = 4
+_NOTED_AT_MOST = 64
 
 ReadManifests = Callable[[Sequence[Manifest], bool], Iterator[list[Entry]]]
 """Reads some manifests at once, and returns the live files of each, which are decoded one manifest after the other. Its second argument: whether
@@ -71,6 +73,7 @@ class LargeSnapshots:
         self._bases: dict[str, EntryColumns] = {}
         self._files: dict[tuple[str, str], IcebergFiles] = {}
         self._recorded: set[str] = set()  # names of records of manifests
+        self._recorded_versions: dict[str, None] = {}  # names of records of versions, the latest last
 
     def find_columns(
         self,
@@ -87,33 +90,51 @@ class LargeSnapshots:
         """
         key = self._key(table, definition.metadata.table_id)
         base = self._find_base(key, definition.places)
-        tail = _lacking(base, manifests)
-        if base is None or len(tail) > _TAIL_AT_MOST or _count(tail) > self._mapped_from:
+        if table.pinned is not None and not self._fits(base, manifests):
+            # The current version goes on with its columns, so an earlier one gets its own.
+            key = key_of(key, table.id)
+            base = self._find_base(key, definition.places)
+        if not self._fits(base, manifests):
             with self._host.lock("columns", key):
                 base = self._find_base(key, definition.places)  # the last holder of the lock may have made it
-                tail = _lacking(base, manifests)
-                if base is None or len(tail) > _TAIL_AT_MOST or _count(tail) > self._mapped_from:
+                if not self._fits(base, manifests):
                     made = self._make_base(key, base, manifests, files, definition.places, read)
                     if not isinstance(made, EntryColumns):
                         return made
-                    base, tail = made, []
+                    base = made
                     self._keep_base(key, base)
+        assert base is not None
+        tail = _lacking(base, manifests)
         read_entries = [*read(tail, False)]
         columns = _to_columns(files, base, manifests, read_entries)
         count = len(columns.version_files())
         if count < self._mapped_from:
             return columns.entries()
-        self._remember(key, digest, definition, base, manifests, tail, read_entries)
+        record_name = self._record_name(table, definition.metadata.table_id, digest)
+        self._remember(key, record_name, definition, base, manifests, tail, read_entries)
         return columns
+
+    def _fits(self, base: EntryColumns | None, manifests: Sequence[Manifest]) -> bool:
+        """Whether a snapshot with these manifests lacks little of the columns, which need not be made anew for it."""
+        tail = _lacking(base, manifests)
+        at_most = max(self._mapped_from, min(0 if base is None else base.rows // 100, _TAIL_FILES))
+        return base is not None and len(tail) <= _TAIL_AT_MOST and _count(tail) <= at_most
+
+    def is_recorded(self, table: Table, metadata: VersionMetadata) -> bool:
+        """Whether this process has seen the record of the version with this metadata."""
+        return self._record_name(table, metadata.table_id, metadata.digest) in self._recorded_versions
+
+    def _note_record(self, name: str) -> None:
+        self._recorded_versions = dict.fromkeys([*list(self._recorded_versions)[-_NOTED_AT_MOST:], name])
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
         """The version with this metadata, from the host's records; None if they do not have it."""
         disk = self._context.disk
         if disk is None:
             return None
-        key = self._key(table, metadata.table_id)
 
         def parse(record: Any) -> IcebergColumns | None:
+            key = as_name(record["columns"])
             files = self._find_files(disk, table, as_name(record["definition"]))
             base = self._open_base(disk, key, record["base"])
             if files is None or base is None:
@@ -128,11 +149,18 @@ class LargeSnapshots:
             live = [location for location in base.manifests if location not in gone]
             return _make_columns(files, base, live, tail)
 
-        columns = disk.get_record("manifests", key_of(key, metadata.digest), parse)
-        return None if columns is None else TableVersion(table.id, columns.version_files(), metadata)
+        name = self._record_name(table, metadata.table_id, metadata.digest)
+        columns = disk.get_record("manifests", name, parse)
+        if columns is None:
+            return None
+        self._note_record(name)
+        return TableVersion(table.id, columns.version_files(), metadata)
 
     def _key(self, table: Table, table_id: str) -> str:
         return key_of("iceberg", table.scope, table.url, table_id)
+
+    def _record_name(self, table: Table, table_id: str, digest: str) -> str:
+        return key_of(self._key(table, table_id), digest)
 
     # --- columns ----------------------------------------------------------------------------------
 
@@ -230,7 +258,7 @@ class LargeSnapshots:
     def _remember(
         self,
         key: str,
-        digest: str,
+        record_name: str,
         definition: Definition,
         base: EntryColumns,
         manifests: Sequence[Manifest],
@@ -246,6 +274,7 @@ class LargeSnapshots:
         names = [key_of(key, manifest.location) for manifest in tail]
         value = {
             "definition": definition_name,
+            "columns": key,
             "base": record,
             "gone": [location for location in base.manifests if location not in current],
             "tail": names,
@@ -257,7 +286,8 @@ class LargeSnapshots:
                 if name not in self._recorded and disk.get_record("manifest", name, _parse_entries) is None:
                     disk.replace_record("manifest", name, [entry_to_json(entry) for entry in some])
             self._recorded = {*names}
-            disk.replace_record("manifests", key_of(key, digest), value)
+            disk.replace_record("manifests", record_name, value)
+            self._note_record(record_name)
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
 

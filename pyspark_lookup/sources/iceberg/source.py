@@ -263,7 +263,10 @@ class IcebergSource(VersionSource):
         return [] if selection is None else [self._version(table, metadata, selection)]
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
-        return self._versions.get((table.id, metadata.digest)) or self._large.restore(table, metadata)
+        version = self._versions.get((table.id, metadata.digest))
+        if version is None or not self._large.is_recorded(table, metadata):
+            version = self._large.restore(table, metadata)
+        return None if version is None else self._keep(table, version)
 
     def _with_true_sizes(self, version: TableVersion) -> TableVersion:
         """The version with the file sizes that the store reports. Called after a file could not be read.

@@ -270,6 +270,41 @@ def test_columns_follow_the_manifests(table: IcebergTable, tmp_path: Path, proce
     assert len([name for name in snapshot_files(tmp_path / "cache") if name.startswith("entries-")]) <= 6
 
 
+@pytest.mark.parametrize("count", [10, 1000])
+def test_versions_are_on_record(table: IcebergTable, tmp_path: Path, process: Begin, count: int) -> None:
+    """Those of small tables, too: another process looks at the hint and at nothing else."""
+    settle(table)
+    process(count)
+    assert opened(table.home, tmp_path / "cache", keys="id").get(15)
+    for path in table.home.glob("metadata/*.avro"):
+        path.unlink()
+    for other in (10, 1000):
+        process(other)
+        late = opened(table.home, tmp_path / "cache", keys="id")
+        assert counting(late, lambda late=late: late.version)[:3] == (1, 0, 0)  # type: ignore[misc]
+        assert late.get(15) == [row(15, "ü/ %")]
+
+
+def test_a_pinned_snapshot_has_its_own_columns(
+    table: IcebergTable, tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the current version stay as they are, whoever reads an earlier one."""
+    monkeypatch.setattr(snapshots, "_TAIL_AT_MOST", 4)
+    first = table.meta["current-snapshot-id"]
+    before = expected(table)
+    table.commit(rewrite=True)
+    table.commit(table.data([row(1000)]))
+    made: set[str] = set()
+    for _ in range(3):
+        assert rows_of(opened(table.home, tmp_path / "cache")) == expected(table)
+        assert rows_of(opened(table.home, tmp_path / "cache", version=first)) == before
+        found = {name for name in snapshot_files(tmp_path / "cache") if name.startswith("entries-")}
+        assert not made or found == made
+        made = found
+        process()
+    assert len({name for name in made if "-" not in name.removeprefix("entries-")}) == 2
+
+
 def test_a_table_that_was_emptied(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
     assert opened(table.home, tmp_path / "cache").version
     table.commit([], table.live())
