@@ -53,7 +53,7 @@ def codes_of(array: pa.Array) -> Numbers | None:
     if pa.types.is_boolean(kind):
         return as_bools(array.fill_null(False)).astype(np.int64)
     if pa.types.is_integer(kind) or pa.types.is_temporal(kind):  # Spark's integers have signs
-        return _values(array, np.dtype(f"i{kind.bit_width // 8}")).astype(np.int64)
+        return _values(array, np.dtype(f"i{kind.bit_width // 8}")).astype(np.int64, copy=False)
     return None
 
 
@@ -179,15 +179,16 @@ def bisect(low: Numbers, high: Numbers, is_below: Callable[[Numbers, Numbers], N
 class Ranges:
     """The ranges of some rows, as the first and last position of each.
 
-    `begins`: rows whose range has a lowest value. `group`: the number of the row's group, -1 for a row that is in none (None: all rows are in one
-    group). `width`: the size of each range, in numbers of which the first weigh most. `is_empty`: rows whose range holds no value. `bounds`: what gives values of the ranges' type their positions (None: the values themselves do).
+    `low`, `high`: the lowest and highest value of each range; null if it has none. `group`: the number of the row's group, -1 for a row that is
+    in none (None: all rows are in one group). `is_empty`: rows whose range holds no value. `bounds`: what gives values of the ranges' type their
+    positions (None: the values themselves do).
     """
 
     first: Numbers
     last: Numbers
-    begins: Numbers
+    low: pa.Array
+    high: pa.Array | None
     group: Numbers | None
-    width: tuple[Numbers, ...]
     is_empty: Numbers
     bounds: SortedBytes | None
 
@@ -208,19 +209,12 @@ class Ranges:
         starts, stops = codes[0], codes[-1]
         assert starts is not None
         assert stops is not None
-        has_low = _valid(low)
-        has_high = np.zeros(len(low), np.bool_) if high is None else _valid(high)
-        first = np.where(has_low, starts if closed[0] else starts + 1, LEAST)
-        last = np.where(has_high, stops if closed[1] else stops - 1, MOST)
-        is_empty = first > last
-        # These would have wrapped around.
-        if not closed[0]:
-            is_empty |= has_low & (starts == MOST)
-        if not closed[1]:
-            is_empty |= has_high & (stops == LEAST)
-        is_bounded = has_low & has_high
-        width = tuple(np.where(is_bounded, part, _widest(part)) for part in _width(low, high, first, last))
-        return cls(first, last, has_low, group, width, is_empty, bounds)
+        first, is_after_all = _side(starts, low, 0 if closed[0] else 1, LEAST)
+        last, is_before_all = np.full(len(low), MOST), np.zeros(len(low), np.bool_)
+        if high is not None:
+            last, is_before_all = _side(stops, high, 0 if closed[1] else -1, MOST)
+        is_empty = is_after_all | is_before_all | (first > last)
+        return cls(first, last, low, high, group, is_empty, bounds)
 
     @classmethod
     def from_prefixes(cls, prefixes: pa.Array, group: Numbers | None = None) -> Ranges:
@@ -236,6 +230,38 @@ class Ranges:
         codes = codes_of(values)
         assert codes is not None
         return codes
+
+    def hold(self, positions: Numbers) -> Numbers:
+        """For each row whether its range holds the position that stands at the row's place."""
+        return np.asarray((self.first <= positions) & (positions <= self.last) & ~self.is_empty)
+
+    @cached_property
+    def _width(self) -> list[Numbers]:
+        """The size of each range, in numbers of which the first weigh most."""
+        is_bounded = _valid(self.low) & (False if self.high is None else _valid(self.high))
+        parts = _width(self.low, self.high, self.first, self.last)
+        return [np.where(is_bounded, part, _widest(part)) for part in parts]
+
+    def best_first(self, pick: Pick, rows: Numbers) -> Numbers:
+        """The places of `rows`, which are ascending, those first that win over others."""
+        later_first = (np.arange(len(rows))[::-1], ~_valid(self.low)[rows], ~self.first[rows])
+        if pick is Pick.NEWEST:
+            return np.asarray(np.lexsort(later_first))
+        return np.asarray(np.lexsort((*later_first, *(part[rows] for part in reversed(self._width)))))
+
+
+def _side(codes: Numbers, bound: pa.Array, step: int, unbounded: int) -> tuple[Numbers, Numbers]:
+    """(the first or last position of each range, whether no value is beyond a bound that the range does not hold).
+
+    `step`: what leads from a bound to the next value in the range: 0 if the range holds the bound itself. `unbounded`: the position of a null.
+    """
+    positions, has_bound = codes + step if step else codes, _valid(bound)
+    is_outermost = np.zeros(len(codes), np.bool_)
+    if step:
+        is_outermost = has_bound & (codes == (MOST if step > 0 else LEAST))
+    if bound.null_count:
+        positions = np.where(has_bound, positions, unbounded)
+    return positions, is_outermost
 
 
 def _width(low: pa.Array, high: pa.Array | None, first: Numbers, last: Numbers) -> Sequence[Numbers]:
@@ -316,7 +342,7 @@ class RangeIndex:
         offsets = np.searchsorted(segment_groups, np.arange(groups + 1))
         begins, stops = segment_of[: len(rows)], offsets[group + 1]
         stops[ends] = segment_of[len(rows) :]
-        best_first = _best_first(pick, ranges, rows)
+        best_first = ranges.best_first(pick, rows)
         winners = np.concatenate([rows[best_first], [NONE]])[_cover(begins[best_first], stops[best_first], len(starts))]
         depth = np.cumsum(
             np.bincount(begins, minlength=len(starts) + 1) - np.bincount(stops, minlength=len(starts) + 1)
@@ -373,14 +399,6 @@ class _Buckets:
     def _bucket(self, positions: Numbers) -> Numbers:
         above = np.maximum(positions, self.low).view(np.uint64) - np.uint64(self.low % 2**64)
         return np.asarray(np.minimum(above >> np.uint64(self.shift), np.uint64(len(self.table) - 2)), np.int64)
-
-
-def _best_first(pick: Pick, ranges: Ranges, rows: Numbers) -> Numbers:
-    """The numbers of `rows`, those that win first."""
-    later_first = (np.arange(len(rows))[::-1], ~ranges.begins[rows], ~ranges.first[rows])
-    if pick is Pick.NEWEST:
-        return np.asarray(np.lexsort(later_first))
-    return np.asarray(np.lexsort((*later_first, *(part[rows] for part in reversed(ranges.width)))))
 
 
 def _cover(begins: Numbers, stops: Numbers, segments: int) -> Numbers:

@@ -42,7 +42,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version, read_rows
-from pyspark_lookup.lookup.range_match import Match, MatchKind, RangeMatcher, matching_rows
+from pyspark_lookup.lookup.range_match import Match, MatchedRanges, MatchKind, RangeMatcher, matching_rows
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
@@ -267,10 +267,11 @@ class Lookup:
                 rows = collect_table(batches, plan.projection.columns, plan.table.url).combine_chunks()
                 path = redact("path", self._options.files.path)
                 columns = [one_array(rows.column(name)) for name in match.columns]
-                matcher = RangeMatcher(match, columns, values.type, None, 1, lambda row: f"{path}, row {row}")
+                matched = MatchedRanges(match, columns, values.type, lambda row: f"{path}, row {row}")
+                matcher = RangeMatcher(match, matched)
                 open_version.all_rows = values.type, rows, matcher
             _, rows, matcher = open_version.all_rows
-        numbers, places = matcher.find(values, None, lambda _: "")
+        numbers, places = matcher.find(values)
         reader.metrics.inc(
             "missCount" if open_version.snapshot is None else "hitCount", len(values) - values.null_count
         )

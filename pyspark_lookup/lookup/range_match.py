@@ -85,80 +85,37 @@ class Match:
         )
 
 
-class RangeMatcher:
-    """The rows of a table by their ranges.
+class MatchedRanges:
+    """The ranges of some rows, as a match defines them, and the values that are looked up as positions among them.
 
-    `columns`: the columns of `match`. `kind`: the type of the values that are looked up. `group`: for each row the number of its key, below
-    `groups` (None: there are no keys). `name_row`: the place of a row, for errors.
+    `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: the place of a row, for errors.
     """
 
     def __init__(
-        self,
-        match: Match,
-        columns: Sequence[pa.Array],
-        kind: pa.DataType,
-        group: Numbers | None,
-        groups: int,
-        name_row: Callable[[int], str],
+        self, match: Match, columns: Sequence[pa.Array], kind: pa.DataType, name_row: Callable[[int], str]
     ) -> None:
-        self._match, self._columns, self._name_row = match, columns, name_row
+        self._match, self._columns, self._kind, self._name_row = match, columns, kind, name_row
         self._is_ipv4 = False
+        self.pick = Pick.NARROWEST if match.overlap is Overlap.NARROWEST else Pick.NEWEST
         if match.kind is MatchKind.CIDR:
-            self._ranges = self._networks(group)
+            self.ranges = self._networks()
         elif match.kind is MatchKind.STARTS_WITH:
-            self._ranges = Ranges.from_prefixes(columns[0], group)
+            self.ranges = Ranges.from_prefixes(columns[0])
         else:
             low, *high = [_cast(column, kind) for column in columns]
-            self._ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed, group)
-        self._kind = kind
-        self._groups = groups
-        self._index = RangeIndex.build(
-            self._ranges, Pick.NARROWEST if match.overlap is Overlap.NARROWEST else Pick.NEWEST, groups
-        )
+            self.ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed)
 
-    @cached_property
-    def _stabbing(self) -> Stabbing:
-        return Stabbing(self._ranges, self._groups)
-
-    def find(self, values: pa.Array, groups: Numbers | None, name_key: Callable[[int], str]) -> tuple[Numbers, Numbers]:
-        """(numbers of values, rows): the rows that match each value, ordered by value and row. One at most for each value, unless
-        `lookup.overlap` is ALL.
-
-        `groups`: for each value the number of its key; -1 for none. `name_key`: the key of a value, for errors. Raises OverlapError for two
-        rows that match a value, if `lookup.overlap` is ERROR.
-        """
-        positions, valid = self._positions(values)
-        segments = np.where(valid, self._index.find_segments(positions, groups), -1)
-        winners = self._index.winners[segments]
-        numbers = np.flatnonzero(winners != NONE)
-        rows = winners[numbers].astype(np.int64)
-        if self._index.is_shared is None or self._match.overlap in (Overlap.NARROWEST, Overlap.NEWEST):
-            return numbers, rows
-        is_shared = self._index.is_shared[segments[numbers]]
-        if not is_shared.any():
-            return numbers, rows
-        shared = numbers[is_shared]
-        if self._match.overlap is Overlap.ERROR:
-            shared = shared[:1]
-        shared_numbers, shared_rows = self._stabbing.find(positions[shared], None if groups is None else groups[shared])
-        if self._match.overlap is Overlap.ERROR:
-            raise self._overlap(values[int(shared[0])].as_py(), name_key(int(shared[0])), shared_rows)
-        numbers = np.concatenate([numbers[~is_shared], shared[shared_numbers]])
-        rows = np.concatenate([rows[~is_shared], shared_rows])
-        order = np.argsort(numbers, kind="stable")
-        return numbers[order], rows[order]
-
-    def _positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
+    def positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
         """(the positions of values, whether each has one)."""
         if self._match.kind is not MatchKind.CIDR:
             valid = as_bools(values.is_valid()) if values.null_count else np.ones(len(values), np.bool_)
-            return self._ranges.positions(_cast(values, self._kind)), valid
+            return self.ranges.positions(_cast(values, self._kind)), valid
         addresses = parse_addresses(values)
         if self._is_ipv4:
             return _ipv4_numbers(addresses), addresses.valid & addresses.is_ipv4
-        return self._ranges.positions(addresses.to_array()), addresses.valid
+        return self.ranges.positions(addresses.to_array()), addresses.valid
 
-    def _networks(self, group: Numbers | None) -> Ranges:
+    def _networks(self) -> Ranges:
         networks = _parse(self._columns)
         is_null = ~networks.valid & _any_null(self._columns)
         is_bad = (~networks.valid & ~is_null) | networks.has_host_bits
@@ -170,7 +127,7 @@ class RangeMatcher:
             pa.array(_ipv4_numbers(side)) if self._is_ipv4 else dataclasses.replace(side, valid=valid).to_array()
             for side in (networks.first, networks.last)
         ]
-        ranges = Ranges.from_bounds(bounds[0], bounds[1], (True, True), group)
+        ranges = Ranges.from_bounds(bounds[0], bounds[1], (True, True))
         return dataclasses.replace(ranges, is_empty=ranges.is_empty | ~valid)
 
     def _text(self, row: int) -> str:
@@ -186,7 +143,8 @@ class RangeMatcher:
             "lookup.on-bad-network = SKIP, with which these rows match nothing"
         )
 
-    def _overlap(self, value: object, key: str, rows: Numbers) -> OverlapError:
+    def overlap(self, value: object, key: str, rows: Numbers) -> OverlapError:
+        """The error for several `rows` that match a value."""
         first, second = (self._text(int(row)) for row in rows[:2])
         of_key = f" of one key, {key}," if key else ""
         advice = (
@@ -237,6 +195,44 @@ def _parse(columns: Sequence[pa.Array]) -> Networks:
     return Networks(first, last, first.valid & last.valid, np.zeros(len(first.valid), np.bool_))
 
 
+class RangeMatcher:
+    """Finds the rows of a whole table, without keys, by their ranges."""
+
+    def __init__(self, match: Match, matched: MatchedRanges) -> None:
+        self._match, self._matched = match, matched
+        self._index = RangeIndex.build(matched.ranges, matched.pick)
+
+    @cached_property
+    def _stabbing(self) -> Stabbing:
+        return Stabbing(self._matched.ranges)
+
+    def find(self, values: pa.Array) -> tuple[Numbers, Numbers]:
+        """(numbers of values, rows): the rows that match each value, ordered by value and row. One at most for each value, unless
+        `lookup.overlap` is ALL.
+
+        Raises OverlapError for two rows that match a value, if `lookup.overlap` is ERROR.
+        """
+        positions, valid = self._matched.positions(values)
+        segments = np.where(valid, self._index.find_segments(positions), -1)
+        winners = self._index.winners[segments]
+        numbers = np.flatnonzero(winners != NONE)
+        rows = winners[numbers].astype(np.int64)
+        if self._index.is_shared is None or self._match.overlap in (Overlap.NARROWEST, Overlap.NEWEST):
+            return numbers, rows
+        is_shared = self._index.is_shared[segments[numbers]]
+        if not is_shared.any():
+            return numbers, rows
+        shared = numbers[is_shared]
+        if self._match.overlap is Overlap.ERROR:
+            _, shared_rows = self._stabbing.find(positions[shared[:1]])
+            raise self._matched.overlap(values[int(shared[0])].as_py(), "", shared_rows)
+        shared_numbers, shared_rows = self._stabbing.find(positions[shared])
+        numbers = np.concatenate([numbers[~is_shared], shared[shared_numbers]])
+        rows = np.concatenate([rows[~is_shared], shared_rows])
+        order = np.argsort(numbers, kind="stable")
+        return numbers[order], rows[order]
+
+
 def matching_rows(rows: pa.Table, keys: pa.Table, values: pa.Array, match: Match) -> pa.Table:
     """Those of `rows` that match the value of their key, in the order of `KEY_INDEX`.
 
@@ -245,9 +241,21 @@ def matching_rows(rows: pa.Table, keys: pa.Table, values: pa.Array, match: Match
     """
     columns = [one_array(rows.column(name)) for name in match.columns]
     group = as_int64(one_array(rows.column(KEY_INDEX)))
-    matcher = RangeMatcher(match, columns, values.type, group, keys.num_rows, lambda row: f"row {row} of the answer")
-    _, found = matcher.find(values, np.arange(keys.num_rows), lambda row: name_key(keys, row))
-    return rows.take(as_indices(found))
+    matched = MatchedRanges(match, columns, values.type, lambda row: name_key(keys, int(group[row])))
+    positions, valid = matched.positions(values)
+    places = np.flatnonzero(matched.ranges.hold(positions[group]) & valid[group])
+    groups = group[places]
+    counts = np.bincount(groups, minlength=1)
+    if match.overlap is Overlap.ALL or counts.max() <= 1:
+        return rows.take(as_indices(places))
+    if match.overlap is Overlap.ERROR:
+        key = int(np.argmax(counts > 1))
+        raise matched.overlap(values[key].as_py(), name_key(keys, key), places[groups == key])
+    order = matched.ranges.best_first(matched.pick, places)
+    order = order[np.argsort(groups[order], kind="stable")]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = groups[order[1:]] != groups[order[:-1]]
+    return rows.take(as_indices(places[order[is_first]]))
 
 
 def name_key(keys: pa.Table, row: int) -> str:

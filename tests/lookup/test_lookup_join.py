@@ -663,7 +663,7 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     if wanted is None:
         with pytest.raises(
             errors.OverlapError,
-            match=r"2 rows of one key, id = \d, are valid at the same time, .*since = .*until = .*NEWEST",
+            match=r"\d rows of one key, id = \d, are valid at the same time, .*since = .*until = .*NEWEST",
         ):
             matching_rows(table, keys, at, match)
         return
