@@ -144,18 +144,14 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
 SHOWN: dict[str, dict[str, list[str]]] = {
     "joins.md": {r"strategy: (\w+ \(a batch) of about": ["cache (a batch"] * 2, r"Kennedy": ["Kennedy"] * 3},
     "managed.md": {
-        r"^\| (BOS|EWR|JFK|LGA)\|": ["BOS", "EWR", "JFK", "LGA"],
-        r"^\['BOS', 'EWR', (.*)\]$": ["'JFK', 'LGA'"],
-        r"\|\s*1\|\s*JFK\|(.*?)\|": ["John F. Kennedy"],
-        r"^[0-9a-f]{32}:8:9223372036854775807::\n(.*)$": ["2"],
-        r"^3 4\n(.*)$": ["3"],
-        r"^\{'files': 0, 'bytes': 0, (.*)\}": ["'oldest': None"],
+        r"^\| (BOS|EWR|JFK|LGA)\|": ["BOS", "EWR", "JFK", "LGA"], r"^\['BOS', 'EWR', (.*)\]$": ["'JFK', 'LGA'"],
+        r"\|\s*1\|\s*JFK\|(.*?)\|": ["John F. Kennedy"], r"^[0-9a-f]{32}:8:9223372036854775807::\n(.*)$": ["2"],
+        r"^3 4\n(.*)$": ["3"], r"^\{'files': 0, 'bytes': 0, (.*)\}": ["'oldest': None"],
         r"\| JFK\|John F. Kennedy\|\s+(\w+)\|": ["insert"],
-        r"\|\s*(create|append|upsert|delete|overwrite)\|": [
-            *("create", "append", "append", "append", "upsert", "delete", "upsert", "append", "overwrite")
-        ],
+        r"\|\s*(create|append|upsert|delete|overwrite)\|":
+            ["create", "append", "append", "append", "upsert", "delete", "upsert", "append", "overwrite"],
     },
-}
+}  # fmt: skip
 PAGES = [
     pytest.param(
         path,

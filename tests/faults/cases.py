@@ -1,7 +1,5 @@
 """One case of the matrix: a table, a write, a fault, and everybody who looks at what became of it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime
@@ -13,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -34,9 +32,6 @@ from tests.history.checker import Rows, State, states
 from tests.support import fakes
 from tests.support.proxy import Fault, Mode, Proxy, Sent, backend, kind_of, objects_in
 from tests.support.s3server import Application, S3Server
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
 
 BUCKET, BELOW = "faults", "table/"
 RETRIES = 2
@@ -118,7 +113,7 @@ class Bench:
         """Let the store ignore If-Match, and replace objects after so many GETs."""
         gets = itertools.count()
 
-        def between(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+        def between(environ: Any, start: Any, app: Application) -> Iterable[bytes]:
             if kind_of(environ) == "get" and next(gets) == number:
                 self.fill(later)
             environ.pop("HTTP_IF_MATCH", None)

@@ -1,7 +1,5 @@
 """The S3 store's code with a way around the server for requests on which no fault acts: moto's objects answer them, in a tenth of the time."""
 
-from __future__ import annotations
-
 import base64
 import io
 import zlib
@@ -19,7 +17,7 @@ _KINDS = {
 
 
 class _Body(io.BytesIO):
-    async def __aenter__(self) -> _Body:
+    async def __aenter__(self) -> "_Body":
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -1,6 +1,7 @@
 """A writer or a reader of a history (`python -m tests.history.worker <JSON>`), which notes what it does before it begins, and what came of it."""
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -114,7 +115,7 @@ def _note_end(table: LookupTable, notes: Notes, written: Callable[[], int | None
     else:
         if position is not None:
             notes.add("acknowledged", position=position, **what)
-            _read_all(table, notes, "own", position=position)
+            _read(notes, "own", table.scan, position=position)
 
 
 class GivenUpError(Exception):
@@ -132,16 +133,11 @@ def _broken(rows: pa.Table) -> pa.RecordBatchReader:
 def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> None:
     while not stop.exists():
         if rng.random() < 0.5:
-            _read_all(table, notes, "scan")
+            _read(notes, "scan", table.scan)
         else:
             wanted = sorted(rng.sample(range(KEYS), 20))
-            began = time.monotonic()
-            try:
-                rows = table.get_many(pa.table({"id": pa.array(wanted, pa.int64())}))
-            except PysparkLookupError as problem:
-                notes.add("error", error=f"{type(problem).__name__} {problem}")
-                continue
-            notes.add("get", began=began, keys=wanted, rows=_plain(rows))
+            keys = pa.table({"id": pa.array(wanted, pa.int64())})
+            _read(notes, "get", functools.partial(table.get_many, keys), keys=wanted)
 
 
 def follow(notes: Notes, options: Mapping[str, str], stop: Path) -> None:
@@ -168,10 +164,10 @@ def follow(notes: Notes, options: Mapping[str, str], stop: Path) -> None:
             notes.add(kind, began=began, rows=sorted(map(list, rows.elements())), told=position)
 
 
-def _read_all(table: LookupTable, notes: Notes, kind: str, **more: Any) -> None:
+def _read(notes: Notes, kind: str, call: Callable[[], pa.Table], **more: Any) -> None:
     began = time.monotonic()
     try:
-        rows = table.scan()
+        rows = call()
     except PysparkLookupError as problem:
         notes.add("error", error=f"{type(problem).__name__} {problem}")
         return

@@ -1,7 +1,5 @@
 """Children of a process whose threads use tables: whatever a thread held at that moment, the child answers."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import gc
@@ -15,7 +13,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -30,9 +28,6 @@ from pyspark_lookup.spark.join import _explained_lock
 from pyspark_lookup.spark.lookup_pass import _versions_lock
 from tests.support.fakes import CACHES
 from tests.support.workers import in_fresh_process
-
-if TYPE_CHECKING:
-    from tests.support.s3server import S3Server
 
 ANSWER_S = 30  # a child that has not answered by then hangs
 LOCKS = type(threading.Lock()), type(threading.RLock())
@@ -191,7 +186,7 @@ def fork_while_a_thread_imports(home: Path, endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("fork", [fork_under_all_locks, fork_in_a_transaction, fork_while_a_thread_imports])
-def test_a_child_of_a_busy_process(tmp_path: Path, s3: S3Server, fork: Callable[..., None]) -> None:
+def test_a_child_of_a_busy_process(tmp_path: Path, s3: Any, fork: Callable[..., None]) -> None:
     """It answers as its parent does, and leaves to that what is its."""
     s3.client.create_bucket(Bucket="forked")
     s3.client.put_object(Bucket="forked", Key="t.csv", Body=b"id,v\n6,36\n7,49\n")

@@ -1,25 +1,19 @@
 """A soak's stream, joined to both tables and started again from its checkpoint whenever it ends. Orders on its input: `restart`, `stop`."""
 
-from __future__ import annotations
-
 import json
 import queue
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 
 from pyspark_lookup import lookup_join
 from tests.soak import tables
 from tests.support.workers import Notes
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
 
 HEAP = "-Xms512m -XX:+AlwaysPreTouch"
 """Heaps that are there from the beginning, so that what grows is something else."""
@@ -53,9 +47,7 @@ class Listener(StreamingQueryListener):  # type: ignore[misc]
 
 class Application:
     def __init__(self, given: dict[str, Any], notes: Notes) -> None:
-        self._given = given
-        self._notes = notes
-        self._home = Path(given["home"])
+        self._given, self._notes, self._home = given, notes, Path(given["home"])
         builder = SparkSession.builder.master(given["master"])
         for key, value in _CONF.items():
             builder = builder.config(key, value)

@@ -1,7 +1,5 @@
 """The harm that is done to a running soak: processes killed, the disk filled, the clock stepped, storms in the store, restarts of the query."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import os
@@ -9,12 +7,9 @@ import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.soak.watch import python_workers
-
-if TYPE_CHECKING:
-    from tests.soak.run import Soak
 
 FAULTS = {"delayed": 0.05, "refused": 0.02, "lost": 0.01, "unanswered": 0.01, "truncated": 0.01}
 """How often the store fails, of all requests."""
@@ -57,10 +52,9 @@ class Clocks:
 class Chaos:
     """Harm in an order that is drawn from a deck of each kind, again and again. `left`: the kinds that could not be done yet."""
 
-    def __init__(self, soak: Soak) -> None:
+    def __init__(self, soak: Any) -> None:
         self._counts = collections.Counter[str]()
-        self._soak = soak
-        self._rng = soak.rng
+        self._soak, self._rng = soak, soak.rng  # a `Soak`, whose module needs this one
         self._kinds = [self._kill_executor, self._kill_worker, self._fill_disk, self._storm, self._restart]
         self._kinds += [self._kill_writer, *([] if soak.clocks.missing else [self._step_clock])]
         self.left = {kind.__name__ for kind in self._kinds}

@@ -110,15 +110,14 @@ class Soak:
         """Do harm for so long, and until each kind is done, at most twice as long. What came of it; `wrong` is empty if all is well."""
         watch = Watch(self.cluster, self.workers.running["application"].pid, self.directories)
         chaos = Chaos(self)
-        began = time.monotonic()
-        sample_at = 0.0
+        began, sample_at = time.monotonic(), 0.0
         while (now := time.monotonic()) < began + seconds or (chaos.left and now < began + 2 * seconds):
             time.sleep(0.1)
             self.workers.check_alive()
             self._follow()
             chaos.tick(now, self._counts["written"])
             if now >= sample_at:
-                watch.sample(now)
+                watch.sample()
                 with contextlib.suppress(PysparkLookupError):  # in a storm
                     self._note_versions()
                 sample_at = now + _SAMPLED_EVERY_S

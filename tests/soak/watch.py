@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import statistics
@@ -63,18 +64,16 @@ class Watch:
     """Samples by name. Of several processes of a kind the largest counts, and how many there are."""
 
     def __init__(self, cluster: Cluster, application: int, directories: Sequence[Path]) -> None:
-        self._cluster = cluster
-        self._application = application
-        self._directories = directories
-        self.samples: dict[str, list[tuple[float, float]]] = {}
+        self._cluster, self._application, self._directories = cluster, application, directories
+        self.samples: dict[str, list[float]] = {}
         self.most: dict[str, int] = {}
 
-    def sample(self, now: float) -> None:
+    def sample(self) -> None:
         for kind, processes in self._processes().items():
             if found := [used for process in processes if (used := process.usage()) is not None]:
                 resident, handles = map(max, zip(*found, strict=True))
                 for name, value in (("resident", resident), ("handles", handles), ("processes", len(found))):
-                    self.samples.setdefault(f"{kind}, {name}", []).append((now, value))
+                    self.samples.setdefault(f"{kind}, {name}", []).append(value)
         for directory in self._directories:
             self.most[directory.name] = max(self.most.get(directory.name, 0), bytes_below(directory / "v1"))
 
@@ -93,7 +92,12 @@ class Watch:
         return found
 
     def wrong(self) -> list[str]:
-        found = [text for name, values in self.samples.items() if (text := growth(name, values)) is not None]
+        found = []
+        for name, values in self.samples.items():
+            factor, more = ALLOWED[name.rpartition(" ")[2]]
+            _, second, _, last = quarters(values)
+            if len(values) >= _LEAST_SAMPLES and last > second * factor + more:
+                found.append(f"{name}: {second:.0f} in the second quarter, {last:.0f} in the last")
         over = {name: size for name, size in self.most.items() if size > tables.MAX_BYTES + SLACK_BYTES}
         return [*found, *(f"{name}: {size} bytes, more than {tables.MAX_BYTES}" for name, size in over.items())]
 
@@ -106,23 +110,10 @@ class Watch:
         return {**shown, **{f"most bytes, {name}": f"{size}" for name, size in self.most.items()}}
 
 
-def growth(name: str, values: Sequence[tuple[float, float]]) -> str | None:
-    if len(values) < _LEAST_SAMPLES:
-        return None
-    factor, more = ALLOWED[name.rpartition(" ")[2]]
-    _, second, _, last = quarters(values)
-    if last <= second * factor + more:
-        return None
-    return f"{name}: {second:.0f} in the second quarter, {last:.0f} in the last"
-
-
-def quarters(values: Sequence[tuple[float, float]]) -> list[float]:
-    """The medians of the four quarters of the time that the samples cover."""
-    begin, end = values[0][0], values[-1][0]
-    found: list[list[float]] = [[], [], [], []]
-    for at, value in values:
-        found[min(int(4 * (at - begin) / ((end - begin) or 1)), 3)].append(value)
-    return [statistics.median(part) if part else 0.0 for part in found]
+def quarters(values: Sequence[float]) -> list[float]:
+    """The medians of the four quarters of samples that were taken one as long after the other."""
+    edges = [len(values) * quarter // 4 for quarter in range(5)]
+    return [statistics.median(values[begin:end] or [0.0]) for begin, end in itertools.pairwise(edges)]
 
 
 LATER_S = 2 * 3600.0

@@ -1,7 +1,5 @@
 """Stores: one identity per state of a file, listings that hide nothing new, reads of one version only."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import itertools
@@ -11,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from email.utils import formatdate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import aiohttp
 import botocore.exceptions
@@ -27,12 +25,10 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, FileVersion, Listing, Store, open_store
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fakes import FakeClock, FaultyStore, Host, make_host, wait_until_settled
+from tests.support.s3server import S3Server
 from tests.support.web_server import WebServer, web
 
 __all__ = ["web"]
-
-if TYPE_CHECKING:
-    from tests.support.s3server import S3Server
 
 OLD, NEW = b"old" * 100, b"new" * 100
 LATER = FakeClock().host().wall_s  # a clock long after every file of these tests
@@ -289,6 +285,39 @@ def test_a_disk_error_is_ours(tmp_path: Path) -> None:
                 call(str(tmp_path / name), ignore)
 
 
+class ScriptedFs(AbstractFileSystem):
+    """One file `/f`; `info` and `error` are set by the test."""
+
+    protocol = "scripted"
+    info_of: ClassVar[dict[str, Any]] = {}
+    error: ClassVar[BaseException | None] = None
+
+    def __init__(self, host: str = "", use_listings_cache: bool = False) -> None:
+        super().__init__(use_listings_cache=use_listings_cache)
+
+    def _answer(self) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return {"name": "f", "type": "file", "size": 300, **self.info_of}
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return self._answer()
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        return [{**self._answer(), "name": "d/f"}]
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        self._answer()
+        return OLD[start:end]
+
+
+@pytest.fixture
+def scripted() -> Iterator[type[ScriptedFs]]:
+    fsspec.register_implementation("scripted", ScriptedFs, clobber=True)
+    yield ScriptedFs
+    ScriptedFs.info_of, ScriptedFs.error = {}, None
+
+
 @pytest.mark.parametrize(
     ("path", "options", "says"),
     [
@@ -323,39 +352,6 @@ def test_scopes_tell_stores_apart(scripted: type[ScriptedFs], monkeypatch: pytes
     assert len(set(scopes)) == len(scopes)
 
 
-class ScriptedFs(AbstractFileSystem):
-    """One file `/f`; `info` and `error` are set by the test."""
-
-    protocol = "scripted"
-    info_of: ClassVar[dict[str, Any]] = {}
-    error: ClassVar[BaseException | None] = None
-
-    def __init__(self, host: str = "", use_listings_cache: bool = False) -> None:
-        super().__init__(use_listings_cache=use_listings_cache)
-
-    def _answer(self) -> dict[str, Any]:
-        if self.error is not None:
-            raise self.error
-        return {"name": "f", "type": "file", "size": 300, **self.info_of}
-
-    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        return self._answer()
-
-    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        return [{**self._answer(), "name": "d/f"}]
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
-        self._answer()
-        return OLD[start:end]
-
-
-@pytest.fixture
-def scripted() -> Iterator[type[ScriptedFs]]:
-    fsspec.register_implementation("scripted", ScriptedFs, clobber=True)
-    yield ScriptedFs
-    ScriptedFs.info_of, ScriptedFs.error = {}, None
-
-
 NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
 
@@ -383,12 +379,8 @@ def test_the_strongest_token_is_the_identity(scripted: type[ScriptedFs], info: d
 def test_a_time_within_the_remote_granule_is_racy(scripted: type[ScriptedFs]) -> None:
     """Where the time is the identity, a file must be two seconds old to be kept; without any identity it is never kept."""
     both = {"mtime": NOW, "generation": "9"}
-    for info, age_s, cacheable in (
-        ({}, 9, False),
-        ({"mtime": NOW}, 2, False),
-        ({"mtime": NOW}, 2.5, True),
-        (both, 0, True),
-    ):
+    times = {"mtime": NOW}
+    for info, age_s, cacheable in (({}, 9, False), (times, 2, False), (times, 2.5, True), (both, 0, True)):
         scripted.info_of = info
         store = store_of("scripted://f", lambda age_s=age_s: NOW.timestamp() + age_s)
         version = store.get_meta("scripted://f", ignore)

@@ -1,7 +1,5 @@
 """A file whose blocks the processes of a host read through one cache directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,9 +1,7 @@
 """The changes of a managed table, as a reader reads them and as tests write them down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.lookup.runtime import Engine
@@ -18,9 +16,6 @@ from pyspark_lookup.sources.managed.change_feed import (
 from pyspark_lookup.sources.managed.log import Change, TableState
 from pyspark_lookup.sources.managed.source import MANAGED
 from pyspark_lookup.sources.registry import parse_options
-
-if TYPE_CHECKING:
-    from tests.support.managed_tables import Site
 
 
 class Feed:
@@ -50,12 +45,12 @@ class Feed:
         return self._rows(plan_snapshot(self._table, self._log, self.state, position))
 
 
-def feed_of(site: Site) -> Feed:
+def feed_of(site: Any) -> Feed:
     options = parse_options(site.options("stream", {}))
     return Feed(site.runtime.engine(options), options)
 
 
-def changes_of(site: Site, after: int = 1, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
+def changes_of(site: Any, after: int = 1, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
     feed = feed_of(site)
     return feed.between(after, feed.state.position, only, where)
 

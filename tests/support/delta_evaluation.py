@@ -1,7 +1,5 @@
 """The rows that Delta's protocol says a table has, in plain Python, and pyroaring, that shares nothing else with the package; none where a log makes no sense."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import datetime
@@ -67,7 +65,7 @@ class State:
             self.metadata = self.metadata if action.get("metaData") is None else action["metaData"]
             self.protocol = self.protocol if action.get("protocol") is None else action["protocol"]
 
-    def following(self, commits: Mapping[int, Path], known: int, newest: int) -> list[State]:
+    def following(self, commits: Mapping[int, Path], known: int, newest: int) -> list["State"]:
         """This state after the commits that follow; [] if it makes no sense."""
         with contextlib.suppress(Exception):
             for number in range(known + 1, newest + 1):

@@ -1,7 +1,5 @@
 """The partial cache: what one process loaded answers for all of the host, for as long as it is right: what its tests share."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -52,7 +50,7 @@ def differing(*changed: int) -> Differ:
     return lambda version, keys: np.isin(keys[0].to_numpy(), list(changed))
 
 
-def using(clock: FakeClock, process: Process, *used: int) -> Differ:
+def using(clock: FakeClock, process: "Process", *used: int) -> Differ:
     """No key differs, but to find that out takes half a second, in which that process uses some."""
 
     def answer(version: str, keys: Sequence[pa.Array]) -> Numbers:

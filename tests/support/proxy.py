@@ -1,7 +1,5 @@
 """What stands before the S3 server: a request is carried out or not, and its answer is lost or another one; by number, kind or at random."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum
@@ -12,15 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
 from tests.support.s3server import Application, S3Server
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
 
 Headers = list[tuple[str, str]]
 Decision = tuple[bool, str | None]
@@ -87,7 +82,7 @@ class Answer:
     headers: Headers
     body: bytes
 
-    def without(self, *names: str) -> Answer:
+    def without(self, *names: str) -> "Answer":
         """The answer without headers whose names begin so."""
         return dataclasses.replace(self, headers=[h for h in self.headers if not h[0].lower().startswith(names)])
 
@@ -155,7 +150,7 @@ class Proxy:
         self.begin(None)
         counts = itertools.count()
 
-        def decide(environ: WSGIEnvironment) -> Decision:
+        def decide(environ: dict[str, Any]) -> Decision:
             number = next(counts) if kind_of(environ) == kind else -1
             acts = number >= first and (times is None or number < first + times)
             return not acts or not _is_whole(answer), answer if acts else None
@@ -168,7 +163,7 @@ class Proxy:
         if GRAVES not in backend().buckets:
             backend().create_bucket(GRAVES, "us-east-1")
 
-        def decide(environ: WSGIEnvironment) -> Decision:
+        def decide(environ: dict[str, Any]) -> Decision:
             with self._lock:
                 drawn, delay_s = self._rng.random(), self._rng.uniform(0, _DELAY_S)
                 ends = itertools.accumulate(shares.values())
@@ -207,9 +202,9 @@ class Proxy:
 
     def _answer(
         self,
-        decide: Callable[[WSGIEnvironment], Decision],
-        environ: WSGIEnvironment,
-        start: StartResponse,
+        decide: Callable[[dict[str, Any]], Decision],
+        environ: dict[str, Any],
+        start: Callable[..., Any],
         app: Application,
     ) -> Iterable[bytes]:
         carried_out, name = decide(environ)
@@ -224,7 +219,7 @@ class Proxy:
             return _cut(environ, answer.body)
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else answer.body]
 
-    def _decide(self, environ: WSGIEnvironment) -> Decision:
+    def _decide(self, environ: dict[str, Any]) -> Decision:
         fault = self._fault
         with self._lock:
             self._arrived += 1
@@ -238,13 +233,13 @@ class Proxy:
         return not _is_whole(fault.answer), fault.answer
 
 
-def kind_of(environ: WSGIEnvironment) -> str:
+def kind_of(environ: dict[str, Any]) -> str:
     """What kind of request it is, as `Sent` says it."""
     method: str = environ["REQUEST_METHOD"]
     return "list" if method == "GET" and "list-type" in environ["QUERY_STRING"] else method.lower()
 
 
-def _ask(environ: WSGIEnvironment, app: Application) -> Answer:
+def _ask(environ: dict[str, Any], app: Application) -> Answer:
     """The store's answer."""
     told: list[tuple[str, Headers]] = []
 
@@ -252,18 +247,18 @@ def _ask(environ: WSGIEnvironment, app: Application) -> Answer:
         told.append((status, headers))
         return lambda data: None
 
-    body = b"".join(app(environ, start))  # type: ignore[arg-type]
+    body = b"".join(app(environ, start))
     status, headers = told[-1]
     return Answer(status, headers, body)
 
 
-def _unasked(environ: WSGIEnvironment) -> Answer:
+def _unasked(environ: dict[str, Any]) -> Answer:
     """That there is none; the request's body is read, as its sender waits for that."""
     environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     return Answer("200 OK", [("Content-Length", "0")], b"")
 
 
-def _bury(environ: WSGIEnvironment) -> None:
+def _bury(environ: dict[str, Any]) -> None:
     """Keep what is about to be removed: a data file; or any events of logs, as the request's body says which ones."""
     bucket, _, name = environ["PATH_INFO"].lstrip("/").partition("/")
     if environ["REQUEST_METHOD"] == "POST" and "delete" in environ["QUERY_STRING"]:
@@ -276,13 +271,13 @@ def _bury(environ: WSGIEnvironment) -> None:
         backend().put_object(GRAVES, f"{bucket}/{key}", value)
 
 
-def _hang_up(environ: WSGIEnvironment) -> None:
+def _hang_up(environ: dict[str, Any]) -> None:
     connection: socket.socket = environ["werkzeug.socket"]
     connection.shutdown(socket.SHUT_RDWR)
     raise ConnectionResetError("the answer is lost")
 
 
-def _cut(environ: WSGIEnvironment, body: bytes) -> Iterable[bytes]:
+def _cut(environ: dict[str, Any], body: bytes) -> Iterable[bytes]:
     yield body[: len(body) // 2]
     _hang_up(environ)
 

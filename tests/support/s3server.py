@@ -1,22 +1,16 @@
 """An S3 server on loopback (moto) that logs every request and lets a test act between two of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import boto3
 from moto.s3.responses import S3Response
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
-
 
 _acting = threading.RLock()
 
@@ -62,7 +56,7 @@ class Request:
         return self.method.lower()
 
 
-Application = Callable[["WSGIEnvironment", "StartResponse"], Iterable[bytes]]
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class S3Server:
@@ -75,14 +69,14 @@ class S3Server:
         self.log: list[Request] = []
         self.before: Callable[[str, str], int | None] | None = None
         self.after: Callable[[Request], None] | None = None
-        self.between: Callable[[WSGIEnvironment, StartResponse, Application], Iterable[bytes]] | None = None
+        self.between: Callable[[dict[str, Any], Callable[..., Any], Application], Iterable[bytes]] | None = None
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.client: Any = boto3.client("s3", endpoint_url=self.endpoint)
 
-    def _serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if self.before is not None:
             status = self.before(method, path)

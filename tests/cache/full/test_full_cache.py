@@ -1,7 +1,5 @@
 """The full cache: which snapshot answers in UFS and in CACHE mode, what a load fetches, what stays on disk."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -338,7 +336,7 @@ def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
 class EveryCall(CacheReloadTrigger):
     """A trigger of a user's: reloads when told, and keeps what became of it."""
 
-    made: ClassVar[list[EveryCall]] = []
+    made: ClassVar[list["EveryCall"]] = []
 
     def __init__(self, options: LookupOptions) -> None:
         self.keys = options.files.keys

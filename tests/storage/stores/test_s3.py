@@ -1,11 +1,9 @@
 """Refusals and redirects of S3: an error of one line that says what to do, no useless retries, nothing sent to other hosts."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,14 +12,10 @@ import pytest
 from pyspark_lookup import LookupTable, errors
 from tests.support.fakes import make_host
 from tests.support.proxy import kind_of
+from tests.support.s3server import Application, S3Server
 from tests.support.web_server import WebServer, web
 
 __all__ = ["web"]
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
-
-    from tests.support.s3server import Application, S3Server
 
 ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
 PATH = "s3://refusals/dim/a.parquet"
@@ -50,7 +44,7 @@ def store(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
 def refuse(s3: S3Server, kinds: Iterable[str], status: int, code: str, message: str = "No.", **headers: str) -> None:
     """Answer requests of these kinds with a refusal of S3."""
 
-    def between(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+    def between(environ: Any, start: Any, app: Application) -> Iterable[bytes]:
         if kind_of(environ) not in kinds:
             return app(environ, start)
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -134,14 +128,14 @@ def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path, name: str, mo
     """A wrong size or ETag in the answer to HEAD gives an error that names the object, and no rows."""
     wrong = '"another"' if more is None else str(make_host(PATH, None).ufs.get_meta(PATH).size + more)
 
-    def between(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+    def between(environ: Any, start: Any, app: Application) -> Iterable[bytes]:
         def changed(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Any:
             return start(status, [*({key.lower(): value for key, value in headers} | {name: wrong}).items()])
 
         if kind_of(environ) == "list":  # so that it is HEAD which tells the file's version
             start("403 Forbidden", [])
             return [b"<Error><Code>AccessDenied</Code><Message>x</Message></Error>"]
-        return app(environ, changed if kind_of(environ) == "head" else start)  # type: ignore[arg-type]
+        return app(environ, changed if kind_of(environ) == "head" else start)
 
     store.between = between
     problems = (errors.DamagedFileError, errors.UfsError, errors.VersionGoneError)
