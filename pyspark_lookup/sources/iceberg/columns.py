@@ -57,7 +57,7 @@ class IcebergColumns(FileColumns):
 
     def partitions(self) -> tuple[str, ...]:
         """See `IcebergFiles.partitions`."""
-        codes = np.unique(self.base.partition_codes[self._rows]).tolist()
+        codes = np.flatnonzero(np.bincount(self.base.partition_codes[self._rows])).tolist()
         entries = (*map(self._partition_entry, codes), *self._added)
         return self.files.partitions(frozenset(name for name, _ in self.files.partition(entry)) for entry in entries)
 

@@ -12,6 +12,7 @@ import fastavro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.avro.decoder import StreamingBinaryDecoder
 
 from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.sources.iceberg import manifests, metadata
@@ -336,3 +337,37 @@ def judge(table: IcebergTable, cache: Path, path: Path, found: bytes) -> None:
     else:
         # Metadata has no checksum: what says another thing that makes sense is believed.
         assert rows == ROWS or path.suffix in (".json", ".avro", ".parquet"), (rows, found)
+
+
+def test_numbers_and_bytes_are_decoded_as_by_pyiceberg() -> None:
+    """Any bytes give what PyIceberg's decoder, which is slower, makes of them, or an error at the same place."""
+
+    def decoded(decoder: Any, operations: list[tuple[str, int]]) -> list[Any]:
+        found: list[Any] = []
+        try:
+            for name, count in operations:
+                pairs: dict[int, bytes] = {}
+                if name == "read_int_bytes_dict":
+                    decoder.read_int_bytes_dict(count, pairs)
+                found.append(
+                    pairs
+                    if name == "read_int_bytes_dict"
+                    else decoder.read_ints(count)
+                    if name == "read_ints"
+                    else getattr(decoder, name)()
+                )
+                found.append(decoder.tell())
+        except (EOFError, TypeError, ValueError):
+            found.append("error")
+        return found
+
+    names = st.sampled_from(["read_int", "read_ints", "read_int_bytes_dict", "read_bytes", "read_boolean", "skip_int"])
+    byte = st.integers(0, 255) | st.integers(0, 8).map(lambda number: number * 2) | st.integers(128, 255)
+
+    @fuzzed(600)
+    @given(st.lists(byte, max_size=40).map(bytes), st.lists(st.tuples(names, st.integers(0, 5)), max_size=5))
+    def tried(data: bytes, operations: list[tuple[str, int]]) -> None:
+        expected = decoded(StreamingBinaryDecoder(data), operations)
+        assert decoded(manifests._Decoder(data), operations) == expected
+
+    tried()
