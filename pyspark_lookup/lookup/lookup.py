@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,6 @@ def get_many_from_version(
         raise SchemaError(
             f"the table's column {KEY_INDEX!r} has the same name as the column that a lookup adds to its rows: leave it out with lookup.columns"
         )
-    if plan.table.fails_when_gone(plan.options):  # other tasks may read this version, so it must not be replaced here
-        resolution = dataclasses.replace(resolution, decided_here=False)
     fields = _key_fields(plan, names)
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     if snapshot is not None:
@@ -109,10 +107,43 @@ def get_many_from_version(
             for batch in _from_snapshot(plan, snapshot, keys.slice(start, BATCH_ROWS), fields, start, schema)
         ]
         return pa.Table.from_batches(batches, schema), resolution
+    read = functools.partial(_from_store, reader, plan, keys, fields, schema)
+    return _read_version(reader, plan, execution, resolution, read)
+
+
+def read_all_from_version(
+    reader: TableReader, plan: ReadPlan, execution: Execution | None, resolution: Resolution, snapshot: Snapshot | None
+) -> tuple[pa.Table, Resolution]:
+    """(all rows of a resolved version, the version that they are of), see `get_many_from_version`."""
+    columns, url = plan.projection.columns, plan.table.url
+    if snapshot is not None:
+        batches = reader.snapshots.batches(plan, snapshot, resolution.version, None)
+        return collect_table(batches, columns, url), resolution
+    if not reader.versions.reads_all_rows:
+        raise OptionError(
+            f"{plan.options.place} returns rows by key only: look up by keys as well, or return a FullCachingLookupProvider"
+        )
+
+    def read(version: TableVersion) -> pa.Table:
+        return collect_table(reader.versions.read_files(plan, version), columns, url)
+
+    return _read_version(reader, plan, execution, resolution, read)
+
+
+def _read_version(
+    reader: TableReader,
+    plan: ReadPlan,
+    execution: Execution | None,
+    resolution: Resolution,
+    read: Callable[[TableVersion], pa.Table],
+) -> tuple[pa.Table, Resolution]:
+    """What `read` returns for a resolved version, or for the one that replaces it if a file is gone."""
+    if plan.table.fails_when_gone(plan.options):  # other tasks may read this version, so it must not be replaced here
+        resolution = dataclasses.replace(resolution, decided_here=False)
     rows, version = read_with_restarts(
         plan.table,
         resolution.version,
-        functools.partial(_from_store, reader, plan, keys, fields, schema),
+        read,
         lambda gone, change: reader.replace(plan, Resolution(gone, resolution.decided_here), execution, change),
     )
     return rows, Resolution(version, resolution.decided_here)

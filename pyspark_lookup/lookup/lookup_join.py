@@ -41,15 +41,15 @@ from pyspark_lookup.errors import (
     VersionGoneError,
 )
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version, read_rows
+from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version, read_all_from_version
 from pyspark_lookup.lookup.range_match import Match, MatchedRanges, MatchKind, RangeMatcher, matching_rows
-from pyspark_lookup.lookup.read import ReadPlan, ReadTask
+from pyspark_lookup.lookup.read import ReadPlan
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource, OnError
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.table_scan import all_columns, collect_table
+from pyspark_lookup.scan.table_scan import all_columns
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Build, Execution, Resolution
 
@@ -151,8 +151,8 @@ class _OpenVersion:
     is_token_version: bool = (
         True  # False: a newer version replaces the one that the token names, for this execution only
     )
-    all_rows: tuple[pa.DataType, pa.Table, RangeMatcher] | None = None
-    """For lookups without keys: the type of the values, the rows of the table, and what finds them."""
+    all_rows: tuple[pa.DataType, pa.Table, RangeMatcher, Resolution] | None = None
+    """For lookups without keys: the type of the values, the rows of the table, what finds them, and the version that they are of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Lookup:
                 reader = self._engine.reader
                 reader.resolver.count_served(open_version.plan.table, open_version.resolution.version)
                 if self._match is not None and values is not None and not count:
-                    matches, resolution = self._match_all(open_version, self._match, values), open_version.resolution
+                    matches, resolution = self._match_all(open_version, self._match, values, execution)
                 else:
                     matches, resolution = get_many_from_version(
                         reader,
@@ -258,24 +258,28 @@ class Lookup:
                 )
         return self._nothing(), np.zeros(table.num_rows, np.bool_)
 
-    def _match_all(self, open_version: _OpenVersion, match: Match, values: pa.Array) -> pa.Table:
-        """The rows of the whole table that match each value, with `KEY_INDEX`. The first call reads the table."""
+    def _match_all(
+        self, open_version: _OpenVersion, match: Match, values: pa.Array, execution: Execution | None
+    ) -> tuple[pa.Table, Resolution]:
+        """(the rows of the whole table that match each value, with `KEY_INDEX`, the version that they are of). The first call reads the table."""
         reader, plan = self._engine.reader, open_version.plan
         with self._lock:
             if open_version.all_rows is None or open_version.all_rows[0] != values.type:
-                batches = read_rows(reader, plan, ReadTask(0, 1), None, open_version.resolution.version)
-                rows = collect_table(batches, plan.projection.columns, plan.table.url).combine_chunks()
+                rows, resolution = read_all_from_version(
+                    reader, plan, execution, open_version.resolution, open_version.snapshot
+                )
+                rows = rows.combine_chunks()
                 path = redact("path", self._options.files.path)
                 columns = [one_array(rows.column(name)) for name in match.columns]
                 matched = MatchedRanges(match, columns, values.type, lambda row: f"{path}, row {row}")
                 matcher = RangeMatcher(match, matched)
-                open_version.all_rows = values.type, rows, matcher
-            _, rows, matcher = open_version.all_rows
+                open_version.all_rows = values.type, rows, matcher, resolution
+            _, rows, matcher, resolution = open_version.all_rows
         numbers, places = matcher.find(values)
         reader.metrics.inc(
             "missCount" if open_version.snapshot is None else "hitCount", len(values) - values.null_count
         )
-        return rows.take(as_indices(places)).append_column(KEY_INDEX, as_array(numbers))
+        return rows.take(as_indices(places)).append_column(KEY_INDEX, as_array(numbers)), resolution
 
     def _follow(self, open_version: _OpenVersion, resolution: Resolution, execution: Execution | None) -> None:
         """Switch to the version that replaced a lost version, so that later batches do not mix in cached rows of the lost version."""

@@ -620,6 +620,47 @@ def test_tokens_come_back_from_their_numbers(kind: int, digest: int, place: floa
     assert VersionToken.from_numbers(first, second) == VersionToken.from_bytes(token.to_bytes()) == token
 
 
+def by_range(host: Host, table: Path | str, options: Mapping[str, str], keyed: bool = False) -> PassSpec:
+    """One lookup of the row whose id equals a value, as a range; with `keyed` also by the size."""
+    options = {"path" if isinstance(table, Path) else "lookup.provider": str(table), "lookup.keys": "size", **options}
+    keys, match = pa.schema([COLUMNS.field("size")] if keyed else []), (MatchKind.BETWEEN, ("id", "id"))
+    lookup = LookupSpec(options, keys, pa.schema([*COLUMNS, KEY]), ("name", "size"), match)
+    return PassSpec((Stage(lookup, (0, 1) if keyed else (0,), (0,), "left"),), many=False)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("mode", [NOTHING, {"lookup.cache": "FULL"}])
+def test_ranges_are_of_the_version_of_their_token(mode: Mapping[str, str], seen: bool, host: Host, table: Path) -> None:
+    """If files of it are gone: FAIL is an error, or the reason in each row; NEWER is the current version for the whole execution."""
+    spec = by_range(host, table, {**mode, **FAIL})
+    told = host.told(spec, seen)
+    named(table, "v2")
+    with pytest.raises(errors.VersionGoneError, match="/dim"):
+        host.get(spec, ids(1), told)
+    row, nothing = host.get(by_range(host, table, {**mode, **FAIL, **NULL}), ids(1, None), told)
+    assert nothing is None
+    assert row[ERROR_COLUMN].startswith("VersionGoneError: ")
+    spec = by_range(host, table, mode)
+    assert host.get(spec, ids(1, None), told) == [V2, None]
+    named(table, "v3")
+    assert host.get(spec, ids(2), told) == [V2]
+    assert host.get(spec, ids(2), execution=TWO) == [{**V1, "name": "v3"}]
+
+
+def test_ranges_of_a_full_cache_that_has_reloaded(host: Host, table: Path) -> None:
+    """A version that was announced answers, although the host has a newer one by now."""
+    options = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}  # fmt: skip
+    spec = by_range(host, table, options)
+    told = host.announce(spec)
+    assert host.get(spec, ids(1), told) == [V1]
+    named(table, "v2")
+    host.restart()
+    host.clock.tick(7200)
+    newer = host.announce(spec, TWO)
+    assert newer != told
+    assert host.get(spec, ids(1), told) == [V1]
+
+
 INSTANT = pa.timestamp("us", "UTC")
 moments = st.none() | st.integers(0, 8)
 found_rows = st.lists(st.tuples(st.integers(0, 4), moments, moments), max_size=20)
