@@ -7,7 +7,7 @@ import ipaddress
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.networks import Addresses, parse_addresses, parse_networks
@@ -39,6 +39,19 @@ def numbers(addresses: Addresses) -> list[int | None]:
 
 
 @given(st.lists(st.none() | _TEXTS, max_size=8))
+@example(
+    [
+        "1.2.3.04",
+        "1.2.3.0",
+        "1.2.3.4.5",
+        "::ffff:115.2.46.119.171",
+        "::",
+        ":::",
+        "1::2::3",
+        "1:2:3:4:5:6:7:8",
+        "1:2:3:4:5:6:7::",
+    ]
+)
 def test_addresses_of_text(texts: list[str | None]) -> None:
     column = pa.array(["x", *texts], pa.string())[1:]
     expected = [None if text is None else by_python(text) for text in texts]

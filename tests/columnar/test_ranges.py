@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, Stabbing
@@ -74,7 +74,14 @@ def _numbers(groups: int | None, numbers: list[int]) -> np.ndarray[Any, Any] | N
     return None if groups is None else np.array(numbers, np.int64)
 
 
+_ZEROS = [("a", None, 0), ("a\0", "a\0", 0), ("a" * 8, "a" * 8 + "\0", 0)]
+
+
 @given(cases(), st.sampled_from(Pick))
+@example(
+    Case(pa.string(), _ZEROS, [(text, 0) for row in _ZEROS for text in (row[0], row[0] + "\0")], (True, True), None),
+    Pick.NEWEST,
+)
 def test_ranges_are_found(case: Case, pick: Pick) -> None:
     lows, highs = (case.column([row[side] for row in case.rows]) for side in (0, 1))
     ranges = Ranges.from_bounds(lows, highs, case.closed, _numbers(case.groups, [row[2] for row in case.rows]))
