@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "bench_overhead": ["--runs", "5"],
     "bench_metrics": ["--runs", "500"],
     "bench_scan": ["--rows", "1000000", "--runs", "3"],
+    "bench_files": ["--tables", "20"],
     "bench_get": ["--rows", "100000", "--runs", "500"],
     "bench_lookup": ["--rows", "100000", "--runs", "3"],
     "bench_partial": ["--rows", "100000", "--runs", "3"],

@@ -199,7 +199,7 @@ FAULTS = [
         remove("$file.identity"),
         ("tests/sources/files/test_listing.py::test_digests_are_equal_if_and_only_if_the_files_are",)),
     Fault("a-version-is-named-without-deletes", "versions/model.py::TableVersion.digest",
-        replace("digest_of($table, *$files, *$deletes, *$groups, *$concerned)", "key_of($table, *$files, *(() if $deletes else ()))"),
+        replace("digest_of($table, *$files, *$deletes, *$groups, *$concerned)", "digest_of($table, *$files, *(() if $deletes else ()))"),
         ("tests/sources/files/test_listing.py::test_deleted_rows_make_another_digest",)),
     Fault("a-host-goes-back-in-the-log", "versions/host_versions.py::HostVersions._is_newer",
         replace("int($recorded[1]) > $commit[1]", "int($recorded[1]) < 0"),
