@@ -273,6 +273,9 @@ def one_of_each_extension(files: Sequence[FileVersion]) -> Sequence[FileVersion]
     columns = columns_of(files)
     if columns is None:
         return files
+    extension = columns.urls[0].as_py().rpartition("/")[2].rpartition(".")[2] if len(columns) else ""
+    if extension in ("parquet", "orc", "arrow") and pc.all(pc.ends_with(columns.urls, f".{extension}")).as_py():
+        return _one_of_each(files, np.zeros(len(columns), np.int64))  # the usual case
     parts = pc.split_pattern(split_urls(columns.urls)[2], ".", reverse=True, max_splits=2)
     starts, ends = (as_int64(side.cast(pa.int64())) for side in (parts.offsets[:-1], parts.offsets[1:]))
     last_parts, middle_parts = (parts.values.take(as_indices(np.maximum(ends - back, starts))) for back in (1, 2))
