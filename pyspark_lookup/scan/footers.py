@@ -45,7 +45,9 @@ def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> Col
     columns, known = columns_of(files), {}
     if columns is not None:
         needed = _mask(columns, files)
-        known = {name: columns.stats(name, kind, needed).stats for name, kind in _tested_columns(projection)}
+        known = {
+            name: columns.stats(table.format, name, kind, needed).stats for name, kind in _tested_columns(projection)
+        }
     try:
         return files.prune(projection.predicate, projection.partitions, partition_value, known)
     except ValueError:
@@ -61,7 +63,7 @@ def prune_by_footers(table: Table, files: ColumnFiles, projection: Projection, o
     if columns is None or not tested:
         return remaining
     needed = _mask(columns, remaining)
-    known = np.logical_and.reduce([columns.stats(name, kind, needed).known for name, kind in tested])
+    known = np.logical_and.reduce([columns.stats(table.format, name, kind, needed).known for name, kind in tested])
     unknown = np.flatnonzero(needed & ~known)
     if len(unknown) <= _FEW:
         return remaining
@@ -71,30 +73,32 @@ def prune_by_footers(table: Table, files: ColumnFiles, projection: Projection, o
             for name, rows in stats.items():
                 rows.append(join_stats([unit_stats(file, unit, projection, name) for unit in file.index.units]))
     for name, kind in tested:
-        columns.learn_stats(name, kind, unknown, StatsColumns.from_rows(stats[name], kind))
+        columns.learn_stats(table.format, name, kind, unknown, StatsColumns.from_rows(stats[name], kind))
     return prune_files(table, remaining, projection)
 
 
 def known_bounds(
-    files: ColumnFiles, columns: ListedColumns, tested: pa.Schema
+    table: Table, files: ColumnFiles, columns: ListedColumns, tested: pa.Schema
 ) -> list[list[ColumnStats | None] | None]:
     """For each file the bounds of some columns; None if its footer is not known."""
     needed = _mask(columns, files)
-    parts = [columns.stats(field.name, field.type, needed) for field in tested]
+    parts = [columns.stats(table.format, field.name, field.type, needed) for field in tested]
     known = np.logical_and.reduce([needed, *(part.known for part in parts)])
     return [
         [part.stats.row(row) for part in parts] if row >= 0 and known[row] else None for row in files.order.tolist()
     ]
 
 
-def schemas_of(files: ColumnFiles, columns: ListedColumns, open_files: OpenFiles) -> Iterator[tuple[str, pa.Schema]]:
+def schemas_of(
+    table: Table, files: ColumnFiles, columns: ListedColumns, open_files: OpenFiles
+) -> Iterator[tuple[str, pa.Schema]]:
     """(the URL of a file, its schema): the first file of each schema, and files that are not in the columns, in the order of the files."""
     needed = _mask(columns, files)
-    codes, schemas = columns.schemas(needed)
+    codes, schemas = columns.schemas(table.format, needed)
     unknown = np.flatnonzero(needed & (codes < 0))
     if len(unknown):
         new = [file.index.schema for opened in _open_some(columns, unknown, open_files) for file in opened]
-        codes, schemas = columns.learn_schemas(unknown, new)
+        codes, schemas = columns.learn_schemas(table.format, unknown, new)
     in_columns = np.flatnonzero(files.order >= 0)
     firsts = in_columns[np.unique(codes[files.order[in_columns]], return_index=True)[1]]
     schema_by_place = {place: schemas[codes[files.order[place]]] for place in firsts.tolist()}

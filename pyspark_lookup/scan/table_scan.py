@@ -438,7 +438,7 @@ class Scan(TableScan):
             open_files := self._footer_opener(table, None)
         ) is not None:
             assert isinstance(files, ColumnFiles)
-            data = merge_schemas(schemas_of(files, columns, open_files))
+            data = merge_schemas(schemas_of(table, files, columns, open_files))
         else:
             opened = self._open(table, to_slices(files), None)
             data = merge_schemas((file.piece.file.url, schema) for file, schema in _infer_together(opened))
@@ -450,7 +450,7 @@ class Scan(TableScan):
         """Implements `TableScan.bounds`. Reads each file's statistics through the cache, unless they are known."""
         names, listed = columns.names, columns_of(files)
         if isinstance(files, ColumnFiles) and listed is not None and not {*names} & {*partitions.names}:
-            known = known_bounds(files, listed, columns)
+            known = known_bounds(table, files, listed, columns)
             others = [file for file, row in zip(files, known, strict=True) if row is None]
             rows = iter(self.bounds(table, others, partitions, columns))
             return [next(rows) if row is None else row for row in known]
@@ -572,7 +572,8 @@ class Scan(TableScan):
     ) -> Prepared:
         remaining = self._prune_files(table, pieces, projection)
         opened = self._open(table, remaining, projection)
-        self._check_schema(opened, projection, columns_of_version)
+        first_file = pieces[0].file if not opened and isinstance(pieces, WholeFiles) and len(pieces) else None
+        self._check_schema(opened, projection, columns_of_version, first_file)
         deleted = self._deleted.read_positions(table.url, [piece.file for piece in remaining])
         for file in opened:
             file.deleted = deleted.get(file.piece.file.url)
@@ -692,7 +693,12 @@ class Scan(TableScan):
         opened: list[OpenFile],
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None,
+        pruned_file: FileVersion | None,
     ) -> None:
+        """Raise SchemaError if a file does not fit the projection, or no file of the version has a planned column.
+
+        `pruned_file`: one of the files, if all were left out because of what their footers say.
+        """
         needed_names = _scanned_columns(projection)
         for file in opened:
             for name in needed_names & file.names.keys():
@@ -701,14 +707,15 @@ class Scan(TableScan):
                 misfit = file.index.misfits.get(file.names[name])
                 check_readable(field, stored_type, file.piece.file.url, projection.declared, misfit)
         missing_names = sorted(name for name in needed_names if not any(name in file.names for file in opened))
-        if projection.declared or not missing_names or not opened or columns_of_version is None:
+        some_file = opened[0].piece.file if opened else pruned_file
+        if projection.declared or not missing_names or some_file is None or columns_of_version is None:
             return  # as in Spark, a declared column that no file has is null
         # Files that are not read here may have the column.
         elsewhere = {name.lower() for name in columns_of_version().names}
         missing_names = [name for name in missing_names if name.lower() not in elsewhere]
         if missing_names:
             raise SchemaError(
-                f"no file of {redact('path', opened[0].piece.file.url.rsplit('/', 1)[0])} has column {missing_names[0]!r} any more: the table "
+                f"no file of {redact('path', some_file.url.rsplit('/', 1)[0])} has column {missing_names[0]!r} any more: the table "
                 "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
 

@@ -21,6 +21,7 @@ from pyspark_lookup.columnar.predicate import StatsColumns
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
 from pyspark_lookup.core.decoding import as_count, as_name, as_texts
 from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.storage.disk import Disk, key_of
 from pyspark_lookup.storage.stores import Deletes, FileVersion, ListedFiles, PartitionValues, split_urls
 from pyspark_lookup.versions.column_segments import concat_stats, read_batch, write_batch
@@ -97,8 +98,11 @@ class ListedColumns(FileColumns):
 
     # --- footers ----------------------------------------------------------------------------------
 
-    def stats(self, name: str, kind: pa.DataType, needed: Numbers) -> KnownStats:
-        """What is known of the statistics of the column `name`, read as `kind`. `needed`: a mask of the files whose statistics are needed."""
+    def stats(self, form: FileFormatName | None, name: str, kind: pa.DataType, needed: Numbers) -> KnownStats:
+        """What is known of the statistics of the column `name`, read as `kind`, in files that are read in the format `form`.
+
+        `needed`: a mask of the files whose statistics are needed.
+        """
 
         def parse(batch: pa.RecordBatch) -> KnownStats:
             columns = StatsColumns(*(batch.column(field) for field in _STATS))
@@ -106,22 +110,26 @@ class ListedColumns(FileColumns):
                 raise ValueError("these are not statistics")
             return KnownStats(columns, as_bools(pc.fill_null(batch.column(_KNOWN), False)))
 
-        return self._recall(_stats_place(name, kind), lambda batch, _: parse(batch), needed) or KnownStats(
+        return self._recall(_stats_place(form, name, kind), lambda batch, _: parse(batch), needed) or KnownStats(
             StatsColumns.from_rows([None], kind).take(pa.nulls(len(self), pa.int64())), np.zeros(len(self), np.bool_)
         )
 
-    def learn_stats(self, name: str, kind: pa.DataType, rows: Numbers, stats: StatsColumns) -> None:
+    def learn_stats(
+        self, form: FileFormatName | None, name: str, kind: pa.DataType, rows: Numbers, stats: StatsColumns
+    ) -> None:
         """Record the statistics of a column in the footers of some files, which were read."""
-        before = self.stats(name, kind, np.ones(len(self), np.bool_))
+        before = self.stats(form, name, kind, np.ones(len(self), np.bool_))
         places = np.arange(len(self))
         places[rows] = len(self) + np.arange(len(rows))
         known = before.known.copy()
         known[rows] = True
         joined = concat_stats([before.stats, stats]).take(as_indices(places))
         columns = [joined.low, joined.high, joined.null_counts, joined.rows, pa.array(known)]
-        self._remember(_stats_place(name, kind), (pa.RecordBatch.from_arrays(columns, names=[*_STATS, _KNOWN]), {}))
+        self._remember(
+            _stats_place(form, name, kind), (pa.RecordBatch.from_arrays(columns, names=[*_STATS, _KNOWN]), {})
+        )
 
-    def schemas(self, needed: Numbers) -> tuple[Numbers, list[pa.Schema]]:
+    def schemas(self, form: FileFormatName | None, needed: Numbers) -> tuple[Numbers, list[pa.Schema]]:
         """(for each file the number of its schema, -1 if its footer has not been read; the schemas). `needed`: a mask of files."""
 
         def parse(batch: pa.RecordBatch, about: dict[str, Any]) -> tuple[Numbers, list[pa.Schema]]:
@@ -131,21 +139,24 @@ class ListedColumns(FileColumns):
                 raise ValueError("a file has a schema that is not there")
             return codes, known_schemas
 
-        return self._recall(_SCHEMAS, parse, needed) or (np.full(len(self), -1), [])
+        return self._recall(f"{_SCHEMAS}-{_name_of(form)}", parse, needed) or (np.full(len(self), -1), [])
 
-    def learn_schemas(self, rows: Numbers, schemas: Sequence[pa.Schema]) -> tuple[Numbers, list[pa.Schema]]:
+    def learn_schemas(
+        self, form: FileFormatName | None, rows: Numbers, schemas: Sequence[pa.Schema]
+    ) -> tuple[Numbers, list[pa.Schema]]:
         """Record the schemas of some files, whose footers were read. Returns what `schemas` will return.
 
         Nothing is recorded if the files have hundreds of different ones.
         """
-        before, known_schemas = self.schemas(np.ones(len(self), np.bool_))
+        before, known_schemas = self.schemas(form, np.ones(len(self), np.bool_))
         numbers = {text_of_schema(schema): number for number, schema in enumerate(known_schemas)}
         texts = {id(schema): text_of_schema(schema) for schema in schemas}
         codes = before.copy()
         codes[rows] = [numbers.setdefault(texts[id(schema)], len(numbers)) for schema in schemas]
         if len(numbers) <= _SCHEMAS_AT_MOST:
             column = pa.array(codes.astype(np.int32), mask=codes < 0)
-            self._remember(_SCHEMAS, (pa.RecordBatch.from_arrays([column], names=[_CODE]), {_SCHEMAS: [*numbers]}))
+            batch = pa.RecordBatch.from_arrays([column], names=[_CODE])
+            self._remember(f"{_SCHEMAS}-{_name_of(form)}", (batch, {_SCHEMAS: [*numbers]}))
         return codes, [schema_of_text(text) for text in numbers]
 
     def _recall(self, place: str, parse: Callable[[pa.RecordBatch, dict[str, Any]], T], needed: Numbers) -> T | None:
@@ -203,8 +214,12 @@ class ListedColumns(FileColumns):
         return columns
 
 
-def _stats_place(name: str, kind: pa.DataType) -> str:
-    return key_of("stats", name, kind)
+def _name_of(form: FileFormatName | None) -> str:
+    return "none" if form is None else form.value
+
+
+def _stats_place(form: FileFormatName | None, name: str, kind: pa.DataType) -> str:
+    return key_of("stats", _name_of(form), name, kind)
 
 
 def _is_known(footers: _Footers) -> Numbers:
