@@ -85,6 +85,20 @@ def test_a_commit_costs_what_it_adds(table: Path, tmp_path: Path, restart: Calla
         reader = opened(table, tmp_path / "cache", mode="partial", keys="id")
 
 
+def test_rows_of_a_partition_are_carried_over(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+    """Also if lookup.partition selects some of the files; another process knows which versions they are of."""
+    reader = opened(table, tmp_path / "cache", mode="partial", keys="id", partition="region=eu")
+    assert [reader.get(key)[0]["id"] for key in (5, 205)] == [5, 205]
+    for number in range(2):
+        write_deltalake(str(table), pa.table({"id": [5], "name": ["again"], "region": ["eu"]}), mode="append")
+        before = reader.metrics()["hitCount"]
+        assert reader.get(205)[0]["id"] == 205
+        assert reader.metrics()["hitCount"] == before + 1
+        assert len(reader.get(5)) == 2 + number
+        restart()
+        reader = opened(table, tmp_path / "cache", mode="partial", keys="id", partition="region=eu")
+
+
 def test_bounds_are_parsed_once_per_host(
     table: Path, tmp_path: Path, restart: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

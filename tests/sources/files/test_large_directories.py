@@ -128,13 +128,13 @@ def test_a_version_is_mapped(table: Path, tmp_path: Path, restart: Callable[[], 
     """Another process lists the directory once, and needs nothing else. The version is the same as that of objects."""
     cache = tmp_path / "cache"
     version = opened(table, cache).version
-    assert segments(cache) == {"files", "schemas"}
+    assert segments(cache) == {"files", "schemas-parquet"}
     restart()
     second = opened(table, cache)
     lists = 1 + len([*table.glob("day=*")])
     assert counting(second, lambda: second.version) == (0, lists, 0, 0)
     assert second.version == version
-    assert segments(cache) == {"files", "schemas"}
+    assert segments(cache) == {"files", "schemas-parquet"}
     with mock.patch.object(ListedFiles, "least", 10**6):
         restart()
         assert opened(table, tmp_path / "another").version == version
