@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 # Before a JVM starts: its workers inherit these.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def make_table(directory: Path, rows: int, files: int, seed: int, row_group: int = 500_000) -> Path:
@@ -65,6 +66,30 @@ def alternate(contenders: Mapping[str, Callable[[], object]], warmup: int, runs:
             if number >= warmup:
                 seconds[name].append(time.perf_counter() - started)
     return seconds
+
+
+def cpu_s() -> tuple[float, float]:
+    """(CPU seconds so far of this process and its descendants, also of those that have ended; the share of Spark's Python workers)."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, float] = {}
+    workers: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, text = path.read_text().rpartition(")")
+        except OSError:  # it has ended
+            continue
+        process, fields = int(path.parent.name), text.split()
+        if process != os.getpid() and head.rpartition("(")[2].startswith("python"):
+            workers.add(process)
+        children.setdefault(int(fields[1]), []).append(process)
+        used[process] = sum(map(int, fields[11:15])) / _TICKS
+    pending, total_s, workers_s = [os.getpid()], 0.0, 0.0
+    while pending:
+        process = pending.pop()
+        total_s += used.get(process, 0.0)
+        workers_s += used.get(process, 0.0) if process in workers else 0.0
+        pending += children.get(process, [])
+    return total_s, workers_s
 
 
 def report(question: str, seconds: Mapping[str, list[float]], peer: str) -> None:

@@ -1,12 +1,18 @@
 """Runs the benchmarks, keeps what they print as numbers, plots it, and compares it with an earlier run by ratios.
 
     python -m benchmarks.run                         # all of them at full size: some hours
-    python -m benchmarks.run --quick                 # sizes for a laptop's lunch break; not comparable with the others
+    python -m benchmarks.run --small                 # sizes for a laptop's lunch break; not comparable with the others
     python -m benchmarks.run --only bench_scan,bench_metrics --against results/before.json
+    python -m benchmarks.run --quick                 # ten minutes: have the ratios become worse since the last release?
+    python -m benchmarks.run --quick --record        # the ratios of a release
 
 Writes `<out>/results.json`, `<out>/<benchmark>.txt` as printed and `<out>/<benchmark>-<n>.svg`, one per table with seconds, and prints
 each number that differs from the earlier run by more than `--tolerance`. Exits with 1 if a benchmark fails. Single times
 move with the machine: where a table has ratios to a peer of the same run, these are compared, and times are not.
+
+`--quick` runs a few benchmarks at small sizes. It looks only at ratios of our times to those of a peer that took turns with us, each the
+median of pairs, and compares them with `benchmarks/ratios.json`. If a ratio is more than 20 % larger, its benchmark runs once more, and the
+smaller ratio counts. If that is still too large, or a benchmark fails, it exits with 1. `--record` writes the file anew, with the means of two runs.
 """
 
 from __future__ import annotations
@@ -15,12 +21,13 @@ import argparse
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +36,9 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-# The arguments for `--quick`.
+# The arguments for `--small`.
 BENCHMARKS: dict[str, list[str]] = {
+    "bench_cold": ["--runs", "2"],
     "bench_overhead": ["--runs", "5"],
     "bench_metrics": ["--runs", "500"],
     "bench_scan": ["--rows", "1000000", "--runs", "3"],
@@ -48,6 +56,20 @@ BENCHMARKS: dict[str, list[str]] = {
     "bench_iceberg": ["--rows", "1000000", "--files", "20", "--runs", "3"],
     "bench_flink": ["--rows", "100000", "--rounds", "1"],
 }
+# The arguments for `--quick`, and the names that our contenders begin with.
+QUICK: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "bench_get": (["--rows", "100000", "--runs", "2000"], ("CACHE", "UFS")),
+    "bench_metrics": (["--runs", "500"], ("with metrics",)),
+    "bench_overhead": (["--runs", "20"], ("lookupcache",)),
+    "bench_scan": (["--rows", "2000000", "--runs", "5", "--only", "local"], ("lookupcache",)),
+    "bench_cold": (["--runs", "2"], ("lookups",)),
+    "bench_star": (["--only", "batch", "--rows", "500000", "--runs", "3"], ("5 lookups",)),
+    "bench_snapshot": (["--parts", "build", "--rows", "1000000", "--runs", "3"], ("build",)),
+    "bench_managed": (["--parts", "commit", "--runs", "10"], ("LookupTable",)),
+}
+RATIOS = Path(__file__).parent / "ratios.json"
+_WORSE = 1.2
+_TO_PEER = "ratio to peer"
 _TIMES = re.compile(r"(^|\s)(median|p50|p99|s|ms|ns|us)(\s|$)")
 _RATIOS = re.compile(r"ratio|×|faster|share|hit|to compacted")
 
@@ -69,7 +91,8 @@ def tables_in(text: str) -> list[Table]:
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
         if not cells:
             header = []
-            if line.strip():
+            # The lines with the command and the machine belong to the heading before them.
+            if line.strip() and not line.startswith(("command: ", "machine: ")):
                 title = line.strip("# ").strip()
         elif not header:
             header = cells
@@ -136,6 +159,87 @@ def plotted(table: Table, target: Path) -> bool:
     return True
 
 
+# --- ratios ---------------------------------------------------------------------------------------
+
+
+def ratios_in(name: str, tables: Sequence[Table], ours: tuple[str, ...]) -> dict[str, float]:
+    """The ratios of our contenders, whose names begin with one of `ours`, to the peer of their table, by a text that names all three."""
+    ratios: dict[str, float] = {}
+    for table in tables:
+        place = next((n for n, column in enumerate(table.columns) if column.startswith(_TO_PEER)), None)
+        peer = next((row[0] for row in table.rows if place is not None and row[place] == "peer"), None)
+        for row in table.rows if peer is not None else ():
+            if isinstance(row[place], float) and str(row[0]).startswith(ours):
+                ratios[f"{name}: {table.title}: {row[0]} to {peer}"] = row[place]
+    return ratios
+
+
+def worse_ratios(recorded: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """The names of the recorded ratios that are worse now, or that the benchmark no longer prints."""
+    return [name for name, ratio in recorded.items() if measured.get(name, math.inf) > ratio * _WORSE]
+
+
+Measure = Callable[[str], dict[str, float] | None]
+"""A function that runs a benchmark and returns its ratios, by name; None if it fails."""
+
+
+def check_ratios(names: Sequence[str], recorded: Mapping[str, float], measure: Measure) -> bool:
+    """Whether these benchmarks run, and none of their ratios is worse than recorded, in the better of two attempts. Prints each ratio."""
+    fine = True
+    for name in names:
+        expected = {key: ratio for key, ratio in recorded.items() if key.startswith(f"{name}: ")}
+        measured = measure(name)
+        if measured is not None and worse_ratios(expected, measured) and (again := measure(name)) is not None:
+            measured = {key: min(ratio, again.get(key, ratio)) for key, ratio in measured.items()}
+        if measured is None:
+            fine = False
+            continue
+        worse = worse_ratios(expected, measured)
+        fine = fine and not worse
+        for key in dict.fromkeys((*expected, *measured)):
+            was, is_ = expected.get(key), measured.get(key)
+            verdict = "WORSE" if key in worse else "not recorded" if was is None else "ok"
+            print(
+                f"  {verdict}: {key}: {'missing' if is_ is None else f'{is_:.2f}'}{'' if was is None else f', recorded {was:.2f}'}"
+            )
+    return fine
+
+
+def record_ratios(names: Sequence[str], recorded: Mapping[str, float], measure: Measure) -> dict[str, float] | None:
+    """The recorded ratios, with those of the named benchmarks measured anew: the means of two runs. None if a benchmark fails."""
+    kept = {key: ratio for key, ratio in recorded.items() if key.partition(":")[0] not in names}
+    for name in names:
+        first, second = measure(name), measure(name)
+        if first is None or second is None:
+            return None
+        kept |= {key: round((ratio + second[key]) / 2, 3) for key, ratio in first.items()}
+    return dict(sorted(kept.items()))
+
+
+def _guard(names: Sequence[str], out: Path, path: Path, record: bool) -> bool:
+    """Check the ratios, or record them at `path`. Returns whether all is well."""
+
+    def measure(name: str) -> dict[str, float] | None:
+        arguments, ours = QUICK[name]
+        tables = _run(name, arguments, out)
+        return None if tables is None else ratios_in(name, tables, ours)
+
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"ratios": {}}
+    if not record:
+        print(f"compared with the ratios of {stored.get('at')}, {stored.get('machine')}")
+        return check_ratios(names, stored["ratios"], measure)
+    ratios = record_ratios(names, stored["ratios"], measure)
+    if ratios is not None:
+        path.write_text(
+            json.dumps({"at": _now(), "machine": _machine(), "ratios": ratios}, indent=1) + "\n", encoding="utf-8"
+        )
+    return ratios is not None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 def _machine() -> dict[str, Any]:
     versions = f"Python {platform.python_version()}, Linux {platform.release()}"
     return {"cores": os.cpu_count(), "machine": platform.machine(), "versions": versions}
@@ -157,29 +261,36 @@ def _run(name: str, arguments: Sequence[str], out: Path) -> list[Table] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--only", default=",".join(BENCHMARKS), help="names of benchmarks, with commas")
-    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--only", help="names of benchmarks, with commas")
+    parser.add_argument("--small", action="store_true", help="small sizes")
+    parser.add_argument("--quick", action="store_true", help="compare ratios with the recorded ones")
+    parser.add_argument("--record", action="store_true", help="with --quick: record the ratios instead")
+    parser.add_argument("--ratios", type=Path, default=RATIOS, help="the file with the recorded ratios")
     parser.add_argument("--against", type=Path, help="the results.json of an earlier run (default: the one in --out)")
     parser.add_argument("--tolerance", type=float, default=0.25)
     given = parser.parse_args()
-    names = given.only.split(",")
-    unknown = sorted(set(names) - set(BENCHMARKS))
+    known = QUICK if given.quick else BENCHMARKS
+    names = list(known) if given.only is None else given.only.split(",")
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        parser.error(f"--only {unknown[0]}: there are {', '.join(BENCHMARKS)}")
+        parser.error(f"--only {unknown[0]}: there are {', '.join(known)}")
+    if given.record and not given.quick:
+        parser.error("--record: give --quick, too")
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.quick:
+        sys.exit(not _guard(names, given.out, given.ratios, given.record))
     earlier = given.against or given.out / "results.json"
     before = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else None
-    found = {name: _run(name, BENCHMARKS[name] if given.quick else [], given.out) for name in names}
+    found = {name: _run(name, BENCHMARKS[name] if given.small else [], given.out) for name in names}
     results = {name: [dataclasses.asdict(table) for table in tables] for name, tables in found.items() if tables}
     for name, tables in found.items():
         for number, table in enumerate(tables or (), 1):
             plotted(table, given.out / f"{name}-{number}.svg")
-    at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    whole = {"at": at, "quick": given.quick, "machine": _machine(), "results": results}
+    whole = {"at": _now(), "small": given.small, "machine": _machine(), "results": results}
     (given.out / "results.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
     if before is None:
         print("no earlier results to compare with")
-    elif before["quick"] != given.quick:
+    elif before["small"] != given.small:
         print(f"{earlier} was measured with other sizes: not compared")
     else:
         differences = list(compared(before["results"], results, given.tolerance))
