@@ -25,7 +25,18 @@ import pyarrow.compute as pc
 from pyspark_lookup import errors
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.columnar.keys import Numbers, as_array, as_bools, as_indices, as_int64, one_array, widen_keys
+from pyspark_lookup.columnar.keys import (
+    SEED,
+    Keys,
+    Numbers,
+    as_array,
+    as_bools,
+    as_indices,
+    as_int64,
+    distinct_keys,
+    one_array,
+    widen_keys,
+)
 from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.log_events import log_event
@@ -47,7 +58,7 @@ from pyspark_lookup.lookup.read import ReadPlan
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import MetadataSource, OnError
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, OnError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.table_scan import all_columns
 from pyspark_lookup.sources.registry import parse_options
@@ -61,6 +72,7 @@ ERROR_COLUMN = "lookup_error"
 _log = logging.getLogger("pyspark_lookup.join")
 _FAILED = b"!"  # begins a text in place of a token: the version could not be resolved, and the error follows
 _MESSAGE_BYTES = 1000
+_SAMPLE = 1000  # keys that show whether keys repeat
 _VERSIONS_AT_MOST = 2  # open versions: the current version and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
 
@@ -163,6 +175,45 @@ class LookupRows:
     columns: list[pa.Array]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """Keys to look up. `values`: for each row of the batch what the rows of its key must match (None: nothing). `places`: for each row of the
+    batch the number of its key, -1 for a key with a null (None: the keys are those of the rows, in their order)."""
+
+    keys: pa.Table
+    values: pa.Array | None = None
+    places: Numbers | None = None
+
+    @classmethod
+    def from_arguments(cls, names: Sequence[str], arguments: Sequence[pa.Array]) -> _Batch:
+        """Of keys with `names` and, if there is one more argument, values. Keys that repeat often are then in the batch once: otherwise all of
+        their rows would be fetched for each value."""
+        keys = pa.Table.from_arrays(list(arguments[: len(names)]), names=list(names))
+        if len(arguments) == len(names):
+            return cls(keys)
+        request_keys = Keys(arguments[: len(names)])
+        hashes = request_keys.hashes(SEED)
+        some = np.sort(hashes[:_SAMPLE])
+        if 4 * np.count_nonzero(some[1:] == some[:-1]) <= len(some):
+            return cls(keys, arguments[-1])
+        distinct, places = distinct_keys(request_keys, hashes)
+        return cls(keys.take(as_indices(distinct)), arguments[-1], places)
+
+    @property
+    def repeats(self) -> int:
+        """How many keys of the rows are not in `keys` because they repeat."""
+        return 0 if self.places is None else int(np.count_nonzero(self.places >= 0)) - self.keys.num_rows
+
+    def rows_of(self, keys: Numbers) -> Numbers:
+        """The rows of the batch, ascending, that have one of some keys (by number) and a value."""
+        is_asked = np.zeros(self.keys.num_rows + 1, np.bool_)
+        is_asked[keys] = True
+        rows = is_asked[:-1] if self.places is None else is_asked[self.places]
+        if self.values is not None and self.values.null_count:
+            rows = rows & as_bools(self.values.is_valid())
+        return np.flatnonzero(rows)
+
+
 class Lookup:
     """Looks up batches of keys, as one `LookupSpec` says, in this process."""
 
@@ -187,35 +238,35 @@ class Lookup:
 
         Raises the errors of a lookup. With `lookup.on-error=NULL`, a key whose lookup failed has a row with the error instead.
         """
-        count = len(self.spec.keys)
-        values = keys[count] if self._match is not None else None
         # Without keys, the values take their place in what follows, but for the lookup itself.
-        names = self.spec.keys.names if self._match is None or count else self._match.columns[:1]
-        table = pa.Table.from_arrays(list(keys[: max(count, 1)]), names=list(names))
-        if not table.num_rows:  # no keys: no call
-            return self._rows(table, values, self._nothing(), None)
+        match, names = self._match, self.spec.keys.names
+        batch = _Batch.from_arguments(names or (match.columns[:1] if match is not None else ()), keys)
+        if not len(keys[0]):  # no keys: no call
+            return self._rows(self._nothing(), None)
         if token.startswith(_FAILED):
-            has_row, message = np.zeros(table.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
+            has_row, message = np.zeros(batch.keys.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
             self._refuse(message)
-            return self._fail(table, values, self._nothing(), has_row, message)
+            return self._fail(batch, self._nothing(), has_row, message)
         open_version: _OpenVersion | None = None
         try:
             with self._engine.measure("lookupTime"):
                 open_version = self._get_version(token, execution)
                 reader = self._engine.reader
                 reader.resolver.count_served(open_version.plan.table, open_version.resolution.version)
-                if self._match is not None and values is not None and not count:
-                    matches, resolution = self._match_all(open_version, self._match, values, execution)
+                if match is not None and not names:
+                    matches, resolution = self._match_all(open_version, match, keys[0], execution)
                 else:
                     matches, resolution = get_many_from_version(
                         reader,
                         open_version.plan,
-                        table,
+                        batch.keys,
                         open_version.names,
                         execution,
                         open_version.resolution,
                         open_version.snapshot,
                     )
+                    self._count_repeats(batch, open_version)
+                    matches = self._matching(batch, matches)
             self._follow(open_version, resolution, execution)
         except _CAUGHT as problem:
             if self._options.read.on_error is OnError.FAIL:
@@ -223,14 +274,15 @@ class Lookup:
             rows, failures = (
                 (problem.rows, problem.failures) if isinstance(problem, LookupFunctionError) else (None, {})
             )
-            where, count = redact("path", self._options.files.path), len(failures) or table.num_rows
+            where, count = redact("path", self._options.files.path), len(failures) or batch.keys.num_rows
             log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=count, error=_message(problem))
             if rows is not None:
-                places = np.array(sorted(failures))
-                reasons = [_message(failures[place]) for place in places.tolist()]
-                return self._rows(table, values, rows, (places, reasons))
-            return self._fail(table, values, *self._get_cached(open_version, table), _message(problem))
-        return self._rows(table, values, matches, None)
+                failed_rows = batch.rows_of(np.array(list(failures), np.int64))
+                failed_keys = failed_rows if batch.places is None else batch.places[failed_rows]
+                reasons = [_message(failures[key]) for key in failed_keys.tolist()]
+                return self._rows(self._matching(batch, rows), (failed_rows, reasons))
+            return self._fail(batch, *self._get_cached(open_version, batch.keys), _message(problem))
+        return self._rows(matches, None)
 
     def publish(self) -> None:
         """Publish this process's counters to the other processes of the host."""
@@ -321,22 +373,31 @@ class Lookup:
             plan, reader.snapshots.get(plan.table, self._options, resolution.version, wait_s)
         )
 
-    def _fail(
-        self, keys: pa.Table, values: pa.Array | None, rows: pa.Table, has_answer: Numbers, message: str
-    ) -> LookupRows:
-        """The answer if only the keys in `has_answer` could be looked up: every other key without a null gets a row with the error `message`."""
-        valid = np.ones(keys.num_rows, np.bool_)
-        for column in keys.columns:
-            if column.null_count:
-                valid &= as_bools(one_array(column.is_valid()))
-        unknown = np.flatnonzero(valid & ~has_answer)
-        return self._rows(keys, values, rows, (unknown, [message] * len(unknown)))
+    def _count_repeats(self, batch: _Batch, open_version: _OpenVersion) -> None:
+        """Count the keys that were not asked for as the cache would have counted them."""
+        mode = open_version.plan.options.cache.mode
+        if mode is not CacheMode.NONE:
+            is_miss = mode is CacheMode.FULL and open_version.snapshot is None
+            self._engine.reader.metrics.inc("missCount" if is_miss else "hitCount", batch.repeats)
 
-    def _rows(
-        self, keys: pa.Table, values: pa.Array | None, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None
-    ) -> LookupRows:
-        if self._match is not None and values is not None and self.spec.keys.names:
-            rows = matching_rows(rows, keys, values, self._match)
+    def _matching(self, batch: _Batch, rows: pa.Table) -> pa.Table:
+        """Those of the rows of the batch's keys that match its values."""
+        if self._match is None or batch.values is None:
+            return rows
+        return matching_rows(rows, batch.keys, batch.values, self._match, batch.places)
+
+    def _fail(self, batch: _Batch, rows: pa.Table, has_answer: Numbers, message: str) -> LookupRows:
+        """The answer if only the keys in `has_answer` could be looked up: every other key and value without a null gets a row with the error
+        `message`."""
+        is_failed = ~has_answer
+        for column in batch.keys.columns:
+            if column.null_count:
+                is_failed &= as_bools(one_array(column.is_valid()))
+        failed_rows = batch.rows_of(np.flatnonzero(is_failed))
+        return self._rows(self._matching(batch, rows), (failed_rows, [message] * len(failed_rows)))
+
+    def _rows(self, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None) -> LookupRows:
+        """`failures`: rows of the batch whose lookup failed, ascending, and the reasons."""
         numbers = as_int64(one_array(rows.column(KEY_INDEX)))
         columns = [one_array(rows.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
         if self._options.read.on_error is OnError.NULL:

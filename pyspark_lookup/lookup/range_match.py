@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.columnar.keys import KEY_INDEX, Numbers, accepts, as_bools, as_indices, as_int64, one_array
+from pyspark_lookup.columnar.keys import (
+    KEY_INDEX,
+    Numbers,
+    accepts,
+    as_bools,
+    as_indices,
+    as_int64,
+    one_array,
+    renumber,
+)
 from pyspark_lookup.columnar.networks import Addresses, Networks, parse_addresses, parse_networks
 from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, Stabbing
 from pyspark_lookup.columnar.types import widens
@@ -88,22 +97,27 @@ class Match:
 class MatchedRanges:
     """The ranges of some rows, as a match defines them, and the values that are looked up as positions among them.
 
-    `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: the place of a row, for errors.
+    `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: the place of a row, for errors. `group`: see `Ranges`.
     """
 
     def __init__(
-        self, match: Match, columns: Sequence[pa.Array], kind: pa.DataType, name_row: Callable[[int], str]
+        self,
+        match: Match,
+        columns: Sequence[pa.Array],
+        kind: pa.DataType,
+        name_row: Callable[[int], str],
+        group: Numbers | None = None,
     ) -> None:
         self._match, self._columns, self._kind, self._name_row = match, columns, kind, name_row
         self._is_ipv4 = False
         self.pick = Pick.NARROWEST if match.overlap is Overlap.NARROWEST else Pick.NEWEST
         if match.kind is MatchKind.CIDR:
-            self.ranges = self._networks()
+            self.ranges = self._networks(group)
         elif match.kind is MatchKind.STARTS_WITH:
-            self.ranges = Ranges.from_prefixes(columns[0])
+            self.ranges = Ranges.from_prefixes(columns[0], group)
         else:
             low, *high = [_cast(column, kind) for column in columns]
-            self.ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed)
+            self.ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed, group)
 
     def positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
         """(the positions of values, whether each has one)."""
@@ -115,7 +129,7 @@ class MatchedRanges:
             return _ipv4_numbers(addresses), addresses.valid & addresses.is_ipv4
         return self.ranges.positions(addresses.to_array()), addresses.valid
 
-    def _networks(self) -> Ranges:
+    def _networks(self, group: Numbers | None) -> Ranges:
         networks = _parse(self._columns)
         is_null = ~networks.valid & _any_null(self._columns)
         is_bad = (~networks.valid & ~is_null) | networks.has_host_bits
@@ -127,7 +141,7 @@ class MatchedRanges:
             pa.array(_ipv4_numbers(side)) if self._is_ipv4 else dataclasses.replace(side, valid=valid).to_array()
             for side in (networks.first, networks.last)
         ]
-        ranges = Ranges.from_bounds(bounds[0], bounds[1], (True, True))
+        ranges = Ranges.from_bounds(bounds[0], bounds[1], (True, True), group)
         return dataclasses.replace(ranges, is_empty=ranges.is_empty | ~valid)
 
     def _text(self, row: int) -> str:
@@ -196,24 +210,27 @@ def _parse(columns: Sequence[pa.Array]) -> Networks:
 
 
 class RangeMatcher:
-    """Finds the rows of a whole table, without keys, by their ranges."""
+    """Finds the rows that match values by an index of their ranges. `groups`: the number of keys whose rows are in groups (1: there are no keys)."""
 
-    def __init__(self, match: Match, matched: MatchedRanges) -> None:
-        self._match, self._matched = match, matched
-        self._index = RangeIndex.build(matched.ranges, matched.pick)
+    def __init__(self, match: Match, matched: MatchedRanges, groups: int = 1) -> None:
+        self._match, self._matched, self._groups = match, matched, groups
+        self._index = RangeIndex.build(matched.ranges, matched.pick, groups)
 
     @cached_property
     def _stabbing(self) -> Stabbing:
-        return Stabbing(self._matched.ranges)
+        return Stabbing(self._matched.ranges, self._groups)
 
-    def find(self, values: pa.Array) -> tuple[Numbers, Numbers]:
+    def find(
+        self, values: pa.Array, groups: Numbers | None = None, name_group: Callable[[int], str] | None = None
+    ) -> tuple[Numbers, Numbers]:
         """(numbers of values, rows): the rows that match each value, ordered by value and row. One at most for each value, unless
         `lookup.overlap` is ALL.
 
-        Raises OverlapError for two rows that match a value, if `lookup.overlap` is ERROR.
+        `groups`: for each value the number of its key; -1 for none. `name_group`: the key with a number, for errors. Raises OverlapError for two
+        rows that match a value, if `lookup.overlap` is ERROR.
         """
         positions, valid = self._matched.positions(values)
-        segments = np.where(valid, self._index.find_segments(positions), -1)
+        segments = np.where(valid, self._index.find_segments(positions, groups), -1)
         winners = self._index.winners[segments]
         numbers = np.flatnonzero(winners != NONE)
         rows = winners[numbers].astype(np.int64)
@@ -224,24 +241,39 @@ class RangeMatcher:
             return numbers, rows
         shared = numbers[is_shared]
         if self._match.overlap is Overlap.ERROR:
-            _, shared_rows = self._stabbing.find(positions[shared[:1]])
-            raise self._matched.overlap(values[int(shared[0])].as_py(), "", shared_rows)
-        shared_numbers, shared_rows = self._stabbing.find(positions[shared])
+            shared = shared[:1]
+        shared_numbers, shared_rows = self._stabbing.find(positions[shared], None if groups is None else groups[shared])
+        if self._match.overlap is Overlap.ERROR:
+            value = int(shared[0])
+            key = "" if groups is None or name_group is None else name_group(int(groups[value]))
+            raise self._matched.overlap(values[value].as_py(), key, shared_rows)
         numbers = np.concatenate([numbers[~is_shared], shared[shared_numbers]])
         rows = np.concatenate([rows[~is_shared], shared_rows])
         order = np.argsort(numbers, kind="stable")
         return numbers[order], rows[order]
 
 
-def matching_rows(rows: pa.Table, keys: pa.Table, values: pa.Array, match: Match) -> pa.Table:
+def matching_rows(
+    rows: pa.Table, keys: pa.Table, values: pa.Array, match: Match, places: Numbers | None = None
+) -> pa.Table:
     """Those of `rows` that match the value of their key, in the order of `KEY_INDEX`.
 
-    `values`: a value for each of the `keys`, as `Match.cast_values` returns them. If it is null, no row matches. Raises OverlapError for two
-    rows that match a value, if `lookup.overlap` is ERROR.
+    `values`: a value for each of the `keys`, as `Match.cast_values` returns them. If it is null, no row matches. `places`: for each value the
+    number of its key, if keys have several values; `KEY_INDEX` then becomes the number of the value. Raises OverlapError for two rows that
+    match a value, if `lookup.overlap` is ERROR.
     """
     columns = [one_array(rows.column(name)) for name in match.columns]
     group = as_int64(one_array(rows.column(KEY_INDEX)))
-    matched = MatchedRanges(match, columns, values.type, lambda row: name_key(keys, int(group[row])))
+
+    def name_row(row: int) -> str:
+        return name_key(keys, int(group[row]))
+
+    if places is not None:
+        # An index, because each value beside each row of its key would be too many.
+        matcher = RangeMatcher(match, MatchedRanges(match, columns, values.type, name_row, group), keys.num_rows)
+        numbers, found = matcher.find(values, places, lambda key: name_key(keys, key))
+        return renumber(rows.take(as_indices(found)), numbers)
+    matched = MatchedRanges(match, columns, values.type, name_row)
     positions, valid = matched.positions(values)
     places = np.flatnonzero(matched.ranges.hold(positions[group]) & valid[group])
     groups = group[places]

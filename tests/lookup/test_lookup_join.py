@@ -661,6 +661,61 @@ def test_ranges_of_a_full_cache_that_has_reloaded(host: Host, table: Path) -> No
     assert host.get(spec, ids(1), told) == [V1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_ranges_of_keys_that_repeat(mode: str, host: Host, dim: Path) -> None:
+    """Rows are fetched once for each key. Nulls, keys that nobody has and repeated keys have the answers that they have alone."""
+    options = {**MODES[mode], "lookup.keys": "size", "lookup.overlap": "ALL"}
+    spec = by_range(host, dim, options, keyed=True)
+    spec = dataclasses.replace(spec, many=True)
+    sizes, values = [1, 1, 3, None, 1, 9, 3, 1, 5] * 3, [2, 1, None, 2, 2, 2, 7, None, 4] * 3
+    rows = ROWS.to_pylist()
+    expected = [
+        [
+            {"name": row["name"], "size": row["size"]}
+            for row in rows
+            if row["size"] == size and row["id"] in (None, value)
+        ]
+        if size is not None and value is not None
+        else []
+        for size, value in zip(sizes, values, strict=True)
+    ]
+    asked = [pa.array(sizes, pa.int32()), pa.array(values, pa.int64())]
+    counts = host.reader(spec).metrics
+    before = counts.snapshot()
+    assert host.get(spec, asked) == expected
+    known = sum(size is not None for size in sizes)
+    after = counts.snapshot()
+    if mode != "NONE":
+        assert sum(after.get(name, 0) - before.get(name, 0) for name in ("hitCount", "missCount")) == known
+    one = [
+        [pa.array([size], pa.int32()), pa.array([value], pa.int64())] for size, value in zip(sizes, values, strict=True)
+    ]
+    assert [host.get(spec, arguments)[0] for arguments in one[:9]] == expected[:9]
+
+
+def test_ranges_whose_lookup_fails(host: Host, table: Path) -> None:
+    """Every row with a key and a value has the error; a null matches nothing, whatever fails."""
+    for sizes in ([0, 5, None, 2], [0, 0, None, 0, 0, 0]):
+        values = [2, None, 4, *[2] * (len(sizes) - 3)]
+        spec = by_range(host, table, NULL, keyed=True)
+        told = host.told(spec)
+        host.down = ["get"]
+        answers = host.get(spec, [pa.array(sizes, pa.int32()), pa.array(values, pa.int64())], told)
+        host.down = []
+        assert answers == [LOST, None, None, *[LOST] * (len(sizes) - 3)]
+
+
+def test_networks_that_cannot_be_read_of_some_keys(host: Host, dim: Path) -> None:
+    """Beside keys, too, they are the error of the lookup: its rows have the reason, if the table says so."""
+    options = {"path": str(dim), "lookup.keys": "id", **NULL}
+    lookup = LookupSpec(options, pa.schema([KEY]), COLUMNS, ("size",), (MatchKind.CIDR, ("name",)))
+    spec = PassSpec((Stage(lookup, (0, 1), (0,), "left"),), many=False)
+    for count in (2, 9):
+        row, *_ = host.get(spec, [*ids(*[4] * count), pa.array(["10.0.0.1"] * count)])
+        assert row[ERROR_COLUMN].startswith("DamagedFileError: ")
+        assert "id = 4: name = 'd' is no network (1 such rows)" in row[ERROR_COLUMN]
+
+
 INSTANT = pa.timestamp("us", "UTC")
 moments = st.none() | st.integers(0, 8)
 found_rows = st.lists(st.tuples(st.integers(0, 4), moments, moments), max_size=20)
