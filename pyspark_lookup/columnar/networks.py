@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.keys import Numbers, as_bools, offsets_and_data
-from pyspark_lookup.columnar.ranges import join_halves
+from pyspark_lookup.columnar.ranges import join_words
 
 _IPV4 = np.uint64(0xFFFF_0000_0000)  # the lower half of the address that maps 0.0.0.0
 _LONGEST = 45  # characters of an address: six groups of four digits, and an IPv4 address
@@ -37,7 +37,7 @@ class Addresses:
 
     def to_array(self) -> pa.Array:
         """The addresses as binary of 16 bytes; null where there is none."""
-        return pc.if_else(pa.array(self.valid), join_halves(self.upper, self.lower), None)
+        return pc.if_else(pa.array(self.valid), join_words([self.upper, self.lower]), None)
 
 
 def parse_addresses(column: pa.Array) -> Addresses:

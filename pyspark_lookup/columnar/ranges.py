@@ -4,8 +4,8 @@ The ranges of a group (the rows with one key; without keys all rows are one grou
 the row that wins there: two ranges make four ends, so there are at most twice as many segments as rows. A lookup is one binary search for the
 segment. No step of a build or lookup is a Python loop over rows.
 
-Values are compared as int64 *positions*. Values of up to 64 bits have positions of their own (`codes_of`). Others, as text and decimals of 38
-digits, get the number of the bounds below them (`SortedBytes`): the bound with number n has the position 2n, the values before it have 2n - 1.
+Values are compared as int64 *positions*. Values of up to 64 bits have positions of their own (`codes_of`). Others, as text and long decimals, get the
+number of the bounds below them (`SortedBytes`): the bound with number n has the position 2n, the values before it have 2n - 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WORD = 8
 class Pick(enum.Enum):
     """Which of several ranges wins that hold the same value. The later row wins a tie."""
 
-    NARROWEST = "the smallest range, then the one that begins last"
+    NARROWEST = "the smallest range, then the one that begins last, then the one that ends first"
     NEWEST = "the range that begins last"
 
 
@@ -72,7 +72,7 @@ def sortable_bytes(array: pa.Array) -> pa.Array:
     kind = array.type
     if not pa.types.is_decimal(kind):
         return array.cast(pa.binary())
-    values = join_halves(*_halves(array)).cast(pa.binary())
+    values = join_words(_words(array)).cast(pa.binary())
     return pc.if_else(array.is_valid(), values, None) if array.null_count else values
 
 
@@ -80,20 +80,24 @@ ADDRESS = pa.binary(16)
 """The type of addresses of networks: 16 bytes, big-endian."""
 
 
-def join_halves(upper: Numbers, lower: Numbers) -> pa.Array:
-    """Numbers of 128 bits as binary of 16 bytes, in the same order. `upper`, `lower`: their halves, as uint64."""
-    words = np.empty((len(upper), 2), ">u8")
-    words[:, 0], words[:, 1] = upper, lower
-    return pa.Array.from_buffers(ADDRESS, len(upper), [None, pa.py_buffer(words)])
+def join_words(words: Sequence[Numbers]) -> pa.Array:
+    """Numbers without signs as big-endian binary, in the same order. `words`: their words (uint64), those that weigh most first."""
+    joined = np.stack(words, axis=1).astype(">u8")
+    return pa.Array.from_buffers(pa.binary(_WORD * len(words)), len(joined), [None, pa.py_buffer(joined)])
 
 
-def _halves(array: pa.Array) -> tuple[Numbers, Numbers]:
-    """Decimals or addresses as the upper and lower halves of numbers of 128 bits in the same order; undefined for nulls."""
-    if array.type == ADDRESS:
-        words = _values(array, ">u8", 2).astype(np.uint64)
-        return words[::2], words[1::2]
-    words = _values(array.cast(pa.decimal128(38, array.type.scale)), np.uint64, 2)
-    return words[1::2] ^ np.uint64(2**63), words[::2]
+def _words(array: pa.Array) -> list[Numbers]:
+    """Decimals or addresses as the words (uint64) of numbers without signs, in the same order; undefined for nulls."""
+    kind = array.type
+    if kind == ADDRESS:
+        halves = _values(array, ">u8", 2).astype(np.uint64)
+        return [halves[::2], halves[1::2]]
+    if kind.bit_width < 128:
+        array = array.cast(pa.decimal128(kind.precision, kind.scale))
+    count = array.type.bit_width // 64
+    values = _values(array, np.uint64, count)
+    words = [values[number::count] for number in reversed(range(count))]
+    return [words[0] ^ np.uint64(2**63), *words[1:]]
 
 
 class SortedBytes:
@@ -244,10 +248,12 @@ class Ranges:
 
     def best_first(self, pick: Pick, rows: Numbers) -> Numbers:
         """The places of `rows`, which are ascending, those first that win over others."""
-        later_first = (np.arange(len(rows))[::-1], ~_valid(self.low)[rows], ~self.first[rows])
+        later_first, begins_last = np.arange(len(rows))[::-1], (~_valid(self.low)[rows], ~self.first[rows])
         if pick is Pick.NEWEST:
-            return np.asarray(np.lexsort(later_first))
-        return np.asarray(np.lexsort((*later_first, *(part[rows] for part in reversed(self._width)))))
+            return np.asarray(np.lexsort((later_first, *begins_last)))
+        # Of ranges that are inside one another, both may be open, or of one size after rounding: the inner one wins.
+        widths = (part[rows] for part in reversed(self._width))
+        return np.asarray(np.lexsort((later_first, self.last[rows], *begins_last, *widths)))
 
 
 def _side(codes: Numbers, bound: pa.Array, step: int, unbounded: int) -> tuple[Numbers, Numbers]:
@@ -271,8 +277,11 @@ def _width(low: pa.Array, high: pa.Array | None, first: Numbers, last: Numbers) 
         with np.errstate(invalid="ignore"):
             return (np.nan_to_num(_doubles(high) - _doubles(low), nan=np.inf, posinf=np.inf),)
     if high is not None and (pa.types.is_decimal(kind) or kind == ADDRESS):
-        (low_upper, low_lower), (high_upper, high_lower) = _halves(low), _halves(high)
-        return high_upper - low_upper - (high_lower < low_lower), high_lower - low_lower
+        parts, borrow = [], np.zeros(len(low), np.bool_)
+        for low_word, high_word in zip(reversed(_words(low)), reversed(_words(high)), strict=True):
+            parts.append(high_word - low_word - borrow)
+            borrow = (high_word < low_word) | (borrow & (high_word == low_word))
+        return parts[::-1]
     # Of text and binary, only ranges inside one another compare.
     return (last.view(np.uint64) - first.view(np.uint64),)
 

@@ -53,7 +53,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version, read_all_from_version
-from pyspark_lookup.lookup.range_match import Match, MatchedRanges, MatchKind, RangeMatcher, matching_rows
+from pyspark_lookup.lookup.range_match import Match, MatchedRanges, MatchKind, RangeMatcher, matching_rows, show
 from pyspark_lookup.lookup.read import ReadPlan
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
@@ -687,9 +687,7 @@ class LookupPass:
             for name, place in zip(stage.lookup.keys.names, stage.places, strict=False)
             if isinstance(place, int)
         }
-        return ", ".join(
-            f"{name} = {arguments[place][row].as_py()!r}" for place, name in sorted(names_by_place.items())
-        )
+        return ", ".join(f"{name} = {show(arguments[place][row])}" for place, name in sorted(names_by_place.items()))
 
     def _not_unique(self, arguments: Sequence[pa.Array], row: int, most: int) -> NonUniqueKeyError:
         return NonUniqueKeyError(

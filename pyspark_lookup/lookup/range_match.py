@@ -108,7 +108,8 @@ class MatchedRanges:
         name_row: Callable[[int], str],
         group: Numbers | None = None,
     ) -> None:
-        self._match, self._columns, self._kind, self._name_row = match, columns, kind, name_row
+        self._match, self._columns, self._name_row = match, columns, name_row
+        self._decimal = _decimal_of_both(columns[0].type, kind)
         self._is_ipv4 = False
         self.pick = Pick.NARROWEST if match.overlap is Overlap.NARROWEST else Pick.NEWEST
         if match.kind is MatchKind.CIDR:
@@ -116,18 +117,21 @@ class MatchedRanges:
         elif match.kind is MatchKind.STARTS_WITH:
             self.ranges = Ranges.from_prefixes(columns[0], group)
         else:
-            low, *high = [_cast(column, kind) for column in columns]
+            low, *high = map(self._comparable, columns)
             self.ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed, group)
 
     def positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
         """(the positions of values, whether each has one)."""
         if self._match.kind is not MatchKind.CIDR:
             valid = as_bools(values.is_valid()) if values.null_count else np.ones(len(values), np.bool_)
-            return self.ranges.positions(_cast(values, self._kind)), valid
+            return self.ranges.positions(self._comparable(values)), valid
         addresses = parse_addresses(values)
         if self._is_ipv4:
             return _ipv4_numbers(addresses), addresses.valid & addresses.is_ipv4
         return self.ranges.positions(addresses.to_array()), addresses.valid
+
+    def _comparable(self, column: pa.Array) -> pa.Array:
+        return column if self._decimal is None else column.cast(self._decimal)
 
     def _networks(self, group: Numbers | None) -> Ranges:
         networks = _parse(self._columns)
@@ -146,7 +150,7 @@ class MatchedRanges:
 
     def _text(self, row: int) -> str:
         values = (
-            f"{name} = {column[row].as_py()!r}" for name, column in zip(self._match.columns, self._columns, strict=True)
+            f"{name} = {show(column[row])}" for name, column in zip(self._match.columns, self._columns, strict=True)
         )
         return ", ".join(values)
 
@@ -157,7 +161,7 @@ class MatchedRanges:
             "lookup.on-bad-network = SKIP, with which these rows match nothing"
         )
 
-    def overlap(self, value: object, key: str, rows: Numbers) -> OverlapError:
+    def overlap(self, value: pa.Scalar, key: str, rows: Numbers) -> OverlapError:
         """The error for several `rows` that match a value."""
         first, second = (self._text(int(row)) for row in rows[:2])
         of_key = f" of one key, {key}," if key else ""
@@ -168,27 +172,17 @@ class MatchedRanges:
         )
         are_valid = "are valid at the same time" if self._match.kind is MatchKind.AS_OF else "match one value"
         return OverlapError(
-            f"{len(rows):,} rows{of_key} {are_valid}, {value!r}: here ({first}) and ({second}); correct the table, or set lookup.overlap = {advice}"
+            f"{len(rows):,} rows{of_key} {are_valid}, {show(value)}: here ({first}) and ({second}); correct the table, or set lookup.overlap = {advice}"
         )
 
 
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in a type whose values compare with those of type `kind`."""
-    if pa.types.is_decimal(column.type) or pa.types.is_decimal(kind):
-        return column.cast(_decimal_of_both(column.type, kind))
-    return column.cast(kind) if widens(column.type, kind) and not pa.types.is_integer(kind) else column
-
-
-def _decimal_of_both(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType:
-    """A decimal type that holds all values of two exact numeric types. Raises SchemaError if they need more than 38 digits."""
+def _decimal_of_both(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
+    """The decimal type in which numbers of two types compare exactly; None for types whose values compare as they are."""
+    if not (pa.types.is_decimal(kind) or pa.types.is_decimal(other_kind)):
+        return None
     digits = [(k.precision - k.scale, k.scale) if pa.types.is_decimal(k) else (19, 0) for k in (kind, other_kind)]
     whole, scale = max(whole for whole, _ in digits), max(scale for _, scale in digits)
-    if whole + scale > 38:
-        raise SchemaError(
-            f"values of type {other_kind} cannot be compared with a column of type {kind}: together they have {whole + scale} digits, and 38 "
-            "is the most; cast the values with df.withColumn"
-        )
-    return pa.decimal128(whole + scale, scale)
+    return pa.decimal128(whole + scale, scale) if whole + scale <= 38 else pa.decimal256(whole + scale, scale)
 
 
 def _ipv4_numbers(addresses: Addresses) -> Numbers:
@@ -246,7 +240,7 @@ class RangeMatcher:
         if self._match.overlap is Overlap.ERROR:
             value = int(shared[0])
             key = "" if groups is None or name_group is None else name_group(int(groups[value]))
-            raise self._matched.overlap(values[value].as_py(), key, shared_rows)
+            raise self._matched.overlap(values[value], key, shared_rows)
         numbers = np.concatenate([numbers[~is_shared], shared[shared_numbers]])
         rows = np.concatenate([rows[~is_shared], shared_rows])
         order = np.argsort(numbers, kind="stable")
@@ -282,7 +276,7 @@ def matching_rows(
         return rows.take(as_indices(places))
     if match.overlap is Overlap.ERROR:
         key = int(np.argmax(counts > 1))
-        raise matched.overlap(values[key].as_py(), name_key(keys, key), places[groups == key])
+        raise matched.overlap(values[key], name_key(keys, key), places[groups == key])
     order = matched.ranges.best_first(matched.pick, places)
     order = order[np.argsort(groups[order], kind="stable")]
     is_first = np.ones(len(order), np.bool_)
@@ -292,4 +286,12 @@ def matching_rows(
 
 def name_key(keys: pa.Table, row: int) -> str:
     """The key of a row, as text for messages."""
-    return ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)
+    return ", ".join(f"{name} = {show(keys.column(name)[row])}" for name in keys.column_names)
+
+
+def show(value: pa.Scalar) -> str:
+    """A value for messages, also one that Python does not have: a time as its number, text that is not UTF-8 as bytes."""
+    try:
+        return repr(value.as_py())
+    except (OverflowError, ValueError):
+        return repr(value.as_buffer().to_pybytes() if isinstance(value, pa.StringScalar) else value.value)
