@@ -25,7 +25,7 @@ for _first, _last, _value in (("0", "9", 0), ("a", "f", 10), ("A", "F", 10)):
 
 @dataclasses.dataclass(frozen=True)
 class Addresses:
-    """Addresses as the halves of numbers of 128 bits (uint64); `valid`: whether a row has an address at all."""
+    """Addresses as the halves of numbers of 128 bits (uint64). `valid`: whether a row has an address; if not, its halves are undefined."""
 
     upper: Numbers
     lower: Numbers
@@ -123,14 +123,14 @@ class _Characters:
         return np.asarray(np.where(inside, self._data[np.where(inside, self._starts[rows] + place, 0)], 0))
 
     def find_last(self, byte: int, before: int = _LONGEST + 4) -> Numbers:
-        """The last place of a byte in each text, up to a place; -1 if there is none."""
+        """The place where a byte stands last among the first `before` of each text; -1 if it is not there."""
         places = np.full(len(self), -1)
         for place in range(min(int(self.lengths.max(initial=0)), before)):
             places[self.at(place) == byte] = place
         return places
 
     def parse_number(self, start: Numbers) -> Numbers:
-        """The number of one to three decimal digits that each text has from a place to its end; -1 if there is none."""
+        """The number in one to three decimal digits from `start` to the end of each text; -1 if there is none."""
         number, count = np.zeros(len(self), np.int64), self.lengths - start
         is_number = (count >= 1) & (count <= 3)
         for place in range(3):
@@ -142,7 +142,7 @@ class _Characters:
 
 
 def _parse(characters: _Characters, stops: Numbers) -> Addresses:
-    """The address that each text has before a place."""
+    """The address in the first `stops` characters of each text."""
     count = len(characters)
     upper, lower, valid = np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.bool_)
     colon = np.minimum(characters.find_last(ord(":"), _LONGEST), stops - 1)
@@ -156,7 +156,7 @@ def _parse(characters: _Characters, stops: Numbers) -> Addresses:
 
 
 def _parse_ipv4(characters: _Characters, rows: Numbers, starts: Numbers, stops: Numbers) -> tuple[Numbers, Numbers]:
-    """(the number, whether it is an address) of the text of each row between two places."""
+    """The IPv4 addresses in the texts of `rows`, from the characters `starts` up to `stops`: (their numbers, whether each text is an address)."""
     address, part = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.int64)
     parts, digits = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     lengths = stops - starts
@@ -181,7 +181,10 @@ def _parse_ipv4(characters: _Characters, rows: Numbers, starts: Numbers, stops: 
 def _parse_ipv6(
     characters: _Characters, rows: Numbers, colons: Numbers, stops: Numbers
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """(upper half, lower half, whether it is an address) of the text of each row before a place. `colons`: the place of the last colon."""
+    """The IPv6 addresses in the first `stops` characters of the texts of `rows`: (upper halves, lower halves, whether each text is an address).
+
+    `colons`: the place of the last colon in each text.
+    """
     count = len(rows)
     is_mapped = np.zeros(count, np.bool_)
     for place in range(int(stops.max(initial=0))):

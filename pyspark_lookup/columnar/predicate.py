@@ -92,7 +92,7 @@ def _rotate_left(numbers: Numbers, bits: int) -> Numbers:
 
 
 def bucket_number(value: Any, kind: pa.DataType, count: int) -> int | None:
-    """The bucket of one value among `count` buckets; None if `kind` has no bucket hashes, or no such value."""
+    """The bucket of one value among `count` buckets; None if columns of type `kind` have no bucket hashes, or cannot have the value."""
     try:
         numbers = bucket_numbers(pa.array([value], kind), count)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

@@ -1,11 +1,11 @@
 """`RangeIndex`: finds the rows whose range holds a value, for ranges of numbers, times, text and binary, and so for networks and prefixes.
 
 The ranges of a group (the rows with one key; without keys all rows are one group) cut its values into segments. A build finds for each segment
-the row that wins there: two ranges make four ends, so there are at most twice as many segments as rows. A lookup is one binary search for the
+the row that wins there. A range has two ends, so there are at most twice as many segments as rows. A lookup is one binary search for the
 segment. No step of a build or lookup is a Python loop over rows.
 
-Values are compared as int64 *positions*. Values of up to 64 bits have positions of their own (`codes_of`). Others, as text and long decimals, get the
-number of the bounds below them (`SortedBytes`): the bound with number n has the position 2n, the values before it have 2n - 1.
+Values are compared as int64 *positions*. A value of up to 64 bits has an int64 of its own (`codes_of`). For others, such as text and long
+decimals, the position says where they stand among the sorted bounds (`SortedBytes`): bound number n has 2n, values between bounds n - 1 and n have 2n - 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD = 8
 
 
 class Pick(enum.Enum):
-    """Which of several ranges wins that hold the same value. The later row wins a tie."""
+    """Which range wins, if several hold the same value. In a tie, the later row wins."""
 
     NARROWEST = "the smallest range, then the one that begins last, then the one that ends first"
     NEWEST = "the range that begins last"
@@ -58,7 +58,7 @@ def codes_of(array: pa.Array) -> Numbers | None:
 
 
 def _values(array: pa.Array, dtype: Any, each: int = 1) -> Numbers:
-    """The values of an array of fixed width, `each` of them as several numbers; undefined for nulls."""
+    """The values of an array of fixed width, each as `each` numbers in a row; undefined for nulls."""
     values = np.frombuffer(array.buffers()[1] or b"", dtype, each * (array.offset + len(array)))
     return values[each * array.offset :]
 
@@ -115,7 +115,7 @@ class SortedBytes:
         return cls(distinct.take(pc.sort_indices(distinct)))
 
     def positions(self, values: pa.Array) -> Numbers:
-        """For each binary value 2n if it is the value with the number n, 2n - 1 if n of them are smaller; undefined for nulls."""
+        """The position of each binary value: 2n if it equals stored value number n, 2n - 1 if it equals none and n are smaller; undefined for nulls."""
         requested, stored = _Bytes(values), self._bytes
         first = requested.words(np.arange(len(values)), 0)
         low, high = np.searchsorted(self._first, first, "left"), np.searchsorted(self._first, first, "right")
@@ -148,7 +148,7 @@ class _Bytes:
         self._every_word = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, 0, (1,))
 
     def words(self, rows: Numbers, number: int) -> Numbers:
-        """The word with a number of each row, as uint64 in the order of the bytes."""
+        """Word `number` of the value in each of `rows`, as uint64, which compares as the bytes do."""
         left = np.clip(self.lengths[rows] - number * _WORD, 0, _WORD).astype(np.uint64)
         at = np.minimum(self._starts[rows] + number * _WORD, len(self._every_word) - 1)
         words = self._every_word[at].byteswap()
@@ -156,7 +156,10 @@ class _Bytes:
         return np.asarray(np.where(left > 0, words >> cut << cut, np.uint64(0)))
 
     def bisect(self, low: Numbers, high: Numbers, number: int, words: Numbers, is_below: np.ufunc) -> Numbers:
-        """For each pair of bounds the first row from `low` up to `high` for which `is_below(its word with a number, the pair's word)` is false."""
+        """For each pair of bounds the first row from `low` up to `high` for which `is_below(its word, the pair's word)` is false.
+
+        `number`: which word of a row is compared.
+        """
         return bisect(low, high, lambda middle, which: is_below(self.words(middle, number), words[which]))
 
 
@@ -184,8 +187,8 @@ class Ranges:
     """The ranges of some rows, as the first and last position of each.
 
     `low`, `high`: the lowest and highest value of each range; null if it has none. `group`: the number of the row's group, -1 for a row that is
-    in none (None: all rows are in one group). `is_empty`: rows whose range holds no value. `bounds`: what gives values of the ranges' type their
-    positions (None: the values themselves do).
+    in none (None: all rows are in one group). `is_empty`: whether a row's range holds no value. `bounds`: the sorted bounds, among which values
+    get their positions (None: the positions come from `codes_of`).
     """
 
     first: Numbers
@@ -236,18 +239,18 @@ class Ranges:
         return codes
 
     def hold(self, positions: Numbers) -> Numbers:
-        """For each row whether its range holds the position that stands at the row's place."""
+        """Whether each row's range holds the position at the same place of `positions`."""
         return np.asarray((self.first <= positions) & (positions <= self.last) & ~self.is_empty)
 
     @cached_property
     def _width(self) -> list[Numbers]:
-        """The size of each range, in numbers of which the first weigh most."""
+        """The size of each range, as one or two columns of numbers, the most significant first."""
         is_bounded = _valid(self.low) & (False if self.high is None else _valid(self.high))
         parts = _width(self.low, self.high, self.first, self.last)
         return [np.where(is_bounded, part, _widest(part)) for part in parts]
 
     def best_first(self, pick: Pick, rows: Numbers) -> Numbers:
-        """The places of `rows`, which are ascending, those first that win over others."""
+        """The indices into `rows` (ascending row numbers) in the order in which they win: each row wins over all after it."""
         later_first, begins_last = np.arange(len(rows))[::-1], (~_valid(self.low)[rows], ~self.first[rows])
         if pick is Pick.NEWEST:
             return np.asarray(np.lexsort((later_first, *begins_last)))
@@ -257,9 +260,9 @@ class Ranges:
 
 
 def _side(codes: Numbers, bound: pa.Array, step: int, unbounded: int) -> tuple[Numbers, Numbers]:
-    """(the first or last position of each range, whether no value is beyond a bound that the range does not hold).
+    """(the position where each range begins or ends, whether the range is empty because nothing lies beyond its excluded bound).
 
-    `step`: what leads from a bound to the next value in the range: 0 if the range holds the bound itself. `unbounded`: the position of a null.
+    `step`: from a bound to the first position in the range: 0 if the range holds the bound, else 1 or -1. `unbounded`: the position of a null.
     """
     positions, has_bound = codes + step if step else codes, _valid(bound)
     is_outermost = np.zeros(len(codes), np.bool_)
@@ -295,7 +298,7 @@ def _after(prefixes: pa.Array) -> pa.Array:
     offsets, data = offsets_and_data(prefixes)
     lengths, data = np.diff(offsets), data.copy()
     ends = np.maximum(offsets[1:] - 1, 0)
-    # Bytes 0xFF at the end, which text does not have, cannot be counted up: the byte before them is.
+    # Bytes 0xFF at the end, which text does not have, cannot be counted up, so the byte before them is.
     while (is_full := (lengths > 0) & (data[ends] == 255) if len(data) else np.zeros(len(lengths), np.bool_)).any():
         lengths, ends = lengths - is_full, np.maximum(ends - is_full, 0)
     has_successor = lengths > 0
@@ -381,7 +384,7 @@ class RangeIndex:
 
 @dataclasses.dataclass(frozen=True)
 class _Buckets:
-    """Where to search among ascending `starts`: a table by the upper bits of a position, about as long as the starts are many.
+    """Where to search among ascending `starts`: a table by the upper bits of a position, about as long as `starts`.
 
     A search in a bucket takes two or three steps instead of twenty, all in the processor's cache.
     """
@@ -401,7 +404,7 @@ class _Buckets:
         return cls(low, shift, table.astype(np.int32 if len(starts) < 2**31 else np.int64))
 
     def find(self, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """(the first start that may be after each position, the last one)."""
+        """The bounds of the search for each position: (the first start that may be after it, the last one)."""
         buckets = self._bucket(positions)
         return self.table[buckets].astype(np.int64), self.table[buckets + 1].astype(np.int64)
 
@@ -454,7 +457,7 @@ class Stabbing:
             self._levels.append(np.maximum(even[::2], even[1::2]))
 
     def find(self, positions: Numbers, groups: Numbers | None = None) -> tuple[Numbers, Numbers]:
-        """(numbers of positions, rows): a pair for each row whose range holds the position, ordered by position and row."""
+        """All pairs of a position and a row whose range holds it: (indices of positions, row numbers), ordered by both."""
         groups = np.zeros(len(positions), np.int64) if groups is None else groups
         begins = self._offsets[groups]
         stops = np.where(groups >= 0, self._offsets[groups + 1], begins)

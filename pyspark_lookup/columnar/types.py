@@ -197,7 +197,7 @@ def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
 
 
 def _refuse(origin: str, problem: str) -> pa.DataType:
-    raise SchemaError(f"{origin}: {problem}")
+    raise SchemaError(f"{origin}: {problem}; convert or rename the column, or leave it out")
 
 
 def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
@@ -388,7 +388,12 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
             column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC, though the type does not say so
         return cast_exactly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-        raise_ours(SchemaError(f"column {name!r} of {origin} does not fit {kind}: {problem}"), problem)
+        raise_ours(
+            SchemaError(
+                f"column {name!r} of {origin} does not fit {kind}: {problem}; correct its values, or declare another type"
+            ),
+            problem,
+        )
 
 
 def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schema, origin: str) -> pa.RecordBatch:

@@ -34,7 +34,7 @@ _IPV4_AT = np.uint64(2**32 - 1)
 
 
 class MatchKind(enum.Enum):
-    """What a value has to do with the columns of a row: the argument of `lookup_join` that names them."""
+    """How a value is compared with the columns of a row: by the argument of `lookup_join` that names the columns."""
 
     AS_OF = "as_of"
     BETWEEN = "between"
@@ -43,7 +43,7 @@ class MatchKind(enum.Enum):
 
     @property
     def is_nested(self) -> bool:
-        """Whether two rows that hold the same value are inside one another, so that one of them says more."""
+        """Whether rows that match one value usually lie inside one another, so that the narrowest is the default."""
         return self in (MatchKind.CIDR, MatchKind.STARTS_WITH)
 
 
@@ -51,8 +51,8 @@ class MatchKind(enum.Enum):
 class Match:
     """A kind of match, and the table's columns that it needs.
 
-    AS_OF: the columns with the time from which a row is valid and, if there is one, before which it is valid; without, it is valid until the
-    next row of its key. BETWEEN: the lowest and the highest value. CIDR: the network, or its first and last address, or its address and the
+    AS_OF: the time from which a row is valid and, optionally, the time before which it is; without the second column, a row ends where the next
+    row of its key begins. BETWEEN: the lowest and the highest value. CIDR: the network, or its first and last address, or its address and the
     length of its prefix. STARTS_WITH: the prefix.
     """
 
@@ -64,7 +64,7 @@ class Match:
 
     @classmethod
     def from_options(cls, kind: MatchKind, columns: Sequence[str], options: ReadOptions) -> Match:
-        """The match as the options of the read define its bounds and what happens if several rows match."""
+        """A match whose bounds, and whose choice if several rows match, are those of the read's options."""
         closed = (True, kind is not MatchKind.AS_OF) if options.bounds is None else options.bounds.closed
         overlap = options.overlap or (Overlap.NARROWEST if kind.is_nested else Overlap.ERROR)
         if kind is MatchKind.AS_OF and len(columns) == 1:
@@ -72,7 +72,7 @@ class Match:
         return cls(kind, tuple(columns), closed, overlap, options.on_bad_network)
 
     def cast_values(self, field: pa.Field, values: pa.Array) -> pa.Array:
-        """The values in a type that compares with the first column, `field`. Raises SchemaError if there is none."""
+        """The values, cast to a type that compares with the first column, `field`. Raises SchemaError if there is none."""
         if self.kind is MatchKind.CIDR:
             return values
         kind = values.type
@@ -95,9 +95,9 @@ class Match:
 
 
 class MatchedRanges:
-    """The ranges of some rows, as a match defines them, and the values that are looked up as positions among them.
+    """The ranges of some rows, as a match defines them, and the positions of looked-up values among them.
 
-    `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: the place of a row, for errors. `group`: see `Ranges`.
+    `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: says in errors which row it is. `group`: see `Ranges`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class MatchedRanges:
             self.ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed, group)
 
     def positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
-        """(the positions of values, whether each has one)."""
+        """(the positions of values, whether each value is one that can match)."""
         if self._match.kind is not MatchKind.CIDR:
             valid = as_bools(values.is_valid()) if values.null_count else np.ones(len(values), np.bool_)
             return self.ranges.positions(self._comparable(values)), valid
@@ -217,7 +217,7 @@ class RangeMatcher:
     def find(
         self, values: pa.Array, groups: Numbers | None = None, name_group: Callable[[int], str] | None = None
     ) -> tuple[Numbers, Numbers]:
-        """(numbers of values, rows): the rows that match each value, ordered by value and row. One at most for each value, unless
+        """The rows that match values, as (indices of values, row numbers), ordered by both. At most one row for each value, unless
         `lookup.overlap` is ALL.
 
         `groups`: for each value the number of its key; -1 for none. `name_group`: the key with a number, for errors. Raises OverlapError for two
@@ -250,7 +250,7 @@ class RangeMatcher:
 def matching_rows(
     rows: pa.Table, keys: pa.Table, values: pa.Array, match: Match, places: Numbers | None = None
 ) -> pa.Table:
-    """Those of `rows` that match the value of their key, in the order of `KEY_INDEX`.
+    """The `rows` that match the value of their key, in the order of `KEY_INDEX`.
 
     `values`: a value for each of the `keys`, as `Match.cast_values` returns them. If it is null, no row matches. `places`: for each value the
     number of its key, if keys have several values; `KEY_INDEX` then becomes the number of the value. Raises OverlapError for two rows that
