@@ -30,7 +30,7 @@ _MERGED_BYTES = 16 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlocksAndLocations:
-    """The cached blocks of one file version: `cached_blocks` are the (offset, length) of blocks on disk.
+    """The blocks of one file version that are on disk, as (offset, length), and the keys under which they are there.
 
     A block may vanish afterwards (evicted, damaged); reading it is then a miss.
     """

@@ -24,8 +24,8 @@ def in_thread(name: str, run: Callable[[], None]) -> None:
 class HostContext:
     """The cache directory (None: there is none), the counters, the clock and the random numbers of one table reference.
 
-    `start`: runs a function in a thread with the given name. `timer`: runs the schedules of several tables (None: each has its own timer).
-    `name`: the host's name, which tells its schedules from those of other hosts.
+    `start`: runs a function in a thread with the given name. `timer`: runs the reload schedules of several tables (None: each has its own
+    timer). `name`: the host's name, from which the jitter of its schedules is computed.
     """
 
     disk: Disk | None

@@ -243,7 +243,7 @@ class Ufs:
             except UfsNotFoundError:
                 url = redact("path", path)
                 raise UfsUnavailableError(
-                    f"{url}: the store says both that the file exists and that it does not"
+                    f"{url}: the store says both that the file exists and that it does not: try again later"
                 ) from None
 
         try:

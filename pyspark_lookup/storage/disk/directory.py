@@ -272,7 +272,9 @@ def _unusable(path: Path, error: OSError) -> OSError:
     return (
         error
         if isinstance(error, FileNotFoundError)
-        else CacheDirectoryError(f"cache directory {path} cannot be used: {error}")
+        else CacheDirectoryError(
+            f"cache directory {path} cannot be used ({error}): repair it, or set lookup.cache.dir to another place"
+        )
     )
 
 
@@ -552,7 +554,9 @@ class Directory:
         path = self._root / name
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             if not lock_soon(fd, fcntl.LOCK_EX):
-                raise TimeoutError(errno.ETIMEDOUT, "another process has held the lock for too long", str(path))
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process has held the lock for too long: end it if it hangs", str(path)
+                )
             try:
                 yield
             finally:

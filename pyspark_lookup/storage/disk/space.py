@@ -266,7 +266,7 @@ class Space(Directory, abc.ABC):
         return None
 
     def usage(self) -> Usage:
-        """The bytes that the directory's files take, from the account; files are listed only if there is none."""
+        """The bytes that the directory's files take, as recorded in the account file. The files are counted only if there is no record."""
         return self._read_usage() or self._count()
 
     def recount(self) -> None:

@@ -61,7 +61,9 @@ class FsspecStore:
     def _version(self, name: str, info: Mapping[str, Any]) -> FileVersion:
         url = self.url_of(name)
         if info.get("size") is None:
-            raise UfsError(f"{redact('path', url)}: the server does not say how large the file is")
+            raise UfsError(
+                f"{redact('path', url)}: the server does not say how large the file is: copy it to a store that does"
+            )
         modified = _instant(info)
         token = next((f"{key}:{info[key]}" for key in _STRONG if info.get(key)), "")
         if self._web or not token:

@@ -31,7 +31,7 @@ class ListedFiles(Sequence[FileVersion]):
     """Files about which nothing is known but what a listing says, ascending by URL. `batch`: a row for each, whose columns are the fields of
     `FileVersion`.
 
-    `least`: listings of fewer files have objects.
+    `least`: listings of fewer files are lists of objects.
     """
 
     least: ClassVar[int] = 1000

@@ -300,9 +300,9 @@ class LocalStore:
             self.delete(f"{directory}/{name}", count)
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Write a file unless there is one. Returns None if there is one. After a crash the file is complete or missing.
+        """The version of the file that this writes; None if `path` has a file already. After a crash the file is complete or missing.
 
-        Raises UfsUnavailableError if the file is there but may not survive a crash, another OSError if a link leads to its place.
+        Raises UfsUnavailableError if the file was written but may not survive a crash, another OSError if a directory on the way is a link.
         """
         local = self._path(path)
         root, names = split_path(local)

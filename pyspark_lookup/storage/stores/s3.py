@@ -37,6 +37,7 @@ from pyspark_lookup.storage.stores.store import (
 )
 
 _PAGE = 1000  # objects that one request lists or removes
+_CHECK_ENDPOINT = "check the endpoint (lookup.storage.endpoint_url)"
 
 
 def _sent_once() -> dict[str, Any]:
@@ -143,11 +144,13 @@ class S3Store:
             if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
                 raise
             url = redact("path", f"s3://{bucket}/{prefix}")
-            raise_ours(UfsUnavailableError(f"{url}: the answer is not a listing: {error}"), error)
+            raise_ours(UfsUnavailableError(f"{url}: the answer is not a listing ({error}): {_CHECK_ENDPOINT}"), error)
         # The client turns an empty body, or a gateway's error page, into an empty listing.
         is_incomplete = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
         if is_incomplete or not all(item["Key"].startswith(prefix) for item in page.get("Contents", [])):
-            raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
+            raise UfsUnavailableError(
+                f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing: {_CHECK_ENDPOINT}"
+            )
         return page
 
     def list_status(self, path: str, count: Count) -> Listing:
@@ -215,7 +218,9 @@ class S3Store:
             answer_etag = reply.get("ETag", "").strip('"')
             if not answer_etag:
                 url = redact("path", file.url)
-                raise UfsUnavailableError(f"{url}: the answer has no ETag, so it is not from an S3 store")
+                raise UfsUnavailableError(
+                    f"{url}: the answer has no ETag, so it is not from an S3 store: {_CHECK_ENDPOINT}"
+                )
             # A gateway may not know If-Match. Then its answer shows the version of these bytes.
             if etag and answer_etag != etag:
                 raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
@@ -296,7 +301,7 @@ def _to_version(bucket: str, key: str, size: int | None, info: Mapping[str, Any]
     url, etag, modified = f"s3://{bucket}/{key}", info.get("ETag"), info.get("LastModified")
     if size is None or not etag:
         raise UfsUnavailableError(
-            f"{redact('path', url)}: the answer has no size or no ETag, so it is not from an S3 store"
+            f"{redact('path', url)}: the answer has no size or no ETag, so it is not from an S3 store: {_CHECK_ENDPOINT}"
         )
     return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
 
