@@ -573,7 +573,7 @@ class DeltaLog:
             disk.use_table(self._key)
         gone = {as_count(row) for row in record["gone"]}
         if gone and (base is None or max(gone) >= base.rows):
-            raise ValueError("a row is gone that was never there")
+            raise ValueError("it removes a row that its columns do not have")
         added_by_key = {add.key: add for add in added}
         protocol = {**record["protocol"]}
         return Replay(as_count(record["version"]), metadata, protocol, added_by_key, rewrites, base, gone).state()

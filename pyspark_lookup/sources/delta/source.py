@@ -594,7 +594,7 @@ def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str
         path_scheme != table_scheme and not {path_scheme, table_scheme} <= {"s3", "s3a", "s3n"}
     ):
         raise NotSupportedError(
-            f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file of another store"
+            f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file of another store, which is not supported"
         )
     return url_of("file:///" + location.removeprefix("//localhost").lstrip("/") if path_scheme == "file" else path)
 

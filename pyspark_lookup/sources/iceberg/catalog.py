@@ -165,7 +165,7 @@ class Catalog:
             with self._lock:
                 self._client = None
             raise CatalogUnavailableError(
-                f"the Iceberg catalog {self.name!r} has not answered within {self._call_s:g} s"
+                f"the Iceberg catalog {self.name!r} has not answered within {self._call_s:g} s: try again later, or check the catalog's uri"
             ) from None
 
 

@@ -29,7 +29,7 @@ _AUTHORITY = r"^(?P<authority>[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)"
 
 
 class IcebergColumns(FileColumns):
-    """The files of `base`, as a snapshot has them that has these `rows` of it, the files of `added` entries, and the `deletes`."""
+    """The files of one snapshot: these `rows` of `base` and the files of the `added` entries. `deletes`: the snapshot's delete files."""
 
     def __init__(
         self, files: IcebergFiles, base: EntryColumns, rows: Numbers, added: Sequence[Entry], deletes: Sequence[Entry]
@@ -134,7 +134,7 @@ class IcebergColumns(FileColumns):
 
     @cached_property
     def _delete_codes(self) -> Numbers:
-        """A number for each file that differs if other deletes by position concern it."""
+        """A number for each file. Files with different deletes by position have different numbers."""
         codes = np.zeros(self.base.rows, np.uint64)
         if not self.index.has_positions:
             return codes
@@ -164,7 +164,10 @@ class IcebergColumns(FileColumns):
         return is_named
 
     def _by_partition(self) -> Iterable[tuple[Deletes, Numbers]]:
-        """(deletes, which files they concern) for the deletes that may concern several files of a partition. A file that is named counts not."""
+        """(deletes, which files they concern) for the deletes that may concern several files of a partition.
+
+        Files that deletes name one at a time do not count.
+        """
         groups = self.index.by_partition
         if not groups:
             return

@@ -58,7 +58,7 @@ _STATISTICS = pa.schema(
 
 
 class StatisticsPart:
-    """The statistics of some files, by field id, in compressed Arrow files of `counts` rows each. A column that none of such files has is missing.
+    """The statistics of some data files, by field id, in chunks: compressed Arrow files of `counts` rows. A chunk without values of a column has no file.
 
     `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
     """
@@ -337,7 +337,7 @@ class EntryBuilder:
         return self._partitions.setdefault(partition, len(self._partitions))
 
     def _statistics_row(self) -> int:
-        """The row of the next statistics."""
+        """The row that the next statistics get."""
         return sum(part.rows for part in self._parts) + sum(self._counts) + sum(count for count, _ in self._waiting)
 
     def _flush_entries(self) -> None:

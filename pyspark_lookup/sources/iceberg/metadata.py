@@ -79,7 +79,7 @@ class Locations:
         file_scheme, table_scheme = (_parse_scheme(address) for address in (url, self.root))
         if file_scheme != table_scheme and not {file_scheme, table_scheme} <= {"hdfs", "viewfs"}:
             raise NotSupportedError(
-                f"{redact('path', self.root)}: its metadata names {redact('path', file_location)}, a file of another store"
+                f"{redact('path', self.root)}: its metadata names {redact('path', file_location)}, a file of another store, which is not supported"
             )
         return url
 

@@ -98,4 +98,7 @@ def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, 
 
 
 def _unavailable_error(name: str, problem: Exception) -> CatalogUnavailableError:
-    return CatalogUnavailableError(f"the Iceberg catalog {name!r} gave no answer: {type(problem).__name__}: {problem}")
+    return CatalogUnavailableError(
+        f"the Iceberg catalog {name!r} gave no answer: {type(problem).__name__}: {problem}; try again later, or check "
+        "its properties (PyIceberg's configuration, lookup.catalog.…)"
+    )

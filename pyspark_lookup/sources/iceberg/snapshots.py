@@ -1,7 +1,7 @@
 """`LargeSnapshots`: the files of large tables' snapshots as columns, and this host's records of them.
 
-A host has the files of one snapshot of a table as `EntryColumns`. Of each version it has a record of the manifests that the version lacks
-of these, and that it has in addition. Manifests never change, so the entries of each manifest of the latter kind are a record of their own.
+A host has the files of one snapshot of a table as `EntryColumns`. For each version it records the difference: which manifests of these columns
+are not in the version, and which others are. Manifests never change, so the entries of each of the others are a record of their own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Definition:
         return self.locations.location, self.locations.root
 
     def files(self, table: Table) -> IcebergFiles:
-        """The builder of the files of snapshots."""
+        """An `IcebergFiles`, which makes data files from the entries of manifests."""
         return IcebergFiles(table.url, self.metadata, Selection(None, self.schema, ""), self.locations)
 
     def to_json(self) -> list[Any]:
@@ -64,7 +64,7 @@ class Definition:
 
 
 class LargeSnapshots:
-    """The files of snapshots as columns, if there are many. `mapped_from`: so many files become columns."""
+    """The files of snapshots, as columns if there are many. `mapped_from`: the number of files from which on they are columns."""
 
     def __init__(self, context: HostContext, host: HostVersions, mapped_from: int) -> None:
         self._context = context
@@ -84,7 +84,7 @@ class LargeSnapshots:
         manifests: Sequence[Manifest],
         read: ReadManifests,
     ) -> IcebergColumns | list[Entry]:
-        """The files of the snapshot with these manifests: columns, or, of a small table, entries. The host gets a record of the columns.
+        """The files of the snapshot with these manifests: entries if they are few, else columns, which are recorded on the host.
 
         `digest`: that of the version. Raises the errors of `read`, and NotSupportedError for files that are not supported.
         """
@@ -115,7 +115,7 @@ class LargeSnapshots:
         return columns
 
     def _fits(self, base: EntryColumns | None, manifests: Sequence[Manifest]) -> bool:
-        """Whether a snapshot with these manifests lacks little of the columns, which need not be made anew for it."""
+        """Whether the columns lack so few of these manifests that they need not be made anew for the snapshot."""
         tail = _lacking(base, manifests)
         at_most = max(self._mapped_from, min(0 if base is None else base.rows // 100, _TAIL_FILES))
         return base is not None and len(tail) <= _TAIL_AT_MOST and _count(tail) <= at_most
@@ -310,7 +310,7 @@ def _to_columns(
 def _make_columns(
     files: IcebergFiles, base: EntryColumns, live: Sequence[str], tail: Iterable[Sequence[Entry]]
 ) -> IcebergColumns:
-    """The files of the snapshot that has the manifests `live` of the columns, and others with the entries `tail`."""
+    """The files of a snapshot: those of the manifests `live`, which the columns have, and the entries `tail` of its other manifests."""
     entries = [entry for some in tail for entry in some]
     added = [entry for entry in entries if entry.content == DATA]
     deletes = [*base.live_deletes(live), *(entry for entry in entries if entry.content != DATA)]

@@ -112,7 +112,9 @@ class Compactor:
         for _ in range(_ATTEMPTS):
             state = self._log.latest()
             if state is None:
-                raise UfsNotFoundError(f"{self._url} is not a managed table")
+                raise UfsNotFoundError(
+                    f"{self._url} is not a managed table, so there is nothing to compact: check the path"
+                )
             if not choose(state, is_requested, self._sizes):
                 return state
             try:

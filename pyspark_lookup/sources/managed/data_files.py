@@ -157,11 +157,11 @@ class WriteSizes:
     """Sizes in bytes, part of a `Runtime`. Tests make them smaller, so that small tables have many files, row groups and compactions.
 
     `file_bytes`: the rows in memory that are sorted and written as one file (if rows come in order, four times as many are sorted at once).
-    `row_group_bytes`: a row group, which has at least and at most `row_group_rows` rows. `merge_bytes`: the files whose rows a compaction
-    sorts together.
+    `row_group_bytes`: a row group. `row_group_rows`: the least and the most rows that it may have. `merge_bytes`: the files that a compaction
+    reads and sorts at once.
 
-    `compact_bytes`: a compaction takes every smaller write. `unasked_compact_bytes`: the same for a compaction that a commit starts; such a
-    compaction takes no write larger than `unasked_write_bytes`. `small_file_bytes`: a write whose files are smaller on average is worth
+    `compact_bytes`: a compaction that a caller asks for takes every smaller write. `unasked_compact_bytes`: the same for one that a commit
+    starts; it takes no write larger than `unasked_write_bytes`. `small_file_bytes`: a write whose files are smaller on average is worth
     compacting alone. `log_page`: the number of events in a page of a new table's log.
     """
 

@@ -80,7 +80,7 @@ def vacuum(
     where = redact("path", log.url)
     state = log.latest()
     if state is None:
-        raise UfsNotFoundError(f"{where} is not a managed table")
+        raise UfsNotFoundError(f"{where} is not a managed table, so there is nothing to vacuum: check the path")
     table_id = state.table_id
     log_retention_s = properties.parse_properties(state.definition.properties).log_retention_s
     until_s = _now_s(ufs, log, nonce) - older_than_s

@@ -509,7 +509,9 @@ class TableWriter:
         after: TableState | None = None
         while True:
             if state is None:
-                raise UfsNotFoundError(f"{self._url} is not (or no longer) a managed table")
+                raise UfsNotFoundError(
+                    f"{self._url} is not (or no longer) a managed table: its log is empty or gone; write again to create it anew"
+                )
             definition = self._check(state, job, write_id, effect)
             rows = effect.look(state, definition)
             files = (*files, *effect.added)
@@ -596,7 +598,7 @@ class TableWriter:
         key columns, UfsNotFoundError if there is no table."""
         state = self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url} is not a managed table")
+            raise UfsNotFoundError(f"{self._url} is not a managed table, so nothing can be deleted: check the path")
         fields = [state.definition.schema.field(name) for name in state.definition.keys]
         if not fields:
             raise OptionError(
@@ -621,7 +623,7 @@ class TableWriter:
         changes. Raises PredicateError."""
         state = self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url} is not a managed table")
+            raise UfsNotFoundError(f"{self._url} is not a managed table, so nothing can be deleted: check the path")
         parse_where(where, state.definition.schema)
         job = self.begin(state.definition.schema, WriteMode.DELETE_WHERE)
         committed_state = self.commit(job, (), effect=self.deletion_where(where))

@@ -223,7 +223,7 @@ def parse(data: bytes, origin: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as problem:
         raise DamagedFileError(f"{origin} is not a file of a table's log: {problem}") from None
     if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
-        raise DamagedFileError(f"{origin} is damaged: its content does not have the checksum at its end")
+        raise DamagedFileError(f"{origin} is damaged: the checksum at its end is not that of its content")
     if document["format"] > FORMAT:
         raise NotSupportedError(
             f"{origin} has format version {document['format']}, and this release reads {FORMAT} at most: use a newer pyspark_lookup"

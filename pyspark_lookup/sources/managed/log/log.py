@@ -701,7 +701,9 @@ class NotificationLog:
         for _ in range(_RACES):
             state, after = after or self.latest(), None
             if state is None:
-                raise UfsNotFoundError(f"{redact('path', self.url)} is not (or no longer) a managed table")
+                raise UfsNotFoundError(
+                    f"{redact('path', self.url)} is not (or no longer) a managed table: its log is empty or gone; check the path"
+                )
             event = make(state, self._nonce(), self._context.clock.wall_s())
             if event is None:
                 return state

@@ -79,7 +79,7 @@ class TableWrite:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its files, each of them unique."""
+        """The names of the write's data files and delete files. No two files of a table have the same name."""
         return tuple(file.name for file in (*self.files, *self.deletes))
 
     @property
