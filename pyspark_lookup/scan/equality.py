@@ -134,7 +134,7 @@ class IndexedDeletes:
 
 @dataclasses.dataclass(frozen=True)
 class DeletedValues:
-    """The values of deleted rows in the `columns` of equality deletes. `parts`: of these deletes in their order, each of many files."""
+    """The values of deleted rows in the `columns` of equality deletes. `parts`: each has the values of many delete files, in the files' order."""
 
     columns: EqualityColumns
     parts: tuple[IndexedDeletes, ...]
@@ -178,7 +178,7 @@ class IndexSegments:
         return key_of("equality", _FORM, self._table, json.dumps(stored), text_of_schema(columns.schema), first)
 
     def find(self, columns: EqualityColumns, first: str) -> list[IndexedDeletes]:
-        """The parts on record for deletes by these columns, of which `first` is the name of the oldest."""
+        """The parts on record for deletes by these columns. `first`: the name of the oldest delete file."""
         key = self._key(columns, first)
         known, parts = self._parts.get(key, {}), dict[str, IndexedDeletes]()
         for name in self._disk.get_record("log", key, as_texts) or ():
@@ -354,9 +354,9 @@ class EqualityIndexes:
 
 
 def _matching_parts(parts: Sequence[IndexedDeletes], names: tuple[tuple[str, int], ...]) -> list[IndexedDeletes]:
-    """The first of the parts, as far as they are of the first of the delete files `names`.
+    """The leading parts whose delete files are, one after the other, those that `names` begins with.
 
-    The others are of a later version, or a compaction lies in between.
+    Other parts belong to a later version, or to one before a compaction.
     """
     matching: list[IndexedDeletes] = []
     count = 0

@@ -550,7 +550,10 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
 
 
 def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The batches of a unit with the `stored` columns. Bytes that cannot be decoded are fetched once more, because the cached ones may be damaged."""
+    """The batches of one unit of a file (such as a row group), with its columns `stored`.
+
+    Bytes that cannot be decoded are fetched once more, because the cached ones may be damaged.
+    """
     yielded_rows = 0
     try:
         for batch in file.index.batches(unit, stored, file.source(unit, stored)):

@@ -269,7 +269,7 @@ class TableScan(abc.ABC):
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether the scan can read all rows; otherwise it can only look rows up by key."""
+        """Whether the scan can read all rows. If not, it can only look up rows by key."""
         return True
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
@@ -320,7 +320,7 @@ class TableScan(abc.ABC):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan:
-        """A task all whose bytes are in memory.
+        """The pieces as a task whose bytes are all in memory.
 
         `columns_of_version`: returns the columns of all files of the version. It is called if the task's own files lack a planned column: a
         column that no file of the version has is an error. None: such a column is null.
@@ -556,7 +556,7 @@ class Scan(TableScan):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> Prepared:
-        """Implements `TableScan.prepare`. No store call follows.
+        """Implements `TableScan.prepare`: reads all bytes that the task needs. Decoding them makes no call to the store.
 
         Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit the projection.
         """

@@ -99,7 +99,9 @@ def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
 
 
 def remove_unneeded(disk: Disk, table: str, needed: Sequence[str]) -> None:
-    """Let the segments of a table whose names do not begin with one of `needed` be evicted first, and remove those that were not needed before.
+    """Remove a table's segments that neither this call nor the one before needs. Those that this call is the first not to need are evicted first.
+
+    `needed`: the beginnings of the names of needed segments.
 
     The race: another process may have read an earlier record, and now opens the segments that it names. So they stay until this is called
     for one more record. Raises OSError.

@@ -136,7 +136,7 @@ class ListedColumns(FileColumns):
             known_schemas = [schema_of_text(text) for text in as_texts(about[_SCHEMAS])]
             codes = as_int64(pc.fill_null(batch.column(_CODE), -1).cast(pa.int64()))
             if codes.max(initial=-1) >= len(known_schemas):
-                raise ValueError("a file has a schema that is not there")
+                raise ValueError("it names a schema that it does not have")
             return codes, known_schemas
 
         return self._recall(f"{_SCHEMAS}-{_name_of(form)}", parse, needed) or (np.full(len(self), -1), [])
@@ -345,6 +345,6 @@ def files_from_json(record: Any, open_named: Callable[[str], ListedColumns | Non
         raise ValueError("the columns of its files are gone")
     gone = [as_count(row) for row in record["gone"]]
     if gone and max(gone) >= len(columns):
-        raise ValueError("a row is gone that was never there")
+        raise ValueError("it removes a row that its columns do not have")
     others = [FileVersion.from_json(row) for row in record["added"]]
     return ColumnFiles.merge(columns, np.delete(np.arange(len(columns)), gone), others)

@@ -87,7 +87,7 @@ def _components_match(components: Sequence[str], pattern_components: Sequence[st
 
 @functools.lru_cache(maxsize=128)
 def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
-    """The components of each pattern for which a pattern with braces stands."""
+    """The patterns without braces that a pattern with braces stands for, each split into components."""
     braces = re.search(r"(?<!\\)\{([^{}]*)\}", pattern)
     if braces is None:
         # To fnmatch a backslash is an ordinary character.
@@ -236,7 +236,7 @@ def _numbers(stats: ColumnStats | None) -> tuple[int | None, ...]:
 
 
 def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
-    """The statistics of `count` files, as `statistics_to_text` wrote them. Raises TypeError or ValueError if it is malformed."""
+    """The statistics of `count` files in a text of `statistics_to_text`. Raises TypeError or ValueError if the text is malformed."""
     try:
         table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(text), validate=True))).read_all()
         table = table.combine_chunks()
@@ -646,7 +646,7 @@ def name_of_rows(file: FileVersion) -> str:
 
 
 def replay_rewrites(rewrites: Rewrites, names: Collection[str]) -> set[str]:
-    """The names of rows that files with these names of rows have after the compactions whose replaced files are all among them."""
+    """The names of rows after compactions. A compaction counts if all names that it replaces are there."""
     names = {*names}
     for new_names, replaced in rewrites:
         if names.issuperset(replaced):

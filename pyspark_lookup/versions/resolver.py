@@ -75,8 +75,8 @@ class TableKinds:
         """The kind with a place in `names`. Raises OptionError if there is none."""
         if number >= len(self.names):
             raise OptionError(
-                f"argument version: tables of the kind number {number} are unknown to this process: does another release of pyspark_lookup run "
-                "on the driver or another host?"
+                f"argument version: it is of a kind of table (number {number}) that this process does not know: run the same release of "
+                "pyspark_lookup on the driver and on all hosts"
             )
         return self.names[number]
 
@@ -113,8 +113,8 @@ class TableKinds:
         """
         if kind not in self._by_kind:
             raise OptionError(
-                f"{redact('path', options.files.path)}: tables of the kind {kind!r} are unknown to this process: does "
-                "another release of pyspark_lookup run on the driver or another host?"
+                f"{redact('path', options.files.path)}: this process does not know tables of the kind {kind!r}: run the "
+                "same release of pyspark_lookup on the driver and on all hosts"
             )
         self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)
@@ -514,7 +514,7 @@ class Resolver:
         return resolution
 
     def count_served(self, table: Table, version: TableVersion) -> None:
-        """Count a version whose rows are about to be read, unless it is the one that was read last of this table."""
+        """Count in `versionServedCount` that a version is about to be read, unless the table's last read was of the same version."""
         if self._served_digests.get(table.id) != version.digest:
             self._served_digests[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")

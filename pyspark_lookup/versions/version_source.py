@@ -39,7 +39,7 @@ class SourceParts:
     """The sources of all kinds, in the order in which they are asked for the kind of a path. Empty while they are made."""
 
     def detect_kind(self, status: FileVersion | Listing) -> str:
-        """The kind of table that the store's answer shows."""
+        """The kind of table at a path, as the store's answer `status` about the path shows it."""
         return next(kind for source in self.sources if (kind := source.detect_kind(status)) is not None)
 
 
@@ -153,7 +153,7 @@ class VersionSource(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        """The kind of table that the store's answer shows; None if it shows no table of this source."""
+        """The kind of table at a path, as the store's answer `status` shows it; None if that is no table of this source."""
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:

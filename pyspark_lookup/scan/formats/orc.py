@@ -407,7 +407,7 @@ class OrcTail:
         return np.zeros(0, np.int64)
 
     def with_seconds(self) -> RangesFile:
-        """The file with another footer, by which pyarrow reads times as numbers: seconds since 2015 in the writer's time zone, of any year."""
+        """The same file with a footer that declares times as numbers: pyarrow then reads seconds since 2015 in the writer's time zone, in any year."""
         footer = b""
         for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
@@ -824,7 +824,7 @@ def _read_spark_type(field: pa.Field) -> Any:
 
 
 def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
-    """`kind`, with those timestamps as instants that Spark, or the declared type, says to be. (Spark writes its TIMESTAMP without a zone.)"""
+    """The type `kind` with instants where Spark's note or the declared type says so: Spark writes its TIMESTAMP without a zone."""
     if pa.types.is_timestamp(kind) and kind.tz is None:
         if spark_type is None:
             return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL
