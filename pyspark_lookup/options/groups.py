@@ -383,8 +383,8 @@ class StorageOptions:
     max_retries: int = option(
         "lookup.max-retries", COUNT, 3,
         doc="How often a call is repeated after a transient error of the store (FLIP-221), with growing pauses. If the store "
-            "refuses calls because it gets too many (503, 429), they are repeated for a minute before this number counts; "
-            "with 0, never.",
+            "refuses calls because it gets too many (503, 429), they are repeated for a minute before this number counts. "
+            "0: no call is repeated.",
     )
     parameters: tuple[tuple[str, Any], ...] = option(
         "lookup.storage.*", Kind("any", str), (), hashed=False,
@@ -486,8 +486,8 @@ class FullCacheOptions:
     )
     jitter_s: float = option(
         "lookup.full-cache.reload-jitter", DURATION, 0.0, default_text="0 s",
-        doc="Each host makes its scheduled reloads up to this much later than they are due, always by the same part of it, so "
-            "that hosts that start at once, or reload at a time of day, do not all ask the store at once. See "
+        doc="Each host makes its scheduled reloads later than they are due, always by the same delay, which is at most this. So "
+            "hosts that start at once, or reload at a time of day, do not all ask the store at once. See "
             "[scaling](scaling.md).",
     )
     build_wait_s: float = option(
@@ -576,7 +576,7 @@ class FullCacheOptions:
                 )
         if self.jitter_s and isinstance(strategy, str):
             raise OptionError(
-                f"option {FULL}reload-jitter has no effect on the times of {strategy!r}: let it add a delay of its own, or remove the option"
+                f"option {FULL}reload-jitter has no effect on the reloads of {strategy!r}: let that trigger add a delay of its own, or remove the option"
             )
         if self.interval_s is not None and self.jitter_s > self.interval_s:
             raise OptionError(
