@@ -1,4 +1,4 @@
-"""What the benchmarks share: the table, the session, the clockwork, the printed result."""
+"""What the benchmarks share: the table, the session, the timing, the printed result."""
 
 from __future__ import annotations
 

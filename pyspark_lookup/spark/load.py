@@ -132,7 +132,7 @@ def numbered_rows(spark: SparkSession, count: int) -> DataFrame:
 
 
 def _numbered_tasks(spark: SparkSession, count: int) -> DataFrame:
-    """`numbered_rows`, but so large in Spark's eyes that it does not broadcast a table that is read by these tasks.
+    """`numbered_rows`, which Spark estimates to be so large that it does not broadcast the table that these tasks read.
 
     Spark does not know what `mapInArrow` returns, and takes it for as large as its input.
     """

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 
 def in_pipeline(spark: SparkSession) -> bool:
-    """Whether this thread runs a file of a pipeline's definitions."""
+    """Whether this thread runs a file that defines a pipeline."""
     return bool(_contexts(spark))
 
 

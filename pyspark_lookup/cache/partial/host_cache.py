@@ -430,7 +430,7 @@ class SharedCache:
     def _worth_keeping(
         self, part: HostSegment, newer: Sequence[tuple[HostSegment, Numbers]], fresh: Freshness, now_s: float
     ) -> Numbers:
-        """The rows that may answer for the version of `fresh`, and whose keys have no row in `newer` segments."""
+        """The rows of `part` that are still right in the version `fresh.version`, and whose keys have no row in `newer` segments."""
         if not self._fits(part, fresh):
             return np.zeros(0, np.int64)
         newer_rows: list[tuple[HostSegment, Numbers]] = []

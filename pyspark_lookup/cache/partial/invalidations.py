@@ -153,7 +153,9 @@ class Invalidations:
             after = _add_call(dataclasses.replace(before, row=row), at_s, keys)
             if disk.succeed_record("invalidated", self._place, before.number, _to_json(after)):
                 return
-        raise OSError("the invalidation cannot be recorded: run `pyspark-lookup check` on the cache directory")
+        raise OSError(
+            f"the invalidation of {keys.num_rows:,} keys ({', '.join(self._names)}) cannot be recorded: run `pyspark-lookup check` on the cache directory"
+        )
 
 
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:

@@ -361,7 +361,7 @@ class PartialTables:
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether there is no cache directory, so that only this process knows of some keys that were invalidated in a provider's cache."""
+        """Whether only this process knows of keys that were invalidated in a provider's cache, because there is no cache directory."""
         return self._provider_cache is not None and self._context.disk is None and bool(self._invalidations)
 
     def _get_invalidations(self, table: Table, names: Sequence[str]) -> Invalidations:
