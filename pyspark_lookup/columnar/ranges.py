@@ -110,7 +110,7 @@ class SortedBytes:
 
     @classmethod
     def from_values(cls, values: pa.Array) -> SortedBytes:
-        """From binary values in any order, with nulls."""
+        """The distinct values of some binary values, which may be in any order and have nulls."""
         distinct = pc.unique(values).drop_null()
         return cls(distinct.take(pc.sort_indices(distinct)))
 
@@ -203,7 +203,7 @@ class Ranges:
     def from_bounds(
         cls, low: pa.Array, high: pa.Array | None, closed: tuple[bool, bool], group: Numbers | None = None
     ) -> Ranges:
-        """From the lowest and highest value of each row's range, of one type; a null bound is open, and so is each `high` if there is none.
+        """The ranges from `low` to `high`, which have one type. A null bound is open; without `high`, all ranges are open above.
 
         `closed`: whether the ranges hold the bounds themselves.
         """
@@ -244,7 +244,7 @@ class Ranges:
 
     @cached_property
     def _width(self) -> list[Numbers]:
-        """The size of each range, as one or two columns of numbers, the most significant first."""
+        """The size of each range, as columns of numbers, the most significant first."""
         is_bounded = _valid(self.low) & (False if self.high is None else _valid(self.high))
         parts = _width(self.low, self.high, self.first, self.last)
         return [np.where(is_bounded, part, _widest(part)) for part in parts]
@@ -324,7 +324,8 @@ class RangeIndex:
     """The segments into which ranges cut the positions of each group, and the rows that win in them.
 
     `starts`: the first position of each segment, ascending within a group; the last segment of a group has no end. `winners`: the number of
-    the row that wins in a segment, NONE if no range holds it; and NONE once more at the end, for positions before the first segment. `is_shared`: whether several ranges hold the segment (None: no segment is).
+    the row that wins in a segment, NONE if no range holds it; and NONE once more at the end, for positions before the first segment.
+    `is_shared`: whether several ranges hold a segment (None: this is so for no segment).
     `offsets`: for each group the number of its first segment, and the number of all segments.
     """
 
@@ -417,8 +418,8 @@ def _cover(begins: Numbers, stops: Numbers, segments: int) -> Numbers:
     """For each segment the least number of a row that covers it; the number of rows if none does. Row n covers the segments from `begins[n]`
     to before `stops[n]`.
 
-    A row covers two blocks of segments, which may overlap, of the same power of two. From the largest blocks down, each block hands its least
-    row on to its two halves.
+    The segments of a row are those of two blocks, which may overlap and whose size is a power of two. From the largest blocks down, each block
+    hands its least row on to its two halves.
     """
     rows, least = np.arange(len(begins)), np.full(segments, len(begins))
     levels = np.frexp((stops - begins).astype(np.float64))[1].astype("int64") - 1

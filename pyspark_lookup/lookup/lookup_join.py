@@ -186,8 +186,10 @@ class _Batch:
 
     @classmethod
     def from_arguments(cls, names: Sequence[str], arguments: Sequence[pa.Array]) -> _Batch:
-        """Of keys with `names` and, if there is one more argument, values. Keys that repeat often are then in the batch once: otherwise all of
-        their rows would be fetched for each value."""
+        """A batch of the keys in the first arguments, called `names`, and of the values in one more argument, if there is one.
+
+        With values, keys that repeat often are in the batch once: otherwise all of their rows would be fetched for each value.
+        """
         keys = pa.Table.from_arrays(list(arguments[: len(names)]), names=list(names))
         if len(arguments) == len(names):
             return cls(keys)
@@ -374,14 +376,14 @@ class Lookup:
         )
 
     def _count_repeats(self, batch: _Batch, open_version: _OpenVersion) -> None:
-        """Count the keys that were not asked for as the cache would have counted them."""
+        """Count the repeated keys, for which the cache was not asked, as it would have counted them."""
         mode = open_version.plan.options.cache.mode
         if mode is not CacheMode.NONE:
             is_miss = mode is CacheMode.FULL and open_version.snapshot is None
             self._engine.reader.metrics.inc("missCount" if is_miss else "hitCount", batch.repeats)
 
     def _matching(self, batch: _Batch, rows: pa.Table) -> pa.Table:
-        """Those of the rows of the batch's keys that match its values."""
+        """The `rows` of the batch's keys, without those that do not match its values."""
         if self._match is None or batch.values is None:
             return rows
         return matching_rows(rows, batch.keys, batch.values, self._match, batch.places)
@@ -397,7 +399,7 @@ class Lookup:
         return self._rows(self._matching(batch, rows), (failed_rows, [message] * len(failed_rows)))
 
     def _rows(self, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None) -> LookupRows:
-        """`failures`: rows of the batch whose lookup failed, ascending, and the reasons."""
+        """The answer with these rows. `failures`: rows of the batch whose lookup failed, ascending, and the reasons."""
         numbers = as_int64(one_array(rows.column(KEY_INDEX)))
         columns = [one_array(rows.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
         if self._options.read.on_error is OnError.NULL:

@@ -96,7 +96,7 @@ class IndexedDeletes:
 
     @classmethod
     def of_rows(cls, files: tuple[tuple[str, int], ...], rows: pa.Table, sequences: Numbers) -> IndexedDeletes:
-        """`sequences`: the sequence number of each row, ascending."""
+        """The index of these rows, which may repeat values. `sequences`: the sequence number of each row, ascending."""
         columns = [one_array(column) for column in rows.columns]
         keys = Keys(comparable_values(columns))
         order = order_rows(keys, keys.hashes(SEED)).last_rows()

@@ -253,7 +253,7 @@ class PartialCache:
         query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query) -> Numbers:
-        """Those of the positions `numbers` whose keys the host lacks. Adds the rows of all other keys to the query."""
+        """The positions among `numbers` whose keys the host lacks. Adds the rows of all other keys to the query."""
         if not len(numbers):
             return numbers
         key_arrays = _take(keys, numbers)

@@ -198,7 +198,7 @@ class IcebergColumns(FileColumns):
 
 
 def _first_of_each(base: EntryColumns, rows: Numbers) -> list[int]:
-    """Of some files, one with the lowest sequence number of each partition."""
+    """For each partition of some files, one file with the lowest sequence number."""
     order = np.lexsort((base.sequences[rows], base.partition_codes[rows]))
     _, first = np.unique(base.partition_codes[rows][order], return_index=True)
     first_rows: list[int] = rows[order][first].tolist()

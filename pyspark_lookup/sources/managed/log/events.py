@@ -136,8 +136,10 @@ class Write(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Commit(Event):
-    """From this position on the write's rows are part of the table. `definition`: the table's new definition; None if the write does not
-    change it."""
+    """The commit of a write: from its position on, the write's rows are part of the table.
+
+    `definition`: the table's new definition; None if the write does not change it.
+    """
 
     kind = "commit"
     write_id: int
