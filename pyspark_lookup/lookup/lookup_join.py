@@ -92,6 +92,11 @@ class LookupSpec:
     names: tuple[str, ...]
     match: tuple[MatchKind, tuple[str, ...]] | None = None
 
+    @property
+    def argument_names(self) -> list[str]:
+        """The names of the arguments in errors: the keys' columns, then how a value matches."""
+        return [*self.keys.names, *([] if self.match is None else [self.match[0].value])]
+
     def cast_arguments(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
         """The arguments (the keys, then the value to match) in the types in which they are looked up. Raises SchemaError if they do not fit the
         types of the table."""
@@ -686,7 +691,7 @@ class LookupPass:
         names_by_place = {
             place: name
             for stage in reversed(self.spec.stages)
-            for name, place in zip(stage.lookup.keys.names, stage.places, strict=False)
+            for name, place in zip(stage.lookup.argument_names, stage.places, strict=True)
             if isinstance(place, int)
         }
         return ", ".join(f"{name} = {show(arguments[place][row])}" for place, name in sorted(names_by_place.items()))

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     CharType,
     DataType,
     MapType,
+    NullType,
     StringType,
     StructField,
     StructType,
@@ -413,6 +414,8 @@ def _match_value(df: DataFrame, match: MatchArgument, table: DimensionTable, col
     if match.kind is not MatchKind.CIDR:
         return _key(df, match.column, table, columns[0], match.kind.value)
     path = _field(df, match.column, "cidr", table.column_type(columns[0]))
+    if isinstance(path[-1].dataType, CharType | VarcharType | NullType):  # text, or nothing
+        return _key(df, match.column, table, columns[0], "cidr")
     kind = arrow_type(path[-1].dataType)
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_integer(kind)):
         raise SchemaError(

@@ -15,7 +15,8 @@ from pyspark_lookup import explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark import features
 from tests.support.lake_tables import MODES
-from tests.support.spark_tables import running
+from tests.support.spark_tables import conf, running
+from tests.support.sparks import DATA_SOURCES, needs
 
 pytestmark = pytest.mark.spark
 FULL = MODES["full"]
@@ -146,6 +147,19 @@ def test_networks_that_cannot_be_read(spark: SparkSession, tmp_path: Path) -> No
     assert [row.network for row in skipping.collect()] == ["10.0.0.0/8"]
 
 
+@needs(DATA_SOURCES)
+def test_addresses_of_other_types(spark: SparkSession, tmp_path: Path) -> None:
+    """VARCHAR is text, a column without a type has no address, and the blanks of CHAR are an error."""
+    path = str(tmp_path / "nets")
+    spark.sql("SELECT '10.0.0.0/8' AS network").write.parquet(path)
+    with conf(spark, "spark.sql.preserveCharVarcharTypeInfo", "true"):
+        for value, network in (("CAST('10.1.2.3' AS VARCHAR(20))", "10.0.0.0/8"), ("NULL", None)):
+            rows = lookup_join(spark.sql(f"SELECT {value} AS ip"), path, cidr={"ip": "network"}).collect()
+            assert [row.network for row in rows] == [network]
+        with pytest.raises(SchemaError, match=r"key 'ip' is char\(20\), whose values are padded"):
+            lookup_join(spark.sql("SELECT CAST('10.1.2.3' AS CHAR(20)) AS ip"), path, cidr={"ip": "network"})
+
+
 def test_functions_of_ranges(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A function of SQL takes the key and then the value; without keys only the value. With `multi` it returns all rows that match."""
     brackets, nets, codes = (str(tmp_path / table) for table in ("brackets", "nets", "codes"))
@@ -158,6 +172,11 @@ def test_functions_of_ranges(spark: SparkSession, tmp_path: Path, name: str) -> 
     register_lookup(spark, f"{name}_geo", nets, cidr="network")
     register_lookup(spark, f"{name}_all", nets, cidr="network", multi=True, options={"lookup.overlap": "ALL"})
     register_lookup(spark, f"{name}_code", codes, starts_with="code")
+    register_lookup(spark, f"{name}_one", nets, cidr="network", options={"lookup.overlap": "ALL"})
+    with pytest.raises(
+        Exception, match=r"several rows \(up to 2\) for one key, here cidr = '10\.1\.2\.3': .*multi=True"
+    ):
+        spark.sql(f"SELECT {name}_one('10.1.2.3').place").collect()
     row = spark.sql(
         f"SELECT {name}_rate('DE', CAST(id AS INT)).rate AS rate, {name}_geo(ip).place AS place, {name}_code(CAST(id AS STRING)).place AS code, "
         f"size({name}_all(ip)) AS places FROM VALUES (49, '10.1.2.3') AS t(id, ip)"
