@@ -716,6 +716,20 @@ def test_networks_that_cannot_be_read_of_some_keys(host: Host, dim: Path) -> Non
         assert "id = 4: name = 'd' is no network (1 such rows)" in row[ERROR_COLUMN]
 
 
+def test_ranges_of_a_provider(host: Host) -> None:
+    """By keys, those that fail have the error in each of their rows; a provider that answers by key has no rows without keys."""
+    columns, match = pa.schema([*COLUMNS, KEY]), (MatchKind.BETWEEN, ("size", "size"))
+    lookup = LookupSpec({"lookup.provider": host.provider(), "lookup.keys": "id", **NULL}, pa.schema([KEY]), columns, ("name", "size"), match)  # fmt: skip
+    spec = PassSpec((Stage(lookup, (0, 1), (0,), "left"),), many=False)
+    host.bad = {2}
+    answers = host.get(spec, [*ids(2, 2, 2, 1, 1, 9), pa.array([1, None, 3, 2, 3, 1], pa.int32())])
+    assert [answer and (answer["name"], answer[ERROR_COLUMN] is not None) for answer in answers] == [
+        (None, True), None, (None, True), ("b", False), None, None
+    ]  # fmt: skip
+    with pytest.raises(errors.OptionError, match="returns rows by key only: look up by keys as well"):
+        host.get(by_range(host, host.provider(), NOTHING), ids(1))
+
+
 INSTANT = pa.timestamp("us", "UTC")
 moments = st.none() | st.integers(0, 8)
 found_rows = st.lists(st.tuples(st.integers(0, 4), moments, moments), max_size=20)
