@@ -48,9 +48,7 @@ def _classic_build(spark: Any) -> Build | None:
 
 def _session_build(session: Any) -> Build | None:
     """The micro-batch of the stream that owns this session (of the JVM)."""
-    queries = session.sharedState().activeStreamingQueries().values().toArray()
-    # By place: the end of a Java iterator is an exception, for which PySpark takes longer than for the rest of a `lookup_join`'s questions.
-    for query in map(queries.__getitem__, range(len(queries))):
+    for query in list(session.sharedState().activeStreamingQueries().values()):
         try:
             owner, batch = query.sparkSessionForStream(), query.getLatestExecutionContext().batchId()
         except Py4JError:  # a Spark that has no such methods
