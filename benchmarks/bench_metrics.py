@@ -50,7 +50,7 @@ def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     execution = Execution("bench", "1")
     columns = pa.schema([("name", pa.string()), ("x", pa.float64())])
     lookup = LookupSpec(options, pa.schema([("id", keys.type)]), columns, ("name", "x"))
-    spec = PassSpec((Stage(lookup, (0,), (0, 0), "left"),), many=False)
+    spec = PassSpec((Stage(lookup, (0,), (0,), "left"),), many=False)
     version = issue_token(runtime().effective(options_from_json(json.dumps(options))), execution)
     told = pa.array([version] * len(keys), pa.binary())
     lookups = open_pass(spec.to_text(), {})
