@@ -30,7 +30,7 @@ from pyspark_lookup.errors import DamagedFileError, OverlapError, SchemaError
 from pyspark_lookup.options.enums import OnBadNetwork, Overlap
 from pyspark_lookup.options.groups import ReadOptions
 
-_IPV4_AT = np.uint64(2**32 - 1)
+_IPV4_BITS = np.uint64(2**32 - 1)
 
 
 class MatchKind(enum.Enum):
@@ -186,7 +186,7 @@ def _decimal_of_both(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType 
 
 
 def _ipv4_numbers(addresses: Addresses) -> Numbers:
-    return np.asarray(addresses.lower & _IPV4_AT, np.int64)
+    return np.asarray(addresses.lower & _IPV4_BITS, np.int64)
 
 
 def _any_null(columns: Sequence[pa.Array]) -> Numbers:

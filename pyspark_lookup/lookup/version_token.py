@@ -5,7 +5,7 @@ them. The token, two BIGINTs, travels with the rows as data, and every task answ
 version has its list of files on record. Another host lists the table once. If it gets another digest, it does what
 `lookup.on-version-gone` says.
 
-Numbers of a fixed width cost a row least: as a binary value, the same token makes a bulk join a quarter slower
+Numbers of a fixed width cost a row least: as a binary value, the same token makes a bulk join an eighth slower
 (docs/decisions/version-token.md).
 """
 

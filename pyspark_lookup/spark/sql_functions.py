@@ -79,7 +79,7 @@ def register_lookup(
             f"register_lookup, name = {name!r}: Spark creates no functions in a pipeline. Call lookup_join in the function of a flow, or, in "
             "SQL, join a table that was created before with CREATE TABLE … USING lookupcache"
         )
-    match = parse_match(None, *({"": value} if value is not None else None for value in (between, cidr, starts_with)))
+    match = parse_match(None, between, cidr, starts_with, names_column=False)
     if key is None and match is None:
         raise OptionError("argument key is missing: name the table's key columns, or give between, cidr or starts_with")
     keys = [key] if isinstance(key, str) else list(key or ())

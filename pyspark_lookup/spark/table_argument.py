@@ -111,8 +111,8 @@ def look_up(
     """The table that a lookup names, with its columns as Spark sees them now.
 
     `keys`: the key columns (None: those that the table's options or its log name). `key_argument`: the name of that argument in errors. `matches`:
-    whether the lookup is by validity, range, network or prefix; then there may be no keys. Raises OptionError for options that do not fit or a name that means no table,
-    SchemaError for a column that the table does not have.
+    whether the lookup is by validity, range, network or prefix; then there may be no keys. Raises OptionError for options that do not fit or a
+    name that means no table, SchemaError for a column that the table does not have.
     """
     argument_options = {key: option_text(value) for key, value in options.items()}
     explicit = {key.lower() for key in argument_options}
@@ -312,7 +312,13 @@ class MatchArgument:
     columns: tuple[str, ...]
 
 
-def parse_match(as_of: Any, between: Any, cidr: Any, starts_with: Any) -> MatchArgument | None:
+def parse_match(
+    as_of: Any, between: Any, cidr: Any, starts_with: Any, names_column: bool = True
+) -> MatchArgument | None:
+    """The one of these arguments that is given; None if there is none. `names_column`: whether it also names the DataFrame's column.
+
+    Raises OptionError for several arguments, and for one of another form.
+    """
     arguments = {
         kind: value
         for kind, value in zip(MatchKind, (as_of, between, cidr, starts_with), strict=True)
@@ -326,26 +332,29 @@ def parse_match(as_of: Any, between: Any, cidr: Any, starts_with: Any) -> MatchA
             if not isinstance(value, str):
                 raise OptionError(f"argument as_of = {value!r}: give the name of a column with times")
             return MatchArgument(kind, value, ())
-        counts, example = _MATCH_COLUMNS[kind]
-        pairs = list(value.items()) if isinstance(value, Mapping) else []
+        counts, df_column, example = _MATCH_COLUMNS[kind]
+        advice = f"give the table's columns, e.g. {example}"
+        pairs = [("", value)]
+        if names_column:
+            pairs = list(value.items()) if isinstance(value, Mapping) else []
+            advice = f"give one column of df and what it is compared with, e.g. {{'{df_column}': {example}}}"
         columns = [(c,) if isinstance(c, str) else tuple(c) if isinstance(c, Sequence) else () for _, c in pairs]
         if (
             len(pairs) != 1
             or len(columns[0]) not in counts
             or not all(isinstance(c, str) for c in (pairs[0][0], *columns[0]))
         ):
-            raise OptionError(
-                f"argument {kind.value} = {value!r}: give one column of df and what it is compared with: {example}"
-            )
+            raise OptionError(f"argument {kind.value} = {value!r}: {advice}")
         return MatchArgument(kind, pairs[0][0], columns[0])
     return None
 
 
-_MATCH_COLUMNS: Mapping[MatchKind, tuple[tuple[int, ...], str]] = {
-    MatchKind.BETWEEN: ((2,), "{'amount': ('low', 'high')}"),
-    MatchKind.CIDR: ((1, 2), "{'ip': 'network'}, or a pair of columns"),
-    MatchKind.STARTS_WITH: ((1,), "{'number': 'dial_code'}"),
+_MATCH_COLUMNS: Mapping[MatchKind, tuple[tuple[int, ...], str, str]] = {
+    MatchKind.BETWEEN: ((2,), "amount", "('low', 'high')"),
+    MatchKind.CIDR: ((1, 2), "ip", "'network'"),
+    MatchKind.STARTS_WITH: ((1,), "number", "'dial_code'"),
 }
+"""For each kind of match the possible numbers of the table's columns, and an example: a column of the DataFrame, and the table's columns."""
 
 
 def match_columns(match: MatchArgument, table: DimensionTable) -> tuple[str, ...]:

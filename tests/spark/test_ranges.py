@@ -227,5 +227,9 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
     for arguments, words in refused:
         with pytest.raises((OptionError, SchemaError), match=words):
             lookup_join(df, path, **arguments)
+    with pytest.raises(
+        OptionError, match=r"argument between = 'low': give the table's columns, e\.g\. \('low', 'high'\)"
+    ):
+        register_lookup(spark, "refused", path, between="low")
     with pytest.raises(OptionError, match=r"lookup\.range\.bounds is for lookup_join with as_of, between"):
         lookup_join(df, path, {"value": "low"}, options={"lookup.range.bounds": "[]"})
