@@ -12,7 +12,7 @@ from pyspark_lookup.core.decoding import UNREADABLE
 from pyspark_lookup.storage.disk import Disk
 
 T = TypeVar("T")
-_BOUNDS, _ROWS = "bounds", "rows"
+_ROWS = "rows"
 _NAMES = ("low", "high", "null_counts", "rows", "bucket_counts", "buckets")
 
 
@@ -73,21 +73,14 @@ def read_batch(disk: Disk, table: str, name: str, parse: Callable[[pa.RecordBatc
 def write_stats(disk: Disk, table: str, name: str, stats: StatsColumns) -> None:
     """Write the statistics of a column to a segment. Raises OSError if there is no room for it."""
     columns = {name: array for name, array in zip(_NAMES, stats.arrays, strict=True) if array is not None}
-    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    write_segment(disk, table, name, {_BOUNDS: ipc_file(batch)})
+    write_batch(disk, table, name, pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
 
 
 def open_stats(disk: Disk, table: str, name: str) -> StatsColumns | None:
     """The statistics in a segment that `write_stats` wrote; None if it is missing or malformed."""
-    segment = disk.open_segment(table, name)
-    if segment is None:
-        return None
-    try:
-        batch = open_batch(segment.regions[_BOUNDS])
-        return StatsColumns(**dict(zip(batch.schema.names, batch.columns, strict=True)))
-    except (pa.ArrowException, OSError, KeyError, TypeError):
-        disk.discard_segment(table, name)
-        return None
+    return read_batch(
+        disk, table, name, lambda batch, _: StatsColumns(**dict(zip(batch.schema.names, batch.columns, strict=True)))
+    )
 
 
 def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
