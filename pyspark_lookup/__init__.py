@@ -1,8 +1,8 @@
 """Cached lookup tables for Spark: `spark.read.format("lookupcache").load(path)`.
 
-Everything public is here; modules are private. To find `DefaultSource`, Spark imports this package in every planner, together with every
-other package named `pyspark_*`: so the import is cheap, brings in neither pyarrow nor fsspec, and never raises. Names are resolved when
-they are first used.
+All public names are here; the modules are private. To find data sources, every Spark planner imports all packages named `pyspark_*` and asks
+for their `DefaultSource`. So importing this package is cheap, loads neither pyarrow nor fsspec, and never raises. The module of a public
+name is imported when the name is first used.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"pyspark_lookup.{_HOME_OF[name]}"), name)
     except Exception as problem:
         if name != "DefaultSource":
-            if "NumPy" in str(problem):  # a pyarrow that does not fit: PySpark 3.5 keeps NumPy below 2
+            if "NumPy" in str(problem):  # this pyarrow needs a newer NumPy, but PySpark 3.5 keeps NumPy below 2
                 raise ImportError(f"pyspark_lookup: {problem}; pip install 'pyarrow<26', or a newer NumPy") from None
             raise
         # Spark asks with hasattr(). An error here must not break all other Python sources.

@@ -1,4 +1,4 @@
-"""`python -m pyspark_lookup` is `pyspark-lookup`."""
+"""`python -m pyspark_lookup` runs the same command line as `pyspark-lookup`."""
 
 from pyspark_lookup.cli import main
 

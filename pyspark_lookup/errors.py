@@ -1,6 +1,7 @@
-"""The errors of pyspark_lookup: each is a `PysparkLookupError`, and also the builtin that a caller would guess.
+"""The errors of pyspark_lookup. Each is a `PysparkLookupError`, and also the built-in error that a caller would guess, such as a ValueError.
 
-No error shows a credential, even if it was given in its text. `raise_ours` makes a foreign error the cause of one of these.
+No error shows a credential: each removes them from its own text. `raise_ours` makes a foreign error (one that another library raised) the
+cause of an error of ours, and removes credentials from the cause, too.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any, NoReturn
 
 from pyspark_lookup.core.credentials import printable, without_credentials
 
-_LONGEST = 100_000  # characters of a foreign text that are examined: nobody reads more, and each character costs time
+_LONGEST = 100_000  # characters that a message takes from a foreign text: nobody reads more, and the search for credentials takes time
 
 
 def foreign_text(text: str) -> str:
-    """Foreign text made safe for our messages: credentials hidden, control characters escaped, cut if very long."""
+    """A text from outside this package, made safe for our messages: credentials hidden, control characters escaped, cut if very long."""
     more = f"… ({len(text)} characters)" if len(text) > _LONGEST else ""
     return printable(without_credentials(text[:_LONGEST]), lines=True) + more
 
@@ -51,7 +52,7 @@ def redact_cause(error: BaseException) -> BaseException:
 
 
 def _members(error: BaseException) -> Iterator[BaseException]:
-    """The errors of a group."""
+    """The errors that an ExceptionGroup consists of; none for another error."""
     try:
         members = getattr(error, "exceptions", ())
     except Exception:
@@ -61,7 +62,7 @@ def _members(error: BaseException) -> Iterator[BaseException]:
 
 
 def _full_text(error: BaseException) -> str | None:
-    """All parts of an error that a traceback or a log may show: its text, its notes and its repr; None if one of them cannot be read."""
+    """All that a traceback or a log may show of an error: its text, its notes and its repr; None if one of these raises an error itself."""
     try:
         return "".join(traceback.format_exception_only(type(error), error)) + repr(error)
     except Exception:
@@ -76,13 +77,16 @@ def _error_text(error: BaseException) -> str:
 
 
 def raise_ours(own_error: BaseException, foreign: BaseException | None) -> NoReturn:
-    """Raise `own_error` with `foreign`, or its replacement by `redact_cause`, as the cause (None: no cause). It has no other reference to it."""
+    """Raise `own_error`; its cause is what `redact_cause` returns for `foreign` (None: no cause).
+
+    `own_error` has no other reference to `foreign`, not even as its `__context__`.
+    """
     try:
         if foreign is own_error:
             raise own_error
         raise own_error from None if foreign is None else redact_cause(foreign)
     finally:
-        own_error.__context__ = None  # for code that walks the chain of errors itself
+        own_error.__context__ = None  # code that walks the chain of errors would find `foreign` here, unredacted
 
 
 class PysparkLookupError(Exception):
@@ -101,7 +105,7 @@ class PredicateError(OptionError):
 
 
 class SchemaError(PysparkLookupError, TypeError):
-    """Columns or types do not fit: between files, or between planning and reading."""
+    """Columns or types do not match: those of two files, or those that a query was planned with and those that it reads."""
 
 
 class NotSupportedError(PysparkLookupError, NotImplementedError):
@@ -109,15 +113,15 @@ class NotSupportedError(PysparkLookupError, NotImplementedError):
 
 
 class UnreadableColumnError(SchemaError, NotSupportedError):
-    """A requested column has a type that cannot be read. All columns are requested unless some are selected."""
+    """A requested column has a type that cannot be read. A read that selects no columns requests all of them."""
 
 
 class NotATableError(PysparkLookupError, ValueError):
-    """The path does not hold a table of files in a readable state."""
+    """There is no table at the path, or its files are not in a state in which they can be read."""
 
 
 class TableFormatError(NotATableError):
-    """The directory belongs to a table format with its own log."""
+    """The directory belongs to a table of a format with its own log, which says which files are current: its files alone do not."""
 
 
 class TableEmptyError(NotATableError):
@@ -125,7 +129,10 @@ class TableEmptyError(NotATableError):
 
 
 class TableBusyError(NotATableError):
-    """A job is writing the directory, or has not marked it complete. `listing`: the store's listing of it, if there is one."""
+    """A job is still writing the files of a directory, or has not marked the directory complete.
+
+    `listing`: the store's listing of the directory; None if it was not listed.
+    """
 
     listing: Any = None
 
@@ -139,7 +146,7 @@ class OverlapError(PysparkLookupError, ValueError):
 
 
 class WriteConflictError(PysparkLookupError, RuntimeError):
-    """Another commit makes this write impossible, or somebody has aborted this write. Nothing that it wrote is visible."""
+    """Another commit makes this write impossible, or somebody has aborted this write. No row of this write is visible."""
 
 
 class VersionGoneError(PysparkLookupError, LookupError):
@@ -147,13 +154,13 @@ class VersionGoneError(PysparkLookupError, LookupError):
 
 
 class ReloadFailedError(PysparkLookupError, RuntimeError):
-    """A reload failed, and the options forbid using the present snapshot."""
+    """A reload of a full cache failed, and the options forbid answering from the snapshot that was loaded before."""
 
 
 class LookupFunctionError(PysparkLookupError, RuntimeError):
-    """A provider's lookup, scan or version failed in every attempt, or returned something invalid.
+    """A provider's function (its lookup, scan or version) failed in every attempt, or returned something invalid.
 
-    If only some keys of a lookup failed, `failures` has their positions and errors, and `rows` has the rows of the others.
+    If only some keys of a lookup failed, `failures` has the errors by the positions of these keys, and `rows` has the rows of the other keys.
     """
 
     rows: Any = None
@@ -169,7 +176,7 @@ class DamagedFileError(PysparkLookupError, ValueError):
 
 
 class NoMemoryError(DamagedFileError, NotSupportedError):
-    """A data file claims to hold more than fits in memory: it is too large for this host, or damaged."""
+    """A data file claims to contain more than fits in memory: the file is too large for this host, or damaged."""
 
 
 class CacheDirectoryError(PysparkLookupError, PermissionError):
@@ -177,10 +184,10 @@ class CacheDirectoryError(PysparkLookupError, PermissionError):
 
 
 class CacheFullError(PysparkLookupError, OSError):
-    """The budget of the cache directory (`lookup.cache.max-bytes`) has no room for more.
+    """The cache directory would take more bytes than its budget (`lookup.cache.max-bytes`) allows.
 
-    `more`: the bytes that were requested. If a snapshot has no room, `wanted` is about how many bytes the whole snapshot needs, and
-    `of_bytes` is the size of the files whose rows it was to hold.
+    `more`: the number of bytes that were to be added. If these were to become a snapshot (the full cache of a table), `wanted` is about
+    how many bytes the whole snapshot needs, and `of_bytes` is the size of the data files whose rows it was to contain.
     """
 
     more: int = 0
@@ -205,11 +212,11 @@ class UfsTimeoutError(UfsError, TimeoutError):
 
 
 class UfsUnavailableError(UfsError, ConnectionError):
-    """The store could not be reached or answered 5xx / slow down, in any attempt."""
+    """In every attempt, the store could not be reached, or answered that it is overloaded or has failed (HTTP status 5xx, SlowDown)."""
 
 
 class UfsThrottledError(UfsUnavailableError):
-    """The store refused a request because it gets too many of them (SlowDown of S3, status 429)."""
+    """The store refused a request because it gets too many requests (S3's SlowDown, HTTP status 429)."""
 
 
 class CatalogUnavailableError(UfsUnavailableError):
@@ -217,7 +224,7 @@ class CatalogUnavailableError(UfsUnavailableError):
 
 
 class PutUnknownError(UfsUnavailableError):
-    """The store did not answer an attempt to write a file, nor the question whether the file is there now."""
+    """The store did not answer an attempt to write a file, nor the question whether the file exists now. So it may have been written."""
 
 
 class CommitUnknownError(UfsError):
@@ -225,8 +232,8 @@ class CommitUnknownError(UfsError):
 
 
 class SourceChangedError(UfsError):
-    """A file was replaced or removed after its version had been resolved, before or while it was read."""
+    """A file was replaced or removed after a query had decided to read it, before or while the query read it."""
 
 
 CHANGED_KIND = (UfsNotFoundError, TableFormatError)
-"""The errors of a read if the path has become a table of another format: the files are gone, or belong to the new table."""
+"""The errors that a read may raise if a table of another format replaced the table: its files are gone, or belong to the new table."""

@@ -1,1 +1,1 @@
-"""Work on Arrow columns: keys and their index, types, predicates. The hot path."""
+"""Functions over Arrow columns: keys and their hash index, types, predicates. Every lookup and scan runs them, over whole columns at once."""

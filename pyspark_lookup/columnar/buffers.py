@@ -1,12 +1,13 @@
 """Arrow columns as streams of bytes: written piece by piece, read back as one array over a mapped file.
 
-A column of any length is one array, because gathering rows from several chunks costs as much as the
-whole table. A column of text or binary gets 64-bit offsets if it has more than 2 GiB; lists and maps
-always have 32-bit offsets. The streams of a column named `c`, of which each type has some:
+A column of any length is one array, because to gather rows from several chunks, Arrow first copies the
+whole column. A column of text or binary gets 64-bit offsets if it has more than 2 GiB; lists and maps
+always have 32-bit offsets. These are all streams that a column named `c` can have; its type says which
+of them it has:
 
     c.valid    bits, only if a value is null        c.values   fixed-width values (booleans: bits)
     c.offsets  int32 or int64, rows + 1             c.bytes    text and binary
-    c.0, c.1 … columns of the elements of a list, the entries of a map, the fields of a struct
+    c.0, c.1 … streams of the children: elements of a list, entries of a map, fields of a struct
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _INT32_AT_MOST = 2**31 - 1
 
 
 class ColumnSizes:
-    """The number of rows and the bytes of each stream of a column, which must be known before the first byte is written."""
+    """A column's number of rows and the sizes of its streams. Both must be known before the first byte is written."""
 
     def __init__(self, name: str, kind: pa.DataType) -> None:
         self.name = name
@@ -47,7 +48,7 @@ class ColumnSizes:
             sizes.add(child)
 
     def as_codes(self, codes: pa.DataType) -> ColumnSizes:
-        """The sizes of a column that has, instead of these rows' values, their codes in a dictionary. `codes`: the type of the codes."""
+        """The sizes of a column that stores, for each of these rows, a code instead of the value. `codes`: the type of the codes."""
         sizes = ColumnSizes(self.name, codes)
         sizes.rows, sizes.nulls = self.rows, self.nulls
         return sizes
@@ -58,7 +59,7 @@ class ColumnSizes:
         return self.bytes > _INT32_AT_MOST
 
     def streams(self) -> dict[str, int]:
-        """The bytes of each stream, in the order in which they lie in a file."""
+        """The number of bytes of each stream, by the stream's name, in the order in which the streams lie in a file."""
         sizes: dict[str, int] = {}
         if self.nulls:
             sizes[f"{self.name}.valid"] = -(-self.rows // 8)
@@ -82,7 +83,7 @@ class ColumnSizes:
 
 
 class ColumnWriter:
-    """Appends pieces of one column to its streams. `append(stream, buffer)` writes after the stream's last byte."""
+    """Writes one column piece by piece. `append(stream, buffer)` is called for each buffer, and writes it behind the stream's last byte."""
 
     def __init__(self, sizes: ColumnSizes, append: _Append) -> None:
         self._sizes = sizes
@@ -127,7 +128,7 @@ class ColumnWriter:
         self._pending_bits[stream] = bits[whole:].copy()
 
     def finish(self) -> None:
-        """Append what is known only at the end: the last bits, and the offset of a column without rows."""
+        """Append what is known only at the end: bits that fill no whole byte, and the one offset of a column without rows."""
         for stream, bits in self._pending_bits.items():
             self._append(f"{self._name}.{stream}", np.packbits(bits, bitorder="little"))
         if not self._started and (is_bytes(self._sizes.kind) or has_offsets(self._sizes.kind)):
@@ -137,7 +138,7 @@ class ColumnWriter:
 
 
 def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, pa.Buffer]) -> pa.Array:
-    """The column `name` with `rows` rows, a view of its streams. Text and binary with 64-bit offsets get Arrow's large types."""
+    """The column `name` with `rows` rows, as a view of its streams. Text and binary with 64-bit offsets get Arrow's large types."""
     valid = streams.get(f"{name}.valid")
     if is_bytes(kind):
         offsets, data = streams[f"{name}.offsets"], streams[f"{name}.bytes"]
@@ -163,9 +164,9 @@ def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, p
 
 
 def check_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, memoryview]) -> None:
-    """Raise ValueError or KeyError unless the streams have the sizes of a column `name` of that type with this many rows.
+    """Raise ValueError unless the streams have the sizes of a column `name` of type `kind` with `rows` rows, KeyError if a stream is missing.
 
-    Checks no contents, except the last offset, which tells how many values there must be.
+    Reads nothing of the streams except the last offset, which says how many elements or bytes there must be.
     """
     bits = -(-rows // 8)
     if f"{name}.valid" in streams:
@@ -200,9 +201,9 @@ def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int
 
 
 def without_hidden_values(array: pa.Array) -> pa.Array:
-    """The array without bytes or elements in the slots of its nulls, so that its size does not depend on how it was made.
+    """The same values in an array whose nulls take no bytes and no elements, so that its size depends on its values alone.
 
-    Arrow lets the slot of a null have any length, and a fixed-size binary null has its full length.
+    In Arrow, a null text, binary, list or map may have a length. A null of fixed-size binary has one even after a cast to binary.
     """
     return pc.take(array, pa.array(np.arange(len(array)))) if _has_hidden_values(array) else array
 
@@ -231,7 +232,7 @@ def has_offsets(kind: pa.DataType) -> bool:
 
 
 def child_types(kind: pa.DataType) -> list[pa.DataType]:
-    """The types of a nested column's children."""
+    """The types of a nested type's children: fields of a struct, the entry of a map, the element of a list. [] for a flat type."""
     if pa.types.is_struct(kind):
         return [field.type for field in kind]
     if pa.types.is_map(kind):
@@ -240,7 +241,7 @@ def child_types(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def child_arrays(array: pa.Array) -> list[pa.Array]:
-    """The children of a nested array, without values that belong to none of its rows. [] for a flat array."""
+    """The children of a nested array, without elements that belong to none of its rows. [] for a flat array."""
     if pa.types.is_struct(array.type):
         return [array.field(number) for number in range(array.type.num_fields)]
     if has_offsets(array.type):
@@ -250,7 +251,7 @@ def child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def list_offsets(array: pa.Array) -> Numbers:
-    """The offsets of a list's or map's rows in its elements, as int64: one more than there are rows."""
+    """The position (int64) at which the elements of each row of a list or map begin, and, as the last one, the end of the last row."""
     buffer = array.buffers()[1]
     if buffer is None or not buffer.size:
         return np.zeros(1, np.int64)

@@ -1,8 +1,8 @@
 """Converts days and instants from the hybrid calendar (Julian before 1582-10-15) to the proleptic Gregorian one of Spark and Arrow.
 
-Spark 2.4, Hive, and Spark's ORC and LEGACY writers count days in the hybrid calendar, like `java.util`. A day or time keeps its fields:
-what was written as 0001-01-01 is 0001-01-01. The fields of instants are those in the writer's time zone, and `java.util` has no local mean
-time: before 1900 it uses today's standard time of the zone.
+Spark 2.4, Hive, and Spark's ORC and LEGACY writers count days in the hybrid calendar, like `java.util`. The conversion keeps the date and
+the time of day that the writer saw in its own time zone: a date written as 0001-01-01 is read as 0001-01-01. The writer's offset from UTC is
+the one of `java.util`: before 1900 a zone's standard time of today, although the zone had local mean time then.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ Numbers = npt.NDArray[np.int64]
 Convert = Callable[[pa.Array], pa.Array]
 """Converts a flat column to another calendar, time zone or type."""
 
-GREGORIAN_DAY = -141427  # 1582-10-15: from this day on both calendars agree
+GREGORIAN_DAY = -141427  # 1582-10-15, in days since 1970: from this day on both calendars agree
 LOCAL_MEAN_TIME_END = (
     -2208988800
 )  # 1900-01-01 in UTC, in seconds: from then on `java.util` has the same offsets as other libraries
 _DAY = 86400
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_LAST_MOVED_YEAR = 1900  # the last year with an instant whose local time is in 1899, in some zone
-_FURTHEST = datetime.timedelta(days=12)
+_LAST_MOVED_YEAR = 1900  # in some zones, the first hours of 1900 in UTC are local times of 1899
+_FURTHEST = datetime.timedelta(days=12)  # no conversion moves a date or time further, see `widened`
 _FIRST_ZONES = -5364662400  # 1800-01-01: before this day no zone changed its offset
 _STEP = 10 * _DAY  # before 1900 no zone changed its offset twice within 10 days
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_STANDARD_SINCE = 1609459200  # 2021-01-01, when Spark's tables of these differences were made: standard time is the least offset of that year
+# 2021-01-01: Spark made its tables of these differences in that year. A zone's standard time is its smallest offset in that year.
+_STANDARD_SINCE = 1609459200
 _OFFSET = re.compile(r"GMT([+-])(\d{1,2})(?::?(\d{2}))?")
 _UTC = re.compile(r"Z|GMT|(?:UTC|UT)?(?:[+-].*)?")  # `java.util` ignores an offset that has no GMT in front
 _SAME_BEFORE_1970 = {
@@ -79,14 +80,14 @@ _SAME_BEFORE_1970 = {
     "GMT+01:00": "CET MET",
     "GMT+02:00": "EET",
 }
-"""Zones (the values) for which Spark's tables have the history of another zone (the key). Some machines know other histories of them."""
+"""Zones (the values) for which Spark's tables have the history of another zone (the key). Some machines' time zone data differ from this."""
 _ZONES = {name: zone for zone, names in _SAME_BEFORE_1970.items() for name in names.split()}
 
 
 def gregorian_days(days: Numbers) -> Numbers:
-    """Days since 1970 in the hybrid calendar, as days in the proleptic Gregorian one with the same year, month and day.
+    """The days that have, in the proleptic Gregorian calendar, the same year, month and day as `days` have in the hybrid calendar.
 
-    February 29 of a year that is not a Gregorian leap year becomes March 1.
+    All are counted from 1970-01-01. February 29 of a year that is not a Gregorian leap year becomes March 1.
     """
     shifted = days + 2472670  # days since -4800-03-01 of the Julian calendar
     year = (4 * shifted + 3) // 1461
@@ -101,8 +102,8 @@ def gregorian_days(days: Numbers) -> Numbers:
 class ZoneHistory:
     """A time zone's offsets from UTC before 1900, in seconds.
 
-    `standard`: the only one that `java.util` uses. `offsets`: those that history had; each but the first begins at a local time in
-    `starts`.
+    `standard`: the only offset that `java.util` uses then. `offsets`: the historical offsets, in order. `starts`: the local time at which
+    each of them begins to apply, except the first.
     """
 
     def __init__(self, standard: int, starts: Sequence[int], offsets: Sequence[int]) -> None:
@@ -113,7 +114,7 @@ class ZoneHistory:
     @classmethod
     @functools.lru_cache(maxsize=64)
     def from_zone(cls, name: str) -> ZoneHistory:
-        """The history of the zone that a file names. Raises SchemaError for a zone that this machine does not have."""
+        """The history of the time zone `name`. Raises SchemaError for a zone that this machine does not know."""
         fixed = fixed_offset(_ZONES.get(name, name))
         if fixed is not None:
             return cls(fixed, [], [fixed])
@@ -123,20 +124,20 @@ class ZoneHistory:
             raise unknown_zone(name) from None
         except zoneinfo.ZoneInfoNotFoundError:
             raise unknown_zone(name) from None
-        # Standard time is not simply the time that is not summer time: in Morocco it is that of Ramadan.
+        # Not the offset outside of daylight saving time: Morocco's clocks are at +01:00, and during Ramadan at its standard time +00:00.
         standard = min(_utc_offset(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
         return cls(standard, *_history(merged))
 
     def gregorian_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The instants at which the zone, by its history, had the local dates and times that `java.util` shows for `seconds`.
+        """For each of `seconds`, the instant at which the zone really had the local date and time that `java.util` shows for it.
 
-        `seconds`: instants before 1900. `hybrid`: whether `java.util` uses the hybrid calendar.
+        `seconds`: instants before 1900, in seconds since 1970. `hybrid`: whether `java.util` shows dates in the hybrid calendar.
         """
         local = self.local_seconds(seconds, hybrid)
         return local - self._offsets[np.searchsorted(self._starts, local, side="right")]
 
     def local_seconds(self, seconds: Numbers, hybrid: bool = True) -> Numbers:
-        """The local times that `java.util` shows for `seconds`. Both arguments are those of `gregorian_seconds`."""
+        """The local date and time that `java.util` shows for each of `seconds`, in seconds. The arguments are as in `gregorian_seconds`."""
         local = seconds + self._standard
         if hybrid:
             days = local // _DAY
@@ -145,7 +146,7 @@ class ZoneHistory:
 
 
 def fixed_offset(name: str) -> int | None:
-    """The offset of a fixed-offset time zone, in seconds; None for any other zone."""
+    """The offset in seconds that a time zone's name states, such as 3600 for `GMT+1`; None for a zone with a history."""
     if _UTC.fullmatch(name):
         return 0
     fixed = _OFFSET.fullmatch(name)
@@ -168,7 +169,7 @@ def _utc_offset(zone: zoneinfo.ZoneInfo, second: int) -> int:
 
 
 def _history(zone: zoneinfo.ZoneInfo) -> tuple[list[int], list[int]]:
-    """The `starts` and `offsets` of a `ZoneHistory`. A local time that occurred twice has the later offset, as in Spark."""
+    """(`starts`, `offsets`) of a zone's `ZoneHistory`. A local time that occurred twice gets the later offset, as in Spark."""
     starts: list[int] = []
     offsets = [_utc_offset(zone, _FIRST_ZONES)]
     for at in range(_FIRST_ZONES, LOCAL_MEAN_TIME_END, _STEP):
@@ -192,7 +193,7 @@ def gregorian_dates(column: pa.Array) -> pa.Array:
 
 
 def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
-    """A column of timestamps that were written in a time zone and the hybrid calendar, converted to the Gregorian one."""
+    """A column of timestamps, written with the hybrid calendar in the time zone `zone`, converted to the Gregorian calendar."""
     per_second = _PER_SECOND[column.type.unit]
     times = view_numbers(column, np.int64)
     old = times < LOCAL_MEAN_TIME_END * per_second
@@ -205,22 +206,22 @@ def gregorian_instants(column: pa.Array, zone: str) -> pa.Array:
 
 
 def view_numbers(column: pa.Array, kind: Any) -> npt.NDArray[Any]:
-    """The numbers behind a column of fixed width, without a copy. They are undefined where the column is null."""
+    """The values of a column of fixed width as numbers of type `kind`, without a copy; undefined where the column is null."""
     if not len(column):
         return np.zeros(0, kind)
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
 def build_array(column: pa.Array, numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """A column of type `kind` over these numbers, null where `column` is."""
+    """`numbers` as a column of type `kind`, null where `column` is null."""
     validity = column.is_valid().buffers()[1] if column.null_count else None
     return pa.Array.from_buffers(kind, len(column), [validity, pa.py_buffer(numbers)])
 
 
 def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
-    """The bounds of a column's values after their conversion; (None, None) if Python has no such date or time.
+    """(lowest, highest) value that a converted column can have; (None, None) if Python has no such date or time.
 
-    `column`: the lowest and the highest value, both converted.
+    `column`: the lowest and the highest value of the column, both converted. Timestamps get bounds that are wider (`widened`).
     """
     with contextlib.suppress(OverflowError, ValueError):
         low, high = column.to_pylist()
@@ -229,10 +230,10 @@ def convert_bounds(column: pa.Array) -> tuple[Any, Any]:
 
 
 def widened(low: Any, high: Any) -> tuple[Any, Any]:
-    """Bounds wide enough for dates or times before and after their conversion, in any time zone.
+    """Bounds that are right for the dates or times between `low` and `high`, whether these are converted or not, in any time zone.
 
-    From the year 1 on, a Gregorian day is at most 11 days from the hybrid day with the same fields. Instants change their order at leap
-    days that the Gregorian calendar lacks.
+    From the year 1 on, a conversion moves a date by at most 11 days. It may swap the order of two instants, at a leap day that the Gregorian
+    calendar lacks.
     """
     return _shift(low, -_FURTHEST), _shift(high, _FURTHEST)
 
@@ -242,12 +243,12 @@ def _shift(end: Any, by: datetime.timedelta) -> Any:
         return end
     try:
         return end + by
-    except OverflowError:  # the first days of year 1 move only towards later days
+    except OverflowError:  # before the year 1; the conversion moves the first days of year 1 only to later days
         return end.replace(month=1, day=1)
 
 
 def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Convert | None]]) -> pa.RecordBatch:
-    """A batch with some columns converted. `converts`: for these columns, the function (None: no conversion) of each of their flat parts."""
+    """A batch with some columns converted. `converts`: for each of these columns, by name, the functions that `convert_leaves` takes."""
     if not converts or converts.keys().isdisjoint(batch.schema.names):
         return batch
     arrays, fields = [], []
@@ -259,7 +260,10 @@ def convert_columns(batch: pa.RecordBatch, converts: Mapping[str, Sequence[Conve
 
 
 def convert_leaves(column: pa.Array, converts: Iterator[Convert | None]) -> pa.Array:
-    """A column with each flat part converted. `converts`: in the order in which a file has these parts. Fields keep their metadata."""
+    """A column, perhaps nested, with its leaves (its flat parts) converted. Fields keep their metadata.
+
+    `converts`: a function for each leaf (None: no conversion), in the order of the leaves in the type.
+    """
     kind = column.type
     shape, _ = split_type(kind)
     if shape is None:

@@ -40,8 +40,8 @@ _EXPECTED = "columns and their types as in CREATE TABLE, such as 'id INT, name S
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """The columns of a text such as `id INT, name STRING`. Raises ValueError for anything else, and for a column named twice."""
-    # Here, because it takes long to import (see `sql_predicate.parse_where`).
+    """The schema that a text such as `id INT, name STRING` describes. Raises ValueError for other texts, and for a column named twice."""
+    # Imported here, because sqlglot takes long to import (see `sql_predicate.parse_where`).
     import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError

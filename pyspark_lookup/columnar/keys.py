@@ -1,25 +1,28 @@
-"""Key columns as numbers, hashed and compared by whole columns, whatever their type; and the hash index over them.
+"""Key columns as numbers, which are hashed and compared a whole column at a time; and the hash index over such columns.
 
 Two keys are equal as in Spark's `=` inside a join: -0.0 is 0.0, NaN is NaN, text and binary are compared by bytes; a key with a null in any
 column equals nothing. `Keys` are views of Arrow buffers; only booleans, strings with a null and floats that are hashed are copied.
 
-The hash is our own, so that any process can read the files of any other: 64-bit words w of a value are folded by h = mix(h ^ w), where mix
-multiplies twice by secret odd numbers (the `Seed`) with a shift in between. Buckets are numbered by the upper bits, which depend on all
-bits of a key. Without the seed nobody can construct keys that fall into one bucket.
+The hash function is defined here, so that a process can read an index that another one wrote. The 64-bit words w of a value are folded into
+its hash h one after the other, by h = mix(h ^ w). Here mix multiplies twice by secret odd numbers (the `Seed`), with a shift in between. A
+key's bucket is the upper bits of its hash, which depend on all bits of the key. Without the seed nobody can construct keys that fall into
+one bucket.
 
 The hash index says which rows have a key, for a whole batch of keys at once; it may be memory-mapped.
 Its rows are in hash order: sorted by the hash of their key. The rows of one key are together and keep
-their order; rows with a null in their key are last. The index has these arrays, all little-endian:
+their order; rows with a null in their key are last. An index is DIRECT if the key is one column of
+integers that lie close to each other; any other index is of the kind HASH. These are the arrays of an
+index, all little-endian:
 
     starts   uint32[buckets + 1]   HASH: number of the first key of each bucket; bucket = hash >> shift
     hashes   uint64[keys]          HASH, unless the key is one column of fixed width: each key's hash
-    slots    uint32[high - low + 1] DIRECT (one integer column, dense): 1 + number of the key, 0: absent
+    slots    uint32[high - low + 1] DIRECT: 1 + number of the key `low + position`; 0 if no row has it
     first    uint32[keys + 1]      only if a key has several rows: the first row of each key, and the
                                    number of rows with a key
 
-(uint64 instead of uint32 where there are that many rows.) Keys are numbered in row order; if all are
-unique, key number and row number are the same, and `first` is left out. The key columns themselves
-are the rows' own. A candidate whose hash or bucket agrees is compared by value before it is a match.
+(With 2^32 rows and more, uint64 instead of uint32.) Keys are numbered in row order; if all are
+unique, key number and row number are the same, and `first` is left out. The index has no copy of the
+key columns: it uses those of the rows to compare the keys of a bucket with the key that is looked up.
 
 The number of buckets is a power of two, and more than 4/3 of the number of rows with a key. A build
 whose fullest bucket has more than `BUCKET_AT_MOST` keys draws another seed (see `SkewedError`).
@@ -66,7 +69,7 @@ class Seed:
 
     @classmethod
     def from_json(cls, words: Any) -> Seed:
-        """The seed that `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
+        """The seed that `to_json` wrote as `words`. Raises TypeError or ValueError for anything else."""
         first, second = words
         for word in (first, second):
             if not isinstance(word, int) or not 0 < word < 2**64:
@@ -87,11 +90,14 @@ def _mix(words: Numbers, seed: Seed) -> Numbers:
 
 
 OneKey = int | bytes
-"""A key of a single column, a whole number or text, in the form that `KeyColumn` has, but without arrays."""
+"""A key of one column, as a lookup of a single key uses it: an integer, or the bytes of a text or binary value."""
 
 
 def one_key(key: object, kind: pa.DataType) -> OneKey | None:
-    """A Python value as a key of a column of type `kind`; None if it is no such key, is too long, or needs a conversion (see `cast_keys`)."""
+    """A Python value as a key of a column of type `kind`.
+
+    None for a value that such a column cannot have, that only `cast_keys` can convert, or that is longer than 1 KiB.
+    """
     if type(key) is int and pa.types.is_integer(kind):
         low, high = _bounds(kind)
         return key if low <= key <= high else None
@@ -105,7 +111,7 @@ def one_key(key: object, kind: pa.DataType) -> OneKey | None:
 
 
 def hash_one(key: OneKey, seed: Seed) -> int:
-    """The hash that `Keys.hashes` computes for one key."""
+    """The hash of one key, the same number as `Keys.hashes` returns for it."""
     words: Sequence[int] = (key & _WORD,) if isinstance(key, int) else ()
     if isinstance(key, bytes):
         count = -(-len(key) // 8)
@@ -121,7 +127,7 @@ def hash_one(key: OneKey, seed: Seed) -> int:
 class KeyColumn:
     """One key column as Arrow's `array`, and as numbers in `values`, which are undefined where the array is null.
 
-    `values`: one number for each row; for decimals two words for each row; None for text and binary.
+    `values`: one number for each row; for decimals two 64-bit words for each row; None for text and binary.
     """
 
     array: pa.Array
@@ -133,7 +139,7 @@ class KeyColumn:
         return cls(array, _view_values(array))
 
     def fold_hashes(self, hashes: Numbers, seed: Seed) -> Numbers:
-        """Fold this column into `hashes` (one per row), in place, and return them."""
+        """Fold the value of each row into the row's hash in `hashes`, in place, and return `hashes`."""
         if self.values is None:
             return _hash_bytes(self.array, hashes, seed)
         if self.values.ndim == 2:
@@ -158,7 +164,7 @@ class KeyColumn:
         return int(self.values[row]) == key
 
     def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
-        """For each of `rows` whether it has the same value as the corresponding row of `other`."""
+        """For each of `rows`, whether its value is the same as that of the row of `other` whose number is at the same place in `other_rows`."""
         if self.values is None or other.values is None:
             values, other_values = _take(self.array, rows), _take(other.array, other_rows)
             if other_values.type != values.type:
@@ -174,7 +180,7 @@ class KeyColumn:
 
 
 class Keys:
-    """The key columns of some rows. `valid`: the rows without a null in any of them (None: all)."""
+    """The key columns of some rows. `valid`: for each row, whether none of its key columns is null (None: no row has a null)."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self.rows = len(arrays[0])
@@ -186,14 +192,17 @@ class Keys:
                 self.valid = valid if self.valid is None else self.valid & valid
 
     def hashes(self, seed: Seed) -> Numbers:
-        """64-bit hashes, one per row; undefined for rows that are not valid."""
+        """The 64-bit hash of each row's key; undefined for rows that are not valid."""
         hashes = np.zeros(self.rows, np.uint64)
         for column in self.columns:
             column.fold_hashes(hashes, seed)
         return hashes
 
     def equal(self, rows: Numbers, other: Keys, other_rows: Numbers) -> Numbers:
-        """For each of `rows` whether it has the same key as the corresponding row of `other`. All these rows must be valid."""
+        """For each of `rows`, whether its key is the same as that of the row of `other` whose number is at the same place in `other_rows`.
+
+        All these rows must be valid.
+        """
         is_equal = self.columns[0].equal(rows, other.columns[0], other_rows)
         for column, other_column in zip(self.columns[1:], other.columns[1:], strict=True):
             equal_rows = np.flatnonzero(is_equal)
@@ -205,7 +214,7 @@ class Keys:
 
 
 def check_key_types(fields: Sequence[pa.Field]) -> None:
-    """Raise SchemaError unless columns of these types can be keys: nested ones cannot, as in Spark's maps."""
+    """Raise SchemaError if a column is nested (a list, map or struct): it cannot be a key."""
     for field in fields:
         if pa.types.is_nested(field.type):
             raise SchemaError(
@@ -215,17 +224,23 @@ def check_key_types(fields: Sequence[pa.Field]) -> None:
 
 
 def comparable(kind: pa.DataType, other_kind: pa.DataType) -> bool:
-    """Whether values of the two types compare without a loss, so that keys of one type can be looked up in a column of the other."""
+    """Whether values of two types compare without a loss, so that keys of one type can be looked up in a column of the other type."""
     return not pa.types.is_nested(kind) and _family(kind) == _family(other_kind)
 
 
 def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
-    """Whether keys of a type can be looked up in a column: the column has all of their values, or the types compare without a loss."""
+    """Whether keys of the type `keys` can be looked up in a column of the type `column`.
+
+    They can if the column's type has all values of the keys' type, or if the two types compare without a loss.
+    """
     return (widens(keys, column) and not pa.types.is_nested(column)) or comparable(keys, column)
 
 
 def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
-    """Keys to look up in a column, cast to its type if that has all of their values. Raises SchemaError if the column does not accept their type."""
+    """The keys to look up in the column `field`, cast to the column's type if that type has all values of theirs.
+
+    Raises SchemaError if the column does not accept the keys' type (`accepts`).
+    """
     if keys.type == field.type:
         return keys
     if not accepts(field.type, keys.type):
@@ -288,14 +303,17 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         return _cast_fitting(array, kind)
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
-    # A number that the column's type does not have equals none of its values.
+    # A number that the cast would change equals no value of the column, so it becomes null.
     converted = pc.cast(array, kind, safe=False)
     is_exact = pc.or_(pc.equal(pc.cast(converted, array.type, safe=False), array), pc.is_nan(array))
     return pc.if_else(is_exact, converted, pa.scalar(None, kind))
 
 
 def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Exact numbers as decimals of type `kind`; null for a number with more digits. Converts one by one: Arrow's cast overflows silently."""
+    """Integers or decimals as decimals of type `kind`; null for a number with more digits.
+
+    Converts each distinct number in Python, because Arrow's cast overflows silently.
+    """
     encoded = array.dictionary_encode()
     with decimal.localcontext(decimal.Context(prec=200)):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
@@ -393,7 +411,7 @@ def as_indices(rows: Numbers) -> pa.Array:
 
 
 def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
-    """Offsets of a text or binary array's rows into its bytes, as int64, and the bytes."""
+    """(position at which each row's text or binary value begins in the bytes, and at last the end of the last row, as int64; the bytes)."""
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets, data = array.buffers()
     width = np.dtype(np.int64 if wide else np.int32)
@@ -404,7 +422,10 @@ def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
 
 
 def _hash_bytes(array: pa.Array, hashes: Numbers, seed: Seed) -> Numbers:
-    """Fold the bytes of each row into `hashes`, in place, and return them: first the length, then the words, the last padded with zeros."""
+    """Fold the text or binary value of each row into the row's hash in `hashes`, in place, and return `hashes`.
+
+    The words of a value are its length, then its bytes, eight in a word, the last one padded with zeros.
+    """
     offsets, data = offsets_and_data(array)
     lengths = offsets[1:] - offsets[:-1]
     if array.null_count:
@@ -466,17 +487,20 @@ def _hash_ragged(starts: Numbers, lengths: Numbers, data: Numbers, hashes: Numbe
 
 BUCKET_AT_MOST = 32
 _PREFIX_BITS = 48
-_AT_ONCE = 2**20  # values that are set at once
+_AT_ONCE = 2**20  # values that one assignment sets, so that the temporary array with these values is small
 _DIRECT_SPREAD = 4  # slots per row, at most; with more, slots would take more bytes than buckets do
 
 
 class SkewedError(Exception):
-    """With this seed, a bucket has too many keys."""
+    """With its present seed, an index has a bucket with more than `BUCKET_AT_MOST` keys: build the index with another seed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Matches:
-    """Pairs of a probed key and a row that has it, by key and then in row order; both int64."""
+    """Which rows have which keys, as pairs: `keys[i]` is the number of a key that was looked up, `rows[i]` that of a row that has it.
+
+    Both arrays are int64. The pairs are ordered by key; those of one key are in row order.
+    """
 
     keys: Numbers
     rows: Numbers
@@ -487,20 +511,20 @@ class Matches:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Rows in hash order: `rows` is the permutation, `first` the position in it at which each key begins, `hashes` by key."""
+    """Rows in hash order. `rows`: their numbers. `first`: for each key, the position in `rows` of its first row. `hashes`: each key's hash."""
 
     rows: Numbers
     first: Numbers
     hashes: Numbers
 
     def last_rows(self) -> Order:
-        """The order of the last row of each key."""
+        """A hash order with only the last row of each key."""
         ends = np.append(self.first[1:], len(self.rows)) - 1
         return Order(self.rows[ends[: len(self.first)]], np.arange(len(self.first)), self.hashes)
 
 
 def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Order:
-    """The hash order of the valid rows of `keys`. Rows of one key stay in the order of `rows` (None: in their own)."""
+    """The hash order of the rows of `keys` that are valid and among `rows` (None: all). Rows of one key keep their order in `rows`."""
     if rows is None:
         rows = np.arange(keys.rows)
     if keys.valid is not None:
@@ -519,7 +543,10 @@ def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Orde
 
 
 def _sorted_by_prefix(hashes: Numbers) -> Numbers:
-    """The stable order by the upper 48 bits, in three passes of numpy's radix sort, which sorts by 16 bits at a time."""
+    """The positions of `hashes`, sorted by the upper 48 bits of the hash; equal ones keep their order.
+
+    Takes three passes of numpy's radix sort, which sorts by 16 bits at a time.
+    """
     order = np.argsort((hashes >> np.uint64(16)).astype(np.uint16), kind="stable")
     for shift in (32, 48):
         digits = (hashes >> np.uint64(shift)).astype(np.uint16)
@@ -536,7 +563,7 @@ def _mixed_runs(prefixes: Numbers, same_key: Numbers, neighbours: Numbers) -> li
 
 
 def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int) -> None:
-    """Bring the rows of each key in a range together, in place, and note in `same_key` where a key goes on."""
+    """Bring the rows of each key in `rows[start:stop]` together, in place; set `same_key[i]` if rows `i` and `i + 1` now have the same key."""
     remaining = rows[start:stop].copy()
     at = start
     while len(remaining):
@@ -551,11 +578,11 @@ def _regroup(keys: Keys, rows: Numbers, same_key: Numbers, start: int, stop: int
 
 
 class IndexBuilder:
-    """Builds one index from the `Order`s of consecutive ranges of hashes.
+    """Builds one index from the hash orders (`Order`) of consecutive ranges of hashes.
 
-    `keyed_rows`: the maximum number of rows with a key. `bounds`: the smallest and largest value of a key that is one whole number, date,
-    timestamp or boolean; None for other keys. `wide`: the key is not one column of fixed width, so the index has hashes. `zeros(count,
-    type)`: allocates an array of zeros.
+    `keyed_rows`: the maximum number of rows with a key. `bounds`: the smallest and the largest key, if the key is one column of integers,
+    dates, timestamps or booleans; None for other keys. `wide`: the key is not one column of fixed width, so the index has hashes.
+    `zeros(count, type)`: allocates an array of zeros.
     """
 
     def __init__(
@@ -583,7 +610,7 @@ class IndexBuilder:
         self.fullest_bucket = 0  # the most keys in one bucket so far
 
     def add(self, order: Order, keys: Keys) -> None:
-        """Add the next rows: the `order` of `keys`, whose hashes are greater than those of all rows before."""
+        """Add the rows of `keys` that are in `order`. Their hashes must be greater than those of all rows added before."""
         count = len(order.first)
         if not count:
             return
@@ -613,9 +640,9 @@ class IndexBuilder:
         self.rows += len(order.rows)
 
     def arrays(self, strict: bool = True) -> dict[str, Numbers]:
-        """The arrays of the index, by the names at the top of this module.
+        """The arrays of the index, by the names in this module's docstring.
 
-        Raises SkewedError if a bucket is too full and `strict`; without `strict` such an index is correct, but slower to probe.
+        Raises SkewedError if `strict` and a bucket has more than `BUCKET_AT_MOST` keys. Lookups in such an index are correct, but slower.
         """
         if strict and self.fullest_bucket > BUCKET_AT_MOST:
             raise SkewedError(f"{self.fullest_bucket} keys in one bucket, more than {BUCKET_AT_MOST}")
@@ -636,9 +663,9 @@ class IndexBuilder:
 
 
 def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> None:
-    """Raise ValueError unless the arrays (named as at the top of this module) are an index over that many rows with a key.
+    """Raise ValueError unless the arrays (named as in this module's docstring) can be an index over `rows` rows, of which `keyed_rows` have a key.
 
-    Checks only the first and last values of the arrays.
+    Checks only the lengths and the first and last values of the arrays.
     """
     slots, starts, hashes, first = map(arrays.get, ("slots", "starts", "hashes", "first"))
     if keyed_rows > rows or (slots is None) == (starts is None):
@@ -657,7 +684,7 @@ def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> No
 
 
 class KeyIndex:
-    """An index over rows whose key columns are `stored`. `low`: the value of the first slot, if the index has slots."""
+    """An index over rows whose key columns are `stored`. `low`: the key to which the first slot belongs, if the index has slots."""
 
     def __init__(self, arrays: Mapping[str, Numbers], stored: list[pa.Array], low: int) -> None:
         self.arrays = arrays
@@ -676,13 +703,13 @@ class KeyIndex:
         return self._first is None
 
     def find_key_numbers(self, rows: Numbers) -> Numbers:
-        """The number of the key of each row; every row has one."""
+        """For each of `rows`, the number of its key. Each of these rows must have a key."""
         if self._first is None:
             return rows
         return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """The rows that have any of `keys`. `hashes`: those of `keys`, with the seed with which the index was built."""
+        """The rows that have any of `keys`. `hashes`: the hashes of `keys`, computed with the seed with which the index was built."""
         numbers = self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
         hits = np.flatnonzero(numbers >= 0)
         key_numbers = numbers if len(hits) == len(numbers) else numbers[hits]
@@ -696,7 +723,7 @@ class KeyIndex:
         return Matches(np.repeat(hits, counts), rows)
 
     def find_rows(self, key: OneKey, hashed: int) -> range:
-        """The rows that have a key of a single column. `hashed`: the hash of `key`, with the seed with which the index was built."""
+        """The rows that have `key`, if keys are a single column. `hashed`: its hash, computed with the seed with which the index was built."""
         number = self._find_number(key, hashed)
         if number is None:
             return range(0)
@@ -769,10 +796,10 @@ class KeyIndex:
 
 
 KEY_INDEX = "key_index"
-"""The name of the column that tells for each row of an answer the position (int64) of the row's key in the table of keys."""
+"""The name of the column that a lookup adds to its rows: the position (int64) of the row's key among the keys that were looked up."""
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
-"""The seed of hashes that only one call uses. Somebody who knows it can construct keys that are slow to look up, but slows only their own
-call."""
+"""A seed that is not secret, for hashes that are used within one call only: a user who constructs keys that are slow to look up slows down
+only that call."""
 
 
 def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
@@ -787,12 +814,12 @@ def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
-    """The rows that have any of `keys`, ordered by key; the rows of one key keep their order. `names`: the key columns of `rows`."""
+    """The numbers of the `rows` that have any of `keys`, ordered by key; the rows of one key keep their order. `names`: their key columns."""
     return RowIndex(rows, names).match(keys)
 
 
 class RowIndex:
-    """A hash index over a table's rows. `names`: the rows' key columns."""
+    """A hash index over the rows of a table in memory. `names`: the key columns."""
 
     def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
         stored = [one_array(rows.column(name)) for name in names]
@@ -807,7 +834,7 @@ class RowIndex:
 
 
 def index_rows(order: Order, keys: Keys) -> KeyIndex:
-    """An index over the rows of `keys` that are in `order`; the matches of `KeyIndex.probe` are positions in it. The seed is `SEED`."""
+    """An index over the rows of `keys` that are in `order`, with the seed `SEED`. Its rows are positions in `order.rows`, not row numbers."""
     builder = IndexBuilder(len(order.rows), None, wide=True)
     builder.add(order, keys)
     indices = as_indices(order.rows)
@@ -816,7 +843,7 @@ def index_rows(order: Order, keys: Keys) -> KeyIndex:
 
 
 def take_matches(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:
-    """Matching rows with the columns of `schema` (which may be empty) and `KEY_INDEX`."""
+    """The rows of `rows` that `matches` names, with the columns of `schema` (which may be empty) and the column `KEY_INDEX`."""
     indices = as_indices(matches.rows)
     columns = [*(rows.column(name).take(indices) for name in schema.names), as_indices(matches.keys)]
     return pa.Table.from_arrays(columns, schema=schema.append(pa.field(KEY_INDEX, pa.int64())))
@@ -827,9 +854,9 @@ def key_numbers(rows: pa.Table) -> Numbers:
 
 
 def take_requested(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
-    """The rows of each of `requested_keys`, in the order of these keys, which may repeat. `KEY_INDEX` becomes the position in that list.
+    """The rows of each of `requested_keys`, in the order of these keys, which may repeat. Their `KEY_INDEX` is a position in `requested_keys`.
 
-    `requested_keys` are values of `KEY_INDEX` in `rows`, which are ordered by `KEY_INDEX`.
+    `rows`: ordered by `KEY_INDEX`. `requested_keys`: values of that `KEY_INDEX`.
     """
     numbers = key_numbers(rows)
     starts = np.searchsorted(numbers, requested_keys, "left")
@@ -845,12 +872,12 @@ def renumber(rows: pa.Table, numbers: Numbers) -> pa.Table:
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """A table without rows. `schema`: of the columns other than `KEY_INDEX`."""
+    """An answer without rows, with the columns of `schema` and the column `KEY_INDEX`."""
     return schema.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
 
 def merge_rows(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
-    """The rows of several tables, ordered by `KEY_INDEX`. All rows of one key must be in one table. `schema`: as for `no_rows`."""
+    """The rows of several tables, ordered by `KEY_INDEX`. All rows of one key must be in one table. `schema`: the columns other than `KEY_INDEX`."""
     full = schema.append(pa.field(KEY_INDEX, pa.int64()))
     filled = [part for part in parts if part.num_rows]
     rows = pa.concat_tables([part.select(full.names).cast(full) for part in filled]) if filled else full.empty_table()

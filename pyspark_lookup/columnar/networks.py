@@ -1,6 +1,6 @@
-"""Addresses and networks of the Internet as numbers of 128 bits, read from columns of text, binary and integers without a step for each row.
+"""Internet addresses and networks as numbers of 128 bits, read from columns of text, binary and integers without a Python loop over rows.
 
-An IPv4 address is the IPv6 address that maps it (`::ffff:192.0.2.1`, RFC 4291), so that both may be in one column.
+An IPv4 address becomes the IPv6 address that stands for it (`::ffff:192.0.2.1`, RFC 4291), so that a column may have both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import Numbers, as_bools, offsets_and_data
 from pyspark_lookup.columnar.ranges import join_words
 
-_IPV4 = np.uint64(0xFFFF_0000_0000)  # the lower half of the address that maps 0.0.0.0
+_IPV4 = np.uint64(0xFFFF_0000_0000)  # the lower half of the IPv6 address that stands for 0.0.0.0
 _LONGEST = 45  # characters of an address: six groups of four digits, and an IPv4 address
 _GROUPS = 8
 _NOT_HEX = 255
@@ -25,7 +25,7 @@ for _first, _last, _value in (("0", "9", 0), ("a", "f", 10), ("A", "F", 10)):
 
 @dataclasses.dataclass(frozen=True)
 class Addresses:
-    """Addresses as the halves of numbers of 128 bits (uint64). `valid`: whether a row has an address; if not, its halves are undefined."""
+    """Addresses, each as the two halves (uint64) of a number of 128 bits. `valid`: whether a row has an address; if not, its halves are undefined."""
 
     upper: Numbers
     lower: Numbers
@@ -41,7 +41,7 @@ class Addresses:
 
 
 def parse_addresses(column: pa.Array) -> Addresses:
-    """The addresses in a column of text, of 4 or 16 bytes, or of integers (IPv4). A value that is no address is not valid."""
+    """The addresses in a column of text, of binary values of 4 or 16 bytes, or of integers (IPv4). A value that is no address is not valid."""
     kind = column.type
     if pa.types.is_integer(kind):
         numbers = column.cast(pa.int64(), safe=False)
@@ -69,7 +69,10 @@ class Networks:
 
 
 def parse_networks(column: pa.Array, lengths: pa.Array | None = None) -> Networks:
-    """The networks in a column of text (`10.0.0.0/8`, `2001:db8::/32`, or one address), or of addresses with their `lengths` in another column."""
+    """The networks in a column of text (`10.0.0.0/8`, `2001:db8::/32`, or a single address).
+
+    With `lengths`, the column has addresses, and `lengths` has the number of leading bits that all addresses of the network share.
+    """
     if lengths is not None:
         addresses = parse_addresses(column)
         bits = np.asarray(lengths.cast(pa.int64(), safe=False).fill_null(-1))
@@ -107,7 +110,7 @@ def _ones(count: Numbers) -> Numbers:
 
 
 class _Characters:
-    """Texts, character by character."""
+    """A column of texts, of which one place is read at a time, in all texts at once."""
 
     def __init__(self, column: pa.Array) -> None:
         offsets, data = offsets_and_data(column)
@@ -118,12 +121,12 @@ class _Characters:
         return len(self.lengths)
 
     def at(self, place: int | Numbers, rows: Numbers | slice = slice(None)) -> Numbers:
-        """The byte at a place of each text; 0 after its end."""
+        """The byte at a place of each text; 0 behind the text's end."""
         inside = place < self.lengths[rows]
         return np.asarray(np.where(inside, self._data[np.where(inside, self._starts[rows] + place, 0)], 0))
 
     def find_last(self, byte: int, before: int = _LONGEST + 4) -> Numbers:
-        """The place where a byte stands last among the first `before` of each text; -1 if it is not there."""
+        """For each text, the last place of `byte` among its first `before` bytes; -1 if it is not among them."""
         places = np.full(len(self), -1)
         for place in range(min(int(self.lengths.max(initial=0)), before)):
             places[self.at(place) == byte] = place
@@ -167,7 +170,7 @@ def _parse_ipv4(characters: _Characters, rows: Numbers, starts: Numbers, stops: 
         digit = _DIGITS[byte]
         is_digit, is_end = inside & (digit < 10), inside & (byte == ord("."))
         valid &= ~inside | is_digit | is_end
-        # No zeros in front, which some read as octal.
+        # Zeros in front are not valid, because some programs read such a number as octal.
         valid &= ~is_digit | (digits == 0) | (part > 0)
         part = np.where(is_digit, part * 10 + digit, part)
         digits += is_digit
@@ -208,7 +211,7 @@ def _parse_ipv6(
         is_double = is_colon & (before == ord(":"))
         valid &= ~is_double | (gap < 0)
         gap = np.where(is_double, number, gap)
-        # A single colon ends a group; one at the beginning is the first of two.
+        # A single colon ends a group. At the beginning of the text a colon must be the first of two.
         ends = is_colon & (digits > 0)
         valid &= ~is_colon | ends | is_double | (place == 0)
         valid &= ~(inside & (place == 1) & (before == ord(":"))) | is_double
@@ -217,7 +220,7 @@ def _parse_ipv6(
         group, digits = np.where(is_colon, np.uint64(0), group), np.where(is_colon, 0, digits)
         before = np.where(inside, byte, before).astype(np.uint8)
     ends = digits > 0
-    # A colon at the end is the second of two, or an IPv4 address follows it.
+    # A colon at the end of the groups must be the second of two, or be followed by an IPv4 address.
     valid &= ends | is_mapped | (gap == number)
     for has_group, value in ((ends, group), (is_mapped, tail >> np.uint64(16)), (is_mapped, tail & np.uint64(0xFFFF))):
         at = np.minimum(number, _GROUPS + 1)

@@ -26,8 +26,10 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 
 def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
-    """The bucket of each value (none may be null) among `count` buckets, as in Iceberg's transform `bucket`; None for a type without bucket
-    hashes."""
+    """The bucket of each value among `count` buckets, as in Iceberg's transform `bucket`; None for a type without bucket hashes.
+
+    No value may be null.
+    """
     hashes = bucket_hashes(values)
     if hashes is None:
         return None
@@ -36,7 +38,7 @@ def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
 
 
 def bucket_hashes(values: pa.Array) -> Numbers | None:
-    """The hash (uint32; 32-bit Murmur3, x86, seed 0) of each value; None for a type that has none."""
+    """The bucket hash of each value, as uint32 (32-bit Murmur3, x86, seed 0, as Iceberg computes it); None for a type without bucket hashes."""
     kind = values.type
     if pa.types.is_integer(kind):
         return _hash_longs(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
@@ -50,13 +52,13 @@ def bucket_hashes(values: pa.Array) -> Numbers | None:
 
 
 def _hash_longs(numbers: Numbers) -> Numbers:
-    """The hashes of 64-bit integers, as 8 bytes in little-endian order."""
+    """The hashes of 64-bit integers; each is hashed as its 8 bytes in little-endian order."""
     words = np.ascontiguousarray(numbers, "<i8").view("<u4").reshape(-1, 2)
     return _hash_words(words, np.full(len(words), 8, np.uint32), np.zeros(len(words), np.uint32))
 
 
 def _hash_bytes(texts: list[bytes]) -> Numbers:
-    """The hashes of byte strings of any lengths. Those with the same number of words are computed together."""
+    """The hashes of byte strings of any lengths. All strings with the same number of words are hashed at once."""
     lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
     hashes = np.zeros(len(texts), np.uint32)
     for words in np.unique(lengths >> 2).tolist():
@@ -68,12 +70,12 @@ def _hash_bytes(texts: list[bytes]) -> Numbers:
 
 
 def _hash_words(words: Numbers, lengths: Numbers, tail: Numbers) -> Numbers:
-    """The hashes of rows of whole words, followed by up to three bytes in `tail`."""
+    """The hashes of values of `lengths` bytes. A value is a row of `words`, followed by up to three bytes, which are a word in `tail`."""
     hashes = np.zeros(len(words), np.uint32)
     for column in range(words.shape[1]):
         hashes ^= _mix_word(words[:, column])
         hashes = _rotate_left(hashes, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    hashes ^= _mix_word(tail)  # zero if there are no bytes left
+    hashes ^= _mix_word(tail)  # 0 for a value without such bytes
     hashes ^= lengths.astype(np.uint32)
     hashes ^= hashes >> np.uint32(16)
     hashes *= np.uint32(0x85EBCA6B)
@@ -107,8 +109,8 @@ def bucket_number(value: Any, kind: pa.DataType, count: int) -> int | None:
 class ColumnStats:
     """Statistics of one column in a row group or file. The bounds `low` and `high` may be wider than the values.
 
-    None stands for an unknown bound or `null_count`. A NaN may be there whatever the bounds. `bucket`: (number of buckets, the bucket
-    of all values that are not null), by `bucket_numbers`.
+    A bound or `null_count` that is not known is None. Bounds do not tell whether there are NaNs. `bucket`: (number of buckets, the bucket to
+    which all values other than null belong by `bucket_numbers`); None if it is not known.
     """
 
     low: Any
@@ -206,9 +208,9 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Among:
-    """`column` is one of many `values` (an Arrow array, distinct and without nulls); used only to narrow the scan of a lookup.
+    """`column` is one of many `values` (an Arrow array, distinct and without nulls); used only to leave out files and rows when a lookup scans.
 
-    In a column of floats, whose zeros and NaNs have several forms, it is true for all rows that are not null.
+    In a column of floats, whose zeros and NaNs have several bit patterns, this predicate is true for all rows that are not null.
     """
 
     column: str
@@ -216,7 +218,7 @@ class Among:
 
     @cached_property
     def ordered(self) -> list[Any] | None:
-        """The values as Python values, ascending; None if Python lacks one, or they have no order."""
+        """The values as Python values, ascending; None if no Python type can hold one of them, or values of their type have no order."""
         if pa.types.is_floating(self.values.type):
             return None
         try:
@@ -323,7 +325,7 @@ _KERNEL = {
 def _compare(array: pa.Array, op: str, value: Any) -> pa.Array:
     if pa.types.is_floating(array.type) or isinstance(value, float):
         if pa.types.is_decimal(array.type):
-            array = array.cast(pa.string())  # Arrow's direct cast is sometimes off by a last digit
+            array = array.cast(pa.string())  # Arrow's cast from decimal to double is sometimes wrong in the last digit
         return _compare_doubles(pc.cast(array, pa.float64(), safe=False), op, float(value))
     if pa.types.is_boolean(array.type):
         array, value = array.cast(pa.int8()), int(value)
@@ -362,14 +364,14 @@ _BUCKETED: dict[type, pa.DataType] = {
     datetime.date: pa.date32(),
     datetime.datetime: pa.timestamp("us", tz="UTC"),
 }
-"""The Arrow type as which a literal of a Python type is hashed. Decimals have none: their hash depends on the scale of the column's type."""
+"""For a literal of each Python type, the Arrow type of its bucket hash. Decimals are missing: their hash depends on the column's scale."""
 
 
 # --- statistics -----------------------------------------------------------------------------------
 
 
 def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bool:
-    """Whether the statistics of its columns allow a row for which the predicate is true; True if unsure."""
+    """Whether there may be a row for which the predicate is true, by the statistics that `stats` returns for a column; True if unsure."""
     match node:
         case And(parts):
             return all(may_match(part, stats) for part in parts)
@@ -422,7 +424,7 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
     if low is None or high is None or op == "<>":
         return True
     if isinstance(value, float) and not isinstance(low, float):
-        return True  # Spark compares the exact column's values as rounded doubles; the bounds are not rounded
+        return True  # Spark rounds the values of an exact column to doubles before it compares them; the bounds are not rounded
     if (isinstance(value, float) and math.isnan(value)) or (
         isinstance(low, float) and (math.isnan(low) or math.isnan(high))
     ):
@@ -442,10 +444,10 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class StatsColumns:
-    """`ColumnStats` of one column in many files, one row for each file: `low` and `high` in the column's type, the others as int64.
+    """`ColumnStats` of one column in many files, one row for each file: `low` and `high` in the column's type, all other arrays as int64.
 
-    Null stands for what is not known. A file has no statistics if neither its bounds nor its null count are known. `bucket_counts` and
-    `buckets`: the number of buckets, and the bucket of the file's values; None if no file has them.
+    A value that is not known is null. A file has no statistics if neither its bounds nor its null count are known. `bucket_counts`: for each
+    file, the number of buckets. `buckets`: the bucket of the file's values. Both are None if no file has a bucket.
     """
 
     low: pa.Array
@@ -462,7 +464,10 @@ class StatsColumns:
 
     @classmethod
     def from_rows(cls, rows: Sequence[ColumnStats | None], kind: pa.DataType) -> StatsColumns:
-        """The statistics of some files of a column of type `kind`, without buckets. A bound that the type does not have counts as not known."""
+        """The statistics of a column of type `kind`, one item of `rows` for each file; without buckets.
+
+        A bound that `kind` cannot hold counts as not known.
+        """
         kind = pa.int64() if pa.types.is_integer(kind) else pa.float64() if pa.types.is_floating(kind) else kind
         low, high = (
             _fit([None if stats is None else getattr(stats, side) for stats in rows], kind) for side in ("low", "high")
@@ -474,12 +479,12 @@ class StatsColumns:
         return cls(low, high, nulls, counts)
 
     def take(self, places: pa.Array) -> StatsColumns:
-        """The statistics of some of the files; none for a null place."""
+        """The statistics of the files at `places`, in that order. For a null in `places`, nothing is known."""
         return StatsColumns(*(None if array is None else array.take(places) for array in self.arrays))
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The columns in their order."""
+        """The attributes in the order of the constructor's arguments."""
         return self.low, self.high, self.null_counts, self.rows, self.bucket_counts, self.buckets
 
     def row(self, place: int) -> ColumnStats | None:
@@ -492,14 +497,17 @@ class StatsColumns:
 
     @cached_property
     def _files_by_bucket_count(self) -> dict[int, tuple[Numbers, Numbers]]:
-        """For each number of buckets: (which files have so many, their buckets)."""
+        """For each number of buckets that occurs: (for each file, whether it has that number of buckets; the bucket of each file)."""
         if self.bucket_counts is None or self.buckets is None:
             return {}
         counts, buckets = (as_int64(pc.fill_null(array, 0)) for array in (self.bucket_counts, self.buckets))
         return {count: (counts == count, buckets) for count in np.unique(counts).tolist() if count}
 
     def _in_buckets(self, numbers_of: Callable[[int], Numbers | None]) -> Numbers:
-        """For each file, whether its bucket is one of those that `numbers_of` returns for a number of buckets (None: it may be any)."""
+        """For each file, whether it may have values of certain buckets; True if its bucket is not known.
+
+        `numbers_of`: returns these buckets for a number of buckets; None if all buckets count.
+        """
         mask = np.ones(len(self.low), np.bool_)
         for count, (has_count, buckets) in self._files_by_bucket_count.items():
             numbers = numbers_of(count)
@@ -509,7 +517,7 @@ class StatsColumns:
 
     @cached_property
     def known(self) -> Numbers:
-        """Which files have statistics."""
+        """For each file, whether it has statistics."""
         return as_bools(self.rows.is_valid()) & as_bools(pc.or_(self.low.is_valid(), self.null_counts.is_valid()))
 
     @cached_property
@@ -518,7 +526,7 @@ class StatsColumns:
 
     @cached_property
     def _open(self) -> Numbers:
-        """Which files may have any value, because a bound is missing or is NaN."""
+        """For each file, whether it may have any value, because a bound is not known or is NaN."""
         bounded = pc.and_(self.low.is_valid(), self.high.is_valid())
         if pa.types.is_floating(self.low.type):
             number = pc.invert(pc.or_(pc.is_nan(self.low), pc.is_nan(self.high)))
@@ -526,7 +534,7 @@ class StatsColumns:
         return ~as_bools(bounded)
 
     def may_satisfy(self, op: str, value: Any) -> Numbers:
-        """For each file, whether a value within its bounds (or NaN, for doubles) can satisfy `op value`."""
+        """For each file, whether a value within its bounds and in its bucket (or NaN, for doubles) can satisfy `op value`."""
         mask = self._may_satisfy(op, value)
         kind = _BUCKETED.get(type(value)) if op == "=" else None
         if kind is None or not self._files_by_bucket_count:
@@ -544,13 +552,13 @@ class StatsColumns:
         if op == "<>" or (isinstance(value, float) and (math.isnan(value) or not is_floating)):
             return everywhere
         if is_floating and isinstance(value, int) and abs(value) > _EXACT_AT_MOST:
-            return everywhere  # the double that stands for it may be another number
+            return everywhere  # the double next to the integer may be another number
         if op in (">", ">=") and is_floating:
             return everywhere  # NaN is above every number and not within the bounds
         try:
             scalar = pa.scalar(value, pa.float64() if is_floating else self.low.type)
             if scalar.as_py() != value:
-                return everywhere  # Arrow cuts a decimal to a whole number, and an instant to a day
+                return everywhere  # `scalar` has another value: Arrow cuts a decimal to an integer, and an instant to a day
             low, high = (array.cast(pa.float64()) if is_floating else array for array in (self.low, self.high))
             if pa.types.is_boolean(scalar.type):
                 scalar, low, high = (part.cast(pa.int8()) for part in (scalar, low, high))
@@ -566,7 +574,7 @@ class StatsColumns:
             return everywhere  # the column's type has no such value
 
     def may_have_any(self, values: pa.Array) -> Numbers:
-        """For each file, whether a value within its bounds can be one of `values`, which are distinct and not null."""
+        """For each file, whether a value within its bounds and in its bucket can be one of `values`, which are distinct and not null."""
         if pa.types.is_floating(self.low.type) or pa.types.is_floating(values.type) or not len(self.low):
             return np.ones(len(self.low), np.bool_)
         try:
@@ -576,7 +584,7 @@ class StatsColumns:
                 marks = (self.may_satisfy("=", value.as_py()) for value in values)
                 return functools.reduce(np.logical_or, marks, np.zeros(len(self.low), np.bool_))
             in_buckets = self._in_buckets(functools.partial(bucket_numbers, values))
-            # Ranks among all bounds and values are whole numbers, which can be searched at once whatever the type is.
+            # Each bound and value is replaced by its rank among all of them: an integer, which numpy can search for whatever the type is.
             everything = pa.chunked_array([self.low, self.high, values]).combine_chunks()
             ranks = pc.rank(everything, tiebreaker="dense")
         except (pa.ArrowException, OverflowError, ValueError):
@@ -590,7 +598,7 @@ class StatsColumns:
 
 
 def _fit(bounds: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """The bounds in a type; null where the type has no such value: a decimal that was rounded may have more digits."""
+    """The bounds as an array of type `kind`; null for a bound that this type cannot hold, such as a rounded decimal with one more digit."""
     try:
         return pa.array(bounds, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -605,8 +613,8 @@ def _is_of_type(bound: Any, kind: pa.DataType) -> bool:
         return False
 
 
-_EXACT_AT_MOST = 2**53
-_VALUES_EACH = 16  # as many values are compared one after the other
+_EXACT_AT_MOST = 2**53  # a double can hold each integer up to this one
+_VALUES_EACH = 16  # up to so many values are compared with the bounds one after the other
 
 
 def may_match_files(node: Predicate, stats: Callable[[str], StatsColumns | None], count: int) -> Numbers:

@@ -23,7 +23,10 @@ _LARGEST = {pa.float16(): 65504.0, pa.float32(): 3.4028234663852886e38}
 
 
 def table_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows (dicts) as a table; a column that a row lacks is null. Raises SchemaError with the first value that does not fit its column's type."""
+    """Rows (dictionaries) as a table with the columns of `schema`; a column that a row lacks is null.
+
+    Raises SchemaError naming the first column with a value that does not fit its type, and the value.
+    """
     columns = []
     for field in schema:
         try:
@@ -34,7 +37,10 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Ta
 
 
 def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array. Raises ValueError for the first value that the type would change, ArrowException for a value of another type."""
+    """The values as an array of type `kind`.
+
+    Raises ValueError for the first value that `kind` would change, ArrowException for a value of another type.
+    """
     if pa.types.is_decimal(kind):  # a zero stays a zero, whatever its exponent
         values = [0 if isinstance(value, decimal.Decimal) and value.is_zero() else value for value in values]
     _check(values, kind)
@@ -62,7 +68,7 @@ def _check(values: Iterable[Any], kind: pa.DataType) -> None:
 
 
 def _may_lose(python_type: type, kind: pa.DataType) -> bool:
-    """Whether Arrow converts values of a Python type to `kind` although it may silently drop a part of them."""
+    """Whether Arrow, when it converts values of a Python type to `kind`, may silently drop a part of a value."""
     if pa.types.is_decimal(kind):
         return issubclass(python_type, decimal.Decimal)
     if pa.types.is_floating(kind):
@@ -100,7 +106,7 @@ RowsLike: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
 KeysLike: TypeAlias = "ArrowStream | Sequence[Any]"
 """Anything that can be made into keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
 KeyMaker: TypeAlias = Callable[[Sequence[str], pa.Schema], pa.Table]
-"""Makes a table of keys from the names of the key columns and the columns of the table."""
+"""A function that returns a table of keys. Its arguments are the names of the key columns, and the schema of the table."""
 
 _ROWS = "give rows as a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas or polars, a DuckDB relation, or a list of dictionaries"
 _KEYS = "give keys as a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
@@ -111,9 +117,9 @@ def as_arrow_rows(
 ) -> pa.Table | pa.RecordBatchReader:
     """The rows as an Arrow table or stream.
 
-    `table_schema`: returns the table's columns; called only for rows without types. `complete`: all dictionaries must have the same
-    columns: a missing value is not a null. Raises TypeError for a value of any other type, SchemaError for dictionaries whose values have
-    no common type.
+    `rows`: anything that `RowsLike` names. `table_schema`: returns the columns of the table to which the rows belong (None: not known);
+    called only for dictionaries, whose values have no Arrow types. `complete`: all dictionaries must have the same keys; otherwise a missing
+    one is a null. Raises TypeError for rows of any other type, SchemaError for dictionaries whose values of one column have no common type.
     """
     if isinstance(rows, (pa.Table, pa.RecordBatchReader)):
         return rows
@@ -136,10 +142,10 @@ def as_arrow_rows(
 
 
 def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
-    """The keys as a table with the columns `names` (none: the table has no key columns). Columns are matched by name, values and
-    tuples by position.
+    """The keys as a table. `names`: the key columns; empty for a table without key columns.
 
-    Raises TypeError for keys in any form that `KeysLike` does not name, SchemaError for a table without these columns.
+    The columns of a table of keys are matched with `names` by name, the values of a tuple by position. Raises TypeError for keys in a form
+    that `KeysLike` does not name, SchemaError for a table that lacks one of the columns.
     """
     if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
         table = as_arrow_rows(keys, lambda: None)
@@ -153,7 +159,7 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     if isinstance(keys, Sequence) and len(names) > 1:
         return _table_from_tuples(keys, names)
     try:
-        # NaN is a valid key, but pandas would take it for null.
+        # NaN is a valid key; only in a Series of pandas it stands for null.
         of_pandas = _is_of_pandas(keys, "Series")
         column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
     except OverflowError as problem:

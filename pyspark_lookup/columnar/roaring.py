@@ -1,4 +1,4 @@
-"""64-bit roaring bitmaps in the portable form, the format of deletion vectors in Delta and Iceberg."""
+"""Reads deletion vectors of Delta and Iceberg tables: 64-bit roaring bitmaps in the portable serialization."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _ROWS_AT_MOST = 2**28  # deleted rows of one file; more would need too much memo
 
 
 def checked_blob(data: bytes | memoryview, size: int) -> bytes:
-    """The deletion vector in a file's bytes, which are its size, the vector and its CRC-32. Raises ValueError if these do not match."""
+    """The deletion vector in `data`, which has the vector's size (4 bytes), the vector itself, and the CRC-32 of the vector.
+
+    `size`: the size of the vector, by the table's metadata. Raises ValueError if the size or the CRC-32 is another.
+    """
     if len(data) != size + 8 or int.from_bytes(data[:4], "big") != size:
         raise ValueError("its size is not the one that the table's metadata says")
     vector = bytes(data[4:-4])
@@ -26,18 +29,23 @@ def checked_blob(data: bytes | memoryview, size: int) -> bytes:
 
 
 def read_roaring(data: bytes, count: int) -> Numbers:
-    """The `count` values (int64, ascending) of a 64-bit roaring bitmap in the portable form. Raises ValueError or struct.error."""
+    """The values (int64, ascending) of a 64-bit roaring bitmap in the portable serialization.
+
+    Raises ValueError or struct.error if the bitmap is malformed or does not have `count` values.
+    """
     if count > _ROWS_AT_MOST:
         raise ValueError(f"{count} deleted rows of one file, more than {_ROWS_AT_MOST}")
     (magic,) = struct.unpack_from("<i", data)
     if magic != _MAGIC:
         raise ValueError(f"it begins with the wrong magic number {magic}")
     bitmap = BitMap64.deserialize(bytes(data[4:]))
-    if len(bitmap) > count:  # before memory is allocated for them: a few bytes may stand for 65,536 values
+    # Checked before memory is allocated for the values: a few bytes may stand for 65,536 of them.
+    if len(bitmap) > count:
         raise ValueError(f"{len(bitmap)} rows instead of the {count} that the table's metadata says")
     if len(bitmap) < count:
         raise ValueError(f"{len(bitmap)} rows instead of the {count} that the table's metadata says")
-    # The reader skips bytes that belong to no part. Parts without rows, which some writers list, are not in the bitmap.
+    # A part has the values with the same upper 32 bits. Bytes that belong to no part are an error, which `deserialize` does not notice: so
+    # compare the sizes. `serialize` leaves out parts without values, which some writers list.
     parts, serialized = struct.unpack_from("<Q", data, 4)[0], bitmap.serialize()
     if len(serialized) + _EMPTY_PART_BYTES * (parts - struct.unpack_from("<Q", serialized)[0]) != len(data) - 4:
         raise ValueError("it has bytes outside its containers")

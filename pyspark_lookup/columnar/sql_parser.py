@@ -1,7 +1,7 @@
-"""Parses the SQL of a predicate, by sqlglot in its Spark dialect, and binds its literals to the table's columns (`sql_predicate`).
+"""Parses the SQL of a predicate with sqlglot's Spark dialect; `sql_predicate` then converts its literals to the types of the table's columns.
 
-Parts that cannot be evaluated exactly like in Spark (functions, column against column, patterns, session-dependent casts) are refused by an
-error that quotes them.
+Whatever cannot be evaluated exactly as in Spark is an error that quotes it: functions, comparisons of two columns, patterns, and casts that
+depend on the session.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _SUPPORTED = (
 
 
 def bind_where(text: str, schema: pa.Schema) -> Predicate:
-    """See `sql_predicate.parse_where`. May also raise RecursionError, and any error of sqlglot's."""
-    plain, strings = take_strings(text)  # sqlglot has its own rules for escapes
+    """What `sql_predicate.parse_where` returns. Raises its errors, and also RecursionError and any error of sqlglot's."""
+    plain, strings = take_strings(text)  # sqlglot's rules for escapes are not Spark's
     try:
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({plain}\n)", dialect="spark")
     except SqlglotError as problem:
@@ -70,7 +70,7 @@ class _Binder:
 
     def predicate(self, node: exp.Expression) -> Predicate:
         predicate = self._predicate(node)
-        # Since version 28 sqlglot has NOT LIKE as a flag.
+        # From version 28 on, sqlglot parses NOT LIKE to a LIKE with the flag `negate`.
         return negate(predicate) if node.args.get("negate") else predicate
 
     def _predicate(self, node: exp.Expression) -> Predicate:
@@ -195,7 +195,7 @@ class _Binder:
         raise self._unsupported(node)
 
     def _check_plain(self, node: exp.Expression, supported_args: frozenset[str]) -> None:
-        """Refuse arguments of a node that this module does not read, such as BETWEEN's SYMMETRIC, which would otherwise be dropped silently."""
+        """Raise PredicateError if a node has an argument that this module does not read, such as BETWEEN's SYMMETRIC, and so would ignore."""
         if any(value for name, value in node.args.items() if name not in supported_args):
             raise self._unsupported(node)
 
@@ -220,7 +220,7 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 
 
 def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
-    """Whether a DECIMAL of these parameters can have the value without rounding."""
+    """Whether a DECIMAL with the `parameters` (precision, scale) can hold the value without rounding."""
     precision = parameters[0] if parameters else 10
     scale = parameters[1] if len(parameters) > 1 else 0
     if not value.is_finite():
@@ -230,7 +230,10 @@ def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
 
 
 def _number(text: str) -> int | float | decimal.Decimal | None:
-    """A number in the type that Spark gives it: an integer, a DECIMAL if it has a point, a DOUBLE if it has an exponent. None: Spark refuses it."""
+    """The number that a literal stands for in Spark; None if Spark refuses the literal.
+
+    A literal with an exponent is a DOUBLE (float), one with a point a DECIMAL, any other an integer.
+    """
     if "e" in text.lower():
         double = float(text)
         return double if math.isfinite(double) else None

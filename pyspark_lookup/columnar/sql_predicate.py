@@ -1,7 +1,7 @@
-"""`lookup.where`: converts a Spark SQL predicate's text to a `Predicate` over a table's columns.
+"""Converts the text of `lookup.where`, a predicate in Spark SQL, to a `Predicate` over a table's columns.
 
-`sql_parser` parses the text. The `bind_…` functions convert a literal to the type of the column with which it is compared, by the rules
-of Spark's type coercion.
+`sql_parser` parses the text. The `bind_…` functions convert a literal to the type of the column with which it is compared, by Spark's rules
+of type coercion.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
         if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
             limit = 1 << (kind.bit_width - 1)
             if not -limit <= decimal.Decimal(value) <= limit - 1:
-                # By Spark's DecimalPrecision rule this is a constant, even for rows that are null.
+                # No integer of the column is beyond the literal. Spark's DecimalPrecision rule makes this a constant, even for null rows.
                 return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
     return Compare(field.name, op, _coerce(field, value))
@@ -62,7 +62,7 @@ def refuse_collated(field: pa.Field) -> None:
 
 
 def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
-    """The comparison `field <=> value`. A value that the column's type does not have equals no row, not even one with a null."""
+    """The comparison `field <=> value`. A value that the column's type cannot hold equals the value of no row, not even a null."""
     if value is None:
         return IsNull(field.name)
     comparison = bind_compare(field, "=", value)
@@ -70,7 +70,7 @@ def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
 
 
 def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
-    """The predicate `field IN values`. Values that the column's type does not have match no row."""
+    """The predicate `field IN values`. A value that the column's type cannot hold matches no row."""
     literals = [value for value in values if value is not None]
     if any(isinstance(value, float) for value in literals):  # one DOUBLE makes the whole list doubles
         literals = [
@@ -95,7 +95,7 @@ def _exact_scale(kind: pa.DataType) -> int | None:
 
 
 def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) -> Predicate:
-    """Compare an integer or decimal column with any number, without rounding or overflow."""
+    """The comparison of an integer or decimal column with any number, without rounding or overflow. `scale`: the column's `_exact_scale`."""
     with decimal.localcontext(decimal.Context(prec=200)):
         _check_digits(field, scale, [value])
         scaled = value.scaleb(scale)
@@ -116,11 +116,11 @@ def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) ->
 
 
 def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) -> None:
-    """Raise PredicateError if column and values need a decimal type of more than 38 digits: Spark would round."""
+    """Raise PredicateError if a decimal type for the column and all values would need more than 38 digits, because Spark would round then."""
     kind = field.type
     whole, fraction = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind], scale
     if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
-        return  # the number is beyond the column's range, whether Spark rounds it or not
+        return  # the number is beyond the column's range, so the result is the same whether Spark rounds it or not
     for value in values:
         digits = count_digits(value)
         whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
@@ -132,7 +132,7 @@ def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) ->
 
 
 def count_digits(value: decimal.Decimal) -> tuple[int, int]:
-    """The number of digits that a finite number needs before and after the point."""
+    """(digits before the point, digits after the point) that a finite number needs."""
     with decimal.localcontext(decimal.Context(prec=400)):
         exponent = value.normalize().as_tuple().exponent
     assert isinstance(exponent, int)
@@ -196,7 +196,10 @@ def parse_date(text: str) -> datetime.date:
 
 
 def parse_timestamp(text: str) -> datetime.datetime:
-    """The timestamp of a text such as `2024-01-31 12:00:00.5 +01:00`, of which all but the date may be missing. Raises ValueError for other texts."""
+    """The timestamp of a text such as `2024-01-31 12:00:00.5 +01:00`. Raises ValueError for any other spelling.
+
+    The zone may be missing, and so may the fraction, the seconds, or the time of day as a whole.
+    """
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
@@ -215,7 +218,7 @@ def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
 
 
 NUMBERED = "\ue000"
-"""The first character of the text that `take_strings` puts in a literal's place. Literals that the parser makes itself do not have it."""
+"""The first character of the text with which `take_strings` replaces a literal, by which such texts differ from literals that sqlglot adds."""
 _TOKEN = re.compile(
     r"""(?P<skipped>--[^\n]*|/\*.*?\*/|`(?:[^`]|``)*`|\b[xX](?:'[^']*'|"[^"]*"))"""
     r"""|(?P<raw>\b[rR](?:'[^']*'|"[^"]*"))|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")""",
@@ -261,16 +264,16 @@ def _meaning(literal: str) -> str:
         return chr(int(four or eight, 16)) if four or eight else _CONTROLS.get(letter, letter)
 
     text = _ESCAPE.sub(char, body)
-    # Two escaped UTF-16 halves are one character.
+    # Two escapes that are the two halves of a UTF-16 surrogate pair are one character.
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def parse_where(text: str, schema: pa.Schema) -> Predicate:
-    """The predicate of an SQL text, over columns of `schema`.
+    """The predicate that an SQL text states about columns of `schema`.
 
-    Raises PredicateError showing the part that is malformed or not supported.
+    Raises PredicateError, which shows the part of the text that is malformed or not supported.
     """
-    # Here, because of all that a worker imports of this package, sqlglot takes the longest, and few workers parse a predicate.
+    # Imported here: sqlglot takes longer to import than any other dependency of a worker, and few workers parse a predicate.
     from pyspark_lookup.columnar.sql_parser import bind_where
 
     try:

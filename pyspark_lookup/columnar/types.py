@@ -1,8 +1,8 @@
 """Converts Arrow types, schemas and columns to those that Spark has, and merges the schemas of files.
 
-Spark accepts exactly one Arrow type per SQL type (`to_arrow_schema`). `spark_type` returns it for any type in a file; `merge_schemas`
-unites files (missing columns are null, types may widen without loss); `cast_column` converts a column to its type or fails without losing
-data.
+For each SQL type, Spark accepts exactly one Arrow type (see PySpark's `to_arrow_schema`). `spark_type` returns this type for any type in a
+file. `merge_schemas` makes one schema for several files: a column that a file lacks is null, and types may widen without loss. `cast_column`
+converts a column to a type, or raises an error if a value would change.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ _LISTS = (
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
-_COLLATED = b"spark.field"  # the key of a column's metadata that has its field in Spark, as JSON, if it has collations
+_COLLATED = b"spark.field"  # in the metadata of a column with collations, the key under which Spark's field of the column is, as JSON
 
 
 def with_collations(field: pa.Field, in_spark: Mapping[str, Any]) -> pa.Field:
-    """The column; one with a collation gets Spark's field as its metadata.
+    """The column `field`, with Spark's field of it in its metadata if it has a collation.
 
-    So functions that compare texts by their bytes can refuse the column. `in_spark`: Spark's field, as JSON.
+    By this metadata, functions that compare texts by their bytes recognise and refuse such a column. `in_spark`: Spark's field, as parsed JSON.
     """
     try:
         text = json.dumps(dict(in_spark))
     except RecursionError:
         return field  # `spark_type` refuses a type that is nested so deeply
-    # Here every column may have nulls, whatever the file says.
+    # In this package every column may have nulls, whatever the file says.
     nullable = re.sub(r'"(nullable|containsNull|valueContainsNull)": false', r'"\1": true', text)
     return field.with_metadata({_COLLATED: nullable}) if "__COLLATIONS" in text else field
 
 
 def collated_field(field: pa.Field) -> dict[str, Any] | None:
-    """Spark's field (JSON) of a column with collations; None for other columns."""
+    """Spark's field of a column with collations, as parsed JSON; None for any other column."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else json.loads(text)
 
 
 def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataType:
-    """The Arrow type in which Spark takes columns of `kind`. Raises SchemaError if there is none.
+    """The Arrow type to which columns of type `kind` are converted for Spark. Raises SchemaError if Spark has no such type.
 
-    `nothing`: the type for columns of nulls only; by default string, as in Spark's inference.
+    `nothing`: what Arrow's null type becomes, also as a part of `kind`; by default string, as when Spark infers types.
     """
     if is_deeper(kind, MOST_NESTED):
         raise SchemaError(f"a type nested more than {MOST_NESTED} deep has no counterpart in Spark")
@@ -128,14 +128,17 @@ def unreadable_type(reason: str) -> pa.DataType:
 
 
 def without_counterpart(field: pa.Field, kind: str | None, url: str) -> pa.Field:
-    """A column of the file at `url`, with an `unreadable_type` if Spark lacks its type in the file. `kind`: the name of that type, or None."""
+    """The column `field` of the file at `url`; if its type in the file is none of Spark's, its type becomes an `unreadable_type`.
+
+    `kind`: the name of such a type in the file; None for a column that Spark can read.
+    """
     if kind is None:
         return field
     return field.with_type(unreadable_type(f"column {field.name!r}: type {kind} has no counterpart in Spark ({url})"))
 
 
 def type_of_column(parse: Callable[[Any], pa.DataType], declared: Any, column: str) -> pa.DataType:
-    """The type that a table's metadata declares for a column; an `unreadable_type` if `parse` raises NotSupportedError for it."""
+    """The Arrow type that `parse` returns for the type `declared` in a table's metadata; an `unreadable_type` if `parse` raises NotSupportedError."""
     try:
         return parse(declared)
     except NotSupportedError as problem:
@@ -143,12 +146,12 @@ def type_of_column(parse: Callable[[Any], pa.DataType], declared: Any, column: s
 
 
 def unreadable(kind: pa.DataType) -> str | None:
-    """The reason why a column of that type cannot be read; None if it can."""
+    """The reason why a column of type `kind` cannot be read; None if it can be read."""
     return kind.type_name if isinstance(kind, pa.OpaqueType) and kind.vendor_name == __name__ else None
 
 
 def check_all_readable(schema: pa.Schema) -> None:
-    """Raise UnreadableColumnError naming the first column that cannot be read, why, and how to leave it out."""
+    """Raise UnreadableColumnError for the first column that cannot be read. The error says why, and how to leave the column out."""
     for field in schema:
         if (reason := unreadable(field.type)) is not None:
             raise UnreadableColumnError(
@@ -168,7 +171,10 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def split_type(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
-    """(the shape of a nested type, equal for types with the same nesting; the types of its parts). (None, []) for a flat type."""
+    """(a value that is equal for types that are nested alike; the types of the parts) of a nested type. (None, []) for a flat type.
+
+    Types are nested alike if both are lists, both are maps, or both are structs with the same field names.
+    """
     if pa.types.is_map(kind):
         return "map", [kind.key_type, kind.item_type]
     if pa.types.is_struct(kind):
@@ -188,10 +194,10 @@ def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
 
 
 def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
-    """A schema with the types that Spark takes (`spark_type`), all columns nullable, and no metadata except collations.
+    """The same columns with the types that Spark takes (`spark_type`), all nullable, without metadata other than collations.
 
-    A column of nulls only keeps the null type: another file may tell its type. Raises SchemaError naming `origin` and the column for a type
-    that Spark lacks or a name that occurs twice.
+    A column of Arrow's null type keeps it, because another file may say which type the column has. Raises SchemaError naming `origin` and
+    the column if Spark lacks its type, or if two names differ at most in letter case.
     """
     return _schema(schema, functools.partial(_refuse, origin))
 
@@ -201,15 +207,15 @@ def _refuse(origin: str, problem: str) -> pa.DataType:
 
 
 def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
-    """A schema like that of `spark_schema`, except that a column that cannot be read has an `unreadable_type` instead of raising an error.
+    """The schema that `spark_schema` returns, but with an `unreadable_type` for each column for which `spark_schema` would raise an error.
 
-    `url`: the file that the reason names; empty for none.
+    `url`: the file that the type's reason names; if empty, the reason names no file.
     """
     return _schema(schema, lambda problem: unreadable_type(f"{problem} ({url})" if url else problem))
 
 
 def _schema(schema: pa.Schema, instead: Callable[[str], pa.DataType]) -> pa.Schema:
-    """The columns of `spark_schema`; `instead` returns the type of a column that cannot be read, or raises."""
+    """The columns that `spark_schema` returns. `instead`: returns the type of a column that cannot be read, or raises an error."""
     fields: dict[str, pa.Field] = {}
     spellings: dict[str, str] = {}
     for field in schema:
@@ -243,7 +249,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
-    """Whether values of the type `stored` may fit the type `planned`: `cast_column` tries each value."""
+    """Whether some values of the type `stored` can be read as `planned`. `cast_column` then tries each value."""
     if widens(stored, planned) or (_is_number(stored) and _is_number(planned)):
         return True
     if {stored, planned} == {pa.string(), pa.binary()}:
@@ -252,7 +258,7 @@ def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
 
 
 def _each_part(kind: pa.DataType, other_kind: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
-    """Whether both types are nested alike, and `holds` is true for each part of `kind` and its counterpart; False for flat types."""
+    """Whether two types are nested alike, and `holds` is true for each part of `kind` and the same part of `other_kind`; False for flat types."""
     (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
     return shape is not None and shape == other_shape and all(map(holds, parts, other_parts))
 
@@ -262,10 +268,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_source(decoded: pa.Schema, requested: pa.Schema) -> bool:
-    """Whether values decoded as `decoded`, cast to `requested`, are the values that decoding the files as `requested` would give.
+    """Whether rows that were decoded from files as `decoded`, and then cast, are the same as rows decoded from these files as `requested`.
 
-    So each decoded type must widen to the requested one. Text widens to no other type, even if a column was taken for text only because it
-    had no values.
+    So each decoded type must widen to the requested one. Text widens to no other type, not even the text that stands for a column without
+    values: this column may have values in the other type.
     """
     names = {*decoded.names}
     return all(widens(decoded.field(f.name).type, f.type) for f in requested if f.name in names)
@@ -280,9 +286,10 @@ class _Column:
 
 
 def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
-    """One schema for files given as (name, the file's `spark_schema`), in the order in which columns first appear.
+    """One schema for several files, each given as (name, `spark_schema` of the file). Columns are in the order in which they first appear.
 
-    If types do not widen, the column is of an `unreadable_type`, which names it, both types and both files.
+    A column's type is the one to which its types in all files widen. If there is none, it is an `unreadable_type`, whose reason names the
+    column, two of its types, and a file with each.
     """
     columns: dict[str, _Column] = {}
     for origin, schema in schemas:
@@ -312,13 +319,13 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
-    """The only metadata of a field that merged schemas keep: its collations; None if it has none."""
+    """The part of a field's metadata that merged schemas keep: its collations; None for a field without collations."""
     text = (field.metadata or {}).get(_COLLATED)
     return None if text is None else {_COLLATED: text}
 
 
 def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
-    """The type to which both widen; None if neither widens to the other, nor each part to its counterpart."""
+    """The type to which both types widen: one of the two, or for types that are nested alike, one for each pair of parts; None if there is none."""
     if widens(kind, other_kind):
         return other_kind
     if widens(other_kind, kind):
@@ -335,7 +342,8 @@ def check_readable(
 ) -> None:
     """Raise SchemaError unless a column of type `stored` in `origin` can be read as `planned`.
 
-    `declared`: the user has declared its type, so its values are tried (`converts`). `misfit`: the message about a value that does not fit.
+    `declared`: the user has declared the type, so a read tries to convert each value (`converts`). `misfit`: the message about a value for
+    which this failed.
     """
     check_all_readable(pa.schema([planned.with_type(stored)]))
     value = f" ({misfit})" if misfit is not None else ""
@@ -370,7 +378,7 @@ def resolve_names(names: Sequence[str], schema: pa.Schema, option: str) -> list[
 
 
 def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:
-    """`column` as `kind`, or SchemaError naming the column and file if a value would change."""
+    """`column` as type `kind`. Raises SchemaError naming the column (`name`) and the file (`origin`) if a value would change."""
     if column.type == kind:
         return column
     try:
@@ -397,7 +405,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
 
 
 def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schema, origin: str) -> pa.RecordBatch:
-    """A batch with the columns of `schema`: those in `columns` (by name) cast by `cast_column`, the others null in all `rows` rows."""
+    """A batch of `rows` rows with the columns of `schema`. A column that is in `columns` (by name) is cast by `cast_column`, any other is null."""
     arrays = [
         cast_column(columns[field.name], field.type, field.name, origin)
         if field.name in columns
@@ -408,7 +416,7 @@ def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schem
 
 
 def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A flat column as `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types without a conversion."""
+    """A flat column as type `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types without a conversion."""
     if column.type == kind:
         return column
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
@@ -424,7 +432,7 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
-    """The decimal of a text, with the scale of `kind`. Raises ValueError if the type would change its value."""
+    """The decimal that a text states, with the scale of the decimal type `kind`. Raises ValueError if the type cannot hold its exact value."""
     if _NUMBER.fullmatch(text) is None:
         raise ValueError(f"{text[:80]!r} is not a valid {kind}")
     try:
@@ -439,7 +447,7 @@ def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
 
 
 def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
-    """The values for which a dictionary's codes stand."""
+    """A column with the values for which the codes of a dictionary column stand."""
     values = column.dictionary
     if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):  # Arrow's kernels take no views
         values = values.cast(spark_type(values.type))
@@ -455,7 +463,7 @@ def _are_equal(column: pa.Array, other_column: pa.Array) -> bool:
 
 
 def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:
-    """A nested column rebuilt with cast children."""
+    """A nested column with its parts cast to those of `kind`. The other arguments, and the errors, are those of `cast_column`."""
     if pa.types.is_struct(kind):
         # flatten() applies the parent's nulls and offset to the children.
         children = [
@@ -475,7 +483,7 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
 
 
 def list_of_entries(column: pa.MapArray) -> pa.ListArray:
-    """A map as a list of its entries, over the same buffers, because Arrow's kernels take no maps."""
+    """A map column as a list column of its entries (structs), over the same buffers, because Arrow's kernels take no maps."""
     entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
     return pa.ListArray.from_buffers(
         pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]
@@ -483,9 +491,9 @@ def list_of_entries(column: pa.MapArray) -> pa.ListArray:
 
 
 def flatten_offsets(column: pa.Array) -> pa.Array:
-    """The offsets of a list's rows in its flatten(), null for rows that are null.
+    """The offsets of a list column's rows in the values that its flatten() returns; null for rows that are null.
 
-    Its own offsets are not these: those of a null row may span values, and those of a view are in any order.
+    The column's own offsets may differ: those of a null row may span values, and those of a list view may be in any order.
     """
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pc.cumulative_sum(lengths.cast(pa.int64())).cast(pa.int32())
@@ -502,7 +510,7 @@ def text_of_schema(schema: pa.Schema) -> str:
 
 
 def schema_of_text(text: str) -> pa.Schema:
-    """The schema that `text_of_schema` wrote. Raises ValueError if the text is malformed."""
+    """The schema that `text_of_schema` wrote as `text`. Raises ValueError for any other text."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (TypeError, OSError, pa.ArrowException) as problem:
