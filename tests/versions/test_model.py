@@ -89,5 +89,6 @@ def test_tables_of_others_and_ours(tmp_path: Path) -> None:
             assert table.get(1) == [{"id": 1, "p": "x"}]
         with pytest.raises(TableFormatError, match="lies inside"):
             LookupTable(f"{tmp_path}/{name}/p=x", options).scan()
-    with pytest.raises(OptionError, match="give a new table a path without wildcards"):
-        LookupTable(str(tmp_path / "new[1]"), options).write([{"id": 1}])
+    for use in (lambda table: table.write([{"id": 1}]), LookupTable.vacuum, LookupTable.compact):
+        with pytest.raises(OptionError, match="give a managed table a path without wildcards"):
+            use(LookupTable(str(tmp_path / "new[1]"), options))

@@ -1,4 +1,4 @@
-"""Managed tables, without Spark: their log, their versions, how rows are written to files, and how files are committed."""
+"""Managed tables, without Spark: their log and their versions, the files that hold their rows, and the commits of these files."""
 
 from pyspark_lookup.sources.managed.compaction import Compactor
 from pyspark_lookup.sources.managed.data_files import DataFiles, Job, WriteSizes, batch_directory, match_definition

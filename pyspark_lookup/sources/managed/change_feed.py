@@ -1,6 +1,6 @@
-"""The changes of a managed table: which rows each commit of its log has added and removed.
+"""The changes of a managed table: the rows that each commit of its log has added and removed.
 
-A change is a row, and `insert` or `delete`. If an upsert replaces a row by another with the same key, these are two changes:
+A change is a row and its kind, `insert` or `delete`. If an upsert replaces a row by another with the same key, there are two changes:
 `update_preimage` with the old row, and `update_postimage` with the new one. A compaction changes no row. Planning reads only the log; tasks
 read the rows.
 """
@@ -31,21 +31,21 @@ CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP = "_change_type", "_log_position", "
 CHANGE_COLUMNS = pa.schema(
     [(CHANGE_TYPE, pa.string()), (LOG_POSITION, pa.int64()), (COMMIT_TIMESTAMP, pa.timestamp("us", "UTC"))]
 )
-"""The columns that a change has beside those of the row: what happened to the row, the commit that did it (a log position, as in
-`lookup.version`), and when the store got that commit (null: the log was trimmed)."""
+"""The columns that are added to a changed row: the kind of the change, the log position of the commit (as in `lookup.version`), and when the
+store got that commit (null: the log was trimmed)."""
 
-_PRUNED_BY = 10_000  # with more removed keys than this, hardly any row group could be skipped
+_PRUNED_BY = 10_000  # if more keys than this were removed, all row groups are read: hardly any could be skipped
 _INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
 
 
 @dataclasses.dataclass(frozen=True)
 class ChangeTask:
-    """Rows that one commit has added or removed.
+    """Rows that one commit has added or removed, for one task to read.
 
-    `added`: whether the rows were added or removed. `files`: the files that have these rows. `marks`: the delete files of the commit, which
-    name the rows that it deletes. `counterparts`: for updates, the files with the other rows: the new rows if `files` has the old ones, and
-    vice versa. `keys`: the table's key columns at the time of the commit. `schema`: the table's present columns. `committed_at_s`: the time of
-    the commit on the store's clock.
+    `added`: True for added rows, False for removed ones. `files`: the files that have these rows. `marks`: the commit's delete files, which
+    name the rows that it deletes. `counterparts`: for updates, the files with the other half of each update: the new rows if `files` has the
+    old ones, the old rows if `files` has the new ones. `keys`: the table's key columns at the time of the commit. `schema`: the table's
+    present columns. `committed_at_s`: the time of the commit on the store's clock.
     """
 
     table: Table
@@ -60,12 +60,12 @@ class ChangeTask:
 
     @property
     def bytes(self) -> int:
-        """The size in bytes of the files that have the task's rows."""
+        """The total size of `files`, in bytes."""
         return sum(file.size for file in self.files)
 
 
 def change_columns(columns: pa.Schema) -> pa.Schema:
-    """The columns of a row, then the change columns. Raises SchemaError if the table has a column with one of their names."""
+    """The columns of a row, followed by `CHANGE_COLUMNS`. Raises SchemaError if a column of the table has the name of one of these."""
     for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise SchemaError(
@@ -78,10 +78,10 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
 
 
 def plan_snapshot(table: Table, log: NotificationLog, state: TableState, position: int) -> list[ChangeTask]:
-    """All rows of the version at a position, as inserts of the commits that wrote their files.
+    """The tasks that read all rows of the version at a position, as inserts of the commits that wrote their files.
 
-    After a compaction the commit that added a row is no longer known: the row then counts as added by the compaction.
-    Raises VersionGoneError if the version was vacuumed.
+    After a compaction it is no longer known which commit added a row: the compaction then counts as that commit. Raises VersionGoneError if
+    the version was vacuumed.
     """
     version = read_version(log, table, state, position)
     earlier = log.pages.find_state(state, position)
@@ -95,7 +95,8 @@ def plan_snapshot(table: Table, log: NotificationLog, state: TableState, positio
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:
-    """The (rows, files, bytes) to read for a change. `state`: a state that covers the change's position and the one before it."""
+    """The (rows, files, bytes) that a reader of a change must read. `state`: a state that covers the change's position and the position
+    before it."""
     write = state.writes[change.write_id] if change.write_id is not None else None
     if write is None or write.mode is WriteMode.COMPACT:
         return 0, 0, 0
@@ -112,7 +113,7 @@ def cost(state: TableState, change: Change) -> tuple[int, int, int]:
 def changes_between(
     table: Table, log: NotificationLog, state: TableState, after: int, until: int, appends_only: bool
 ) -> Iterator[ChangeTask]:
-    """The changes of the commits after position `after`, up to and including `until`, in order.
+    """The tasks that read the changes of the commits after position `after`, up to and including `until`, in order.
 
     Raises VersionGoneError if the files of such a commit were vacuumed. With `appends_only`, raises NotSupportedError for a commit that
     removes rows.
@@ -129,7 +130,7 @@ def changes_between(
 
 
 def _timed(log: NotificationLog, tasks: Sequence[ChangeTask], after: int) -> list[ChangeTask]:
-    """The tasks, with the times of their commits. `after`: a position before all these commits."""
+    """The tasks, each with the time of its commit. `after`: a position before all these commits."""
     if not tasks:
         return []
     put_at_s = log.put_times(after, max(task.position for task in tasks) - after)
@@ -178,7 +179,7 @@ def _tasks(
 
 
 def _removes(write: TableWrite) -> bool:
-    """Whether a write removes rows that were there before it."""
+    """Whether a write removes rows that the table had before."""
     return write.mode is WriteMode.OVERWRITE or bool(write.deletes)
 
 
@@ -192,10 +193,10 @@ def _schema(table: Table, state: TableState) -> str:
 def read_changes(
     files: Files, tasks: Sequence[ChangeTask], columns: pa.Schema, predicate: Predicate | None
 ) -> Iterator[pa.RecordBatch]:
-    """The changed rows for which `predicate` is true, with `columns`, of which the last may be change columns.
+    """The changed rows for which `predicate` is true, with `columns`, some of which may be change columns.
 
-    A file from which several commits have removed rows is read once. A column that the table does not have is null. Raises
-    SourceChangedError if a file is gone.
+    A file from which several commits have removed rows is read once. A column that the table does not have is null. Raises SourceChangedError
+    if a file is gone.
     """
     table_names = {name for name in columns.names if name not in CHANGE_COLUMNS.names}
     times = {task.position: None if task.committed_at_s is None else int(task.committed_at_s * 1e6) for task in tasks}
@@ -222,11 +223,11 @@ def read_changes(
             yield pa.RecordBatch.from_arrays(shown_columns, schema=columns)
 
 
-_Change = tuple[int, pa.Array, pa.RecordBatch]
+_Change = tuple[int, pa.Array, pa.RecordBatch]  # (log position, kind of change of each row, rows)
 
 
 def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
-    """The rows that writes by key have removed, each file read once."""
+    """The rows that writes by key, or deletes by a predicate, have removed. Each file is read once, even if several tasks need it."""
     files: dict[str, FileVersion] = {}
     from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
     for part in parts:
@@ -258,7 +259,7 @@ def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
 
 
 class _Changes:
-    """The rows of one task, with the kind of change of each."""
+    """Reads the rows of one task, and tells the kind of change of each row."""
 
     def __init__(self, files: Files, task: ChangeTask, read_names: Collection[str]) -> None:
         self.task = task
@@ -270,11 +271,11 @@ class _Changes:
 
     @property
     def removes(self) -> bool:
-        """Whether the task's rows were removed by a write by key."""
+        """Whether the task's rows were removed by delete files, and not by an overwrite."""
         return bool(self.task.marks) and not self.task.added
 
     def rows(self) -> Iterator[_Change]:
-        """The rows of the task's files, all of them added or all removed."""
+        """The rows of the task's files: either all added, or all removed."""
         old = (
             self._index(self._find_removed(self.task.counterparts)[1])
             if self.task.marks and self.task.counterparts
@@ -290,12 +291,12 @@ class _Changes:
                 )
 
     def read(self, file: FileVersion, keys: pa.Table | None) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        """(positions, rows) of a file. With `keys`, row groups that have none of these keys are left out."""
+        """(positions, rows) of a file. With `keys`, row groups without these keys are left out."""
         located_rows = self._rows.count_rows(self._definition, self._names, file, keys)
         return ((at, batch) for at, batch in located_rows if batch.num_rows)
 
     def find_removed(self) -> tuple[dict[str, Numbers], pa.Table]:
-        """The positions of the removed rows, by the URL of their file, and their keys with `PATH`."""
+        """(positions of the removed rows by the URL of their file, the keys of these rows with `PATH`)."""
         self._new = (
             self._index(self._rows.read_keys(self._definition, self.task.counterparts))
             if self.task.counterparts
@@ -308,7 +309,7 @@ class _Changes:
         return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
     def _find_removed(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
-        """The positions of the rows in these files that the task's delete files name, by URL, and their keys. Rows deleted earlier are left
+        """(positions by URL, keys) of the rows in these files that the task's delete files name. Rows deleted by earlier commits are left
         out."""
         marks = self._rows.read_delete_files(self._definition, self.task.marks)
         urls_by_path = {self.path(file): file.url for file in files}
@@ -332,7 +333,7 @@ class _Changes:
         return RowIndex(keys, self.task.keys) if keys.num_rows else None
 
     def _match(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
-        """For each row, whether the index has its key; None if that is so for no row."""
+        """Whether the index has the key of each row; None if it has the key of no row."""
         if index is None or not batch.num_rows:
             return None
         has_key = np.zeros(batch.num_rows, np.bool_)

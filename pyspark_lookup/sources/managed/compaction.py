@@ -1,7 +1,7 @@
-"""Compaction: writes the rows of several writes into a few files, sorted by key, in a commit that changes no row.
+"""`Compactor`: writes the rows of several writes into a few files, sorted by key, in a commit that changes no row.
 
-A compaction's commit names the writes that it replaces. Writes that others commit meanwhile are kept; if they delete rows, the compaction
-deletes these rows in its own files, too. If another commit has replaced the same writes, the compaction starts again.
+A compaction's commit names the writes that it replaces. Writes that others commit meanwhile stay; if they delete rows, the compaction deletes
+these rows in its own files, too. If another commit has replaced the same writes, the compaction starts again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pyspark_lookup.versions.model import PATH, Table
 _log = logging.getLogger("pyspark_lookup.writing")
 
 _ATTEMPTS = 5
-_DELETED_SHARE = 0.2
+_DELETED_SHARE = 0.2  # a requested compaction takes all writes if more than this share of their rows is deleted
 
 
 def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[TableWrite]:
-    """The writes that a compaction should replace; none if that would gain nothing.
+    """The writes that a compaction should replace; none if a compaction would gain nothing.
 
     Takes writes from the smallest on, as long as each is small, or at most twice as large as all smaller ones together. So a row is rewritten
-    only a few times, however often the table is compacted. `is_requested`: a caller asks for the compaction; otherwise a commit starts it. A
+    only a few times, however often the table is compacted. `is_requested`: whether a caller requests the compaction, rather than a commit. A
     requested compaction takes all writes if more than a fifth of the rows is deleted.
     """
     with_rows = {write.id for write in state.find_visible()}
@@ -68,7 +68,7 @@ def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[Ta
 
 
 class Compactor:
-    """Compacts the managed table at `log.url`. `after`: a commit starts a compaction once this many writes are worth it; 0: never."""
+    """Compacts the managed table at `log.url`. `after`: a commit starts a compaction once this many writes can be compacted (0: never)."""
 
     def __init__(
         self, writer: TableWriter, log: NotificationLog, table: Table, rows: RowsByKey, after: int, sizes: WriteSizes
@@ -82,14 +82,16 @@ class Compactor:
         self._url = redact("path", log.url)
 
     def compact(self) -> TableState:
-        """Compact the writes that are worth it, in one commit. Returns the state after this commit, or the current state if no write is worth it.
+        """Compact the writes for which it pays, in one commit. Returns the state after this commit; the current state if there is nothing to
+        gain.
 
-        Raises UfsNotFoundError if there is no table, WriteConflictError if others replace the same rows during each of several attempts.
+        Raises UfsNotFoundError if there is no table, WriteConflictError if others replaced the same rows during each of several attempts.
         """
         return self._compact(is_requested=True)
 
     def compact_if_due(self) -> None:
-        """Compact small writes if there are enough and no other compaction runs. Errors are only logged, because the rows are committed already."""
+        """Compact small writes if there are enough and no other compaction runs. Errors are only logged, because the caller's rows are
+        committed."""
         state = self._log.cached_state()
         if not self._after or state is None or self._is_under_way(state):
             return
@@ -103,7 +105,7 @@ class Compactor:
             )
 
     def _is_under_way(self, state: TableState) -> bool:
-        """Whether a compaction has begun so recently that its process is probably alive."""
+        """Whether a compaction has begun so recently that its process is probably still alive."""
         recent = state.position - 4 * self._after
         return any(write.mode is WriteMode.COMPACT and write.allocated_at > recent for write in state.open_writes())
 
@@ -172,7 +174,7 @@ class Compactor:
         deleted_rows = self._rows.read_delete_files(since.definition, marks)
         paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in other_files], pa.string())
         deleted_rows = deleted_rows.filter(pc.is_in(deleted_rows.column(PATH), value_set=paths))
-        # The key is also null for a row without a key that a predicate deleted.
+        # A key may also be null because a predicate has deleted a row without a key.
         if since.rekeyed_at and any(deleted_rows.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
                 f"{self._url}: the key columns have changed since some rows were replaced, and the deletes of these rows cannot be "

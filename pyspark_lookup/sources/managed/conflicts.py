@@ -1,7 +1,7 @@
-"""`Effect`: what a commit does to rows that others have committed, and what it must check before.
+"""`Effect`: how a commit changes rows that other writes have committed, and what it must check before.
 
-The race: others commit while a write is under way. So a write looks into all new commits, and puts its own event at the position that
-follows them. If another event has taken that position, the write looks again.
+The race: others commit while a write is under way. So a write first looks into all commits since it began, and then puts its own event at the
+next position of the log. If another event has taken that position, the write looks again.
 
 `KeyedRows` finds the rows that have given keys, and checks that keys are unique.
 """
@@ -58,27 +58,30 @@ class RowsByKey(Protocol):
 
 
 class Effect(Protocol):
-    """What a write does to rows of other writes. `replaces`: for a compaction, the writes whose rows its files have."""
+    """The effect of a write on the rows of other writes. `replaces`: for a compaction, the ids of the writes whose rows are in its files."""
 
     @property
     def replaces(self) -> tuple[int, ...]: ...
     @property
     def added(self) -> Sequence[DataFile]:
-        """Data files of the write that the last `look` has put."""
+        """The data files that the last call of `look` has put for the write."""
 
     def check(self, state: TableState) -> None:
         """Raise WriteConflictError if the write can no longer be committed after this state."""
 
     def is_due(self, state: TableState) -> bool:
-        """Whether the state has commits that matter to the write and that it has not looked into."""
+        """Whether the state has commits that matter to the write and that the write has not looked into yet."""
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Look into the commits for which `is_due` is true. Returns those of their rows that the write replaces or deletes, in the form that
-        `RowsByKey.find` returns; None if there are none."""
+        """Look into the commits for which `is_due` is true.
+
+        Returns the rows of these commits that the write replaces or deletes, in the form that `RowsByKey.find` returns; None if there are
+        none.
+        """
 
 
 class Independent:
-    """The effect of an append, or of an overwrite, which replaces all lower write ids: no commit needs a look."""
+    """The effect of an append, or of an overwrite, which replaces all lower write ids: neither depends on other commits."""
 
     replaces: tuple[int, ...] = ()
     added: Sequence[DataFile] = ()
@@ -94,7 +97,7 @@ class Independent:
 
 
 class _Looking:
-    """An effect that looks once into each file that others have committed."""
+    """The base of effects that look once into each file that others have committed."""
 
     replaces: tuple[int, ...] = ()
     added: Sequence[DataFile] = ()
@@ -117,8 +120,10 @@ class _Looking:
 
 
 class ByKey(_Looking):
-    """Replaces or deletes the rows with certain keys: those that the function `keys` returns, and those that `add` adds. `own_directory`: the
-    directory of the write's own files, whose rows stay."""
+    """Replaces or deletes the rows with certain keys: the keys that the function `keys` returns, and those that `add` is given.
+
+    `own_directory`: the directory of the write's own files, whose rows stay.
+    """
 
     def __init__(
         self,
@@ -133,11 +138,11 @@ class ByKey(_Looking):
 
     @property
     def keys(self) -> pa.Table | None:
-        """The keys whose rows are replaced; None as long as they are not known."""
+        """The keys whose rows are replaced; None if they have not been read yet."""
         return self._keys
 
     def add(self, keys: pa.Table, checked_files: Iterable[FileVersion]) -> None:
-        """Replace the rows with these keys, too. The write has already replaced their rows in `checked_files`."""
+        """Also replace the rows with these keys. The write has already replaced their rows in `checked_files`."""
         urls = {file.url for file in checked_files}
         self._checked_urls = urls if self._keys is None else self._checked_urls & urls
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
@@ -151,7 +156,7 @@ class ByKey(_Looking):
 
 
 class Where(_Looking):
-    """Deletes the rows for which a predicate is true, in all files that are committed before this write is."""
+    """Deletes the rows for which a predicate is true, from all files that are committed before this write."""
 
     def __init__(self, rows: RowsByKey, table: Table, where: str) -> None:
         super().__init__(rows, table)
@@ -164,11 +169,13 @@ class Where(_Looking):
 
 
 class Keeping:
-    """Replaces the rows that have the keys of the write's rows, and keeps the old values in the columns that the write's rows lack.
+    """Replaces the rows that have the keys of the write's rows. In columns that the write's rows lack, the old values stay.
 
-    The race: others may change these values until the commit. So each new version is looked into. If its values differ, all rows are written
-    again with the new values, and the rows written before are deleted. `row_files`: the write's rows, with nulls in the columns that they
-    lack. `names`: the columns that they have. `write_files` writes rows to files.
+    The race: others may change these old values until the commit. So the write looks into each new version. If the old values have changed,
+    it writes all its rows again with the new values, and deletes the rows that it wrote before.
+
+    `row_files`: the write's rows, with nulls in the columns that they lack. `names`: the columns that they have. `write_files` writes rows to
+    files.
     """
 
     replaces: tuple[int, ...] = ()
@@ -198,7 +205,7 @@ class Keeping:
         return managed_version(self._table, state).digest != self._checked_digest
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Raises NonUniqueKeyError for a key that two of the write's rows, or two of the table's, have."""
+        """See `Effect.look`. Raises NonUniqueKeyError for a key that two of the write's rows, or two of the table's rows, have."""
         self.added = ()
         version = managed_version(self._table, state)
         if version.digest == self._checked_digest:
@@ -219,14 +226,14 @@ class Keeping:
 
 
 def _exclude_places(places: pa.Table, other_places: pa.Table) -> pa.Table:
-    """The places that are not among `other_places`."""
+    """The rows of `places` that are not in `other_places`, compared by `PATH` and `ROW`."""
     excluded = set(zip(*(other_places.column(name).to_pylist() for name in (PATH, ROW)), strict=True))
     pairs = zip(*(places.column(name).to_pylist() for name in (PATH, ROW)), strict=True)
     return places.filter(pa.array([place not in excluded for place in pairs], pa.bool_()))
 
 
 class NewKeys(_Looking):
-    """Adds rows whose keys the table must not have (`lookup.write.unique-keys`), except for keys that `beside` replaces."""
+    """Adds rows whose keys the table must not have yet (`lookup.write.unique-keys`). Keys that the effect `beside` replaces are allowed."""
 
     def __init__(
         self,
@@ -242,14 +249,14 @@ class NewKeys(_Looking):
         self._keys: pa.Table | None = None
 
     def add(self, keys: pa.Table) -> None:
-        """Add rows with these keys, too. The caller has checked that no two are equal."""
+        """Also add rows with these keys. The caller has checked that no two of these keys are equal."""
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
 
     def is_due(self, state: TableState) -> bool:
         return self._keys is None or super().is_due(state)
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
-        """Raises NonUniqueKeyError for a key that two rows of the table would have."""
+        """See `Effect.look`; returns None. Raises NonUniqueKeyError for a key that two rows of the table would have."""
         if self._keys is None:
             self._keys = self._rows.read_keys(definition, self._files)
             self._rows.check_different(self._keys)
@@ -284,10 +291,10 @@ class Both:
 
 
 class Rewriting:
-    """The effect of a compaction: `files` have the rows of the writes `replaces`, as they were at the state `since`.
+    """The effect of a compaction: `files` have the rows of the writes `replaces`, as these rows were at the state `since`.
 
-    Rows that others have since deleted by key are deleted in these files, too. Rows deleted by a predicate cannot be found by key: then the
-    compaction must start again. `outside_deletes`: the rows in other files that the replaced writes delete.
+    Rows that others delete by key during the compaction are deleted in `files`, too. Rows that others delete by a predicate cannot be found
+    by key: then the compaction must start again. `outside_deletes`: the rows of other files that the replaced writes delete.
     """
 
     added: Sequence[DataFile] = ()
@@ -348,7 +355,7 @@ class Rewriting:
         return pa.concat_tables(parts) if parts else None
 
     def _find_new(self, state: TableState) -> list[int]:
-        """The writes by key that have been committed since the compaction began and that `look` has not seen."""
+        """The ids of the writes with deletes that were committed since the compaction began and that `look` has not seen."""
         since_position = self._since.position
         ended_writes = (
             write for write in state.writes.values() if write.committed and (write.ended_at or 0) > since_position
@@ -356,11 +363,11 @@ class Rewriting:
         return [write.id for write in ended_writes if write.deletes and write.id not in self._checked_ids]
 
 
-_AT_ONCE = 1_000_000  # rows that are compared with the keys at a time
+_AT_ONCE = 1_000_000  # about how many rows are compared with the keys at a time
 
 
 class KeyedRows:
-    """Finds rows of one managed table by key. `merge_bytes`: about how many bytes of files make one part in `order`."""
+    """Finds rows of one managed table by key. `merge_bytes`: the size of files that make one part in `order`."""
 
     def __init__(self, files: Files, table: Table, merge_bytes: int = 32 * 1024 * 1024) -> None:
         self._files = files
@@ -368,7 +375,7 @@ class KeyedRows:
         self._merge_bytes = merge_bytes
 
     def read_keys(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
-        """The key columns of all live rows of these files. In new files all rows are live."""
+        """The key columns of all live rows of these files. A live row is one that no write has deleted; in new files all rows are live."""
         versions = self._versions(files)
         prepared = self._prepare(versions, definition.schema, definition.keys, None)
         columns = pa.schema([definition.schema.field(name) for name in definition.keys])
@@ -385,14 +392,14 @@ class KeyedRows:
             )
 
     def exclude_keys(self, keys: pa.Table, excluded_keys: pa.Table) -> pa.Table:
-        """The keys that are not among `excluded_keys`."""
+        """The rows of `keys` that are not among `excluded_keys`."""
         probes = Keys([one_array(column) for column in keys.columns])
         is_new = np.ones(keys.num_rows, np.bool_)
         is_new[match_rows(excluded_keys, excluded_keys.column_names, probes).keys] = False
         return keys.filter(pa.array(is_new))
 
     def check_new(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> None:
-        """Raise NonUniqueKeyError if a live row of the files has one of the keys."""
+        """Raise NonUniqueKeyError if a live row of these files has one of the keys."""
         matches = self.find(definition, keys, files)
         if matches.num_rows:
             probes = Keys([one_array(keys.column(name)) for name in definition.keys])
@@ -404,9 +411,9 @@ class KeyedRows:
             )
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of these files that have one of the keys: key columns, `PATH` and `ROW`.
+        """The live rows of these files that have one of the keys, as their key columns, `PATH` and `ROW`.
 
-        Reads only the key columns, and only of row groups that may have such keys.
+        Reads only the key columns, and only those of row groups that may have such keys.
         """
         names = list(definition.keys)
         arrays = [one_array(keys.column(name)) for name in names]
@@ -418,7 +425,8 @@ class KeyedRows:
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
     def find_where(self, definition: Definition, where: str, files: Sequence[FileVersion]) -> pa.Table:
-        """The live rows of these files for which a predicate is true, in the form that `find` returns. Raises PredicateError."""
+        """The live rows of these files for which a predicate is true, in the form that `find` returns. Raises PredicateError for an invalid
+        predicate."""
         predicate = parse_where(where, definition.schema)
         places = [*definition.keys, PATH, ROW]
         names = [
@@ -439,7 +447,7 @@ class KeyedRows:
         return pa.Table.from_batches(list(prepared.batches()), definition.schema)
 
     def locate_all(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
-        """All rows of new files, including those with a null key, in the form that `find` returns."""
+        """All rows of new files, including rows with a null key, in the form that `find` returns."""
         parts = []
         for file in files:
             keys = self.read_all(definition, [file]).select(list(definition.keys))
@@ -452,10 +460,10 @@ class KeyedRows:
     def complete(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]:
-        """Fill the columns `lacking` of `rows` from the rows of `files` with the same keys. Returns the filled rows, and the rows that they
-        were filled from, in the form that `find` returns.
+        """Fill the columns `lacking` of `rows` from the rows of `files` that have the same keys.
 
-        Raises NonUniqueKeyError for a key that two live rows have.
+        Returns the filled rows, and the rows of `files` that have their keys, in the form that `find` returns. Raises NonUniqueKeyError if
+        two live rows of `files` have the same one of these keys.
         """
         names = list(definition.keys)
         arrays = [one_array(rows.column(name)) for name in names]
@@ -486,13 +494,14 @@ class KeyedRows:
         return rows, stored_rows.select([*names, PATH, ROW])
 
     def _matching(self, rows: pa.Table, names: Sequence[str], keys: Sequence[pa.Array]) -> pa.Table:
-        """The rows that have one of the keys."""
+        """Those of `rows` that have one of the keys."""
         key_table = pa.Table.from_arrays(list(keys), names=list(names))
         matches = match_rows(key_table, names, Keys([one_array(rows.column(name)) for name in names]))
         return rows.take(pa.array(np.unique(matches.keys)))
 
     def read_delete_files(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
-        """The rows that delete files name: key columns (null if the table had other keys then), `PATH` and `ROW`."""
+        """The deleted rows that delete files name, as key columns, `PATH` and `ROW`. A key is null if the table had other key columns at the
+        time."""
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
         versions = self._versions(files)
@@ -506,7 +515,7 @@ class KeyedRows:
     def count_rows(
         self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None
     ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        """(positions, columns `names`) of the live rows of a file. With `keys`, row groups that have none of these keys are left out."""
+        """(positions, columns `names`) of the live rows of a file. With `keys`, row groups without these keys are left out."""
         predicate = None
         if keys is not None:
             predicate = _among(definition.keys, [one_array(keys.column(name)) for name in definition.keys])
@@ -528,7 +537,8 @@ class KeyedRows:
         return sum(batch.num_rows for batch in prepared.batches())
 
     def order(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The live rows of the files, in parts: the keys of a part come before those of the next. Without key columns, in any order.
+        """The live rows of the files, in parts: all keys of a part come before the keys of the next. Without key columns, the order is
+        arbitrary.
 
         A part fits in memory, unless very many rows have the same key. The rows within a part are not sorted.
         """
@@ -543,7 +553,8 @@ class KeyedRows:
     def _ranges(
         self, definition: Definition, files: Sequence[FileVersion], keys: Sequence[str], within: Predicate | None
     ) -> Iterator[Predicate | None]:
-        """Predicates that divide all rows among them: ranges of the first key column, or of more key columns if these ranges are too large."""
+        """Predicates that divide all rows into ranges of the first key column. A range that is too large is divided by the next key
+        column."""
         name = keys[0]
         units = self._unit_bounds(files, definition.schema, name, within)
         cuts = _cuts(definition.schema.field(name), units, self._merge_bytes)
@@ -565,7 +576,7 @@ class KeyedRows:
     def _place(
         self, definition: Definition, files: Sequence[FileVersion], names: Sequence[str], predicate: Predicate
     ) -> Iterator[pa.Table]:
-        """The live rows of row groups where `predicate` may be true, with their path and position, in several tables."""
+        """The live rows of the row groups in which `predicate` may be true, with their path and position, in several tables."""
         schema = pa.schema([*(definition.schema.field(name) for name in names), *place_fields()])
         prepared = self._prepare(files, definition.schema, names, predicate)
         assert isinstance(prepared, Prepared)
@@ -590,7 +601,7 @@ class KeyedRows:
         predicate: Predicate | None,
         keep: bool = True,
     ) -> PreparedScan:
-        """A scan of some columns of files with the columns `data`, which skips the units that `predicate` rules out."""
+        """A scan of the columns `names` of files that have the columns `data`. It skips row groups that `predicate` rules out."""
         columns = pa.schema([data.field(name) for name in names])
         projection = Projection(columns, data, pa.schema([]), predicate)
         return self._files(keep).prepare(self._table, to_slices(files), projection)
@@ -610,7 +621,7 @@ class KeyedRows:
 
 
 def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVersion]]:
-    """The files in their order, in groups of up to `at_most` bytes; a larger file is alone in its group."""
+    """The files in their order, in groups of up to `at_most` bytes; a file larger than that is alone in its group."""
     group: list[FileVersion] = []
     for file in files:
         if group and sum(member.size for member in group) + file.size > at_most:
@@ -622,7 +633,7 @@ def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVer
 
 
 def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]], part: int) -> list[Any]:
-    """Values that divide the row groups `units` into ranges of about `part` bytes; ascending and distinct."""
+    """Values that divide the row groups `units` into ranges of about `part` bytes, ascending and distinct."""
     kind = field.type
     ordered = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
     if not any(test(kind) for test in ordered):
@@ -639,7 +650,7 @@ def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]], part
 
 
 def _overlaps(stats: ColumnStats | None, low: Any, high: Any) -> bool:
-    """Whether a row group may have rows from `low` on and below `high` (None: no bound)."""
+    """Whether a row group may have values that are at least `low` and less than `high` (None: no bound)."""
     if stats is None or stats.low is None or stats.high is None:
         return True
     return (low is None or stats.high >= low) and (high is None or stats.low < high)

@@ -1,7 +1,8 @@
-"""What a write of a managed table writes: the table's definition, rows that fit it, and the data files with these rows (`DataFiles`).
+"""`DataFiles`: writes rows to the files of a managed table. The module also has the table's definition, checks that rows fit it, and has
+`Job`.
 
-`Job` describes a write to its tasks and to its commit. Files have the table's columns, are sorted by key, and have row groups that are small
-enough to read a single row. `WriteSizes` has the sizes at which writes and compactions behave differently.
+`Job` describes a write to its tasks and to its commit. Data files have the table's columns, are sorted by key, and have row groups that are
+small enough to read a single row. `WriteSizes` has the limits, in bytes and rows, for files, row groups and compactions.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pyspark_lookup.versions.model import PATH, ROW, delete_file_bytes, distinct
 
 
 def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
-    """A new table's definition, from the columns of the first rows. Raises SchemaError for types or keys that a table cannot have."""
+    """A new table's definition, from the columns of its first rows. Raises SchemaError for types or keys that a table cannot have."""
     spark_columns = spark_schema(schema, origin)
     columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in spark_columns])
     if not columns.names:
@@ -52,10 +53,10 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
 
 
 def match_definition(definition: Definition, schema: pa.Schema, merge: bool, origin: str) -> Definition:
-    """The table's definition once rows of `schema` are in it: the same, or with more columns at the end.
+    """The table's definition once rows of `schema` are in it: unchanged, or with more columns at the end.
 
-    Rows may lack columns, which are then null, and may have narrower types. Raises SchemaError for a column of another type, and, unless
-    `merge` is set, for a column that the table does not have.
+    Rows may lack columns of the table, which are then null in these rows, and may have narrower types. Raises SchemaError for a column of an
+    incompatible type, and, unless `merge` is set, for a column that the table does not have.
     """
     rows = spark_schema(schema, origin)
     table_fields = {field.name.lower(): field for field in definition.schema}
@@ -84,9 +85,9 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
 def find_kept_columns(
     definition: Definition, schema: pa.Schema, options: LookupOptions, origin: str
 ) -> tuple[str, ...]:
-    """The columns that rows of `schema` lack, if `lookup.write.missing-columns` says that existing rows keep their values in them.
+    """The columns that rows of `schema` lack and in which existing rows keep their values, as `lookup.write.missing-columns` says.
 
-    Raises SchemaError for a missing key column, and, if the option is not set, for any missing column.
+    Raises SchemaError for a missing key column, and, if that option is not set, for any missing column.
     """
     row_names = {name.lower() for name in schema.names}
     lacking = tuple(name for name in definition.schema.names if name.lower() not in row_names)
@@ -110,7 +111,7 @@ def _check_names(columns: pa.Schema) -> None:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
-    """Rows in the table's columns and types. Raises SchemaError for a value that does not fit."""
+    """The rows with the table's columns, in the table's types. Raises SchemaError for a value that does not fit."""
     row_columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     table_columns = {name: row_columns[name.lower()] for name in schema.names if name.lower() in row_columns}
     return conform_columns(table_columns, batch.num_rows, schema, origin)
@@ -119,7 +120,10 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordB
 def extend_definition(
     state: TableState, schema: pa.Schema, options: LookupOptions, by_key: bool, origin: str
 ) -> Definition:
-    """The table's definition once rows of `schema` are written, `by_key` or not. Raises SchemaError or OptionError."""
+    """The table's definition once rows of `schema` are written. `by_key`: whether the write is an upsert or delete.
+
+    Raises SchemaError or OptionError if the table cannot take such rows.
+    """
     keys = options.files.keys
     definition = state.definition
     if keys is not None and [k.lower() for k in keys] != [k.lower() for k in definition.keys]:
@@ -154,15 +158,16 @@ _MIB = 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class WriteSizes:
-    """Sizes in bytes, part of a `Runtime`. Tests make them smaller, so that small tables have many files, row groups and compactions.
+    """The sizes, in bytes and rows, at which writes and compactions divide their work. Tests use smaller ones, so that small tables have many
+    files.
 
-    `file_bytes`: the rows in memory that are sorted and written as one file (if rows come in order, four times as many are sorted at once).
-    `row_group_bytes`: a row group. `row_group_rows`: the least and the most rows that it may have. `merge_bytes`: the files that a compaction
-    reads and sorts at once.
+    `file_bytes`: rows that take this much memory are sorted and written as one file (if rows come in the order of their keys, four times as
+    many are sorted at once). `row_group_bytes`: the size of a row group in memory. `row_group_rows`: the least and the most rows of a row
+    group. `merge_bytes`: the size of the files that a compaction reads and sorts at once.
 
-    `compact_bytes`: a compaction that a caller asks for takes every smaller write. `unasked_compact_bytes`: the same for one that a commit
-    starts; it takes no write larger than `unasked_write_bytes`. `small_file_bytes`: a write whose files are smaller on average is worth
-    compacting alone. `log_page`: the number of events in a page of a new table's log.
+    `compact_bytes`: a compaction that a caller requests takes every write smaller than this. `unasked_compact_bytes`: the same for a
+    compaction that a commit starts, which takes no write larger than `unasked_write_bytes`. `small_file_bytes`: a requested compaction also
+    rewrites a single write whose files are smaller than this on average. `log_page`: the number of events in a page of a new table's log.
     """
 
     file_bytes: int = 128 * _MIB
@@ -178,11 +183,11 @@ class WriteSizes:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A write under way: all that its tasks and its commit need, in any process.
+    """A write under way: all that its tasks and its commit need to know, in any process.
 
-    `write_id` None: it is allocated at the commit. `definition`: the columns of its files. `nonce`: of the event that has allocated the id;
-    a table that was restored from a copy may have given the id to another write as well. `kept_columns`: the columns that its rows lack, in
-    which existing rows keep their values.
+    `write_id`: None if the commit allocates the id. `definition`: the columns of the job's files. `began_s`: when the job began, on the
+    steady clock. `nonce`: the nonce of the event that allocated the id, because a table restored from a copy may have given the same id to
+    another write. `kept_columns`: the columns that the job's rows lack, in which existing rows keep their values.
     """
 
     table_id: str
@@ -196,12 +201,12 @@ class Job:
 
     @property
     def mark(self) -> str:
-        """The 16 digits of a nonce by which the job's files are recognised: only their names have it. "" if no nonce is known."""
+        """16 hexadecimal digits that only the names of this job's files contain. "" if no nonce is known."""
         of_write = self.write_id is not None and self.directory == write_directory(self.write_id)
         return self.nonce[:16] if of_write else self.directory.rpartition("-")[2]
 
     def has_put(self, name: str) -> bool:
-        """Whether a task of the job has put the file with this name below the table's directory."""
+        """Whether a task of the job has put the file `name`, a path below the table's directory."""
         directory, _, last = name.rpartition("/")
         return bool(self.mark) and directory == self.directory and f"-{self.mark}-" in last and is_data_file(name)
 
@@ -211,19 +216,21 @@ def write_directory(write_id: int) -> str:
 
 
 def batch_directory(batch: tuple[str, int], nonce: str) -> str:
-    """The directory for the files of one attempt to write a batch."""
+    """The directory for the files of one attempt to write a batch. `batch`: the query's name and the number of the batch."""
     return f"stream-{batch[0]}/{batch[1]:012d}-{nonce}"
 
 
 def own_write(state: TableState, job: Job) -> TableWrite | None:
-    """The job's write in the state; None if the state does not have it. A write with the same id may be another write, if the table was
-    restored from a copy, so their nonces are compared."""
+    """The job's write in the state; None if the state does not have it.
+
+    Nonces are compared as well as ids: if the table was restored from a copy, another write may have the same id.
+    """
     write = state.writes.get(job.write_id) if state.table_id == job.table_id else None
     return None if write is None or (job.nonce and write.nonce and job.nonce != write.nonce) else write
 
 
 def named_files(state: TableState, job: Job) -> set[str]:
-    """The paths of the files in a job's directory that the log names. Aborted writes have none."""
+    """The paths of the files in a job's directory that the log names. The log names no files of aborted writes."""
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
     job_write = state.writes.get(job.write_id)
     if job_write is not None and job.directory == write_directory(job_write.id):
@@ -232,11 +239,11 @@ def named_files(state: TableState, job: Job) -> set[str]:
     return {path for path in paths if path.startswith(job.directory + "/")}
 
 
-_AT_ONCE = 4  # this many files' rows are sorted together if rows come in order
+_AT_ONCE = 4  # the rows of this many files are sorted together if rows come in the order of their keys
 
 
 def remove_files(ufs: Ufs, url: str, files: Iterable[DataFile]) -> None:
-    """Remove files of the table at `url` that no version will need. A file that cannot be removed stays."""
+    """Remove files, of the table at `url`, that no version will need. If the store fails, the remaining files stay."""
     with contextlib.suppress(UfsError):
         for file in files:
             ufs.delete(f"{url}/{file.path}")
@@ -249,7 +256,7 @@ def _slices(table: pa.Table, size: int) -> Iterator[pa.Table]:
 
 
 class DataFiles:
-    """Writes rows to new files of a job of the table at `url`. The job's mark is in the files' names."""
+    """Writes the rows of a job to new files of the table at `url`. The names of the files contain the job's mark."""
 
     def __init__(self, ufs: Ufs, url: str, job: Job, rng: random.Random, sizes: WriteSizes) -> None:
         self._ufs = ufs
@@ -260,11 +267,11 @@ class DataFiles:
         self._sizes = sizes
 
     def write(self, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
-        """Write the rows, and return their files; none without rows. If it fails, the files put so far are removed."""
+        """Write the rows, and return the new files: none if there are no rows. If a write fails, the files put before it are removed."""
         return self._put_all((self._sorted(table) for table in self._tables(batches, self._sizes.file_bytes)), prefix)
 
     def write_ordered(self, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
-        """Write rows that come in parts ordered by key, and return their files. The key ranges of two files do not overlap."""
+        """Write rows that come in parts ordered by key, and return the new files. The key ranges of two files do not overlap."""
         if not self._definition.keys:
             return self.write(itertools.chain.from_iterable(parts), prefix)
         # A part is sorted as one table, unless it is much larger than expected.

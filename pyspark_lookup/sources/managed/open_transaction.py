@@ -1,5 +1,7 @@
-"""`OpenWrites`: several writes of one table under one write id. Their transaction sees each of them at once; others see all of them after its
-commit, or none of them ever."""
+"""`OpenWrites`: the writes of one transaction, all under one write id.
+
+The transaction itself sees each of its writes at once. Others see all of them after the commit, or none of them ever.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ from pyspark_lookup.sources.managed.source import managed_version
 from pyspark_lookup.sources.managed.writer import TableWriter
 from pyspark_lookup.versions.model import Table, TableVersion
 
-_INTERRUPTED = "one of its writes was interrupted"
+_INTERRUPTED = "one of its writes was interrupted"  # completes a sentence about the transaction
 
 
 class OpenWrites:
-    """The writes of one transaction so far. Each is in the log as soon as it is made. `since`: the table's state when the transaction began
-    (None: there was no table).
+    """The writes that one transaction has made so far. Each write is in the log as soon as it is made.
 
-    An overwrite in the transaction replaces the transaction's earlier writes, so it takes a write id of its own.
+    `since`: the table's state when the transaction began (None: there was no table). `unique`: whether `lookup.write.unique-keys` is set. An
+    overwrite replaces the transaction's earlier writes, so it takes a new write id.
     """
 
     def __init__(
@@ -63,13 +65,17 @@ class OpenWrites:
     # --- what the transaction sees ----------------------------------------------------------------
 
     def valid_write_ids(self) -> ValidWriteIdList | None:
-        """The writes that the transaction sees: its own, and all that were committed when it began. None if there is no table yet."""
+        """The list of the writes that the transaction sees: its own, and all that were committed when it began. None if there is no table
+        yet."""
         if self._job is None or self._base is None:
             return self._base
         return self._base.commit(self._write_id)
 
     def version(self) -> tuple[Table, TableVersion]:
-        """The table as the transaction sees it. Raises WriteConflictError if the table is gone."""
+        """The table, and its version as the transaction sees it.
+
+        Raises WriteConflictError if the table is gone, or if others have aborted the transaction's write.
+        """
         valid_ids, state, current = self.valid_write_ids(), self._since, self._log.cached_state()
         if valid_ids is None or state is None or current is None or current.table_id != valid_ids.table:
             raise WriteConflictError(
@@ -94,17 +100,17 @@ class OpenWrites:
     # --- writes -----------------------------------------------------------------------------------
 
     def write(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
-        """Write rows, which the transaction sees from now on. Raises the errors of `TableWriter.begin` and `commit`."""
+        """Write rows. The transaction sees them from now on. Raises the errors of `TableWriter.begin` and `TableWriter.commit`."""
         self._attempt(lambda: self._add(schema, batches, mode), mode is WriteMode.OVERWRITE)
 
     def delete(self, keys: pa.Table) -> None:
-        """Delete the rows with these keys, also rows of this transaction. Raises the errors of `TableWriter.delete`."""
+        """Delete the rows with these keys, including rows that this transaction has written. Raises the errors of `TableWriter.delete`."""
         key_table = self._writer.cast_key_table(keys)
         if key_table.num_rows:
             self._attempt(lambda: self._hide(self._begin(key_table.schema, WriteMode.DELETE), [], key_table), False)
 
     def _attempt(self, act: Callable[[], None], anew: bool) -> None:
-        """Run `act`, which writes. An error leaves the transaction as before; an interruption makes it fail.
+        """Run `act`, which writes. If it fails with an error, the transaction is as before; if it is interrupted, the transaction fails.
 
         `anew`: `act` writes under a new write id, and so replaces the transaction's earlier writes.
         """
@@ -181,7 +187,7 @@ class OpenWrites:
         self._log_put(job, files, None)
 
     def _hide(self, job: Job, files: list[DataFile], keys: pa.Table) -> None:
-        """Put files, if any, and delete the rows with these keys from all files that the transaction sees, also from its own earlier ones."""
+        """Put files, if any, and delete the rows with these keys from all files that the transaction sees, its own earlier files included."""
         assert self._keyed is not None
         visible_files = self.version()[1].files
         own_prefix = f"{self._table.url}/{job.directory}/"
@@ -192,8 +198,9 @@ class OpenWrites:
     def _log_put(
         self, job: Job, files: list[DataFile], rows: pa.Table | None, on_logged: Callable[[], None] = lambda: None
     ) -> None:
-        """Put files in the log, then call `on_logged`."""
-        # Until the put returns, the log may or may not name the files. If the answer is lost, they stay, and nothing is committed.
+        """Put the names of files, and a delete file that names `rows`, into the log; then call `on_logged`."""
+        # Until the put returns, the log may or may not name the files. If the store's answer is lost, the files stay, and the transaction
+        # can no longer be committed.
         self._unknown_reason = _INTERRUPTED
         try:
             self._writer.put_files(job, files, rows)
@@ -207,7 +214,7 @@ class OpenWrites:
         self._unknown_reason = None
 
     def _check_whole(self, cause: Exception | None = None) -> None:
-        """Raise UfsUnavailableError if it is unknown whether the log has one of the writes."""
+        """Raise UfsUnavailableError if it is unknown whether one of the transaction's writes is in the log."""
         if self._unknown_reason is not None:
             raise_ours(
                 UfsUnavailableError(
@@ -220,8 +227,10 @@ class OpenWrites:
     # --- its end ----------------------------------------------------------------------------------
 
     def commit(self) -> int | None:
-        """Make all writes visible at once, and return the log position of the commit; None if they change nothing. Raises the errors of
-        `TableWriter.commit`."""
+        """Make all writes visible at once, and return the log position of the commit; None if the writes change nothing.
+
+        Raises the errors of `TableWriter.commit`.
+        """
         if self._unknown_reason is not None:
             self.abort("it is unknown which of its writes are in the log")
             self._check_whole()
@@ -234,7 +243,7 @@ class OpenWrites:
         return write.ended_at if write is not None and write.committed else None
 
     def abort(self, reason: str) -> None:
-        """Make sure that no row of the transaction is ever seen."""
+        """Make sure that nobody ever sees a row of the transaction."""
         if self._job is not None:
             job, self._job = self._job, None
             with contextlib.suppress(UfsError, DamagedFileError):  # without a commit its rows stay invisible

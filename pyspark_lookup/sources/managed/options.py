@@ -1,4 +1,4 @@
-"""Options of a managed table: how it is written, and which of its changes are read."""
+"""Options of managed tables: how they are written, and which of their changes are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.ve
 
 @dataclasses.dataclass(frozen=True)
 class ChangeOptions(KindOptions):
-    """The changes to read, for a batch (`first`, `last`) or a stream."""
+    """The changes to read, in a batch (`first`, `last`) or a stream."""
 
     # fmt: off
     first: int | None = option(
@@ -64,7 +64,7 @@ class ChangeOptions(KindOptions):
 
     @property
     def limits(self) -> tuple[int | None, int | None, int | None]:
-        """The most rows, files and bytes of a micro-batch; None: no limit."""
+        """The most rows, files and bytes that a micro-batch takes (None: no limit)."""
         return self.max_rows, self.max_files, self.max_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""`LogSource`: the versions of managed tables, which their notification log lists."""
+"""`LogSource`: the `VersionSource` of managed tables, which reads their versions from their notification logs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from pyspark_lookup.versions.model import DeleteFile, Table, TableVersion, Versi
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 MANAGED = "MANAGED"
-"""The kind of managed tables."""
+"""The name of this kind of table, as in `Table.kind`."""
 _FILE = re.compile(r"^(.*?)/(?:write-\d{20}|stream-[^/]+/\d{12}-[0-9a-f]{16})/")
 _NAMES_LOOKED_AT = 1000
 _VERSIONS_KEPT = 8
 
 
 class LogSource(VersionSource):
-    """Reads the versions of managed tables from their logs. Each question for the current version reads the events that are new in the log."""
+    """Reads the versions of managed tables from their logs. Each question for the current version reads the events that are new in the
+    log."""
 
     kinds = (MANAGED,)
     markers = (LOG_DIRECTORY,)
@@ -57,7 +58,7 @@ class LogSource(VersionSource):
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:
-        return False  # a new table may be written where another has left files of its log
+        return False  # a log's directory may be left from a dropped table; a new table may be written there
 
     @classmethod
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
@@ -106,7 +107,7 @@ class LogSource(VersionSource):
         return Answer(read_version(log, table, state, position), question.started_s)
 
     def _find_position(self, log: NotificationLog, state: TableState, at: datetime.datetime) -> int:
-        """The position of the version that was current at a time. Lists the log only if that is not the latest version."""
+        """The position of the version that was current at a time. Lists the log only if the time is before the last event."""
         last_s = log.put_at_s(state.position)
         if last_s is not None and at.timestamp() >= last_s:
             return state.newest
@@ -134,7 +135,7 @@ class LogSource(VersionSource):
         return None
 
     def has_commit(self, url: str, table_id: str, position: int) -> bool:
-        """Whether the log, as this host knows it, has a commit. If not, the table was dropped, or restored from a copy."""
+        """Whether the log, as this host knows it, has a commit at `position`. If not, the table was dropped, or restored from a copy."""
         state = self.log(url).cached_state(position)
         return state is not None and state.table_id == table_id and state.position >= position
 
@@ -186,12 +187,12 @@ def _changes(log: NotificationLog, state: TableState) -> Iterator[tuple[TableSta
 
 
 def _list_commit_times(log: NotificationLog, state: TableState) -> list[tuple[int, int]]:
-    """(position, Unix ms) of each change, by the store's clock, because writers' clocks differ.
+    """(position, Unix ms) of each change, by the store's clock, because the clocks of writers differ.
 
-    If the store's clock was set back, a change may seem to be later than the last one: then it gets the last one's time. So the version
-    that is latest in time is always the current one.
+    If the store's clock was set back, a change may seem to be later than the last change. It then gets the time of the last change, so that
+    the version with the latest time is always the current one.
     """
-    # If a trimmed log has no change left, the last change came before all events that are left.
+    # A trimmed log may have no change left; the last change then came before all events that are left.
     changes = [change for _, change in _changes(log, state)] or state.changes[-1:]
     put_at_s = log.put_times(log.pages.begin(state))
     earliest_s = min(put_at_s.values(), default=None)
@@ -213,9 +214,9 @@ def _to_history_row(
 
 
 def read_version(log: NotificationLog, table: Table, state: TableState, position: int | None = None) -> TableVersion:
-    """Like `managed_version`, but also for versions that only earlier states than `state` cover, which are read from the store.
+    """Like `managed_version`, but also for versions that only earlier states than `state` can tell; these are read from the store.
 
-    `state`: the log's latest.
+    `state`: the log's latest state. Raises VersionGoneError if the version's files were removed.
     """
     with contextlib.suppress(EarlierStateError):
         return managed_version(table, state, position)
@@ -242,9 +243,9 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
 
 
 def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
-    """The version of a managed table at a position of its log (None: the one that the table pins, or the current one).
+    """The version of a managed table at a position of its log (None: the version that the table pins, or the current one).
 
-    Raises VersionGoneError for a pinned version that the log does not have, EarlierStateError for a position before the state's `since`.
+    Raises VersionGoneError for a version that the log does not have, EarlierStateError for a version that only an earlier state can tell.
     """
     cached_version = state.memo.get((table, position))
     if cached_version is not None:

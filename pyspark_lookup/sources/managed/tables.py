@@ -1,4 +1,4 @@
-"""`ManagedTables`: reads the logs of a store's managed tables, and makes the objects that write them."""
+"""`ManagedTables`: reads the logs of managed tables, and makes the objects that write these tables."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from pyspark_lookup.sources.managed.vacuum import Vacuumed, vacuum, vacuum_if_du
 from pyspark_lookup.sources.managed.writer import TableWriter
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.ufs import Ufs
-from pyspark_lookup.versions.model import Table, is_glob
+from pyspark_lookup.versions.model import Kind, Table
 from pyspark_lookup.versions.resolver import TableKinds
 
 
 class ManagedTables:
-    """The managed tables, existing or not, that options may name. `scan_of_files`: returns a scan of their files; its argument says whether
-    the rows are for a snapshot."""
+    """The managed tables in one store, found by the options that name them. A table need not exist yet.
+
+    `scan_of_files`: returns a scan of the tables' files; its argument says whether the rows are for a snapshot of the full cache.
+    """
 
     def __init__(
         self,
@@ -49,16 +51,23 @@ class ManagedTables:
     # --- the log ----------------------------------------------------------------------------------
 
     def table(self, options: LookupOptions) -> Table:
-        """The managed table at `options.files.path`, whether or not it exists. Raises OptionError for options that contradict each other, and
-        NotSupportedError for another kind of table."""
+        """The managed table at `options.files.path`, whether or not it exists.
+
+        Raises OptionError for options that contradict each other, NotSupportedError if the path has a table of another kind.
+        """
         if self._source is None:
             raise NotSupportedError(
                 f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table"
             )
         kind = self._kinds.kind_of_url(self._ufs.url_of(options.files.path))
+        if kind == Kind.GLOB:
+            raise OptionError(
+                f"option path = {redact('path', options.files.path)!r}: give a managed table a path without wildcards (*, ?, [, {{)"
+            )
         if kind is not None:
+            label = next(source.label for source in self._kinds.sources if kind in source.kinds)
             raise NotSupportedError(
-                f"{redact('path', options.files.path)} is an {kind.capitalize()} table: lookupcache can read it, but writes only managed tables"
+                f"{redact('path', options.files.path)} is {label}: lookupcache can read it, but writes only managed tables"
             )
         return self._kinds.to_table(options, MANAGED)
 
@@ -68,7 +77,7 @@ class ManagedTables:
         return self._source.log(url)
 
     def read_log(self, options: LookupOptions) -> TableState | None:
-        """The latest state of the log of the table at `options.files.path`; None if there is no log."""
+        """The latest state of the log of the table at `options.files.path`; None if there is no log, or the table is of another kind."""
         url = self._ufs.url_of(options.files.path)
         if self._source is None or self._kinds.kind_of_url(url) is not None:
             return None
@@ -78,24 +87,20 @@ class ManagedTables:
         return log.latest()
 
     def schema(self, options: LookupOptions) -> pa.Schema | None:
-        """The columns of the table at `options.files.path`; None if there is no table."""
+        """The columns of the managed table at `options.files.path`; None if there is no such table."""
         state = self.read_log(options)
         return None if state is None else state.definition.schema
 
     def keys(self, options: LookupOptions) -> tuple[str, ...]:
-        """The key columns of the table at `options.files.path`; the options' key columns if there is no table."""
+        """The key columns of the managed table at `options.files.path`; the key columns in the options if there is no table, or it has no
+        keys."""
         state = self.log(self._ufs.url_of(options.files.path)).cached_state() or self.read_log(options)
         return state.definition.keys if state is not None and state.definition.keys else options.files.keys or ()
 
     # --- writes -----------------------------------------------------------------------------------
 
     def writer(self, options: LookupOptions) -> TableWriter:
-        """A writer for the table at `options.files.path`. Raises OptionError for a glob."""
-        url = self._ufs.url_of(options.files.path)
-        if is_glob(url) and not self._kinds.is_literal(url):
-            raise OptionError(
-                f"option path = {redact('path', options.files.path)!r}: give a new table a path without wildcards (*, ?, [, {{)"
-            )
+        """A writer for the managed table at `options.files.path`. Raises OptionError for a path with wildcards, and for options of reads."""
         if options.pinned is not None or options.kind(ChangeOptions).first is not None:
             pin = next(iter(options.pins), "lookup.changes-from")
             raise OptionError(f"option {pin} is for reads: remove it from the write")
@@ -105,20 +110,20 @@ class ManagedTables:
         return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
 
     def compactor(self, options: LookupOptions) -> Compactor:
-        """A compactor for the table at `options.files.path`. Raises OptionError for a glob."""
+        """A compactor for the managed table at `options.files.path`. Raises the errors of `writer`."""
         return Compactor(
             self.writer(options), *self._parts(options), options.kind(WriteOptions).compact_after, self.sizes
         )
 
     def open_writes(self, options: LookupOptions) -> OpenWrites:
-        """The writes of a transaction that begins now. Raises OptionError for a glob, UfsError if the store fails."""
+        """The writes of a transaction that begins now. Raises the errors of `writer`, and UfsError if the store fails."""
         writer = self.writer(options)
         log, table, rows = self._parts(options)
         return OpenWrites(writer, log, table, rows, options.kind(WriteOptions).unique_keys, log.latest())
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a `with` block that commits. After the block, runs a compaction or vacuum if one is due."""
+        """A writer for a `with` block whose body commits. After the block, runs a compaction or a vacuum if one is due."""
         yield self.writer(options)
         if options.kind(WriteOptions).compact_after:
             self.compactor(options).compact_if_due()
@@ -126,8 +131,8 @@ class ManagedTables:
         vacuum_if_due(self._ufs, log, self._nonce())
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
-        """Remove the files that the table at `options.files.path` has not needed for `older_than_s`, and return what was removed. Raises the
-        errors of `vacuum.vacuum`."""
+        """Remove the files that no version of the last `older_than_s` seconds needs, and return what was removed. Raises the errors of
+        `vacuum.vacuum`."""
         log, _, _ = self._parts(options)
         return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
 

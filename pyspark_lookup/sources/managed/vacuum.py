@@ -1,8 +1,9 @@
-"""Vacuum: removes files that are needed only by versions superseded longer ago than the retention time.
+"""Vacuum: removes the files that only versions from before the retention time need.
 
-The race: a reader may want such a version. So an event first names the writes that lose their files, and only then are the files removed.
-Whoever reads the log knows that every version that needs one of these writes is gone. All times are on the store's clock: it says when events
-and files were written, and the present time is that of a file written for this purpose.
+The race: a reader may be about to read such a version. So an event in the log first names the writes that lose their files, and only then are
+the files removed. Whoever reads the log knows that every version that needs one of these writes is gone.
+
+All times are on the store's clock, which says when events and files were written. To learn the present time, a vacuum writes a small file.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from pyspark_lookup.storage.ufs import Ufs
 _log = logging.getLogger("pyspark_lookup.writing")
 
 _SHARE = 0.1
-"""Commits start at most one vacuum in this share of the period `lookup.write.vacuum-after`."""
+"""The least time between two vacuums that commits start, as a share of `lookup.write.vacuum-after`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vacuumed:
-    """What a vacuum has removed: the number of data files and their bytes. `oldest`: the log position from which on every version can still be
-    read (None: all versions can)."""
+    """The result of a vacuum: how many data files it has removed, and their size in bytes.
+
+    `oldest`: every version from this log position on can still be read (None: all versions can).
+    """
 
     files: int
     bytes: int
@@ -68,9 +71,9 @@ def vacuum(
 ) -> Vacuumed:
     """Remove the files that no version of the last `older_than_s` seconds needs.
 
-    `unasked`: a commit has started this vacuum. The log then gets an event even if nothing is removed, so that other commits know of it.
-    Raises OptionError for less than `properties.KEPT_S` without `force`, UfsNotFoundError if there is no table, and a UfsError if the store
-    fails: the next vacuum then removes the rest.
+    `unasked`: a commit has started this vacuum. The log then gets an event even if nothing is removed, so that other commits know of the
+    vacuum. Raises OptionError if `older_than_s` is less than `properties.KEPT_S` and `force` is not set, UfsNotFoundError if there is no
+    table, and UfsError if the store fails; the next vacuum then removes the rest.
     """
     if older_than_s < 0 or (older_than_s < properties.KEPT_S and not force):
         raise OptionError(
@@ -110,7 +113,7 @@ def vacuum(
 
 
 def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
-    """The time on the store's clock."""
+    """The present time on the store's clock: that of a file written for this purpose."""
     url = f"{log.url}/{LOG_DIRECTORY}/vacuum-{nonce}"
     ufs.put_if_absent(url, nonce.encode())
     try:
@@ -129,7 +132,7 @@ def _put_at_s(file: FileVersion) -> float:
 
 
 def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | None:
-    """The position of the version that was current at `until_s`; None if the log no longer has it, or there was none."""
+    """The position of the version that was current at `until_s`; None if there was none, or the log no longer has it."""
     position = log.find_position(state, until_s)
     if position is None:
         return None
@@ -138,7 +141,7 @@ def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | No
 
 
 def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
-    """The committed writes of the state whose files no version from the position `oldest` on needs."""
+    """The ids of the committed writes whose files no version from the position `oldest` on needs."""
     if oldest < state.since:
         return ()
     needed_ids = {write.id for write in state.find_needed(oldest)}
@@ -147,9 +150,9 @@ def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
 
 
 def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
-    """Remove the files that the log does not name and that are older than `until_s`. Returns the data files among them.
+    """Remove the files that the log does not name and that were written before `until_s`. Returns the removed data files.
 
-    Removes only files with names that this package gives: a stream's checkpoint or other files of somebody else stay.
+    Only files with names that this package gives are removed. A stream's checkpoint and files of other programs stay.
     """
     named_paths = {file.path for file in log.pages.files(state)}
     open_prefixes = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
@@ -161,7 +164,7 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
             continue
         whole = whole_name(path)
         is_data = is_data_file(whole)
-        # In the log's directory only heartbeats, clock files and unfinished files are removed.
+        # In the log's directory only heartbeats, files that tell the time (see `_now_s`) and unfinished files are removed.
         is_temporary = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-")) or path != whole
         if not is_data and not (is_temporary and is_own(whole)):
             continue

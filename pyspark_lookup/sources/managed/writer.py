@@ -2,8 +2,8 @@
 
 The driver calls `begin`. Then tasks in any process write files, and the driver calls `commit` with these files, or `abort`.
 
-A commit is one event in the log's order. Before that event nobody sees a row of the write; afterwards everybody does, even if the writer
-never learns that its commit succeeded.
+A commit is one event in the log. Before that event nobody sees a row of the write. After it everybody does, even if the writer never learns
+that its commit succeeded.
 
 `Heartbeats` shows which writers are alive. `Aborts` ends writes without a commit, and removes the files that they leave behind. A write is
 also aborted if its writer has shown no heartbeat for `lookup.write.timeout`.
@@ -77,14 +77,14 @@ from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.resolver import EnclosingTables
 
-_BEATS = 8  # heartbeats per timeout
+_BEATS = 8  # a writer puts this many heartbeats per timeout
 
 
 class Heartbeats:
-    """The heartbeats of one table's writers. `timeout_s`: a writer that shows no heartbeat for this long is dead.
+    """The heartbeats of one table's writers. `timeout_s`: a writer without a heartbeat for this long is taken for dead.
 
-    A heartbeat is a file, which a writer puts now and then. Each host counts a write's files, and measures on its own steady clock how long
-    the count has not changed. So no two clocks are compared.
+    A heartbeat is a file that a writer puts from time to time. Each host counts a write's heartbeats, and measures on its own steady clock
+    for how long the count has not changed. So no two clocks are compared.
     """
 
     def __init__(self, ufs: Ufs, context: HostContext, url: str, timeout_s: float) -> None:
@@ -101,16 +101,16 @@ class Heartbeats:
         return self._timeout_s / _BEATS
 
     def beat(self, write_id: int) -> None:
-        """Put a heartbeat of the write if one is due. Call it often."""
+        """Put a heartbeat for the write if one is due. Call this often."""
         if self._context.clock.steady_s() < self._next_s:
             return
         self._next_s = self._context.clock.steady_s() + self.interval_s
         self._ufs.put_if_absent(self._path(write_id, f"{self._context.rng.getrandbits(64):016x}"), b"alive")
 
     def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
-        """The ids of the open writes that have shown this host no heartbeat for `timeout_s`.
+        """The ids of those open writes that have shown this host no heartbeat for `timeout_s`.
 
-        The store is asked (one LIST) at most once per `interval_s`; in between, no write is found dead.
+        Asks the store (one LIST) at most once per `interval_s`. A call in between returns no ids.
         """
         if self._context.disk is None or not open_ids:
             return []
@@ -119,8 +119,8 @@ class Heartbeats:
         if record is None or (record["boot"], record["table"]) != (self._context.clock.boot, table_id):
             record = {"boot": self._context.clock.boot, "table": table_id, "looked_s": now_s, "ids": {}}
         recorded_ids: dict[int, list[Any]] = record["ids"]
-        # A write that this host sees for the first time counts as one without heartbeats. If it has some, the next check sees a
-        # change.
+        # A write that this host sees for the first time counts as one without heartbeats. If it has some, the next check sees that their
+        # number has changed.
         ids = {id_: recorded_ids.get(id_, [0, now_s]) for id_ in open_ids}
         dead = []
         if now_s - record["looked_s"] >= self.interval_s:
@@ -154,7 +154,7 @@ class Heartbeats:
 
 
 def _check_record(record: Any) -> dict[str, Any]:
-    """The record if it is valid. For each write it has the number of heartbeats, and since when this number has not changed."""
+    """The record, if it is valid. For each write it has the number of heartbeats, and since when this number has not changed."""
     ids = {int(id_): [as_count(signs), as_number(since_s)] for id_, (signs, since_s) in record["ids"].items()}
     return {
         "boot": as_text(record["boot"]),
@@ -168,7 +168,7 @@ _log = logging.getLogger("pyspark_lookup.writing")
 
 
 class Aborts:
-    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer that shows no heartbeat for this long is dead."""
+    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer without a heartbeat for this long is taken for dead."""
 
     def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, timeout_s: float) -> None:
         self._ufs = ufs
@@ -183,8 +183,8 @@ class Aborts:
     ) -> TableState | None:
         """Make sure that no row of the job is ever seen, and remove its files. Does nothing if the job is committed.
 
-        Returns the table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write then
-        stays open, and its files stay.
+        Returns the table's state after the abort; None if there is no table. Raises UfsError if the store fails; the write then stays open,
+        and its files stay.
         """
         state = self._log.latest() if batch is not None or job.write_id is None else None
         if batch is not None and state is not None and state.is_committed(batch):
@@ -214,15 +214,15 @@ class Aborts:
         return state
 
     def remove(self, job: Job, files: Iterable[DataFile], state: TableState | None) -> None:
-        """Remove a job's files and leftovers of its tasks, except for files that a write in the log names."""
+        """Remove a job's files and leftovers of its tasks, except for files that the log names."""
         if state is not None:
             self.discard(job, files, state)
             self.tidy(job, state)
 
     def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
-        """Remove those of a job's files that no write in the log names."""
+        """Remove those of a job's files that the log does not name."""
         if state.table_id != job.table_id:
-            return  # another table may use a directory of that name
+            return  # the table that is now at this path may use a directory of the same name
         named_paths = named_files(state, job)
         remove_files(
             self._ufs,
@@ -231,7 +231,7 @@ class Aborts:
         )
 
     def tidy(self, job: Job, state: TableState) -> None:
-        """Remove leftovers of the job's tasks. If the store fails, they stay until a vacuum."""
+        """Remove leftovers of the job's tasks. If the store fails, they stay until a vacuum removes them."""
         if state.table_id != job.table_id:
             return
         with contextlib.suppress(UfsError):
@@ -245,7 +245,7 @@ class Aborts:
                 self.hearts.forget(job.write_id)
 
     def abort_dead(self, state: TableState) -> bool:
-        """Abort the writes whose writers are dead. Returns whether there were any."""
+        """Abort the writes whose writers are dead. Returns whether there were any such writes."""
         dead = self.hearts.dead(state.table_id, [write.id for write in state.open_writes()])
         for write_id in dead:
             nonce, directory = state.writes[write_id].nonce, write_directory(write_id)
@@ -262,8 +262,10 @@ class Aborts:
 def append_unseen(
     log: NotificationLog, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
 ) -> TableState:
-    """Append an event that makes no row visible. Raises UfsUnavailableError if it is unknown whether the log has the event: nothing counts as
-    written then."""
+    """Append an event that makes no row visible.
+
+    Raises UfsUnavailableError if it is unknown whether the log has the event: the caller may then say that nothing was written.
+    """
     try:
         return log.append(make, after)
     except CommitUnknownError as problem:
@@ -271,12 +273,12 @@ def append_unseen(
 
 
 def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUnavailableError:
-    """The error for a write of which nothing has become visible."""
+    """The error for a write of which no row has become visible."""
     return UfsUnavailableError(f"nothing was written to {redact('path', log.url)}: {problem.__cause__ or problem}")
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
-    """Raise NotATableError if a new table's directory has other files, TableFormatError if it lies inside another table."""
+    """Raise NotATableError if the directory of a new table has other files, TableFormatError if it lies inside another table."""
     url_text = redact("path", url)
     try:
         status = ufs.get_status(url)
@@ -291,7 +293,7 @@ def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
             f"{url_text} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
             "write to another path, or write plain files with df.write.parquet and read them with lookupcache"
         )
-    # A drop, vacuum or copy of the enclosing table would hit this table's files.
+    # A drop, vacuum or copy of the outer table would also affect the files of the new one.
     above = enclosing.find(url)
     if above is not None:
         directory, kind = above
@@ -305,12 +307,14 @@ _OF_ROWS = (
     WriteMode.UPSERT,
     WriteMode.DELETE,
     WriteMode.DELETE_WHERE,
-)  # without rows they change nothing
+)  # such a write is not committed if it changes no row
 
 
 class TableWriter:
-    """Writes to the managed table at `log.url`, and creates it with the first write. `on_commit`: called with the table id and the log position of
-    each commit."""
+    """Writes to the managed table at `log.url`; the first write creates the table.
+
+    `on_commit` is called with the table id and the log position of each commit.
+    """
 
     def __init__(
         self,
@@ -340,10 +344,10 @@ class TableWriter:
     # --- the driver's side ------------------------------------------------------------------------
 
     def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None, first: bool = False) -> Job:
-        """Begin a write of rows with these columns, and return what its tasks need. Allocates the write id, unless there is a `name`.
+        """Begin a write of rows with these columns, and return the job that its tasks need. Allocates the write id, unless `name` is given.
 
-        `name`: the directory for the files. The id is then allocated at the commit, and the write may begin again under this name.
-        `first`: this is the first write of a transaction, so other writes, also by key, may follow under its id. Raises SchemaError,
+        `name`: the directory for the files. The id is then allocated at the commit, and the write may begin again under this name. `first`:
+        this is the first write of a transaction, so other writes may follow under the same id, also writes by key. Raises SchemaError,
         OptionError or NotATableError if the table cannot take the write.
         """
         state = self._log.latest() or self._create(schema)
@@ -371,12 +375,14 @@ class TableWriter:
         )
 
     def find_kept_columns(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
-        """The columns that the rows of an upsert lack and in which existing rows keep their values. Raises SchemaError if the options do not allow
-        rows without these columns."""
+        """The columns that the rows of an upsert lack and in which existing rows keep their values; none for other modes.
+
+        Raises SchemaError if the options do not allow rows without these columns.
+        """
         return find_kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
 
     def create(self, schema: pa.Schema) -> None:
-        """Create the table without rows, if it does not exist. Raises SchemaError if it exists with other columns or keys."""
+        """Create the table without rows, unless it exists. Raises SchemaError if it exists with other columns or keys."""
         definition = (self._log.latest() or self._create(schema)).definition
         requested = define(schema, self._options.files.keys or definition.keys, self._url)
         if definition.schema != requested.schema or definition.keys != requested.keys:
@@ -401,7 +407,7 @@ class TableWriter:
         return state
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
-        """What a commit of these files does to the rows of other writes, by the job's mode and the options."""
+        """The effect of a commit of these files on the rows of other writes, by the job's mode and the options."""
         if job.kept_columns:
 
             def write_rows(definition: Definition, rows: pa.Table) -> list[DataFile]:
@@ -436,11 +442,11 @@ class TableWriter:
     def commit(
         self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, effect: Effect | None = None
     ) -> TableState | None:
-        """Add the files' rows to the table, all at once. Returns the state after that; None if the batch was committed before.
+        """Add the rows of the files to the table, all at once. Returns the state after the commit; None if the batch was already committed.
 
-        `effect`: used instead of the effect of the job's mode. A write that would change nothing is not committed. Raises WriteConflictError,
-        NonUniqueKeyError or SchemaError if the commit is impossible, another UfsError if the store fails (the write is then aborted, if
-        possible), CommitUnknownError if the store does not say whether the write is committed.
+        `effect`: replaces the effect of the job's mode. A write that would change nothing is not committed. Raises WriteConflictError,
+        NonUniqueKeyError or SchemaError if the commit is impossible; another UfsError if the store fails (the write is then aborted, if
+        possible); CommitUnknownError if the store does not say whether the write is committed.
         """
         if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
             self._give_up(job, files, "no rows")
@@ -472,19 +478,19 @@ class TableWriter:
         return state
 
     def commit_position(self, job: Job, state: TableState) -> int:
-        """The log position of a job's commit; that of the current version if the job has no commit."""
+        """The log position of a job's commit; the position of the current version if the job has no commit."""
         write = own_write(state, job)
         return write.ended_at if write is not None and write.committed and write.ended_at is not None else state.newest
 
     def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
-        """Abort a job. If the store fails, the job stays open, and its rows stay invisible."""
+        """Abort a job. If the store fails, the write stays open, and its rows stay invisible."""
         with contextlib.suppress(UfsError, DamagedFileError):
             self.abort(job, files, reason)
 
     def _end(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
-        """The state after a commit that seemed to fail, if the job is committed after all; otherwise raises the error.
+        """The state after a commit that seemed to fail, if the job turns out to be committed; otherwise raises the error `problem`.
 
-        The race: the commit's event may still arrive. So an abort is put in the log, and whichever of the two comes first decides: no event
+        The race: the commit's event may still arrive. So an abort is put into the log, and whichever of the two comes first decides: no event
         of the write can follow its abort.
         """
         try:
@@ -550,15 +556,15 @@ class TableWriter:
                     f"batch {batch.id} of query {batch.query} was already committed by another writer, so this one has written nothing"
                 )
             if effect.is_due(state):
-                return None  # there are commits that must be looked into first
+                return None  # the write must look into newer commits first
             new_definition = definition if definition.schema != state.definition.schema else None
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, new_definition, batch)
 
         return commit
 
     def _allocate(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
-        """(the state, the job with a write id). The job has no write id if its batch is already committed, the state is None if the job had an id
-        before."""
+        """(the state, the job with a write id). The job gets no write id if its batch is already committed. The state is None if the job had
+        an id before."""
         if job.write_id is not None:
             return None, job
         allocations: list[tuple[int, str]] = []
@@ -594,8 +600,10 @@ class TableWriter:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
 
     def cast_key_table(self, keys: pa.Table) -> pa.Table:
-        """The keys, cast to the types of the table's key columns. Raises SchemaError for values that do not fit, OptionError for a table without
-        key columns, UfsNotFoundError if there is no table."""
+        """The keys, cast to the types of the table's key columns.
+
+        Raises SchemaError for values that do not fit, OptionError for a table without key columns, UfsNotFoundError if there is no table.
+        """
         state = self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url} is not a managed table, so nothing can be deleted: check the path")
@@ -607,7 +615,8 @@ class TableWriter:
         return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
 
     def delete(self, keys: pa.Table) -> int:
-        """Delete the rows with these keys, in one commit. Returns its log position, or that of the current version if nothing changes."""
+        """Delete the rows with these keys, in one commit. Returns the commit's log position; the current version's position if nothing
+        changes."""
         key_table = self.cast_key_table(keys)
         state = self._log.cached_state()
         if key_table.num_rows:
@@ -619,8 +628,11 @@ class TableWriter:
         return state.newest
 
     def delete_where(self, where: str) -> int:
-        """Delete the rows for which a predicate is true, in one commit. Returns its log position, or that of the current version if nothing
-        changes. Raises PredicateError."""
+        """Delete the rows for which a predicate is true, in one commit. Returns the commit's log position; the current version's if nothing
+        changes.
+
+        Raises PredicateError for an invalid predicate.
+        """
         state = self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url} is not a managed table, so nothing can be deleted: check the path")
@@ -631,10 +643,10 @@ class TableWriter:
         return self.commit_position(job, committed_state)
 
     def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
-        """Change the table's definition, in one commit. Returns its log position, or that of the current version if nothing changes.
+        """Change the table's definition, in one commit. Returns the commit's log position; the current version's position if nothing changes.
 
         `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the table has with
-        other types, and for keys that it does not have or that are named twice, UfsNotFoundError if there is no table.
+        other types, and for keys that the table does not have or that are named twice, UfsNotFoundError if there is no table.
         """
 
         def alter_definition(definition: Definition) -> Definition:
@@ -682,7 +694,7 @@ class TableWriter:
     # --- a transaction's side ---------------------------------------------------------------------
 
     def widen(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
-        """The job, extended to rows of these columns. Raises the errors of `begin`."""
+        """The job, extended so that it can also take rows with these columns. Raises the errors of `begin`."""
         state = self._log.cached_state()
         if state is None or state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
@@ -692,7 +704,8 @@ class TableWriter:
         return dataclasses.replace(job, definition=definition)
 
     def put_files(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
-        """Add files to the job's write in the log, and a delete file that names `rows` of other files. The job's commit makes them visible."""
+        """Add files to the job's write in the log, and a delete file that names `rows` of other files. The job's commit makes both
+        effective."""
         deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
         if job.write_id is not None and (files or deletes):
             self._log.append(self._writes(job, job.write_id, Independent(), files, deletes))
@@ -700,11 +713,12 @@ class TableWriter:
     # --- a task's side ----------------------------------------------------------------------------
 
     def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
-        """Write the rows of one task, and return their files. Each attempt of a task writes its own files; only those that are committed count."""
+        """Write the rows of one task, and return their files. Each attempt of a task writes its own files; only those passed to `commit`
+        count."""
         return self._files(job).write(self._beating(job, batches), prefix)
 
     def write_ordered(self, job: Job, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
-        """Write rows that come in parts ordered by key, and return their files (see `DataFiles`)."""
+        """Write rows that come in parts ordered by key, and return their files (see `DataFiles.write_ordered`)."""
         return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
 
     def _files(self, job: Job) -> DataFiles:

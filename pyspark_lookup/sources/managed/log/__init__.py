@@ -1,4 +1,4 @@
-"""The notification log of a managed table (after Hive's): its events, the state that follows from them, and the log in the store."""
+"""The notification log of a managed table (after Hive's): its events, the state of the table after them, and the log's files in the store."""
 
 from pyspark_lookup.sources.managed.log.events import (
     Abort,

@@ -1,7 +1,7 @@
-"""The events of a managed table's log: one immutable event per file, named after its position, in one total order (like Hive's notification log).
+"""The events of a managed table's log: each is one immutable file, named after its position in the log (like Hive's notification log).
 
-An event is JSON with its position, its table's id, a nonce of its writer, and a format version. A file that does not parse, or belongs to
-another table, is an error that names it: nothing is guessed. `EventFiles` reads and removes the files in the store.
+An event is JSON with its position, its table's id, a random nonce of its writer, and a format version. A file that cannot be parsed, or that
+belongs to another table, is an error that names the file. `EventFiles` reads and removes the files in the store.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from pyspark_lookup.storage.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.storage.ufs import Ufs
 
 FORMAT = 1
-"""The format version of events and checkpoints; later ones are refused."""
+"""The format version of events and checkpoints. Files with a later version are refused."""
 PAGE = 250
-"""The number of events in a page of a log. A state covers the last two pages, see `TableState`."""
+"""The number of events in a page of a log. A state can tell the versions of the last two pages, see `TableState`."""
 _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
 class WriteMode(enum.Enum):
-    """What a committed write does to the rows of the table.
+    """The effect of a committed write on the rows of the table.
 
-    APPEND keeps them. OVERWRITE replaces all rows of lower write ids, UPSERT the rows with its keys. DELETE deletes the rows with its keys,
-    DELETE_WHERE the rows for which a predicate is true. COMPACT has the same rows as the writes that it replaces, in other files. ALTER
-    changes only the table's definition; it takes a write id (HIVE-21637), so that a list of write ids shows which definition it goes with.
+    APPEND keeps all rows. OVERWRITE replaces all rows of lower write ids. UPSERT replaces the rows that have the keys of its rows. DELETE
+    deletes the rows with given keys, DELETE_WHERE the rows for which a predicate is true. COMPACT has the same rows as the writes that it
+    replaces, in other files. ALTER changes only the table's definition. It takes a write id (HIVE-21637), so that a list of write ids also
+    says which definition is valid.
     """
 
     APPEND = "append"
@@ -58,13 +59,13 @@ class WriteMode(enum.Enum):
 
     @property
     def by_key(self) -> bool:
-        """Whether a write of this mode, when it is committed, replaces or deletes the table's rows that have its keys."""
+        """Whether a write of this mode replaces or deletes the rows that have its keys."""
         return self in (WriteMode.UPSERT, WriteMode.DELETE)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """A file of a write: its path below the table, its size in bytes and its number of rows. It never changes."""
+    """A file of a write: its path below the table's directory, its size in bytes and its number of rows. The file never changes."""
 
     path: str
     size: int
@@ -72,7 +73,7 @@ class DataFile:
 
     @property
     def name(self) -> str:
-        """The file's name, which no other file has."""
+        """The file's name, which is unique in the table."""
         return self.path.rpartition("/")[2]
 
 
@@ -87,7 +88,8 @@ class Definition:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Identifies a micro-batch, so that it is committed only once: the stream's query, and the number of the micro-batch in it."""
+    """Identifies a micro-batch: the id of the stream's query, and the number of the micro-batch in this query. By it a micro-batch is
+    committed only once."""
 
     query: str
     id: int
@@ -95,7 +97,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One event. `at_s`: Unix time on its writer's clock, for people to read. Nothing compares it, because clocks differ."""
+    """One event. `at_s`: Unix time on its writer's clock, only for people to read, because the clocks of writers differ."""
 
     kind: ClassVar[str] = ""
     position: int
@@ -115,7 +117,7 @@ class Create(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Allocate(Event):
-    """A write has begun, and has its write id."""
+    """The event that begins a write and gives it its id."""
 
     kind = "allocate"
     write_id: int
@@ -124,8 +126,11 @@ class Allocate(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Write(Event):
-    """Files of a write. Nobody reads them before its commit. `deletes`: delete files, for rows of other writes. `replaces`: the
-    writes whose rows a compaction has written anew."""
+    """Files of a write, which nobody reads before its commit.
+
+    `deletes`: delete files, which name rows of other writes. `replaces`: for a compaction, the ids of the writes whose rows it has written
+    anew.
+    """
 
     kind = "write"
     write_id: int
@@ -136,9 +141,10 @@ class Write(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Commit(Event):
-    """The commit of a write: from its position on, the write's rows are part of the table.
+    """The commit of a write: from the event's position on, the write's rows are part of the table.
 
-    `definition`: the table's new definition; None if the write does not change it.
+    `definition`: the table's new definition; None if the write does not change it. `batch`: the micro-batch that the write has written, if
+    any.
     """
 
     kind = "commit"
@@ -149,7 +155,7 @@ class Commit(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Abort(Event):
-    """The write's rows will never be seen."""
+    """The end of a write whose rows will never be visible."""
 
     kind = "abort"
     write_id: int
@@ -158,7 +164,7 @@ class Abort(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Vacuum(Event):
-    """The files of these writes are being removed. No version from position `oldest` on needs them."""
+    """A vacuum: the files of the writes `write_ids` are being removed, and no version from position `oldest` on needs them."""
 
     kind = "vacuum"
     write_ids: tuple[int, ...] = ()
@@ -184,7 +190,7 @@ def event_bytes(event: Event) -> bytes:
 def parse_event(data: bytes, position: int, origin: str) -> Event:
     """The event in a file's content. `origin` names the file in errors.
 
-    Raises NotSupportedError for an event of a later format, DamagedFileError for anything that is not an event of this position.
+    Raises NotSupportedError for an event of a later format, DamagedFileError for content that is not an event of this position.
     """
     document = parse(data, origin)
     try:
@@ -199,7 +205,7 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
             raise ValueError(f"it says that it is event {head[0]}")
         body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
         unknown = document.keys() - body.keys() - _HEAD
-        if unknown:  # an older reader must not ignore what a field says
+        if unknown:  # a later release may have added a field that changes the meaning of the event
             raise ValueError(f"it has the unknown field {min(unknown)!r}")
         return kind(*head, **body)
     except UNREADABLE as problem:
@@ -207,7 +213,7 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
-    """A JSON object as the log's files hold it: its last field is the CRC-32 of all bytes before that field."""
+    """The bytes of a JSON object with one more field at its end: the CRC-32 of all bytes before this field."""
     text = json.dumps(document, separators=(",", ":")).encode()[:-1]
     return text + _seal(text)
 
@@ -246,13 +252,13 @@ def _plain(value: Any) -> Any:
 
 
 def definition_json(definition: Definition) -> dict[str, Any]:
-    """A definition as a JSON value."""
+    """A definition as a JSON object, which `parse_definition` reads."""
     keys, properties = list(definition.keys), dict(definition.properties)
     return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
 
 
 def parse_definition(record: Any) -> Definition:
-    """The definition that `definition_json` wrote. Raises one of `UNREADABLE` if it is malformed."""
+    """The definition that `definition_json` wrote. Raises one of the errors in `UNREADABLE` for a malformed record."""
     keys, schema = as_texts(record["keys"]), schema_of_text(as_text(record["schema"]))
     properties = {as_text(key): as_text(value) for key, value in record["properties"].items()}
     lower_names = {name.lower() for name in schema.names}
@@ -263,15 +269,18 @@ def parse_definition(record: Any) -> Definition:
 
 
 def parse_files(records: Any) -> tuple[DataFile, ...]:
-    """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
+    """The files that an event or a checkpoint lists. Raises TypeError or ValueError for malformed records."""
     return tuple(DataFile(_parse_path(path), as_count(size), as_count(rows)) for path, size, rows in records)
 
 
 def _parse_path(value: Any) -> str:
-    """A path below the table. Raises ValueError for a path that leads out of the table: it could name files that the reader may read but the
-    table's writer may not."""
+    """A path below the table's directory.
+
+    Raises ValueError for a path that leads out of that directory: it might name a file that the reader may read but the table's writer may
+    not.
+    """
     path = as_text(value)
-    # Some stores decode a URL, and the decoded path may have other parts.
+    # Some stores decode a URL's percent signs, and the decoded path may contain `..`.
     for spelling in (path, unquote(path)):
         leaves_table = any(part in ("", ".", "..") for part in spelling.split("/"))
         if leaves_table or "\\" in spelling or any(ord(char) < 32 for char in spelling) or not is_encodable(spelling):
@@ -316,7 +325,7 @@ DIGITS = 20
 
 
 class EventFiles:
-    """The events of the table at `url`."""
+    """The events of the table at `url`, as files in the store."""
 
     def __init__(self, ufs: Ufs, url: str) -> None:
         self._ufs = ufs
@@ -332,11 +341,11 @@ class EventFiles:
         return self.event_path(self.url, position)
 
     def get_meta(self, position: int) -> FileVersion:
-        """The file of the event at a position, from the store. Raises UfsNotFoundError if there is none."""
+        """The file of the event at a position, from the store. Raises UfsNotFoundError if there is no such event."""
         return self._ufs.get_meta(self.path(position))
 
     def list_following(self, position: int, at_most: int | None = None) -> list[tuple[int, FileVersion]]:
-        """(position, file) of the events after a position, in their order. One LIST."""
+        """(position, file) of each event after a position, in order. One LIST."""
         files = self._ufs.list_files(self._directory, after=f"{position:0{DIGITS}d}.json", at_most=at_most)
         named_files = ((file.url.rsplit("/", 1)[-1], file) for file in files)
         return [(self._parse_position(name, file), file) for name, file in named_files if name.endswith(".json")]
@@ -348,10 +357,10 @@ class EventFiles:
         return int(stem)
 
     def read_following(self, position: int, table_id: str | None) -> list[tuple[FileVersion, Event]]:
-        """(file, event) of all events after a position. One LIST, and one read per event. `table_id`: the id of the table; None: the id in the
-        first of these events.
+        """(file, event) of all events after a position. One LIST, and one read per event.
 
-        Raises DamagedFileError if the log lacks an event of this table but has a later one.
+        `table_id`: the id of the table; None: the id in the first of these events. Raises DamagedFileError if the log lacks an event of this
+        table but has a later one.
         """
         files = dict(self.list_following(position))
         following: list[FileVersion] = []
@@ -364,8 +373,8 @@ class EventFiles:
         events = self.read(following)
         if files:
             own_id = table_id or (events[0][1].table_id if events else None)
-            # The race: a slow writer may put its event into the log of the table that has replaced its own, and then removes it. So an
-            # event after a gap is damage only if it is this table's.
+            # The race: a slow writer of a dropped table may put an event into the log of the next table at this path, until it notices and
+            # removes the event. So an event after a gap is damage only if it belongs to this table.
             if own_id is None or any(event.table_id == own_id for _, event in self.read(list(files.values()))):
                 raise DamagedFileError(
                     f"{redact('path', self.url)}: the log lacks event {position + len(events) + 1} but has event {min(files)}: "
@@ -374,7 +383,7 @@ class EventFiles:
         return events
 
     def _find_missed(self, position: int) -> FileVersion | None:
-        """The file of an event that was missing in a listing with a later event; None if the file does not exist.
+        """The file of an event that is missing in a listing although the listing has a later event; None if the file does not exist.
 
         The race: a listing of a local directory in which somebody puts two files may show only the later one.
         """
@@ -386,14 +395,14 @@ class EventFiles:
     def delete(self, positions: Sequence[int]) -> None:
         """Remove events, in the order of their positions.
 
-        The race: a reader may be reading them. It asks for the next event first, and then again for the last one that it knows, so it
-        notices that one of them is gone. S3 removes a thousand at once, in no order; see `TRUSTED_S`.
+        The race: a reader may be reading these events. It asks for the next event first, and then again for the last event that it knows, so
+        it notices the removal. S3 removes a thousand files at once, in no order; see `TRUSTED_S`.
         """
         self._ufs.delete_many(self._directory, [f"{position:0{DIGITS}d}.json" for position in positions])
 
     def read(self, files: Sequence[FileVersion]) -> list[tuple[FileVersion, Event]]:
-        """(file, event) for each of these files. Raises DamagedFileError for a file that is no event, NotSupportedError for one of a later
-        format."""
+        """(file, event) for each of these files. Raises DamagedFileError for a file that is not an event, NotSupportedError for an event of a
+        later format."""
         texts = self._ufs.read_many([(file.as_immutable(), [(0, file.size)]) for file in files])
         return [(file, self._event(file, text)) for file, (text,) in zip(files, texts, strict=True)]
 
@@ -406,6 +415,7 @@ class EventFiles:
             return parse_event(reread_text, position, redact("path", file.url))
 
     def is_listed(self, position: int, nonce: str) -> bool:
-        """Whether a LIST of the log shows an event. For stores that may give a wrong answer when asked for the file itself."""
+        """Whether a LIST of the log shows the event with this nonce at a position. It is the second opinion on a store that says that the
+        file is missing."""
         files = [file for _, file in self.list_following(position - 1, at_most=1)]
         return any((event.position, event.nonce) == (position, nonce) for _, event in self.read(files))

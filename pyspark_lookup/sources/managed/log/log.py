@@ -1,12 +1,14 @@
-"""`NotificationLog`: a managed table's log in the store, one file per event, and what this host has cached of it.
+"""`NotificationLog`: a managed table's log in the store, one file per event, and the host's cached copy of the log.
 
-Each file `<table>/_lookup/log/<position>.json` is one event. Writers race for the first free position, and exclusive create lets one of
-them win, so all readers see one order. `<table>/_lookup/checkpoints/` holds the state after some of the events, named so that a listing
-shows the newest first. Each state that was read is cached in this process and on this host. A reader finds new events by asking for the
-next position. Then it asks again for the last event that it knows, to make sure that the table is still the same.
+Each file `<table>/_lookup/log/<position>.json` is one event. Writers race for the first free position. The store creates a file only if none
+of that name exists, so exactly one writer wins, and all readers see the events in one order. A reader finds new events by asking for the next
+position. Then it asks again for the last event that it knows, to make sure that the table is still the same.
 
-`LogPages` reads earlier states and trims the log. The log is divided into pages of `PAGE` events. A state covers the last two pages, and
-each page before these has a checkpoint at its end.
+The events up to a position add up to a state (`TableState`). `<table>/_lookup/checkpoints/` has the states at some positions, under names
+that make a listing show the newest first. This process and this host cache the latest state that they have read.
+
+The log is divided into pages of `PAGE` events. The latest state can tell all versions of the last two pages. Each page before these has a
+checkpoint at its end, which can tell the versions of that page. `LogPages` reads these checkpoints, and removes pages that no longer matter.
 """
 
 from __future__ import annotations
@@ -60,12 +62,13 @@ from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import read_again
 
 _log = logging.getLogger("pyspark_lookup.notifications")
-_EVERY = 50  # events between two checkpoints
+_EVERY = 50  # events from one checkpoint to the next
 _CHECKPOINTS_KEPT = 3
 
 
 class Checkpoints:
-    """The checkpoints of the table at `url`: a few of the latest, and one at the end of each page of the log."""
+    """The checkpoints of the table at `url`: files that each have the table's state at a position. The last few stay, and those at the ends
+    of pages."""
 
     def __init__(self, ufs: Ufs, url: str) -> None:
         self._ufs = ufs
@@ -75,7 +78,7 @@ class Checkpoints:
         return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # so that a listing shows the newest first
 
     def newest_first(self) -> Iterator[TableState]:
-        """The checkpoints' states, the newest first; a checkpoint that is damaged or gone is left out, with a warning in the log."""
+        """The states in the checkpoints, the newest first. A damaged or vanished checkpoint is skipped, with a logged warning."""
         for at_most in (_CHECKPOINTS_KEPT, None):
             try:
                 files = self._ufs.list_files(self._directory, after="", at_most=at_most)
@@ -96,15 +99,15 @@ class Checkpoints:
     def read(self, position: int) -> TableState:
         """The state in the checkpoint at a position.
 
-        Raises UfsNotFoundError if there is no checkpoint, SourceChangedError if it was removed or replaced meanwhile, DamagedFileError if it
-        is malformed.
+        Raises UfsNotFoundError if there is no checkpoint, SourceChangedError if the checkpoint was removed or replaced meanwhile,
+        DamagedFileError if it is malformed.
         """
         file = self._ufs.get_meta(self._path(position))
         (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
         return parse_state(data, redact("path", file.url))
 
     def page_ends(self, page: int) -> list[int]:
-        """The positions, ascending, at which a page ends and for which there is a checkpoint. One LIST. `page`: the number of events in a page."""
+        """The positions of the checkpoints at the ends of pages, ascending. One LIST. `page`: the number of events in a page."""
         try:
             files = self._ufs.list_files(self._directory)
         except UfsNotFoundError:
@@ -116,7 +119,7 @@ class Checkpoints:
     def put_if_due(self, state: TableState) -> bool:
         """Write a checkpoint of the state if one is due at its position. Returns whether that position ends a page.
 
-        An error of the store is ignored: without the checkpoint, reading the log only takes longer.
+        Errors of the store are ignored: without the checkpoint, readers only need longer.
         """
         every = math.gcd(_EVERY, state.page)
         if state.position % every:
@@ -134,7 +137,7 @@ class Checkpoints:
 
 
 def state_to_json(state: TableState) -> dict[str, Any]:
-    """The state as a JSON value."""
+    """The state as a JSON object, which `state_from_json` reads."""
     writes = [
         [
             write.id,
@@ -174,7 +177,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
 
 
 def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
-    """The state that `state_to_json` wrote. Raises DamagedFileError if it is malformed."""
+    """The state that `state_to_json` wrote. Raises DamagedFileError for a malformed record. `origin` names the record in the error."""
     try:
         head = parse_table_id(record["table"]), as_count(record["position"]), as_text(record["nonce"])
         state = TableState(*head, as_positive(record["page"]))
@@ -218,7 +221,7 @@ def _parse_write(row: Any) -> TableWrite:
 
 
 def _check(state: TableState, rows: int) -> None:
-    """Raise ValueError if the parts of a parsed state contradict each other. `rows`: the number of writes in the parsed text."""
+    """Raise ValueError if the parts of a parsed state contradict each other. `rows`: the number of writes in the parsed record."""
     changes = [change.position for change in state.changes]
     definition_positions = [position for position, _ in state.definitions]
     for positions in (changes, definition_positions):
@@ -254,16 +257,20 @@ def _check(state: TableState, rows: int) -> None:
 
 
 def parse_state(data: bytes, origin: str) -> TableState:
-    """The state in the bytes of a checkpoint. Raises DamagedFileError if they are malformed, NotSupportedError if their format is later."""
+    """The state in the bytes of a checkpoint. Raises DamagedFileError for malformed bytes, NotSupportedError for the format of a later
+    release."""
     return state_from_json(parse(data, origin), origin)
 
 
-_STATES_KEPT = 4  # states at the ends of pages
+_STATES_KEPT = 4  # states at the ends of pages that a process caches that a process caches
 
 
 class LogPages:
-    """The pages of a table's log: each has the same number of events. `redacted_path` names the table in errors. In all methods, `state` is
-    the log's latest state."""
+    """The pages of a table's log, each with the same number of events. `redacted_path` names the table in errors.
+
+    A state "covers" the positions whose versions and changes it can tell: the latest state those of the last two pages, the state at the end
+    of an earlier page those of that page. In all methods, `state` is the log's latest state.
+    """
 
     def __init__(self, events: EventFiles, checkpoints: Checkpoints, redacted_path: str) -> None:
         self._events = events
@@ -272,19 +279,19 @@ class LogPages:
         self._states: dict[tuple[str, int], TableState] = {}
         self._ends: dict[
             tuple[str, str], int
-        ] = {}  # (table id, list of write ids) -> the end of the page whose state covers the list
+        ] = {}  # (table id, list of write ids) -> the end of the page whose state can tell the list's version
 
     def find_state(self, state: TableState, position: int) -> TableState:
         """The state that covers a position: `state` itself, or the state at the end of the position's page.
 
-        Raises VersionGoneError if the log no longer has that position.
+        Raises VersionGoneError if the log no longer has that page.
         """
         return (
             state if position >= state.since else self._page_end_state(state, -(-position // state.page) * state.page)
         )
 
     def _page_end_state(self, state: TableState, end: int) -> TableState:
-        """The state at the end of a page."""
+        """The state at the end of a page, from this process's cache or the store."""
         end_state = self._states.get((state.table_id, end))
         if end_state is None:
             end_state = self._read(state, end)
@@ -293,8 +300,8 @@ class LogPages:
         return end_state
 
     def _read(self, state: TableState, end: int) -> TableState:
-        """The state at the end of a page: from its checkpoint, or, if the writer died before it wrote one, from an earlier checkpoint and the
-        events since."""
+        """Read the state at the end of a page from its checkpoint. If the writer died before it put that checkpoint, the state is computed
+        from an earlier checkpoint and the events after it."""
         ends: list[int] = []
         with contextlib.suppress(SourceChangedError):
             with contextlib.suppress(UfsNotFoundError, DamagedFileError):
@@ -315,7 +322,8 @@ class LogPages:
         )
 
     def _replay(self, state: TableState, base: int, end: int) -> TableState | None:
-        """The state at `end`, from the checkpoint at `base` (0: from the first event) and the events since; None if an event is missing."""
+        """The state at `end`, from the checkpoint at `base` (0: from the first event) and the events after it; None if an event is
+        missing."""
         files = [file for _, file in self._events.list_following(base, at_most=end - base)]
         events = [event for _, event in self._events.read(files)]
         if len(events) < end - base or events[-1].position != end:
@@ -342,7 +350,8 @@ class LogPages:
             after = part.position
 
     def files(self, state: TableState) -> Iterator[DataFile]:
-        """The files that versions from `state.oldest` on need, and the files of open writes. A file may come more than once."""
+        """The data files and delete files that any version from position `state.oldest` on needs, and those of open writes. A file may come
+        more than once."""
         ends = range(-(-state.oldest // state.page) * state.page, state.since + 1, state.page)
         for part in (*(self._page_end_state(state, end) for end in ends), state):
             for write in part.writes.values():
@@ -372,12 +381,12 @@ class LogPages:
         return write.does_something and (write.ended_at or 0) <= state.oldest and write.id not in needed_ids
 
     def forget(self) -> None:
-        """Forget the states that were read."""
+        """Forget the states that were read: their table may have been dropped."""
         self._states, self._ends = {}, {}
 
     def find_state_by_write_ids(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
-        """The state that covers an earlier list of write ids: the state at the end of the first page after which all writes of the list are
-        committed."""
+        """The state that can tell the version of an earlier list of write ids: the state at the end of the first page by whose end all writes
+        of the list were committed."""
         place = state.table_id, str(write_ids)
         if place not in self._ends:
             end_state = self._search_pages(state, write_ids)
@@ -405,17 +414,17 @@ class LogPages:
     def trim(self, state: TableState, until_s: float) -> int:
         """Remove the events and checkpoints of pages that no version from `state.oldest` on needs. Returns the number of events removed.
 
-        `until_s`: only pages whose last event was put before this time, on the store's clock. The first event always stays: its put creates
-        a table.
+        `until_s`: a page is removed only if its last event was put before this time, on the store's clock. The first event always stays,
+        because no second writer can create the table while that event exists.
         """
         ends = self._checkpoints.page_ends(state.page)
         last_end = 0
-        # The page before each end can be removed, because the checkpoint at the end covers what follows.
+        # All pages up to `end` may go, because the page after them has a checkpoint at `next_end`, which covers that page.
         for next_end in ends[1:]:
             end = next_end - state.page
             if end >= state.oldest or end > state.since:
                 break
-            with contextlib.suppress(UfsNotFoundError):  # another process has begun to trim this page and died
+            with contextlib.suppress(UfsNotFoundError):  # another process began to trim this page and died
                 put_at_s = self._events.get_meta(end).modified_at_s
                 if put_at_s is None or put_at_s > until_s:
                     break
@@ -429,21 +438,23 @@ class LogPages:
         return len(positions)
 
 
-_TAIL_AT_MOST = 100  # events that the host records after a state
-_RACES = 1000  # positions lost in a row to faster writers
-_PROBED = 64  # events requested by name, in stores where a listing costs as much as the whole directory
+_TAIL_AT_MOST = 100  # the host's record of the log has at most this many events after its state
+_RACES = 1000  # an append fails after it has lost this many positions in a row to faster writers
+_PROBED = 64  # new events are requested by name up to this number, in stores that can only list the whole log
 TRUSTED_S = 86400.0
-"""How long a host continues from its cached state. After that it reads the log again, because the next events may have been put and trimmed."""
-_CLOCK_STEP_S = 60.0  # steps of a clock that are tolerated
-_IN_VAIN = 8  # times that a position is lost to an event that the store does not return
+"""A host continues from a cached state that is younger than this, in seconds. It does not trust an older one, because the events after it may
+have been put and trimmed meanwhile: then it reads the log from the newest checkpoint on."""
+_CLOCK_STEP_S = 60.0  # a clock may be set back by this much without effect
+_IN_VAIN = 8  # an append fails after it has lost a position this often to an event that the store does not return
 
 
 @dataclasses.dataclass(frozen=True)
 class _CachedLog:
-    """The latest state, the file of its last event (None: not requested yet), and how the host's two records hold that state.
+    """The latest state that is known, and how the host's two records on disk hold it.
 
-    One record holds the state at position `base`, the other the `tail` of events since, so that a commit rewrites only the small one.
-    `looked_s`: when the store last said that this is the latest state, by the wall clock.
+    One record has the state at position `base`. The other has `tail`, the events after `base` as bytes, so that a commit rewrites only this
+    small record. `last_file`: the file of the state's last event (None: not requested yet). `looked_s`: when the store last confirmed that
+    this is the latest state, by the wall clock.
     """
 
     state: TableState
@@ -470,9 +481,10 @@ class NotificationLog:
     # --- reading ----------------------------------------------------------------------------------
 
     def cached_state(self, position: int = 0) -> TableState | None:
-        """The newest state that this process has read, or the host's record of one if the process has none as new as `position`.
+        """The newest state that this process has cached. If it has none, or only one before `position`, the host's cached state, if that is
+        newer.
 
-        None if there is neither. No store call. The state may be of a table that has been dropped since.
+        None if neither has a state. Makes no call to the store. The state may be that of a table that has been dropped since.
         """
         with self._lock:
             if self._cached_log is None or self._cached_log.state.position < position:
@@ -484,9 +496,9 @@ class NotificationLog:
             return self._cached_log.state if self._cached_log is not None else None
 
     def latest(self) -> TableState | None:
-        """The table's state now; None if there is no log. Two calls if nothing is new since this host last read it.
+        """The table's state now; None if there is no log. Two calls to the store if the log has no new event since this host last read it.
 
-        Raises DamagedFileError if the log contradicts itself, NotSupportedError if its format is later.
+        Raises DamagedFileError if the log contradicts itself, NotSupportedError if its format is that of a later release.
         """
         self.cached_state()
         with self._lock:
@@ -515,7 +527,8 @@ class NotificationLog:
         return state
 
     def _age_s(self, cached_log: _CachedLog) -> float:
-        """Seconds since the store last told this host that a state is the latest; infinity if the clock was set back since then."""
+        """Seconds since the store last confirmed to this host that the cached state is the latest; infinity if the clock was set back since
+        then."""
         age_s = self._context.clock.wall_s() - cached_log.looked_s
         return age_s if age_s > -_CLOCK_STEP_S else math.inf
 
@@ -529,7 +542,7 @@ class NotificationLog:
         return self._events.read(files)
 
     def _is_same(self, state: TableState, cached_file: FileVersion | None) -> FileVersion | None:
-        """The file of the state's last event if it is still that event; None if it is not."""
+        """The file of the state's last event, if the store still has that event; otherwise None."""
         try:
             file = self._events.get_meta(state.position)
             if file == cached_file:
@@ -541,10 +554,10 @@ class NotificationLog:
         return file if event.nonce == state.nonce else None
 
     def _read_all(self) -> TableState | None:
-        """The latest state, read anew from the newest checkpoint and the events after it; None if there is no log."""
+        """The latest state, read anew from the newest checkpoint and the events after that checkpoint; None if there is no log."""
         with self._lock:
             self._cached_log = None
-        self.pages.forget()  # they may be of another history
+        self.pages.forget()  # they may belong to a table that was dropped
 
         def read() -> tuple[TableState | None, list[tuple[FileVersion, Event]]]:
             return self._from_checkpoint() or (None, self._events.read_following(0, None))
@@ -562,7 +575,7 @@ class NotificationLog:
         return state
 
     def _from_checkpoint(self) -> tuple[TableState, list[tuple[FileVersion, Event]]] | None:
-        """(the state of the newest usable checkpoint, the events from its position on); None if this table has no usable checkpoint."""
+        """(the newest usable state in a checkpoint, the events from its position on); None if this table has no usable checkpoint."""
         for state in self._checkpoints.newest_first():
             # A writer may put a checkpoint late, after its table was dropped and another one created. A copy of a table may have a
             # checkpoint that is ahead of its events.
@@ -573,15 +586,20 @@ class NotificationLog:
         return None
 
     def find_position(self, state: TableState, until_s: float) -> int | None:
-        """The last position up to which every event was put by `until_s`, on the store's clock; None if the first event that the log still has
-        was put later."""
+        """The position before the first event that was put after `until_s`, on the store's clock; the last position if no event was.
+
+        None if already the first event that the log still has was put later.
+        """
         begin = self.pages.begin(state)
         late_positions = (position for position, at_s in self.put_times(begin).items() if at_s > until_s)
         position = min(min(late_positions, default=state.position + 1) - 1, state.position)
         return None if position == begin else position
 
     def put_at_s(self, position: int) -> float | None:
-        """When an event was put, on the store's clock; None if the event has been trimmed. Raises UfsError if the store has no such time."""
+        """When an event was put, on the store's clock; None if the event has been trimmed.
+
+        Raises UfsError if the store does not tell when a file was written.
+        """
         with self._lock:
             cached_log = self._cached_log
         last_file = cached_log.last_file if cached_log is not None and cached_log.state.position == position else None
@@ -598,17 +616,17 @@ class NotificationLog:
         return file.modified_at_s
 
     def put_times(self, after: int, at_most: int | None = None) -> dict[int, float]:
-        """For the position of each event after the position `after`, when the event was put, on the store's clock. One LIST.
+        """For each event after the position `after`: its position, and when it was put, on the store's clock. One LIST.
 
-        Events for which the store has no time are left out.
+        Events for which the store tells no time are left out.
         """
         files = self._events.list_following(after, at_most)
         return {position: file.modified_at_s for position, file in files if file.modified_at_s is not None}
 
-    # --- what this host knows ---------------------------------------------------------------------
+    # --- the host's record of the log -------------------------------------------------------------
 
     def _read_record(self) -> _CachedLog | None:
-        """The log as this host's cache directory has it; None if there is no record of it that can be read."""
+        """The cached log in this host's cache directory; None if the directory has no readable record of the log."""
         if self._context.disk is None:
             return None
         origin = "the host's record of the log"
@@ -632,7 +650,7 @@ class NotificationLog:
     def _keep(self, state: TableState, events: Sequence[Event] | None, last_file: FileVersion | None) -> None:
         """Cache a state, in this process and on the host, unless a newer state of the same table is cached.
 
-        `events`: the events between the cached state and this one. None: this state was read from the store as a whole.
+        `events`: the events between the cached state and `state`. None: `state` was read from the store as a whole.
         """
         with self._lock:
             previous_log = self._cached_log
@@ -665,8 +683,10 @@ class NotificationLog:
             self._forget_files(self._context.disk, previous_log.state, state)
 
     def _forget_files(self, disk: Disk, before: TableState, state: TableState) -> None:
-        """Drop the cached blocks of files that were replaced or vacuumed, so that no later state has them. A reader of an old version fetches
-        them again."""
+        """Drop the cached blocks of files that `before` names and `state` does not: they were replaced or vacuumed.
+
+        A reader of an old version fetches these blocks again.
+        """
         if (before.since, before.oldest) != (state.since, state.oldest):
             obsolete_paths = before.paths() - state.paths()
             disk.forget_files(make_path_key(self._ufs.scope, f"{self.url}/{path}") for path in obsolete_paths)
@@ -677,7 +697,8 @@ class NotificationLog:
     # --- writing ----------------------------------------------------------------------------------
 
     def create(self, make: Callable[[str, float], Event]) -> TableState | None:
-        """Put the first event, which `make` returns for a nonce and the time. Returns the state after it; None if the log has a first event already."""
+        """Put the first event, which `make` returns for a nonce and the time. Returns the state after it; None if the log already has a first
+        event."""
         event = make(self._nonce(), self._context.clock.wall_s())
         file = self._put_event(event)
         if file is None:
@@ -691,11 +712,13 @@ class NotificationLog:
     def append(
         self, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
     ) -> TableState:
-        """Put the event that `make` returns for the current state, a nonce and the time. Returns the state after it.
+        """Put the event that `make` returns for the current state, a nonce and the time. Returns the state after the event.
 
         The race: if another writer takes the position first, `make` is called again with the state after that writer's event. If `make`
-        returns None, nothing is put; if it raises, so does this. `after`: the state that an append has just returned, which saves asking
-        the store. Raises CommitUnknownError if the store does not say whether the event was put, UfsNotFoundError if the table is gone.
+        returns None, nothing is put, and the current state is returned. Errors of `make` are passed on.
+
+        `after`: the state that another append has just returned; giving it saves a question to the store. Raises CommitUnknownError if the
+        store does not say whether the event was put, UfsNotFoundError if the table is gone.
         """
         lost_at, in_vain = 0, 0
         for _ in range(_RACES):
@@ -709,7 +732,7 @@ class NotificationLog:
                 return state
             file = self._put_event(event)
             if file is None:
-                # The store may not show the event that took the position yet: it is asked again, with pauses.
+                # The store may not show yet which event has taken the position: it is asked again, with pauses.
                 in_vain = in_vain + 1 if event.position == lost_at else 0
                 lost_at = event.position
                 if in_vain >= _IN_VAIN:
@@ -732,7 +755,8 @@ class NotificationLog:
         )
 
     def _trim(self, state: TableState, last_file: FileVersion) -> None:
-        """Remove the pages that neither the last vacuum nor the table's log retention keeps. Age counts back from the last event."""
+        """Remove the pages of the log that no readable version needs and that are older than the table's properties say, counted back from
+        the last event."""
         # The commit has succeeded: an error here must not make its writer repeat it.
         with contextlib.suppress(PysparkLookupError):
             put_at_s = last_file.modified_at_s or self._events.get_meta(state.position).modified_at_s
@@ -742,7 +766,10 @@ class NotificationLog:
                 self.pages.trim(state, put_at_s - kept_s)
 
     def _put_event(self, event: Event) -> FileVersion | None:
-        """Put an event, and return its file; None if its position is taken. Raises CommitUnknownError if the store does not say whether it was put."""
+        """Put an event, and return its file; None if its position is taken.
+
+        Raises CommitUnknownError if the store does not say whether the event was put.
+        """
         try:
             return self._ufs.put_if_absent(self._events.path(event.position), event_bytes(event))
         except PutUnknownError as problem:
@@ -755,7 +782,7 @@ class NotificationLog:
         )
 
     def _has_followed(self, state: TableState, event: Event) -> bool:
-        """Whether the event that was just put follows the state for which it was made. If not, it is removed again.
+        """Whether the event that was just put follows the state for which it was made. If not, the event is removed again.
 
         The race: between the read of the log and the put, the table may have been dropped and another one created at its path.
         """
@@ -764,7 +791,8 @@ class NotificationLog:
                 self._cached_log.last_file if self._cached_log is not None and self._cached_log.state is state else None
             )
         try:
-            # Others may have seen the event and put theirs after it. So it is removed only if both requests miss the event before it.
+            # Other writers may have seen the event and put theirs after it. So it is removed only if two requests, by name and by LIST,
+            # both miss the event before it.
             if self._is_same(state, cached_file) is not None or self._events.is_listed(state.position, state.nonce):
                 return True
             self._ufs.delete(self._events.path(event.position))

@@ -1,8 +1,8 @@
 """`TableState`: a managed table after the events up to a position, with its writes and changes, and the versions that follow from them.
 
-A version consists of what a `ValidWriteIdList` lets through: the files of the highest valid overwrite and of the valid writes above it.
-Lists that let through the same writes are one version, whatever else they differ in (HIVE-21637's equivalence), so a version's digest is
-computed from these writes.
+A version has the rows that a `ValidWriteIdList` includes: those of the highest valid overwrite and of the valid writes above it. Two lists
+that include the same writes are the same version, even if they differ otherwise (as in HIVE-21637). So a version's digest is computed from
+these writes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from pyspark_lookup.versions.model import VersionMetadata
 
 @dataclasses.dataclass(frozen=True)
 class TableWrite:
-    """A write: its id and mode, its files so far, and the positions of its allocation and of its end (None: it is open).
+    """A write: its id and mode, its files so far, and the positions at which its id was allocated and at which it ended (None: it is open).
 
-    `replaces`: for a compaction, the writes whose rows are in its files; `least` and `rank` are the lowest and highest write ids of these
-    rows. `vacuumed`: its files are gone. `nonce`: of the event that allocated the id.
+    `deletes`: delete files, which name rows of other writes. `replaces`: for a compaction, the ids of the writes whose rows are in its files;
+    `least` and `rank` are the lowest and highest write ids of these rows. `vacuumed`: its files were removed. `nonce`: the nonce of the event
+    that allocated the id.
     """
 
     id: int
@@ -69,9 +70,9 @@ class TableWrite:
 
     @property
     def label(self) -> str:
-        """Identifies the write's content in a version's digest, by its id and the names of its files, which are unique.
+        """The text that stands for the write in a version's digest: its id and the names of its files, which are unique.
 
-        The label of an open write, which its transaction sees, changes with each file that is added.
+        The label of an open write, which its own transaction sees, changes with each file that is added.
         """
         names = self.names
         first, last = (names[0], names[-1]) if names else ("", "")
@@ -84,21 +85,21 @@ class TableWrite:
 
     @property
     def does_something(self) -> bool:
-        """Whether it has data files or delete files."""
+        """Whether the write has data files or delete files."""
         return bool(self.files or self.deletes)
 
     def as_compaction(self, writes: TableWrites, replaces: tuple[int, ...]) -> TableWrite:
-        """This write as a compaction that replaces the given writes."""
+        """This write as a compaction that also replaces the writes with the ids `replaces`."""
         least = min(writes[id_].least for id_ in replaces)
         rank = max(writes[id_].rank for id_ in replaces)
         return dataclasses.replace(self, replaces=(*self.replaces, *replaces), least=least, rank=rank)
 
 
-_NEWER_AT_MOST = 64
+_NEWER_AT_MOST = 64  # writes added or replaced since `TableWrites._older` was made  # writes added or replaced since `TableWrites._older` was made
 
 
 class TableWrites:
-    """Writes by id, in the order of their ids. A copy costs as much as the latest additions, however many writes there are."""
+    """Writes by id, in the order of their ids. Copying takes time for the latest additions only, not for all writes."""
 
     __slots__ = ("_newer", "_older")
 
@@ -147,7 +148,8 @@ class TableWrites:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """An event that made a version: its position, Unix time on its writer's clock, and its write (None: the event that created the table)."""
+    """An event that made a version: its position, its Unix time on the writer's clock, and the id of the write that it commits (None: it
+    creates the table)."""
 
     position: int
     at_s: float
@@ -155,23 +157,26 @@ class Change:
 
 
 KEPT_S = 7 * 86400.0
-"""Vacuum removes a file only after nothing has needed it for this long, unless it is forced: longer than a query or a micro-batch runs."""
+"""Seconds. Unless it is forced, vacuum removes a file only if no version has needed it for this long, which is longer than queries run."""
 LOG_RETENTION, VACUUM_AFTER = "lookup.log.retention", "lookup.write.vacuum-after"
 
 
 @dataclasses.dataclass(frozen=True)
 class TableProperties:
-    """How long a table keeps its log and its files. `log_retention_s`: how much longer than the versions their events are kept.
-    `vacuum_after_s`: commits remove the files that no version has needed for this long (None: commits never vacuum)."""
+    """How long a table keeps its log and its files, in seconds.
+
+    `log_retention_s`: how long the log keeps events after the files of their versions may be vacuumed. `vacuum_after_s`: commits remove files
+    that no version has needed for this long (None: commits never vacuum).
+    """
 
     log_retention_s: float = KEPT_S
     vacuum_after_s: float | None = None
 
 
 def parse_properties(properties: Mapping[str, str]) -> TableProperties:
-    """The `TableProperties` that a table's properties set. Properties that do not begin with `lookup.` are the user's own.
+    """The `TableProperties` that a table's properties set. Properties that do not begin with `lookup.` are the user's own and are ignored.
 
-    Raises OptionError for an unknown property that begins with `lookup.`, or an invalid value.
+    Raises OptionError for an unknown property that begins with `lookup.`, and for an invalid value.
     """
     durations_s: dict[str, float] = {}
     for key, text in properties.items():
@@ -192,17 +197,17 @@ def parse_properties(properties: Mapping[str, str]) -> TableProperties:
     return TableProperties(durations_s.get(LOG_RETENTION, KEPT_S), vacuum_after_s)
 
 
-_REWRITES_AT_MOST = 8
+_REWRITES_AT_MOST = 8  # compactions that a version's metadata lists  # compactions that a version's metadata lists
 
 
 class VisibleWrites:
     """The writes whose rows a reader with the list `write_ids` sees. `position`: the position of the log's last event.
 
-    The rows of the highest valid overwrite and of the writes above it are visible. A compaction takes the place of the writes that it has
-    compacted. A write by key deletes rows that were committed before it.
+    Visible are the rows of the highest valid overwrite and of the writes above it. A compaction takes the place of the writes that it
+    replaces. A write by key deletes rows that were committed before it.
 
-    `valid`: the valid writes, without compactions that have no effect. `visible`: those with visible rows. `deleting`: those that may
-    delete some of these rows. All are in the order of their ids.
+    `valid`: the valid writes, without unusable compactions (see `_find_usable`). `visible`: the writes that have visible rows. `deleting`:
+    the writes that may delete some of these rows. All three are in the order of the write ids.
     """
 
     def __init__(self, writes: TableWrites, write_ids: ValidWriteIdList, position: int) -> None:
@@ -215,8 +220,9 @@ class VisibleWrites:
     def _find_usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
         """(the valid writes without unusable compactions, the ids of the writes that usable compactions replace).
 
-        A compaction has the rows of its writes as they were at its commit. It is unusable if the list lets through only some of these writes,
-        or leaves out a write that was committed before the compaction and could have deleted or replaced their rows.
+        A compaction has the rows of the writes that it replaces, as they were at its commit. It is unusable for a list that includes only
+        some of these writes. It is also unusable if the list leaves out a write that was committed before the compaction and may have deleted
+        or replaced their rows.
         """
         # This runs once per commit: with a long log, a call of `write_ids.is_valid` per write would be too slow.
         invalid = {*write_ids.open_ids, *write_ids.aborted_ids}
@@ -237,7 +243,7 @@ class VisibleWrites:
         compactions = [write for write in valid if write.replaces]
         replaced_ids, usable_ids = set[int](), set[int]()
         for write in sorted(compactions, key=self.end):
-            # If the state no longer has a compaction that this one replaces, that compaction was usable.
+            # If this compaction replaces an older one that the state no longer has, the older one was usable.
             unusable_ids = {
                 id_ for id_ in write.replaces if id_ in self._writes and self._writes[id_].replaces
             } - usable_ids
@@ -261,8 +267,8 @@ class VisibleWrites:
     def _find_deleting(self, replaced_ids: set[int]) -> list[TableWrite]:
         """The writes that may delete visible rows: they have delete files and were committed after the first visible write.
 
-        Some of them may have a lower write id than the overwrite that the version begins with. They count if they were committed after
-        visible rows of a higher write id.
+        A write with a lower id than the overwrite that begins the version may be among them: it deletes visible rows of higher write ids if
+        it was committed after them.
         """
         first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
         deleting_writes = (
@@ -272,18 +278,21 @@ class VisibleWrites:
 
     @property
     def needed_writes(self) -> list[TableWrite]:
-        """The writes whose rows are visible or that delete some, each once."""
+        """The writes that have visible rows or that may delete some, each once."""
         return list({write.id: write for write in (*self.visible, *self.deleting)}.values())
 
     def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """For each of the latest compactions, oldest first: (names of its data files, names of the files that these replaced)."""
+        """For each of the latest compactions, oldest first: (names of its data files, names of the files that they replaced).
+
+        A compaction is left out if the names of the replaced files are no longer known.
+        """
         compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
         for write in compactions[-_REWRITES_AT_MOST:]:
             replaced_writes = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
             if len(replaced_writes) == len(write.replaces) and not any(
                 replaced_write.vacuumed for replaced_write in replaced_writes
             ):
-                # Its delete files may come from writes that are in no version any more, so they count as new and are left out here.
+                # The compaction's delete files may have rows of writes that no version has any more. So they count as new: they are left out here.
                 file_names = tuple(file.name for file in write.files)
                 yield file_names, tuple(name for replaced_write in replaced_writes for name in replaced_write.names)
 
@@ -296,15 +305,16 @@ _VISIBLE_KEPT = 4  # cached lists of write ids
 
 
 class EarlierStateError(LookupError):
-    """Raised for a position or a list of write ids that only an earlier state covers: see `LogPages.find_state`."""
+    """Raised for a position, or a list of write ids, whose version this state cannot tell because it is too old: see
+    `LogPages.find_state`."""
 
 
 class TableState:
     """A managed table after the event at `position`, whose nonce is `nonce`. Immutable.
 
-    A state answers for the positions from `since` on, so it holds the writes that are open, that have ended after `since`, or that are part
-    of the version at `since`. Earlier positions need an earlier state: see `LogPages.find_state`. A page has `page` events, and `since` is
-    the start of the page before that of `position`.
+    A state can tell the versions at the positions from `since` on. So it has the writes that are open, that ended after `since`, or that the
+    version at `since` needs. For earlier positions use `LogPages.find_state`. A page has `page` events, and `since` is the start of the page
+    before that of `position`.
     """
 
     def __init__(self, table_id: str, position: int, nonce: str, page: int) -> None:
@@ -318,7 +328,7 @@ class TableState:
         self.writes = TableWrites()
         self.batches: dict[str, int] = {}
         self.changes: list[Change] = []
-        self.oldest = 1  # from this position on every version can be read
+        self.oldest = 1  # every version from this position on can be read
         self.memo: dict[Any, Any] = {}  # values that callers have computed from this state; not part of it
         self._visible_by_ids: dict[ValidWriteIdList, VisibleWrites] = {}
         self.definitions: list[tuple[int, Definition]] = []
@@ -341,7 +351,7 @@ class TableState:
         return state
 
     def advance(self, events: Iterable[Event]) -> TableState:
-        """The state after these events. Raises DamagedFileError if one of them cannot follow the events before it."""
+        """The state after these events. Raises DamagedFileError for an event that contradicts the events before it."""
         state = TableState(self.table_id, self.position, self.nonce, self.page)
         state.since, state.watermark, state.high_watermark = self.since, self.watermark, self.high_watermark
         state.writes, state.batches = self.writes.copy(), dict(self.batches)
@@ -354,7 +364,7 @@ class TableState:
         return state
 
     def with_open_write(self, own_write: TableWrite) -> TableState:
-        """This state with one more write, which began later: what that write's transaction sees."""
+        """This state with one more write, which is still open: the table as the write's own transaction sees it."""
         state = self.advance(())
         state.writes.store(own_write)
         state.high_watermark = own_write.id
@@ -366,7 +376,7 @@ class TableState:
             self._forget(self.position - self.page)
 
     def _forget(self, since: int) -> None:
-        """Drop the writes that only versions and changes before a position need."""
+        """Drop the writes, changes and definitions that only versions before the position `since` need."""
         needed_ids = {write.id for write in self.find_needed(since)}
         kept_writes = (
             w for w in self.writes.values() if w.ended_at is None or w.ended_at > since or w.id in needed_ids
@@ -384,7 +394,7 @@ class TableState:
                 f"event {event.position} of table {self.table_id} follows event {self.position}: the log is damaged"
             )
         if event.table_id != self.table_id:
-            # A writer of another table, which was dropped from this path, has put this event and died before it could remove it.
+            # The event belongs to another table, which was at this path before. Its writer put it late, and died before removing it again.
             self.position, self.nonce = event.position, event.nonce
             return
         match event:
@@ -422,7 +432,7 @@ class TableState:
         self.position, self.nonce = event.position, event.nonce
 
     def _replace(self, event: Event, write_id: int, replaces: tuple[int, ...]) -> None:
-        """Record that a compaction's files have the rows of the writes that it replaces."""
+        """Record that the files of the compaction `write_id` have the rows of the writes that it replaces."""
         if not replaces:
             return
         if any(id_ >= write_id or id_ not in self.writes or not self.writes[id_].committed for id_ in replaces):
@@ -475,7 +485,7 @@ class TableState:
         return max(bisect.bisect_right(self.changes, position, key=lambda change: change.position) - 1, 0)
 
     def has_new_keys(self, position: int) -> bool:
-        """Whether the key columns have changed since a position."""
+        """Whether the table was given other key columns after a position."""
         return position < self.rekeyed_at
 
     def paths(self) -> set[str]:
@@ -487,7 +497,7 @@ class TableState:
         return [write for write in self.writes.values() if write.ended_at is None]
 
     def check_open(self, write_id: int) -> TableWrite:
-        """The write, if it may still be committed. Raises WriteConflictError, which says why not."""
+        """The write, if it may still be committed. Raises WriteConflictError with the reason if it may not."""
         write = self.writes.get(write_id)
         if write is None or (write.ended_at is not None and not write.committed):
             raise WriteConflictError(
@@ -497,7 +507,7 @@ class TableState:
         if write.committed:
             raise WriteConflictError(f"write {write_id} of table {self.table_id} is committed already")
         if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
-            # Its rows would be visible beside others with the same keys.
+            # The rows of both writes would be visible, some with the same keys.
             raise WriteConflictError(
                 f"write {write_id} of table {self.table_id}, an overwrite, began before write {self.keyed_by}, which "
                 "wrote by key and is committed: write again"
@@ -512,7 +522,7 @@ class TableState:
         return write
 
     def _check_compactions(self, write_id: int) -> None:
-        """Raise WriteConflictError if an overwrite would replace only some of the rows of a compaction."""
+        """Raise WriteConflictError if an overwrite would replace only some of the rows in a compaction's files."""
         for write in self.writes.values():
             if write.committed and write.replaces and write.least < write_id < write.rank:
                 raise WriteConflictError(
@@ -521,21 +531,21 @@ class TableState:
                 )
 
     def is_committed(self, batch: Batch) -> bool:
-        """Whether a stream's micro-batch, or a later one of that stream, has been committed."""
+        """Whether a stream's micro-batch, or a later one of the same stream, has been committed."""
         return self.batches.get(batch.query, -1) >= batch.id
 
     # --- versions ---------------------------------------------------------------------------------
 
     @property
     def newest(self) -> int:
-        """The position of the current version, which is that of the last event that made a version."""
+        """The position of the current version: that of the last event that made a version."""
         return self.changes[-1].position
 
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
-        """The writes that are valid after the event at `position` (None: now).
+        """The list of the writes that are valid after the event at `position` (None: now).
 
-        Of the aborted writes, the list names those that ended after the start of the position's page. Leaving out the older ones makes no
-        difference, because aborted writes have no rows. Raises ValueError for a position beyond the log, EarlierStateError for one before `since`.
+        The list names those aborted writes that ended after the start of the position's page. Earlier aborted writes need no mention, because
+        they have no rows. Raises ValueError for a position beyond the log, EarlierStateError for a position before `since`.
         """
         at = self.position if position is None else position
         if not 1 <= at <= self.position:
@@ -556,22 +566,24 @@ class TableState:
         return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)
 
     def _page_begin(self, position: int) -> int:
-        """The position before the first one of the page of `position`."""
+        """The position before the first position of the page of `position`."""
         return position // self.page * self.page
 
     def version(self, position: int | None = None) -> VersionMetadata:
-        """The version after the event at `position` (None: now). Raises ValueError for a position beyond the log."""
+        """The version after the event at `position` (None: now). Raises the errors of `valid_write_ids`."""
         write_ids = self.valid_write_ids(position)
         at = self.position if position is None else position
         return self._version(write_ids, at, self.changes[self._last_change(at)].position)
 
     def resolve_version(self, write_ids: ValidWriteIdList, own_write_id: int | None = None) -> VersionMetadata:
-        """The version that a list of write ids lets through, with the columns and keys that the table had after the last of these writes.
+        """The version that a list of write ids describes, with the columns and keys that the table had after the last of the list's writes.
 
-        `own_write_id`: an open write that the list may let through; the version then has the table's present columns.
+        `own_write_id`: an open write that the list may include, for the transaction that makes this write. The version then has the table's
+        present columns.
 
-        Raises ValueError for a list of another table, or one that is ahead of the log (a write's files are not usable before its commit),
-        and VersionGoneError if it lets through a write that was aborted.
+        Raises ValueError for the list of another table, and for a list that is ahead of the log, because a write's files are not usable
+        before its commit. Raises VersionGoneError if the list includes an aborted write, and EarlierStateError if only an earlier state can
+        tell the version.
         """
         if write_ids.table != self.table_id:
             raise ValueError(
@@ -622,7 +634,7 @@ class TableState:
             )
 
     def _check_marks(self, write_ids: ValidWriteIdList, own_write_id: int | None) -> None:
-        """Raise VersionGoneError if a list lets through a write that deletes rows of a compaction's files, but not that compaction.
+        """Raise VersionGoneError if a list includes a write that deletes rows of a compaction's files, but does not include that compaction.
 
         A transaction's own write is exempt, because it deletes only rows that the transaction sees.
         """
@@ -661,11 +673,12 @@ class TableState:
         )
 
     def find_needed(self, position: int | None = None) -> list[TableWrite]:
-        """The writes that make up the version at a position (None: now): those with visible rows, and those that delete some of these rows."""
+        """The writes that make up the version at a position (None: now): those with visible rows, and those that delete some of these
+        rows."""
         return self.find_needed_writes(self.valid_write_ids(position))
 
     def find_needed_writes(self, write_ids: ValidWriteIdList) -> list[TableWrite]:
-        """The writes that make up the version of a list of write ids."""
+        """The writes that make up the version that a list of write ids describes."""
         return self._visible(write_ids).needed_writes
 
     def find_visible(self, position: int | None = None) -> list[TableWrite]:
@@ -673,18 +686,17 @@ class TableState:
         return self._visible(self.valid_write_ids(position)).visible
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
-        """(file, write id, Unix time of the commit) of the files whose rows are visible."""
+        """(file, write id, Unix time of the commit) of each file with visible rows."""
         times = {change.write_id: change.at_s for change in self.changes}
         for write in self._visible(write_ids).visible:
             for file in write.files:
                 yield file, write.id, times.get(write.id, 0.0)
 
     def deletes(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
-        """The delete files that apply to `files`."""
+        """The delete files that apply to the result of `files`."""
         return (file for write in self._visible(write_ids).deleting for file in write.deletes)
 
     def _visible(self, write_ids: ValidWriteIdList) -> VisibleWrites:
-        """The visible writes under a list of write ids; cached."""
         visible_writes = self._visible_by_ids.get(write_ids)
         if visible_writes is None:
             if len(self._visible_by_ids) >= _VISIBLE_KEPT:
