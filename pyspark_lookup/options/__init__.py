@@ -1,1 +1,4 @@
-"""Every `lookup.*` option with its type and default, the conf file, and the options of catalog tables."""
+"""The `lookup.*` options with their types and defaults, the conf file, and the triggers of reloads.
+
+The options of a single kind of table are declared in the package of that kind, below `sources/`.
+"""

@@ -1,4 +1,4 @@
-"""Defaults from the conf file, and the redaction of credentials in the values of options."""
+"""Reads defaults of options from the conf file, and hides credentials in the values of options."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STORAGE = "lookup.storage."
 
 
 def redact(key: str, value: object) -> str:
-    """An option's value as a text for messages: `[redacted]` if it is a credential, or JSON with a credential inside.
+    """An option's value as a text for messages: `[redacted]` for a credential, and for JSON that contains one.
 
-    Credentials in URLs are hidden, and line breaks in paths are escaped.
+    A credential in a URL is hidden, and line breaks in a path are escaped.
     """
     text = _without_secrets(key, value)
     return text.replace("\n", "\\n").replace("\r", "\\r") if key == "path" else text
@@ -43,12 +43,12 @@ def _looks_secret(key: str) -> bool:
 
 
 def tells_secret(key: str, value: object) -> bool:
-    """Whether an option is a credential or contains one, e.g. in a URL."""
+    """Whether the value of an option is a credential, or contains one, e.g. in a URL."""
     return _without_secrets(key, value) != str(value)
 
 
 def storage_value(text: object) -> Any:
-    """The value of a `lookup.storage.*` option, as fsspec expects it: decoded if the text is JSON, such as `true` or `5`; else the text."""
+    """The value of a `lookup.storage.*` option, as fsspec expects it: decoded if the text is JSON, such as `true` or `5`; otherwise the text."""
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError):
@@ -56,10 +56,10 @@ def storage_value(text: object) -> Any:
 
 
 def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The options in `$LOOKUPCACHE_CONF`, or else in `$SPARK_CONF_DIR/lookupcache.conf`; {} if there is neither.
+    """The options in the file that `$LOOKUPCACHE_CONF` names, or else in `$SPARK_CONF_DIR/lookupcache.conf`; {} if there is no such file.
 
-    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a file that cannot be read or
-    parsed, and if `$LOOKUPCACHE_CONF` names no file. The message quotes no line, because a line may have a credential.
+    Each line is `key = value`; a `#` at the start of a line or after a space begins a comment. Raises OptionError for a file that cannot be
+    read or parsed, and if the file that `$LOOKUPCACHE_CONF` names does not exist. The error quotes no line: it may have a credential.
     """
     conf_path = environ.get("LOOKUPCACHE_CONF")
     spark_conf = environ.get("SPARK_CONF_DIR")
@@ -74,26 +74,30 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     except FileNotFoundError as problem:
         if not conf_path:
             return {}
-        raise_ours(OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist"), problem)
+        raise_ours(
+            OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist: correct or unset the variable"), problem
+        )
     except OSError as problem:
         raise_ours(OptionError(f"conf file {path} cannot be read: {problem}"), problem)
     except UnicodeDecodeError as problem:
         complaint: str | None = f" cannot be read: {problem}"
     else:
         complaint = _parse(parser, lines)
-    if complaint is not None:  # raised here, so that the error that quotes the line is not its context
+    if (
+        complaint is not None
+    ):  # raised outside of `except`: the parser's error, which quotes the line, must not be the context of this one
         raise OptionError(f"conf file {path}{complaint}")
     if parser.sections() != ["conf"] or parser.defaults():
         raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
     options = dict(parser["conf"])
     for key, text in options.items():
-        if "\n" in text:  # an indented line continues the one before
+        if "\n" in text:  # to the parser, an indented line continues the line before
             raise OptionError(f"conf file {path}: the line after {key} is indented: start every line with its key")
     return options
 
 
 def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
-    """Read the lines of a conf file. Returns the problem with them, if there is one."""
+    """Parse the lines of a conf file. Returns the rest of an error's text, after the file's name; None if all lines can be parsed."""
     try:
         parser.read_string("[conf]\n" + lines)
     except configparser.DuplicateOptionError as problem:
@@ -106,7 +110,7 @@ def _parse(parser: configparser.ConfigParser, lines: str) -> str | None:
 
 
 def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The credentials among a conf file's `lookup.storage.*`. They are used on this host, and never put into a plan."""
+    """The credentials among the conf file's `lookup.storage.*` options, by parameter. They are used on this host, and never put into a plan."""
     secrets: dict[str, Any] = {}
     for key, text in conf_file_options(environ).items():
         if key.startswith(STORAGE) and tells_secret(key, text):

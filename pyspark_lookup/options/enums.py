@@ -1,4 +1,4 @@
-"""The values of options with a fixed choice, by the names that users write. The texts of the options explain them."""
+"""The values of options that have a fixed choice, each with the text that users write. The options' own texts explain them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Bounds(enum.Enum):
 
     @property
     def closed(self) -> tuple[bool, bool]:
-        """Whether a range holds its lowest and its highest value."""
+        """(whether a range includes its lowest value, whether it includes its highest value)."""
         return self.value[0] == "[", self.value[1] == "]"
 
 

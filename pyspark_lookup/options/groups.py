@@ -1,4 +1,4 @@
-"""The options of `LookupOptions`, one group for each concern: the table's files, a read and its version, the caches (FLIP-221), the stores."""
+"""Declares the options of `LookupOptions`, in groups: the table's files, what a read returns, the version, the caches (FLIP-221), the stores."""
 
 from __future__ import annotations
 
@@ -86,29 +86,30 @@ class FileOptions:
     )
     on_busy: OnBusy = option(
         "lookup.on-busy", choice(OnBusy), OnBusy.KEEP,
-        doc="While a job writes the files (`_temporary`): use the last version that this host knows (KEEP), or fail (FAIL).",
+        doc="While a job is writing the table's files (its directory then has a directory such as `_temporary`): use the last version "
+            "that this host knows (KEEP), or fail (FAIL).",
     )
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for a job that writes the files, if this host knows no version, or the job has removed "
-            "files that this host has not cached.",
+        doc="How long a query waits for a job that is writing the files. It waits only if this host knows no earlier version, or if the "
+            "job has removed files that this host has not cached.",
     )
     busy_timeout_s: float = option(
         "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
-        doc="A job whose directory has not changed for this long counts as dead: its directory is ignored, and a "
-            "warning names it.",
+        doc="A job that has changed nothing in its own directory (such as `_temporary`) for this long counts as dead: queries ignore "
+            "this directory, and a warning names it.",
     )
     # fmt: on
 
     @property
     def names_directory(self) -> bool:
-        """Whether the path itself shows that it is a directory. The last slash of a web URL does not."""
+        """Whether the path is a directory's by its spelling: it ends with a slash, and is no web URL."""
         return self.path.endswith("/") and not self.path.startswith(("http://", "https://"))
 
 
 @dataclasses.dataclass(frozen=True)
 class CsvOptions:
-    """The form of CSV files. `escape` None: a quote inside quoted text must be doubled, and a file in which one is not raises an error."""
+    """The syntax of CSV files. With `escape` None, a quote inside quoted text must be doubled; a file where it is not doubled is an error."""
 
     # fmt: off
     header: bool = option(
@@ -135,7 +136,7 @@ class CsvOptions:
     )
     encoding: str = option(
         "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
-        doc="CSV files: their encoding.",
+        doc="CSV files: the character encoding.",
     )
     infer_schema: bool = option(
         "lookup.csv.infer-schema", BOOLEAN, True,
@@ -147,10 +148,10 @@ class CsvOptions:
 EXPLICIT = "lookup.given"
 """An internal option of reads that are part of a lookup: the names of the options that the user gave for the lookup itself.
 
-All other options of such a read are those that the table brings.
+All other options of such a read were stored with the table.
 """
 BUILT = "lookup.built"
-"""An internal option of the same reads: the micro-batch in whose `foreachBatch` function the lookup was built, and the time, as JSON."""
+"""An internal option of the same reads, as JSON: the micro-batch in whose `foreachBatch` function the lookup was made, and when it was made."""
 OF_MATCHES = frozenset(
     {"lookup.valid-from", "lookup.valid-to", "lookup.overlap", "lookup.range.bounds", "lookup.on-bad-network"}
 )
@@ -178,7 +179,7 @@ _CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.ve
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """The columns and rows of the table to read, and the view."""
+    """Which columns and rows of the table a read returns, and in which view."""
 
     # fmt: off
     columns: tuple[str, ...] | None = option(
@@ -188,16 +189,16 @@ class ReadOptions:
     where: str | None = option(
         "lookup.where", Kind("SQL predicate", parse_text), None, default_text="all rows",
         doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
-            "NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.",
+            "NULL`, `AND`, `OR`, `NOT` over this table's columns. Files and row groups that have no such rows by their statistics are not read.",
     )
     valid_from: str | None = option(
         "lookup.valid-from", NAME, None,
-        doc="For `lookup_join(…, as_of=…)`: the column with the time from which a row is valid; null: it always was.",
+        doc="For `lookup_join(…, as_of=…)`: the column with the time from which a row is valid. A null there: the row has always been valid.",
     )
     valid_to: str | None = option(
         "lookup.valid-to", NAME, None,
-        doc="For `lookup_join(…, as_of=…)`: the column with the time before which a row is valid; null: it still is. "
-            "Default: it is valid until the key's next row.",
+        doc="For `lookup_join(…, as_of=…)`: the column with the time until which a row is valid (exclusive). A null there: the row is still "
+            "valid. Without this option, a row is valid until the next row of its key.",
     )
     overlap: enums.Overlap | None = option(
         "lookup.overlap", choice(enums.Overlap), None, default_text="ERROR; NARROWEST for networks and prefixes",
@@ -231,7 +232,7 @@ class ReadOptions:
     # fmt: on
 
     def check(self, explicit: AbstractSet[str]) -> None:
-        """Raise OptionError for explicit options that have no effect."""
+        """Raise OptionError if an option that the user has set (its key is in `explicit`) has no effect."""
         if "lookup.valid-to" in explicit and self.valid_from is None:
             raise OptionError(
                 "option lookup.valid-to has no effect without lookup.valid-from: set it, or remove lookup.valid-to"
@@ -245,17 +246,17 @@ class ReadOptions:
 
 @dataclasses.dataclass(frozen=True)
 class VersionOptions:
-    """The version of the table to read, and where the current one is found."""
+    """Which version of the table is read, and who says which version is current."""
 
     # fmt: off
     source: enums.MetadataSource = option(
         "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
-        doc="Where a query gets the current version: from the store, asked once per query (UFS), or from this host "
-            "(CACHE).",
+        doc="Who says which version is current: the store, which each query asks once (UFS), or this host, which asks the store only "
+            "from time to time (CACHE).",
     )
     sync_interval_s: float | None = option(
         "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="none; CACHE needs it, unless lookup.cache=FULL",
-        doc="With CACHE: ask the store again when the known version is older than this (-1: never, 0: always).",
+        doc="With CACHE: a query asks the store again if this host last asked it longer ago than this (-1: never again, 0: always).",
     )
     number: int | None = option(
         "lookup.version", Kind("version number", _NUMBER), None, default_text="the current version",
@@ -273,8 +274,8 @@ class VersionOptions:
     )
     floor: str | None = option(
         "lookup.floor", Kind("`table id:log position`", parse_commit), None,
-        doc="Managed tables, with CACHE: read a version that includes at least this commit, which its writer gets from "
-            "`LookupTable.floor`. Commits of the reading host are always included.",
+        doc="Managed tables, with CACHE: read a version that includes at least this commit. The host that has made the commit gets this "
+            "text from `LookupTable.floor`. A host's reads always include its own commits.",
     )
     at: enums.VersionAt = option(
         "lookup.version-at", choice(enums.VersionAt), enums.VersionAt.AUTO,
@@ -289,7 +290,7 @@ class VersionOptions:
 
     @property
     def pins(self) -> dict[str, Pin]:
-        """The options that name a version to read, by key."""
+        """The values of the options that name a version to read, by key."""
         pins = {
             "lookup.version": self.number,
             "lookup.timestamp": self.timestamp,
@@ -325,7 +326,7 @@ def refuse_in_reads(
 ) -> None:
     """Raise OptionError if an option of a read has no effect in this kind of read.
 
-    `explicit`: the options of the read itself. Those stored with a table are not checked, because they apply to all uses of the table.
+    `explicit`: the options of the read itself. Options stored with a table are not checked, because they are for all uses of the table.
     `stream`: the read is, or may be, a stream of changes. `matches`: the read is a lookup by validity, range, network or prefix.
     """
     for key in sorted(key.lower() for key in explicit):
@@ -350,26 +351,27 @@ _DAYS = Kind("integer", whole_number(1, 36_500, "a whole number of days, at leas
 
 @dataclasses.dataclass(frozen=True)
 class CacheOptions:
-    """What a host caches of the table, and where."""
+    """What a host caches of the table, and in which directory."""
 
     # fmt: off
     mode: CacheMode = option(
         "lookup.cache", choice(CacheMode), CacheMode.NONE,
-        doc="What a host caches (FLIP-221). NONE: blocks of the files. PARTIAL: also the rows of the keys that were "
-            "looked up. FULL: all rows, decoded and indexed, on local disk.",
+        doc="What a host caches (FLIP-221). NONE: the parts of the files that it has read. PARTIAL: also the rows of the keys that "
+            "were looked up. FULL: all rows, decoded and indexed, on local disk.",
     )
     path: str | None = option(
         "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
         doc="Directory of this host's cache, mode 0700, on a local disk.",
     )
     max_bytes: int | None = option(
-        "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of its disk, or half of the free space if that is less",
-        doc="Budget for everything in the cache directory: blocks, snapshots, rows by key, records.",
+        "lookup.cache.max-bytes", size(MIB, MOST), None, default_text="a quarter of the directory's disk, or half of the free space if that is less",
+        doc="The most bytes that the cache directory may take, with all that is in it: parts of files, snapshots of full caches, rows by key, "
+            "small records.",
     )
     # fmt: on
 
     def directory(self) -> Path:
-        """The path of this host's cache. Nothing is created here."""
+        """The path of this host's cache directory, which need not exist yet."""
         if self.path is not None:
             return Path(self.path).expanduser().absolute()
         return Path(tempfile.gettempdir()) / f"lookupcache-{os.getuid()}"
@@ -388,15 +390,15 @@ class StorageOptions:
     )
     parameters: tuple[tuple[str, Any], ...] = option(
         "lookup.storage.*", Kind("any", str), (), hashed=False,
-        doc="Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never "
-            "credentials.",
+        doc="Parameters of the fsspec filesystem that connects to the store, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; "
+            "never credentials.",
     )
     # fmt: on
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialCacheOptions:
-    """The bounds of the partial cache."""
+    """How long the partial cache keeps a key, and how much it keeps."""
 
     # fmt: off
     expire_after_access_s: float | None = option(
@@ -411,7 +413,7 @@ class PartialCacheOptions:
     max_rows: int | None = option(
         "lookup.partial-cache.max-rows", LONG, None,
         doc="With PARTIAL: the maximum number of rows, in each process and in the cache that a host's processes share; a key "
-            "without rows counts as one.",
+            "without rows counts as one row.",
     )
     max_bytes: int | None = option(
         "lookup.partial-cache.max-bytes", size(0, MOST), None,
@@ -419,23 +421,26 @@ class PartialCacheOptions:
     )
     cache_missing_key: bool = option(
         "lookup.partial-cache.cache-missing-key", BOOLEAN, True,
-        doc="With PARTIAL: remember that a key has no rows.",
+        doc="With PARTIAL: also remember which keys have no rows.",
     )
     # fmt: on
 
     @property
     def bounded(self) -> bool:
-        """Whether the partial cache has a bound."""
+        """Whether an option limits how long the partial cache keeps keys, or how much it keeps."""
         bounds = (self.expire_after_access_s, self.expire_after_write_s, self.max_rows, self.max_bytes)
         return any(bound is not None for bound in bounds)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """These options as parameters of `DefaultLookupCache`."""
+        """These options as keyword arguments of `DefaultLookupCache`."""
         return dataclasses.asdict(self)
 
     def check(self, explicit: AbstractSet[str], mode: CacheMode, needs_bound: bool) -> None:
-        """Raise OptionError for explicit options that have no effect with the cache's `mode`, or if a partial cache lacks a bound that it needs."""
+        """Raise OptionError if an option that the user has set (its key is in `explicit`) has no effect with the cache's `mode`.
+
+        Raises it also if `needs_bound` and a partial cache has no bound, because it would grow for ever.
+        """
         explicit_keys = sorted(key for key in explicit if key.startswith(PARTIAL))
         if mode is not CacheMode.PARTIAL:
             if explicit_keys:
@@ -458,8 +463,8 @@ class FullCacheOptions:
     # fmt: off
     strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
-        doc="With FULL: what triggers reloads. With lookup.metadata.source=UFS, a query that finds a new version triggers one, "
-            "too, and PERIODIC needs no interval; with CACHE it needs `periodic-reload.interval`. A factory takes the "
+        doc="With FULL: what triggers reloads. With lookup.metadata.source=UFS, a query that finds a new version triggers a reload, too, "
+            "so PERIODIC needs no interval. With CACHE, PERIODIC needs `periodic-reload.interval`. A factory takes the "
             "`LookupOptions` and returns a `CacheReloadTrigger`.",
     )
     interval_s: float | None = option(
@@ -481,8 +486,8 @@ class FullCacheOptions:
     )
     blackout: Blackout | None = option(
         "lookup.full-cache.blackout", Kind("times of day", parse_blackout), None,
-        doc="Times of day at which no scheduled reload starts, e.g. `22:00-06:00, 12:00-13:00`. A reload that comes due "
-            "waits until they end.",
+        doc="Times of day at which no scheduled reload starts, e.g. `22:00-06:00, 12:00-13:00`. A reload that becomes due at such a time "
+            "starts when it is over.",
     )
     jitter_s: float = option(
         "lookup.full-cache.reload-jitter", DURATION, 0.0, default_text="0 s",
@@ -492,9 +497,9 @@ class FullCacheOptions:
     )
     build_wait_s: float = option(
         "lookup.full-cache.build-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for a snapshot. With UFS: for the snapshot of a new version; after that, the query "
-            "reads the files. With CACHE: for an overdue reload; after that, the query uses the old snapshot, or fails "
-            "if `on-reload-failure` or `max-staleness` requires it. If another process is still loading the first "
+        doc="How long a query waits for the full cache. With UFS: a query that finds a new version waits until it is loaded; after this "
+            "time, the query reads the files. With CACHE: a query waits for an overdue reload; after this time, it uses the old snapshot, or "
+            "fails if `on-reload-failure` or `max-staleness` requires that. If another process is still loading the first "
             "snapshot after this time, the query reads the files.",
     )
     build_memory_bytes: int | None = option(
@@ -503,8 +508,8 @@ class FullCacheOptions:
             "directory.",
     )
     retain_s: float | None = option(
-        "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two intervals if that is longer",
-        doc="How long a superseded snapshot stays on disk.",
+        "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two reload intervals if that is longer",
+        doc="How long a snapshot stays on disk after a newer one has replaced it.",
     )
     on_reload_failure: OnReloadFailure = option(
         "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,
@@ -519,7 +524,7 @@ class FullCacheOptions:
 
     @property
     def reloads(self) -> bool:
-        """Whether a trigger reloads the full cache."""
+        """Whether the full cache has a schedule, by which a trigger reloads it."""
         return self.strategy is not ReloadStrategy.PERIODIC or self.interval_s is not None
 
     @property
@@ -530,7 +535,7 @@ class FullCacheOptions:
 
     @property
     def retained_s(self) -> float:
-        """How long a superseded snapshot stays on disk, in seconds: the option, or else its default."""
+        """How long a snapshot stays on disk after a newer one has replaced it, in seconds: the option's value, or else its default."""
         if self.retain_s is not None:
             return self.retain_s
         interval_s = self.interval_s or 0.0
@@ -539,9 +544,10 @@ class FullCacheOptions:
         return max(600.0, 2 * interval_s)
 
     def check(self, explicit: AbstractSet[str], mode: CacheMode, cached: bool, needs_trigger: bool) -> None:
-        """Raise OptionError for explicit options that have no effect with the cache's `mode`, or that need another option.
+        """Raise OptionError if an option that the user has set (its key is in `explicit`) has no effect with `mode`, or needs another option.
 
-        `cached`: `lookup.metadata.source` is CACHE. `needs_trigger`: the table's system brings no trigger of its own.
+        `mode`: that of the cache. `cached`: `lookup.metadata.source` is CACHE. `needs_trigger`: no system (a provider) brings a trigger for
+        its table.
         """
         explicit_keys = sorted(key for key in explicit if key.startswith(FULL))
         if mode is not CacheMode.FULL:
@@ -581,7 +587,7 @@ class FullCacheOptions:
         if self.interval_s is not None and self.jitter_s > self.interval_s:
             raise OptionError(
                 f"option {FULL}reload-jitter = {self.jitter_s:g} s is longer than {FULL}periodic-reload.interval = {self.interval_s:g} s, "
-                "within which each host reloads once: set at most that"
+                f"within which each host reloads once: set {self.interval_s:g} s or less"
             )
         if cached and "lookup.metadata.sync-interval" in explicit:
             raise OptionError(

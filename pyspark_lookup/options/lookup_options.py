@@ -1,9 +1,8 @@
-"""Every `lookup.*` key: its type, default and one-line meaning. This module alone turns the texts of options into values.
+"""`LookupOptions`: the typed and checked options of one read of a table, merged from all places where options may be set.
 
-`LookupOptions.parse` takes the layers in order of precedence and returns one frozen value:
-read option > table option > `spark.lookupcache.*` > conf file > default.
-An unknown key, a value that does not parse and a combination that contradicts itself raise an `OptionError`, which names the key, the value
-and the nearest valid choice.
+The places are, in this order of precedence: the read, the table in the catalog, the session (`spark.lookupcache.*`), the conf file, and the
+defaults. An unknown key, a value that does not parse and options that contradict each other raise an `OptionError`, which names the key, the
+value and the nearest valid choice.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from pyspark_lookup.options.parsing import check_argument
 
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
-# Options of a host, which do not change the meaning of a query: a session may override them (spark.lookupcache.*) after the plan
-# was made.
+# These options say how a host works, and do not change what a query returns. So a session may set them (spark.lookupcache.*) even after a
+# query was planned.
 HOST_KEYS = frozenset({"lookup.cache.dir", "lookup.cache.max-bytes", "lookup.max-retries"})
 
 K = TypeVar("K", bound="KindOptions")
 
 
 class KindOptions:
-    """The options of one kind of table, which the kind's own package declares: a subclass is a frozen dataclass of `option` fields.
+    """The options of one kind of table. The package of that kind declares a subclass: a frozen dataclass of `option` fields.
 
-    `system_keys`: options that name a table of another system instead of a path. `catalog_keys`: options with which the path is a name that
-    a catalog knows. `suggestions`: options of other projects, without punctuation, and the option that means the same here.
+    `system_keys`: options that name a table of another system, instead of a path. `catalog_keys`: options with which the path is the table's
+    name in a catalog. `suggestions`: names of options in other projects, without punctuation, and for each the option here that means the same.
     """
 
     system_keys: ClassVar[frozenset[str]] = frozenset()
@@ -69,28 +68,29 @@ class KindOptions:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The values of options that distinguish the table from others with the same path."""
+        """The values of the options that distinguish the table from other tables with the same path."""
         return ()
 
     @property
     def pins(self) -> Mapping[str, Pin]:
-        """The options that name a version to read, by key."""
+        """The values of the options that name a version to read, by key."""
         return {}
 
     @property
     def implied(self) -> Mapping[str, Any]:
-        """Values, by key, that these options imply for other options, unless those are set."""
+        """Values that these options imply for options of other groups, by key. An option that is set keeps its value."""
         return {}
 
     def check(self, options: LookupOptions) -> None:
-        """Raise OptionError if these options contradict each other or the rest of a reference's options."""
+        """Raise OptionError if these options contradict each other, or one of the `options` of the same read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LookupOptions:
-    """The options of one table reference, typed and checked, a group for each concern. Durations in seconds, sizes in bytes.
+    """The options of one read of a table, typed and checked, in groups. Durations are in seconds, sizes in bytes.
 
-    `kinds`: the groups of the kinds of tables, see `kind`. `explicit`: the keys that the read or the table has set.
+    `kinds`: the groups of options that are for one kind of table (see `kind`). `explicit`: the keys of the options that the read or the
+    table has set.
     """
 
     files: FileOptions = FileOptions()
@@ -113,9 +113,9 @@ class LookupOptions:
         origin: str = "read option",
         kinds: Sequence[type[KindOptions]] = (),
     ) -> LookupOptions:
-        """The options of a read: those in `read`, else those stored with the table (`table`), else those of the conf file (`conf`).
+        """The options of a read. A value comes from `read`, else from those stored with the table (`table`), else from the conf file (`conf`).
 
-        `origin`: what errors call an option in `read`.
+        `origin`: what errors call an option in `read`. `kinds`: the groups of options that are for one kind of table.
 
         Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside the conf file, or a missing path.
         """
@@ -142,8 +142,8 @@ class LookupOptions:
                 prefix = next((prefix for prefix in wildcards if key.startswith(prefix) and key != prefix), None)
                 _refuse_secret(key, text, "" if prefix is None else fields[f"{prefix}*"].secrets, layer is conf)
                 if prefix == STORAGE and key.removeprefix(STORAGE).isidentifier():
-                    # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other storage options are for
-                    # remote tables; local ones take none.
+                    # Credentials of the conf file stay on this host: see `conf_file_secrets`. Its other storage options are for
+                    # remote tables; a local table takes none.
                     if not tells_secret(key, text) and not (layer is conf and local):
                         entries[prefix][key.removeprefix(prefix)] = storage_value(text)
                     continue
@@ -163,7 +163,7 @@ class LookupOptions:
         return options
 
     def _check(self) -> None:
-        """Raise OptionError for a combination that contradicts itself."""
+        """Raise OptionError if options contradict each other, or one that others need is missing."""
         for kind in self.kinds:
             kind.check(self)
         if not self.files.path and self.system is None:
@@ -181,7 +181,7 @@ class LookupOptions:
         self.read.check(self.explicit)
 
     def kind(self, group: type[K]) -> K:
-        """The options of one kind of table; their defaults if `parse` was called without this group."""
+        """The options of the class `group`, which are for one kind of table; their defaults if `parse` was called without this class."""
         return next((kind for kind in self.kinds if isinstance(kind, group)), None) or group()
 
     @property
@@ -191,24 +191,24 @@ class LookupOptions:
 
     @property
     def place(self) -> str:
-        """The table's path or name, without secrets, for errors and plans."""
+        """The table's path, or its name in another system, without credentials, for errors and plans."""
         if self.files.path:
             return redact("path", self.files.path)
         return next((kind.place for kind in self.kinds if kind.system is not None), "")
 
     @cached_property
     def pins(self) -> dict[str, Pin]:
-        """The options that name the version to read, by key; at most one, once they are checked."""
+        """The values of the options that name the version to read, by key. `parse` raises an error if there is more than one."""
         return self.version.pins | {key: pin for kind in self.kinds for key, pin in kind.pins.items()}
 
     @cached_property
     def pinned(self) -> Pin | None:
-        """The version that an option names to be read; None: the current version is read."""
+        """The version to read that an option names; None: the current version is read."""
         return next(iter(self.pins.values()), None)
 
     @property
     def unpinned(self) -> LookupOptions:
-        """The options without the ones that name a version."""
+        """These options without those that name a version to read."""
         return self.with_values(dict.fromkeys(self.pins))
 
     def with_values(self, values: Mapping[str, Any]) -> LookupOptions:
@@ -231,13 +231,13 @@ class LookupOptions:
         return dataclasses.replace(self, **groups, kinds=kinds)
 
     def override(self, overrides: Mapping[str, str]) -> LookupOptions:
-        """These options, with `overrides` (key -> text) instead of their own values. Raises OptionError for an unknown key or a bad value."""
+        """These options with the values in `overrides` (key -> text). Raises OptionError for an unknown key or a bad value."""
         return self.with_values(
             {key: self._get_field(key, text).parse(text, f"option {key}") for key, text in overrides.items()}
         )
 
     def on_host(self, overrides: Mapping[str, str]) -> LookupOptions:
-        """These options, with the values of a session (key -> text) for options of the host that neither the read nor the table has set.
+        """These options with the values that a session sets (`overrides`: key -> text), except for options that the read or the table has set.
 
         Raises OptionError for a key that is not in `HOST_KEYS`, or for a bad value.
         """
@@ -278,7 +278,7 @@ _GROUPS: dict[str, type] = {
 
 
 class _Field(NamedTuple):
-    """An option: the group that declares it, and the arguments of its `option` call."""
+    """An option: the group that declares it, its attribute there (`name`), and what its call of `option` says."""
 
     group: type
     name: str
@@ -290,7 +290,10 @@ class _Field(NamedTuple):
         return str(self.metadata["secrets"])
 
     def parse(self, text: object, name: str, origin: str = "") -> Any:
-        """The value of an option's text. Raises OptionError. `name`, `origin`: the option, and where the text comes from, for the error."""
+        """The value of the option's text. Raises OptionError for a text that does not parse.
+
+        `name`, `origin`: what the error calls the option and the place where it was set.
+        """
         try:
             return self.metadata["parse"](str(text))
         except ValueError as problem:
@@ -311,7 +314,7 @@ def _fields(kinds: tuple[type[KindOptions], ...]) -> dict[str, _Field]:
 
 @functools.cache
 def _wildcards(kinds: tuple[type[KindOptions], ...]) -> tuple[str, ...]:
-    """The prefixes of options whose names users complete, such as `lookup.storage.`."""
+    """The prefixes of options whose names end with a name of the user's choice, such as `lookup.storage.`."""
     return tuple(key.removesuffix("*") for key in _fields(kinds) if key.endswith("*"))
 
 
@@ -321,7 +324,10 @@ def _defaults(kinds: tuple[type[KindOptions], ...]) -> tuple[KindOptions, ...]:
 
 
 def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> None:
-    """Raise OptionError for a credential that an option must not have. `advice`: where to put a credential that the option never takes."""
+    """Raise OptionError if an option has a credential that it must not have.
+
+    `advice`: for an option that never takes a credential, where to put it instead; otherwise empty.
+    """
     if key == "path" and names_bucket_with_credentials(str(text)):
         raise OptionError(
             f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: "
@@ -376,7 +382,7 @@ _OF_PEERS = {
 
 
 def _suggest_options(fields: Mapping[str, _Field], kinds: Sequence[type[KindOptions]], key: str) -> list[str]:
-    """The options that an unknown key may mean: the counterpart of another project's option, or options that end alike or are spelled similarly."""
+    """The options that an unknown key may mean: the one that means the same as another project's option, or some whose names are similar."""
     plain = re.sub(r"[^a-z0-9]", "", key)
     names_by_plain = {re.sub(r"[^a-z0-9]", "", name): name for name in fields if not name.endswith("*")}
     if (match := names_by_plain.get(plain) or names_by_plain.get("lookup" + plain)) is not None:
@@ -388,7 +394,7 @@ def _suggest_options(fields: Mapping[str, _Field], kinds: Sequence[type[KindOpti
     ending_alike = [name for folded, name in names_by_plain.items() if len(ends) > 2 and folded.endswith(ends)]
     if 0 < len(ending_alike) <= 3:
         return ending_alike
-    # Without the prefix of all names, which would make any two of them similar.
+    # Compared without the prefix `lookup.`, which would make any two names similar.
     names_by_rest = {name.removeprefix("lookup."): name for name in fields}
     close_names = difflib.get_close_matches(key.removeprefix("lookup."), names_by_rest, 1, 0.66)
     return [names_by_rest[name] for name in close_names] or ending_alike[:3]
@@ -400,9 +406,9 @@ def is_local(path: str) -> bool:
 
 
 def _retract(layer: Mapping[str, str]) -> set[str]:
-    """The options that have no meaning with those of this layer, so that values from layers of lower precedence are dropped.
+    """The options that have no meaning beside the options in `layer`: their values in layers of lower precedence are dropped.
 
-    For instance, with `lookup.metadata.source` = UFS there is no `lookup.metadata.sync-interval`.
+    For instance, `lookup.metadata.sync-interval` has no meaning with `lookup.metadata.source` = UFS.
     """
     values = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
     cache, source = values.get("lookup.cache"), values.get("lookup.metadata.source")
@@ -420,7 +426,7 @@ def _retract(layer: Mapping[str, str]) -> set[str]:
 
 
 def merge_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
-    """The options of a table, overridden by those of a read. Options of the table that the read makes meaningless are dropped."""
+    """The options of a table, overridden by those of a read. A table's option that has no meaning beside the read's options is dropped."""
     overridden = _retract(read) | {key.lower() for key in read}
     table_options = {key.lower(): text for key, text in table.items() if key.lower() not in overridden}
     return {**table_options, **{key.lower(): text for key, text in read.items()}}

@@ -1,4 +1,4 @@
-"""How options are declared and their texts parsed. Each parser returns a value, or raises a ValueError that says what was expected."""
+"""Declares options (`option`) and parses their texts. A parser returns the value, or raises a ValueError whose text says what it expected."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def parse_text(text: str) -> str:
     if not text.strip():
-        raise ValueError("some text")
+        raise ValueError("a text that is not empty")
     return text.strip()
 
 
@@ -131,7 +131,7 @@ _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
 
 
 def parse_path(text: str) -> str:
-    """A path or URL, whose scheme may be in capitals. Raises ValueError for paths that only other programs understand."""
+    """A path or URL, with its scheme in small letters. Raises ValueError for a path that other programs understand but this package does not."""
     path = parse_text(text)
     if "\0" in path or not _is_encodable(path):
         raise ValueError("a path without NUL characters or unpaired surrogates, which file names cannot have")
@@ -159,7 +159,7 @@ def parse_path(text: str) -> str:
 
 
 def _is_encodable(path: str) -> bool:
-    """Whether the system can use a path. (In Python's text of a path, bytes that are not UTF-8 are surrogates.)"""
+    """Whether a file can have this path: whether each surrogate in it stands for a byte that is not UTF-8, as in Python's paths."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
@@ -180,7 +180,7 @@ def parse_quote(text: str) -> str:
 
 
 def parse_encoding(text: str) -> str:
-    """The name of an encoding that Python knows, in Python's spelling."""
+    """The name of a text encoding, in Python's spelling. Raises ValueError for an encoding that Python does not know."""
     try:
         codec = codecs.lookup(text.strip())
     except (LookupError, ValueError):
@@ -198,8 +198,10 @@ def parse_factory(text: str) -> str:
 
 
 def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
-    """The object that the factory `name` returns for `argument`. Raises OptionError if the factory cannot be imported or called, or returns no
-    `kind`."""
+    """What the factory `name` (`module:factory`) returns for `argument`: an object of type `kind`.
+
+    Raises OptionError, which names the option, if the factory cannot be imported, raises an error, or returns an object of another type.
+    """
     module, _, path = name.partition(":")
     try:
         factory: Any = importlib.import_module(module)
@@ -223,7 +225,7 @@ def parse_positive_duration_s(text: str) -> float:
 
 
 def parse_name(text: str) -> str:
-    """One name, in backticks or without."""
+    """A single column name; it may be in backquotes."""
     names = parse_names(text)
     if len(names) != 1:
         raise ValueError("one name")
@@ -231,7 +233,7 @@ def parse_name(text: str) -> str:
 
 
 def parse_commit(text: str) -> str:
-    """A commit of a managed table: the table's id and a log position."""
+    """The text `table id:log position`, which names a commit of a managed table."""
     table_id, _, position = text.strip().rpartition(":")
     if not table_id or not re.fullmatch(r"[0-9]{1,18}", position):
         raise ValueError("a table's id and a log position, such as id:7, in the form that LookupTable.floor returns")
@@ -239,9 +241,9 @@ def parse_commit(text: str) -> str:
 
 
 def parse_instant(text: str) -> datetime.datetime:
-    """The time that a text names, in UTC. A text without a zone is taken as UTC."""
+    """The instant that a text names, in UTC. A time without a zone is taken as UTC."""
     try:
-        # Python 3.10 does not accept Z.
+        # Python 3.10 does not parse a Z.
         at = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
         return (at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)).astimezone(datetime.timezone.utc)
     except (ValueError, OverflowError):
@@ -257,7 +259,7 @@ def parse_batch(text: str) -> tuple[str, int]:
 
 
 def parse_write_ids(text: str) -> str:
-    """The text of a list of valid write ids, in the form that `ValidWriteIdList` writes."""
+    """A list of valid write ids as text, in the spelling of `ValidWriteIdList`."""
     try:
         return str(ValidWriteIdList.parse(text.strip()))
     except ValueError as problem:
@@ -286,7 +288,7 @@ def parse_reload_strategy(text: str) -> ReloadStrategy | str:
 
 
 class Kind(NamedTuple):
-    """The possible texts of an option: a label for users, and the parser, which returns the value or raises ValueError with what is expected."""
+    """The type of an option: `label` names it for users, `parse` returns the value of a text or raises ValueError with what it expected."""
 
     label: str
     parse: Callable[[str], Any]
@@ -338,8 +340,8 @@ def option(
 ) -> Any:
     """The dataclass field that declares an option, for a group of options.
 
-    `default_text`: the default as users see it, if that is not the text of `default`. `hashed`: whether the value counts for the group's
-    hash. `secrets`: where to put a credential, for options that refuse one.
+    `default_text`: the default as users see it, if that is not the text of `default`. `hashed`: False for a value that Python cannot hash.
+    `secrets`: for an option that refuses credentials, the advice where to put them instead.
     """
     if not default_text and default not in (None, ()):
         default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
@@ -355,19 +357,19 @@ def option(
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number. True and False are not."""
+    """Whether a value is a real number. True and False do not count as numbers."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_argument(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Raise OptionError unless an argument is of one of the types `kinds`. True and False do not count as numbers."""
+    """Raise OptionError, which names the argument, unless its value is of one of the types `kinds`. True and False do not count as numbers."""
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         raise OptionError(f"argument {name} = {foreign_repr(value)}: expected {expected}")
 
 
 def duration_argument_s(name: str, value: Any) -> float:
-    """The seconds of an argument that is a duration. Raises OptionError for any other argument."""
+    """The seconds in an argument that is a duration: a text such as `7 d`, or a timedelta. Raises OptionError for any other argument."""
     check_argument(
         name, value, (str, datetime.timedelta), "a duration such as '7 d' or 'PT10S', or a datetime.timedelta"
     )
@@ -380,7 +382,7 @@ def duration_argument_s(name: str, value: Any) -> float:
 
 
 def option_text(value: Any) -> str:
-    """The text of an option's value, as Spark passes it: "true" for `True`, names in backquotes for a list, seconds for a timedelta."""
+    """An option's value as the text that Spark would pass: "true" for `True`, names in backquotes for a list, seconds for a timedelta."""
     if isinstance(value, datetime.timedelta):
         return f"{value / datetime.timedelta(seconds=1):f} s"
     if isinstance(value, os.PathLike):

@@ -1,7 +1,7 @@
-"""The triggers of FLIP-221, which compute when a full cache's reload is due, and `Blackout`: times of day at which none starts.
+"""Triggers, which compute when a full cache is reloaded (as in FLIP-221, Flink's lookup caches), and `Blackout`: times without reloads.
 
-A trigger keeps no times of its own. It computes from the last reload that any process of the host has made, so a schedule continues in
-another process. The trigger's `Context` has the clock, timer and threads. Times are Unix seconds.
+A trigger remembers no times. It computes from the last reload by any process of the host, so another process can continue a schedule. The
+trigger's `Context` has the clock, the timer and the threads. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WINDOW = re.compile(rf"({_TIME})\s*-\s*({_TIME})({_ZONE})")
 
 
 class ScheduleMode(enum.Enum):
-    """Whether a periodic reload's interval counts from the end of the last reload, or in whole intervals from the start of the first load."""
+    """When a periodic reload is due: one interval after the end of the last reload, or whole intervals after the start of the first load."""
 
     FIXED_DELAY = "FIXED_DELAY"
     FIXED_RATE = "FIXED_RATE"
@@ -38,10 +38,10 @@ class ScheduleMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class LastReload:
-    """The last reload of a table on this host, by any process, in Unix seconds.
+    """When a table was last reloaded on this host, by any process, in Unix seconds.
 
-    `first_started_at_s`: the start of the first load of this schedule, from which FIXED_RATE counts. `started_at_s` and `finished_at_s` are
-    those of the latest attempt, even if it failed.
+    `first_started_at_s`: when the first load of this schedule began, from which FIXED_RATE counts. `started_at_s` and `finished_at_s`: when
+    the latest reload began and ended, even if it failed.
     """
 
     first_started_at_s: float
@@ -50,17 +50,17 @@ class LastReload:
 
 
 class CacheReloadTrigger(abc.ABC):
-    """Decides when a full cache reloads (FLIP-221). Subclass it for a schedule of your own.
+    """Decides when a full cache reloads (FLIP-221). Subclass this class for a schedule of your own.
 
-    The cache opens a table's trigger in one process of the host at a time. No method may block.
+    At any time, the trigger of a table is open in at most one process of the host. No method may block.
     """
 
     class Context(abc.ABC):
-        """The functions that the cache offers its trigger. All may be called from any thread."""
+        """The functions that the cache offers to its trigger. Any thread may call them."""
 
         @abc.abstractmethod
         def current_processing_time(self) -> float:
-            """Unix time in seconds (the FLIP's is in milliseconds)."""
+            """The present Unix time, in seconds (in FLIP-221 it is in milliseconds)."""
 
         def current_watermark(self) -> NoReturn:
             """Raises NotSupportedError: a Spark worker has no watermark."""
@@ -68,7 +68,7 @@ class CacheReloadTrigger(abc.ABC):
 
         @abc.abstractmethod
         def trigger_reload(self) -> concurrent.futures.Future[None]:
-            """Ask for a reload. The future is done when the reload has ended, and has its exception if it failed (Flink's hides it)."""
+            """Ask for a reload. The future is done when the reload has ended; it has the exception of a reload that failed (not so in Flink)."""
 
         @abc.abstractmethod
         def last_reload(self) -> LastReload | None:
@@ -79,16 +79,16 @@ class CacheReloadTrigger(abc.ABC):
             """Run `action` once on the cache's own timer, not before Unix time `at_s`. Returns a function that cancels it.
 
             If the clock is set back meanwhile, `action` runs at once, because `at_s` may then be far away. So `action` must read the time,
-            and schedule itself again if it is too early.
+            and call `schedule` again if it is too early.
             """
 
     @abc.abstractmethod
     def open(self, context: Context) -> None:
-        """Begin to ask for reloads."""
+        """Begin to ask `context` for reloads."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ask for no more reloads. A running one ends by itself."""
+        """Stop asking for reloads. A reload that is running goes on to its end."""
 
 
 def _cancel_nothing() -> None:
@@ -100,9 +100,9 @@ def _is_first(last: LastReload) -> bool:
 
 
 class DueTrigger(CacheReloadTrigger):
-    """A trigger that reloads when `next_due_s` says so, and only once for all missed reloads. A pickled copy is not open (FLIP-221).
+    """A trigger that reloads when `next_due_s` says so; if several reloads were missed, it makes one. A pickled copy is not open (FLIP-221).
 
-    `late_s`: how much later this host reloads than `next_due_s` says, except for its first load.
+    `late_s`: how much later than `next_due_s` says this host reloads, except for its first load.
     """
 
     _waits = True  # whether a reload must end before the next one is planned
@@ -121,7 +121,7 @@ class DueTrigger(CacheReloadTrigger):
 
     @abc.abstractmethod
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        """The time after `now_s` at which the next reload is due, if a reload is requested at `now_s`. `last`: the reload before that one."""
+        """The time after `now_s` at which a reload is due, if one is requested at `now_s`. `last`: the reload before the one requested."""
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
         """The time at which this host makes the next reload; a time in the past means now."""
@@ -132,14 +132,17 @@ class DueTrigger(CacheReloadTrigger):
         return self.next_due_s(self._without_delay(last), now_s - self.late_s) + self.late_s
 
     def _planned_s(self, last: LastReload | None, now_s: float) -> float:
-        """The time after `now_s` at which this host makes the next reload, as `_due_after_s` says."""
+        """The time after `now_s` at which this host makes a reload, if one is requested at `now_s`. `last`: as in `_due_after_s`."""
         if last is None:
             return self._due_after_s(None, now_s)
         return self._due_after_s(self._without_delay(last), now_s - self.late_s) + self.late_s
 
     def _without_delay(self, last: LastReload) -> LastReload:
-        """The last reload as a host without delay makes it. Otherwise FIXED_DELAY would add the delay to each interval, and FIXED_RATE could
-        miss a point. The first load is never late: hosts that start at once load at once."""
+        """The last reload with the times that it would have on a host without delay.
+
+        With its real times, FIXED_DELAY would add the delay to each interval, and FIXED_RATE could leave out a reload. The first load is
+        never delayed: a host that starts loads at once.
+        """
         if _is_first(last):
             return last
         late_s = self.late_s
@@ -166,8 +169,9 @@ class DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
-        # A reload in between, such as another process's, changes the plan. If there was none and the time has not come, the clock was
-        # set back: a plan made now may be earlier than the old one. A later plan is not taken: it could put the reload off for ever.
+        # A reload in the meantime, such as one by another process, changes the plan. If there was no reload and `due_s` has not come, the
+        # clock was set back: the time that is computed now may be earlier than `due_s`. If it is later, `due_s` stays: otherwise each time
+        # the clock is set back could put the reload off.
         if last != planned_after:
             due_s = self.due_s(last, now_s)
         elif due_s > now_s:
@@ -189,7 +193,7 @@ class DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
-        # A refused reload leaves no trace, and must not be requested again at once.
+        # A reload that was refused does not change `last`, and must not be requested again at once.
         due_s = self._planned_s if last == before else self.due_s
         self._plan(context, last, due_s(last, now_s))
 
@@ -197,9 +201,9 @@ class DueTrigger(CacheReloadTrigger):
 class PeriodicCacheReloadTrigger(DueTrigger):
     """Reloads every `interval_s` seconds, counted from the end of the last reload, or from the start of the first one.
 
-    FIXED_DELAY: `interval_s` after the last reload has ended, successful or not. FIXED_RATE: at the first start plus multiples of
-    `interval_s`, even if a reload is still running; all points that were missed make one reload (in Flink they pile up). With both, the
-    first reload is due at once, and none is due later than one interval from now, even if the clock was set back.
+    FIXED_DELAY: `interval_s` after the last reload has ended, successful or not. FIXED_RATE: at the start of the first reload plus multiples
+    of `interval_s`, even if a reload is still running; if several reloads were missed, one is made (in Flink they pile up). In both modes,
+    the first reload is due at once, and the next one is due within one interval from now, even if the clock was set back.
 
     Raises OptionError unless the interval is a finite number greater than zero.
     """
@@ -232,18 +236,19 @@ class PeriodicCacheReloadTrigger(DueTrigger):
     def _grid_point_s(self, anchor_s: float, after_s: float) -> float:
         """The first `anchor_s + k * interval_s` after `after_s`."""
         k = math.floor((after_s - anchor_s) / self.interval_s)
-        # The quotient is rounded, so the point may be off by one in either direction.
+        # The quotient is rounded, so `k` may be off by one in either direction.
         points = (anchor_s + (k + i) * self.interval_s for i in range(3))
         return next((point for point in points if point > after_s), math.nextafter(after_s, math.inf))
 
 
 class TimedCacheReloadTrigger(DueTrigger):
-    """Reloads at once, at the next `reload_time` (now, if that is the time), and then every `interval_days` calendar days.
+    """Reloads once at the start, then at the next `reload_time`, and then every `interval_days` calendar days at that time.
 
-    The time is local to `zone` (None: the system's) unless it has an offset of its own. If clocks are put forward and skip the time, the
-    offset before the change applies (02:30 becomes 03:30). If they are put back and show the time twice, the first one counts. Days count
-    from the first reload time, so a reload by hand or a late one does not shift later ones. If the clock was set back since the last
-    reload, the next reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
+    `reload_time` is local to `zone` (None: the system's) unless it has an offset. On a day when clocks are put forward and skip
+    `reload_time`, the offset before the change applies (02:30 becomes 03:30). On a day when they are put back and show `reload_time` twice,
+    the first of the two counts. The days count from the first `reload_time`, so a reload by hand, or a late one, does not shift later
+    reloads. If the clock was set back since the last reload, the next reload is at the next `reload_time`. Raises OptionError unless
+    `interval_days` is from 1 to 36500.
     """
 
     def __init__(self, reload_time: datetime.time, interval_days: int = 1, zone: datetime.tzinfo | None = None) -> None:
@@ -282,7 +287,7 @@ class TimedCacheReloadTrigger(DueTrigger):
         anchor_s = last.first_started_at_s
         _, anchor = min(entry for entry in self._instants_around(anchor_s) if entry[0] >= anchor_s)
         latest = max(day for due_s, day in self._instants_around(at_s) if due_s <= at_s)
-        # Negative if the clock was set back to before the first reload: the same days count then.
+        # Negative if the clock was set back to a day before the first reload. The reloads are then on the same days as they would have been.
         steps = (latest - anchor).days // self.interval_days + 1
         return _instant_s(anchor + steps * self.interval_days * _DAY, self.reload_time, self._zone)
 
@@ -292,7 +297,7 @@ class TimedCacheReloadTrigger(DueTrigger):
 
 @dataclasses.dataclass(frozen=True)
 class Blackout:
-    """Times of day at which no reload begins. `parse_blackout` makes one from a text, and `str` returns the text.
+    """Times of day at which no reload begins. `parse_blackout` parses a `Blackout` from a text, and `str` returns that text.
 
     `windows` are (start, end), including the start and excluding the end; a window whose end is earlier than its start goes past midnight.
     The two times of a window have the same offset, or no offset: then they are local to `zone` (None: the system's). If a change of clocks
@@ -307,14 +312,14 @@ class Blackout:
     def __post_init__(self) -> None:
         if any(start == end for start, end in self.windows):
             raise ValueError("windows whose end differs from their start")
-        # The distance between local windows and windows with offsets depends on the day: the worst case is taken.
+        # Whether a local window overlaps one with an offset depends on the day. Assume the worst case, that they never overlap.
         local = [window for window in self.windows if window[0].utcoffset() is None]
         fixed = [window for window in self.windows if window not in local]
         if _measure(local) + _measure(fixed) >= _DAY:
             raise ValueError("windows that leave some time of the day free for reloads")
 
     def postponed_s(self, at_s: float) -> float:
-        """The first time from `at_s` on that lies in no window. Both are Unix times in seconds."""
+        """The first time from `at_s` on that lies in no window. Times are Unix times in seconds."""
         while ends := [end_s for start_s, end_s in self._spans_around(at_s) if start_s <= at_s < end_s]:
             at_s = max(ends)
         return at_s
@@ -332,7 +337,7 @@ class Blackout:
 
 
 def _instant_s(day: datetime.date, time: datetime.time, zone: datetime.tzinfo | None, fold: int = 0) -> float:
-    """The Unix time at which clocks of `zone` (None: the system's) show a time on a day."""
+    """The Unix time at which clocks of `zone` (None: the system's) show this day and time. `fold`: 1 for the second time that they show it."""
     return datetime.datetime.combine(day, time.replace(fold=fold), zone).timestamp()
 
 
@@ -343,7 +348,7 @@ def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.dat
 
 
 def _measure(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime.timedelta:
-    """The time of a day that the windows cover. Either all windows are local, or all have offsets."""
+    """How much of a day the windows cover together. Either all windows are local, or all have offsets."""
     at = covered = _ZERO
     pieces: list[tuple[datetime.timedelta, datetime.timedelta]] = []
     for window in windows:
@@ -356,7 +361,7 @@ def _measure(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime
 
 
 def _since_midnight(time: datetime.time) -> datetime.timedelta:
-    """The time since midnight; with an offset, since midnight UTC."""
+    """The time since midnight; for a time with an offset, since midnight in UTC."""
     local = datetime.timedelta(0, time.second, time.microsecond, 0, time.minute, time.hour)
     return (local - (time.utcoffset() or _ZERO)) % _DAY
 
@@ -368,20 +373,20 @@ def _window_text(start: datetime.time, end: datetime.time) -> str:
 
 
 def parse_iso_time(text: str) -> datetime.time:
-    """The time of day of `10:15`, `10:15:30`, `10:15Z` or `10:15+07:00`; without an offset it is local.
+    """The time of day of a text such as `10:15`, `10:15:30`, `10:15Z` or `10:15+07:00`. A time without an offset is local.
 
     Seconds may have 3 or 6 decimals. Raises ValueError for any other text.
     """
-    # Older Pythons do not parse everything that newer ones do, such as '10' or '1015'.
+    # Python versions differ in which texts they parse, such as '10' or '1015': accept the same texts in all of them.
     if not _ISO_TIME.fullmatch(text.strip()):
         raise ValueError("an ISO time such as '10:15', '10:15Z' or '10:15+07:00'")
     return datetime.time.fromisoformat(text.strip().replace("Z", "+00:00"))
 
 
 def parse_blackout(text: str, zone: datetime.tzinfo | None = None) -> Blackout:
-    """The blackout of `22:00-06:00, 12:00-13:00`. A window whose end has no `Z` or offset is local to `zone`.
+    """The `Blackout` of a text such as `22:00-06:00, 12:00-13:00Z`. A window without a `Z` or offset at its end is local to `zone`.
 
-    Raises ValueError for another form, and for windows that `Blackout` refuses.
+    Raises ValueError for a text of another form, and for windows that `Blackout` refuses.
     """
     windows: list[tuple[datetime.time, datetime.time]] = []
     for part in text.split(","):

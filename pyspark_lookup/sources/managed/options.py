@@ -43,7 +43,7 @@ class ChangeOptions(KindOptions):
     start: enums.StreamStart | int = option(
         "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), enums.StreamStart.SNAPSHOT,
         doc="Streams of changes: start with all current rows (SNAPSHOT), with the commits from now on (LATEST), or with "
-            "the commits after this position.",
+            "the commits after this log position (a number).",
     )
     max_rows: int | None = option(
         "lookup.stream.max-rows-per-trigger", POSITIVE_COUNT, None,
@@ -113,7 +113,7 @@ class WriteOptions(KindOptions):
     )
     mode: enums.KeyedWrite | None = option(
         "lookup.write.mode", choice(enums.KeyedWrite), None,
-        doc="Writes in Spark's append mode: `upsert` replaces the rows that have the same keys. Without it, rows are added.",
+        doc="Writes in Spark's append mode: `upsert` replaces the rows that have the same keys. Without this option, rows are added.",
     )
     unique_keys: bool = option(
         "lookup.write.unique-keys", BOOLEAN, False,
@@ -125,7 +125,8 @@ class WriteOptions(KindOptions):
     )
     missing_columns: enums.MissingColumns | None = option(
         "lookup.write.missing-columns", choice(enums.MissingColumns), None, default_text="the upsert is refused",
-        doc="Upserts whose rows lack columns: in these, an existing row keeps its values (KEEP), or gets null (NULL).",
+        doc="Upserts whose rows lack some of the table's columns: in the columns that they lack, an existing row keeps its values (KEEP), "
+            "or gets null (NULL).",
     )
     batch: tuple[str, int] | None = option(
         "lookup.write.batch", Kind("`name:number`", parse_batch), None,
@@ -134,7 +135,7 @@ class WriteOptions(KindOptions):
     )
     compact_after: int = option(
         "lookup.write.compact-after", COUNT, 20,
-        doc="Writes: a commit compacts small writes once there are this many; 0: commits never do (call "
+        doc="Writes: when the table has this many small writes, a commit also compacts them. 0: commits never compact (call "
             "`LookupTable.compact`).",
     )
     timeout_s: float = option(
