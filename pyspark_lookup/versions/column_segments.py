@@ -1,4 +1,4 @@
-"""Columns of many files in segments of the host's cache directory: written once, mapped by every process that reads them."""
+"""Columns with a row for each file of a large table, in segments: files of the host's cache directory, which each process maps into memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = ("low", "high", "null_counts", "rows", "bucket_counts", "buckets")
 
 
 def ipc_file(batch: pa.RecordBatch) -> pa.Buffer:
-    """An Arrow file with one batch, which `open_batch` maps."""
+    """The bytes of an Arrow file with one batch, which `open_batch` opens."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -25,7 +25,7 @@ def ipc_file(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def open_batch(region: Any) -> pa.RecordBatch:
-    """The batch in a region of a segment that `ipc_file` made. Raises ArrowException or OSError if it is damaged."""
+    """The batch in a region of a segment with the bytes of `ipc_file`. Raises ArrowException or OSError if the region is damaged."""
     return pa.ipc.open_file(pa.py_buffer(region)).get_batch(0)
 
 
@@ -37,7 +37,10 @@ def write_segment(
     meta: Mapping[str, Any] | None = None,
     durable: bool = True,
 ) -> None:
-    """Write and publish a segment of a table; for `durable` see `SegmentWriter.finish`. Raises OSError if there is no room for it."""
+    """Write a segment of a table, and then show it to other processes. `durable`: as in `SegmentWriter.finish`.
+
+    Raises OSError if there is no room for the segment.
+    """
     writer = disk.create_segment({})
     try:
         for region, data in regions.items():
@@ -51,12 +54,12 @@ def write_segment(
 def write_batch(
     disk: Disk, table: str, name: str, batch: pa.RecordBatch, meta: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a batch to a segment, which `read_batch` maps. Raises OSError if there is no room for it."""
+    """Write a batch to a segment, from which `read_batch` reads it. Raises OSError if there is no room for the segment."""
     write_segment(disk, table, name, {_ROWS: ipc_file(batch)}, meta)
 
 
 def read_batch(disk: Disk, table: str, name: str, parse: Callable[[pa.RecordBatch, dict[str, Any]], T]) -> T | None:
-    """What `parse` returns for a segment's batch and metadata; None if the segment is missing, or if it is malformed: then it is removed.
+    """What `parse` returns for a segment's batch and metadata; None if the segment is missing or malformed. A malformed segment is removed.
 
     `parse` raises an ArrowException or one of `decoding.UNREADABLE` for a batch that is not of the expected form.
     """
@@ -71,20 +74,20 @@ def read_batch(disk: Disk, table: str, name: str, parse: Callable[[pa.RecordBatc
 
 
 def write_stats(disk: Disk, table: str, name: str, stats: StatsColumns) -> None:
-    """Write the statistics of a column to a segment. Raises OSError if there is no room for it."""
+    """Write the statistics of a column to a segment. Raises OSError if there is no room for the segment."""
     columns = {name: array for name, array in zip(_NAMES, stats.arrays, strict=True) if array is not None}
     write_batch(disk, table, name, pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
 
 
 def open_stats(disk: Disk, table: str, name: str) -> StatsColumns | None:
-    """The statistics in a segment that `write_stats` wrote; None if it is missing or malformed."""
+    """The statistics in a segment that `write_stats` wrote; None if the segment is missing or malformed."""
     return read_batch(
         disk, table, name, lambda batch, _: StatsColumns(**dict(zip(batch.schema.names, batch.columns, strict=True)))
     )
 
 
 def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
-    """The statistics of the files of all parts, none of which has buckets."""
+    """The rows of all parts, one part after the other. No part may have buckets."""
     if len(parts) == 1:
         return parts[0]
     arrays = zip(*((part.low, part.high, part.null_counts, part.rows) for part in parts), strict=True)
@@ -92,12 +95,13 @@ def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
 
 
 def remove_unneeded(disk: Disk, table: str, needed: Sequence[str]) -> None:
-    """Remove a table's segments that neither this call nor the one before needs. Those that this call is the first not to need are evicted first.
+    """Remove the table's segments that are needed neither in this call nor were in the one before.
 
-    `needed`: the beginnings of the names of needed segments.
+    Segments that were needed in the call before, but no longer, stay; they are the first to be evicted. `needed`: the beginnings of the names
+    of needed segments. Raises OSError.
 
-    The race: another process may have read an earlier record, and now opens the segments that it names. So they stay until this is called
-    for one more record. Raises OSError.
+    The race: another process may have read the record before the present one, and is now opening the segments that it names. So these
+    segments stay until the next call.
     """
     unneeded = [name for name in disk.segments(table) if not (needed and name.startswith(tuple(needed)))]
     superseded = disk.superseded_segments(table)

@@ -1,4 +1,4 @@
-"""Hive-style partition directories, `k=v`."""
+"""Reads the values of partition columns from the names of Hive-style directories, `k=v`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from urllib.parse import unquote
 from pyspark_lookup.storage.stores import PartitionValues
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""The value, in a directory's name, that stands for null."""
+"""The value in a directory's name that stands for null."""
 
 
 def partition_values(root: str, url: str) -> PartitionValues:
-    """(column, value as text; None: null) of the `k=v` directories between the root and a file."""
+    """For each `k=v` directory between the root and a file, a pair (column, value as text; None: null)."""
     parts = url[len(root) :].strip("/").split("/")[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
     return tuple((unescape(k), None if v == NULL_PARTITION else unescape(v)) for k, _, v in pairs if k)
 
 
 def unescape(text: str) -> str:
-    """The decoded text of a directory's name. If it is not UTF-8, each byte becomes one character, as in Spark, so that names stay distinct."""
+    """The text of a directory's name without its `%` escapes.
+
+    If the bytes are not UTF-8, each byte becomes one character, as in Spark, so that different names have different texts.
+    """
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:

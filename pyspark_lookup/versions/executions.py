@@ -1,6 +1,6 @@
-"""`Executions`: records in the host's cache directory which version an execution reads, for all its tasks on this host.
+"""`Executions` records, in the host's cache directory, which version of a table a Spark execution reads, so that all its tasks read this one.
 
-Also `read_with_restarts`, by which a read begins again if files vanish while they are read.
+`read_with_restarts` begins a read again, with a newer version, if files vanish while they are read.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
-    """The result of `read`. After one of the `problems` it is called again, until the same problem comes twice in a row.
+    """The result of `read`, which is called again after each of the `problems`, until the same problem comes twice in a row.
 
     The race: a clean-up may remove old files of a log at any moment, also between a listing and the read of a listed file. The files that
-    replace them were written before, so the next attempt finds those.
+    replace the old ones were written before, so the next attempt finds them.
     """
     before = ""
     for _ in range(_STARTS - 1):
@@ -87,7 +87,7 @@ class Build:
 
     @property
     def execution(self) -> str:
-        """The execution id for everything that is built in this micro-batch."""
+        """The id of the execution to which all lookups belong that are built in this micro-batch."""
         return f"stream {self.stream} batch {self.batch}"
 
 
@@ -95,8 +95,8 @@ class Build:
 class Execution:
     """A Spark execution, or a stream's micro-batch, of one application: all its tasks read one version.
 
-    A function that `foreachBatch` calls may write a table, and then, at `built_at_s` (Unix time), build a lookup or DataFrame that reads
-    the table back. Such a read needs a version that was resolved later. None: any version will do.
+    `built_at_s`: the Unix time at which a function of `foreachBatch` built the lookup or DataFrame that reads the table. The function may have
+    written to the table just before, so the read needs a version that was resolved after this time. None: any version will do.
     """
 
     application: str
@@ -106,24 +106,24 @@ class Execution:
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """The version that an execution reads, and whether this call chose it (False: it was on record already)."""
+    """The version that an execution reads. `decided_here`: this call chose the version; if False, it was already on record."""
 
     version: TableVersion
     decided_here: bool
 
 
 class _Decision(NamedTuple):
-    """The record of an execution: its version's digest, and when the resolution of that version began (Unix time)."""
+    """What is on record for an execution: the digest of the version that it reads, and when the resolution of this version began (Unix time)."""
 
     digest: str
     at_s: float
 
 
 class Executions:
-    """The versions that executions read on this host.
+    """This host's records of the versions that executions read.
 
-    The race: tasks of one execution resolve at the same time. Exclusive create lets one of them record its version, and the others read
-    that version.
+    The race: tasks of one execution ask for the current version at the same time, and may get different ones. Exclusive create lets only one
+    task record its version, and all others read that version.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Executions:
     def resolve(
         self, table: Table, execution: Execution, current: Callable[[], TableVersion], one_asks: bool
     ) -> Resolution:
-        """The recorded version of an execution; if there is none, the one that `current` returns, which is then recorded.
+        """The version on record for an execution; if there is none, the version that `current` returns, which is then recorded.
 
         `one_asks`: only one task calls `current` at a time, and the others wait for its record.
         """
@@ -150,8 +150,8 @@ class Executions:
                 key = self._key(table, execution)
                 recorded_version = self._find_recorded(table, key)
                 if recorded_version is None:
-                    # The recorded time is never before the time of the build, which may come from another host's clock: otherwise the
-                    # next action would resolve again.
+                    # The recorded time must not be before `built_at_s`, which may come from another host's clock: otherwise the next
+                    # action of the query would not accept this record, and resolve again.
                     at_s = max(self._context.clock.wall_s(), execution.built_at_s or 0.0)
                     return self._record(table, key, current(), at_s)
         self._context.metrics.inc("resolutionReuseCount")
@@ -160,9 +160,9 @@ class Executions:
     def replace(
         self, table: Table, execution: Execution, gone_digest: str, newer: Callable[[], TableVersion]
     ) -> TableVersion:
-        """The version to read instead of the one with `gone_digest`: another that is on record by now, or the one that `newer` returns.
+        """The version to read instead of the one with `gone_digest`.
 
-        The latter is then recorded for the execution.
+        It is the version that another task has recorded for the execution since, or else the one that `newer` returns, which is then recorded.
         """
         key = self._key(table, execution)
         recorded_version = self._find_recorded(table, key)
@@ -177,9 +177,10 @@ class Executions:
         return version
 
     def _key(self, table: Table, execution: Execution) -> str:
-        """The key of an execution's record. An execution may have several: the first counts whose version was resolved after `built_at_s`.
+        """The key of the record that counts for an execution.
 
-        If there is none, the key is that of the next record.
+        An execution may have several records, in order. The first one whose version was resolved at `built_at_s` or later counts. If there is
+        none, this is the key for the next record.
         """
         for number in itertools.count():
             key = key_of(execution.application, execution.id, table.id, number)
@@ -191,7 +192,10 @@ class Executions:
         raise AssertionError("not reached: the numbers have no end")
 
     def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
-        """Record `version` as the execution's, and return it. If the wait for the lock has timed out, and another task was first, return its version."""
+        """Record that the execution reads `version`, and return this version.
+
+        If another task has recorded a version meanwhile, because the wait for the lock timed out, return the version of that task.
+        """
         try:
             self._host.remember(table, version)  # before its digest, so that whoever sees the digest finds the files
             winner = self._disk.create_record("execution", key, [version.digest, at_s], _parse_decision).digest

@@ -1,7 +1,7 @@
-"""`ColumnFiles`: the data files of a version of a large table, as columns. An object is made only for a file that is asked for.
+"""`ColumnFiles`: the data files of a version of a large table, as columns. A `FileVersion` object is made only for a file that is requested.
 
-A query reads few files of a large table. So its version must not cost an object for each file: neither in a new process, nor after a commit
-that changes some files, nor for finding the files that a query needs.
+A query reads few files of a large table. So no step may make an object for each file of the version: neither the first read in a new process,
+nor the step to a version in which a commit changed some files, nor the search for the files that a query needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FileColumns(abc.ABC):
 
     @abc.abstractmethod
     def file(self, row: int) -> FileVersion:
-        """The file of a row."""
+        """The file at a row of these columns."""
 
     @property
     def modified_at_s(self) -> Numbers:
@@ -46,24 +46,26 @@ class FileColumns(abc.ABC):
 
     @abc.abstractmethod
     def row_names(self, rows: Numbers) -> pa.Array:
-        """A text for each of some files that names its rows, as `name_rows` does."""
+        """For each of the files at `rows`, the text that `name_rows` returns."""
 
     def name_rows(self, file: FileVersion) -> str:
-        """A text that names the rows of a file: its URL, its state if it may be overwritten, and its deletes, except for those whose keys are
-        known."""
+        """A text by which files are compared: files with equal texts contain the same rows.
+
+        It has the file's URL, its size and identity if the file may be overwritten, and its deletes, except for deletes whose keys are known.
+        """
         state = [] if file.immutable else [str(file.size), file.identity]
         return "\0".join([file.url, *state, *(deletes.name for deletes in file.deletes if deletes.keys is None)])
 
     def compare_rows(self, other: FileColumns) -> Numbers | None:
-        """For each file, whether its rows are those of the file in the same row of `other`; None if these are columns of other files."""
+        """For each file, whether it contains the same rows as the file at the same place in `other`; None if `other` has columns of other files."""
         return np.ones(len(self.sizes), np.bool_) if other is self else None
 
     def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
-        """The deletes by position that concern some of the files, each at least once."""
+        """The deletes by position that concern the files at `rows`, each at least once."""
         return (deletes for row in rows.tolist() for deletes in self.file(row).deletes)
 
     def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
-        """The groups of deletes by value that concern some of the files, each at least once."""
+        """The groups of deletes by value that concern the files at `rows`, each at least once."""
         return ()
 
     @abc.abstractmethod
@@ -72,15 +74,15 @@ class FileColumns(abc.ABC):
 
     @abc.abstractmethod
     def statistics(self, name: str) -> StatsColumns | None:
-        """The statistics of a column that is in the files; None if they are not known."""
+        """The statistics of a column that the files contain (no partition column); None if they are not known."""
 
 
 ParseText = Callable[[str | None, pa.DataType], object]
-"""The value of a partition column in its type, from its text; None: null. Raises ValueError if the type has no such value."""
+"""A function that returns a partition column's value from its text (None: null) and type. Raises ValueError if the type has no such value."""
 
 
 class ColumnFiles(Sequence[FileVersion]):
-    """Files of a version, ascending by URL: rows of `columns`, and `others`, which have been added since these columns were made.
+    """Files of a version, ascending by URL: some of the files in `columns`, and `others`, files added since these columns were made.
 
     `order`: for each file its row in `columns` (0 or more), or -1 minus its place in `others`.
     """
@@ -92,7 +94,7 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @classmethod
     def merge(cls, columns: FileColumns, rows: Numbers, others: Iterable[FileVersion]) -> ColumnFiles:
-        """These rows of the columns (ascending), and other files."""
+        """The files at `rows` (ascending) of `columns`, together with the files `others`."""
         added = tuple(sorted(others, key=lambda file: file.url))
         places = [_find_place(columns.urls, file.url) for file in added]
         order = np.insert(rows, np.searchsorted(rows, places), -1 - np.arange(len(added))) if added else rows
@@ -116,12 +118,12 @@ class ColumnFiles(Sequence[FileVersion]):
             yield self.columns.file(row) if row >= 0 else self._others[-1 - row]
 
     def take(self, places: Numbers) -> ColumnFiles:
-        """Some of the files, by their places, ascending."""
+        """The files at `places`, which are ascending."""
         return ColumnFiles(self.columns, self._others, self.order[places])
 
     @cached_property
     def rows(self) -> Numbers:
-        """The rows of the columns whose files these are, ascending."""
+        """The rows of `columns` whose files are among these files, ascending."""
         return self.order[self.order >= 0]
 
     @cached_property
@@ -150,15 +152,15 @@ class ColumnFiles(Sequence[FileVersion]):
         return all(file.settled for file in self._others)
 
     def settled(self) -> ColumnFiles:
-        """The same files, all marked as `settled`."""
+        """The same files, each marked as `settled`."""
         others = tuple(dataclasses.replace(file, settled=True) for file in self._others)
         return ColumnFiles(self.columns, others, self.order)
 
     def _join(self, in_columns: Numbers, of_others: Sequence[float], kind: type) -> Numbers:
-        """A value for each file, from one for each row of the columns and one for each of the other files."""
+        """A value for each of these files. `in_columns`: a value for each row of `columns`. `of_others`: a value for each of `others`."""
         if not self._others:
             return in_columns[self.order]
-        # A negative number counts from the end, so that -1 is the first of the other files if these are reversed.
+        # In `order`, -1 is the first of the other files. To numpy it is the last item, so these are appended in reverse order.
         return np.concatenate([in_columns, np.array(of_others[::-1], kind)])[self.order]
 
     def prune(
@@ -168,9 +170,10 @@ class ColumnFiles(Sequence[FileVersion]):
         parse: ParseText,
         footers: Mapping[str, StatsColumns] | None = None,
     ) -> ColumnFiles:
-        """The files that may have rows for which the predicate is true. Raises ValueError if `parse` does, for a partition value.
+        """The files that may have rows for which the predicate is true. Raises the ValueError that `parse` raises for a partition value.
 
-        `footers`: statistics of columns, for each row of the columns, that are known from footers.
+        `partitions`: the partition columns. `footers`: for some columns, by name, the statistics in the files' footers, with a row for each
+        row of `columns`.
         """
 
         def stats_columns(name: str) -> StatsColumns | None:
@@ -214,12 +217,15 @@ class ColumnFiles(Sequence[FileVersion]):
         new, gone = self._lacking(other, is_same), other._lacking(self, is_same)
         if not len(new) or not len(gone):
             return new
-        # A file that is in the columns of one version may be among the others of the other.
+        # A file may be in the columns of one version, and among `others` of the second version.
         is_known = pc.is_in(new.row_names, value_set=gone.row_names)
         return new.take(np.flatnonzero(~as_bools(is_known)))
 
     def _lacking(self, other: ColumnFiles, is_same: Numbers) -> ColumnFiles:
-        """The files that `other`, of the same columns, does not have in the same place."""
+        """The files that `other`, which has the same columns, does not have, or has with other rows.
+
+        Includes a file that one of the two has in its columns, and the other has among `others`.
+        """
         is_known = np.zeros(len(self.columns.sizes), np.bool_)
         is_known[other.rows] = True
         known_names = {self.columns.name_rows(file) for file in other._others}
@@ -236,7 +242,7 @@ class ColumnFiles(Sequence[FileVersion]):
         return pa.concat_arrays([in_columns, names]).take(as_indices(order))
 
     def group_by_partition(self, names: Sequence[str]) -> tuple[Numbers, list[FileVersion]]:
-        """(for each file the number of its group, the first file of each group): files with equal partition values are in one group."""
+        """(for each file the number of its group, the first file of each group). Files with equal partition values are in one group."""
         texts = [pa.concat_arrays([self.columns.partition_values(name), self._texts(name)]) for name in names]
         groups = np.zeros(len(texts[0]), np.int64)
         for column in texts:
@@ -247,13 +253,13 @@ class ColumnFiles(Sequence[FileVersion]):
         return groups, [self[int(place)] for place in first_places]
 
     def _texts(self, name: str) -> pa.Array:
-        """The values of a partition column in the other files, in reverse order."""
+        """The values of a partition column of the files in `others`, in reverse order."""
         texts = (dict(self.columns.partition_of(file)).get(name) for file in reversed(self._others))
         return pa.array(list(texts), pa.string())
 
 
 def _find_place(urls: pa.Array, url: str) -> int:
-    """The row before which a URL belongs."""
+    """The row before which a URL belongs among `urls`, which are ascending."""
     low, high = 0, len(urls)
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
 """`HostVersions`: a host's records of tables' versions, which its processes share.
 
-These are the last resolved version of a table and its time, the files of each version by digest, and the newest commit that the host has
-made to a table (its "floor": no read of the host may go below it). All are records in the host's cache directory; a lost record costs a
-call to the store.
+It records the version of a table that was last resolved, and when; the files of each version, by the version's digest; and the newest commit
+that the host has made to a table. This commit is the table's "floor" on the host: no read here may return an older version. All are small
+files in the host's cache directory. A record that is lost costs a call to the store.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _RACES = 1000  # attempts of one resolution to record its version, while other p
 
 
 class HostVersions:
-    """A host's records of tables' versions. Without a disk in `context` there are none.
+    """A host's records of tables' versions. Without a disk in `context`, nothing is recorded or found.
 
-    `restore`: returns the version with some metadata, see `VersionSource.restore`. `has_commit`: returns whether the log at a URL has a
-    commit of a table.
+    `restore`: `VersionSource.restore` of the table's source. `has_commit`: whether the log at a URL has a commit, given the URL, the table's
+    id and the commit's position.
     """
 
     def __init__(
@@ -49,18 +49,24 @@ class HostVersions:
         self._ufs = ufs
         self._context = context
         self._unwritten_floors: dict[str, dict[str, Any]] = {}  # floors that could not be written to the disk
-        self._readable_digests: set[str] = set()  # digests whose files this process has found on record
+        self._readable_digests: set[str] = (
+            set()
+        )  # digests of versions whose record this process has read and understood
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
         self._floors: dict[str, Held[Any | None]] = {}
-        self._columns: dict[str, ListedColumns] = {}  # those that versions of this process were last found in, by name
+        self._columns: dict[str, ListedColumns] = {}  # the columns that this process used last, by name
         self._restore = restore
         self._has_commit = has_commit
 
     # --- the last version -------------------------------------------------------------------------
 
     def last(self, table: Table) -> dict[str, Any] | None:
-        """The record of the last version: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
+        """The record of the table's last version: `digest`, `log`, `started_s`, `boot` and `wall_s`; None if there is none.
+
+        `log`: (table id, position). `started_s`: when its resolution began, on the steady clock since the start of the machine that `boot`
+        names. `wall_s`: when it was recorded (Unix time).
+        """
         return self._newest(table)[1]
 
     def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
@@ -79,14 +85,14 @@ class HostVersions:
     def learn(
         self, table: Table, version: TableVersion, started_s: float, trust_store: bool = False, renew: bool = True
     ) -> TableVersion | None:
-        """Record a version whose resolution began at `started_s`. Returns the version, or the one on record if that is newer.
+        """Record a version whose resolution began at `started_s`. Returns this version, or the one on record if that one is newer.
 
-        So a slow listing cannot take the host back to an older state (monotonic reads). Returns None if the newer version's files are not
-        on record here: then ask the store again. With `trust_store`, the version is recorded in this case nevertheless. Without `renew`, a
-        version that was recorded recently is not recorded again.
+        So a slow listing cannot take the host back to an older state (monotonic reads). Returns None if the version on record is newer, but
+        its files are not on record: then ask the store again. With `trust_store`, `version` is recorded in this case, too. Without `renew`,
+        a version that was recorded recently is not recorded again.
 
-        The race: other processes record versions at the same time. A record is created exclusively, with the number after that of the
-        newest record that was compared. A process that finds this number taken compares again.
+        The race: other processes record versions at the same time. Records are numbered, and each is created exclusively, with the number
+        after that of the newest record with which its version was compared. A process that finds this number taken compares again.
         """
         if self._context.disk is None:
             return version
@@ -109,14 +115,20 @@ class HostVersions:
         return version
 
     def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
-        """Whether the recorded version is newer than `version`: by log position if both are in the same log, else by the start of the resolution."""
+        """Whether the version on record is newer than `version`.
+
+        If both are in the same log, their positions are compared; otherwise the times at which their resolutions began.
+        """
         commit, recorded_commit = version.commit, record.get("log")
         if commit is not None and recorded_commit is not None and commit[0] == recorded_commit[0]:
             return int(recorded_commit[1]) > commit[1]
         return bool(record["boot"] == self._context.clock.boot and record["started_s"] > started_s)
 
     def _is_known(self, record: Mapping[str, Any], table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether `record` has this version, and is recent enough to tell when the table was last seen. Also notes when this process saw it."""
+        """Whether `record` has this version, and is so recent that the version need not be recorded again.
+
+        If the record has the version, also notes, for `seen_s`, when this process saw the version.
+        """
         if (record["digest"], record["log"], record["boot"]) != (
             version.digest,
             version.commit,
@@ -127,13 +139,13 @@ class HostVersions:
         return 0 <= started_s - float(record["started_s"]) < _UNRECORDED * table.busy.timeout_s
 
     def seen_s(self, table: Table) -> float:
-        """The time at which this process last found the version unchanged without recording this, on the steady clock; 0.0: never."""
+        """When this process last found the table's version unchanged, and did not record it again (steady clock); 0.0: never."""
         return self._seen_s.get(table.id, 0.0)
 
     def missing_since_s(self, table: Table, seen_s: float) -> float:
-        """The time at which this host first missed a table that it last saw at `seen_s`; now, if it has not missed the table before.
+        """When this host first found that a table which it last saw at `seen_s` is missing; the present time, if it finds so now.
 
-        Both are on the steady clock.
+        Times are on the steady clock.
         """
         now_s, boot = self._context.clock.steady_s(), self._context.clock.boot
         if self._context.disk is None:
@@ -145,11 +157,11 @@ class HostVersions:
         return now_s
 
     def forget_missing(self, table: Table) -> None:
-        """Forget that a table was missing."""
+        """Forget when a table was found to be missing."""
         self.attempt(lambda disk: disk.remove_record("missing", table.id))
 
     def _record_successor(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
-        """Create the record that follows record `number`, with a version. Returns False if another process has created it first."""
+        """Record a version under the number after `number`. Returns False if another process has already created a record of this number."""
         self._remember_files(table, version)
         value = {
             "digest": version.digest,
@@ -163,7 +175,7 @@ class HostVersions:
     def _update_records(
         self, disk: Disk, table: Table, version: TableVersion, started_s: float, last_record: Mapping[str, Any] | None
     ) -> None:
-        """Update the records that depend on the last version. `last_record`: the record of the version before."""
+        """Update the floor, and the list of known versions, after `version` was recorded. `last_record`: the record of the version before it."""
         self._check_floor(disk, table, version, started_s)
         if last_record is None or last_record["digest"] != version.digest:
             row = {
@@ -176,11 +188,13 @@ class HostVersions:
             disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
 
     def _check_floor(self, disk: Disk, table: Table, version: TableVersion, started_s: float) -> None:
-        """Forget this host's newest commit to the table if the table's log no longer has it."""
+        """Forget this host's newest commit to the table if the table's log no longer has this commit."""
         floor = self._get_floor(table.url) if version.commit is not None else None
         if floor is not None and self._is_obsolete(table.url, floor, started_s):
             with self.lock("floor", table.url):
-                floor = self._get_floor(table.url)  # again, under the lock: another commit may have raised it
+                floor = self._get_floor(
+                    table.url
+                )  # again, under the lock: a commit may have raised the floor meanwhile
                 if floor is not None and self._is_obsolete(table.url, floor, started_s):
                     self._unwritten_floors.pop(table.url, None)
                     disk.remove_record("floor", self._floor_key(table.url))
@@ -188,9 +202,9 @@ class HostVersions:
     # --- floors: a host reads what it has committed ------------------------------------------------
 
     def raise_floor(self, table: Table, table_id: str, position: int) -> None:
-        """Let this host read no version of the table from before this commit (read your own writes).
+        """From now on, let this host read no version of the table from before this commit, which it has made (read your own writes).
 
-        If the floor cannot be recorded, the host forgets its last version of the table, so that the next read asks the store.
+        If this cannot be recorded, the host forgets its last version of the table, so that the next read asks the store.
         """
         if self._context.disk is None:
             return
@@ -217,7 +231,7 @@ class HostVersions:
         return bool(self._unwritten_floors)
 
     def floor(self, url: str) -> tuple[str, int] | None:
-        """(table id, log position) of the newest commit that this host has made to the table at `url`."""
+        """(table id, log position) of the newest commit that this host has made to the table at `url`; None if it has made none."""
         floor_record = self._get_floor(url)
         return floor_record["commit"] if floor_record is not None else None
 
@@ -231,7 +245,7 @@ class HostVersions:
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
         """Whether the log lacks this host's newest commit, because the table was dropped, or restored from a copy.
 
-        False for a resolution that began (`started_s`) before the commit: it cannot tell.
+        `started_s`: when the resolution of the current version began. If that was before the commit, it cannot tell: the result is False.
         """
         if floor["boot"] == self._context.clock.boot and started_s <= floor["raised_s"]:
             return False
@@ -239,7 +253,7 @@ class HostVersions:
         return not self._has_commit(url, table_id, position)
 
     def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
-        """The options of a read that is planned here, with this host's newest commit, for executors on other hosts."""
+        """The options of a read that is planned on this host, with its newest commit to the table, so that executors on other hosts include it."""
         floor = self.floor(table.url) if options.version.source is MetadataSource.CACHE else None
         return options if floor is None else options.with_values({"lookup.floor": f"{floor[0]}:{floor[1]}"})
 
@@ -247,7 +261,7 @@ class HostVersions:
         return key_of(self._ufs.scope, url)
 
     def floors(self, url: str, options: LookupOptions) -> list[tuple[str, int]]:
-        """(table id, log position) of the commits that a read must include: the newest of this host, and that of the planning host."""
+        """(table id, log position) of the commits that a read must include: the newest one by this host, and the one that `options` name."""
         own_floor = self.floor(url)
         floors = [own_floor] if own_floor is not None else []
         if options.version.floor is not None:
@@ -256,21 +270,21 @@ class HostVersions:
         return floors
 
     def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
-        """Whether a version from the host's records includes the commits of this host and of the planning host."""
+        """Whether a version from the host's records includes the commits that `floors` returns."""
         return self.reaches(version.commit, table.url, options)
 
     def reaches(self, log: Sequence[Any] | None, url: str, options: LookupOptions) -> bool:
-        """Whether a version at `log`, (table id, position), includes this host's commits; True for tables without a log, which have none."""
+        """Whether a version at `log` (table id, position) includes the commits that `floors` returns; True for a table without a log."""
         if log is None:
             return True
         return all(log[0] == table_id and log[1] >= position for table_id, position in self.floors(url, options))
 
     def remember(self, table: Table, version: TableVersion) -> None:
-        """Put a version's files on record, for readers that get only its digest."""
+        """Record a version's files, for readers that know only the digest of the version."""
         self.attempt(lambda disk: self._remember_files(table, version))
 
     def record_token(self, table: Table, version: TableVersion) -> None:
-        """Record that a version token is issued now, for `known_versions`."""
+        """Record, for `known_versions`, that a version token of the version is issued now."""
         place = f"{key_of(table.scope, table.url)}-{version.digest}"
         self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._context.clock.wall_s()}))
 
@@ -293,7 +307,7 @@ class HostVersions:
             return
         restored_version = None if version.metadata is None else self._restore(table, version.metadata)
         if restored_version is not None and restored_version.digest == version.digest:
-            # Its files follow from its metadata, which is on record.
+            # The table's source finds the files by the metadata, so the record needs none.
             record = dataclasses.replace(version, files=()).to_json() | {"files": None}
         elif isinstance(version.files, ColumnFiles) and isinstance(version.files.columns, ListedColumns):
             columns = version.files.columns
@@ -303,7 +317,9 @@ class HostVersions:
             record = version.to_json()
         if version.is_settled:
             self._context.disk.replace_record("files", version.digest, record)
-        else:  # A later change of some files might not show in their identity. The record has the time, so that readers can tell if that is over.
+        else:
+            # Some files are so new that a change might not show in their identity. The record has the time, by which a reader can tell whether
+            # the files are old enough by now.
             unsettled_record = {
                 "seen_s": self._context.clock.steady_s(),
                 "boot": self._context.clock.boot,
@@ -312,7 +328,7 @@ class HostVersions:
             self._context.disk.replace_record("unsettled", version.digest, unsettled_record)
 
     def _is_remembered(self, disk: Disk, table: Table, digest: str) -> bool:
-        """Whether a version's files are on record. A process reads the record once, because another release may have written it."""
+        """Whether a version's files are on record, in a form that this release can read. Each process reads a record once to find this out."""
         if not disk.has_record("files", digest):
             return False
         if digest not in self._readable_digests:
@@ -322,7 +338,7 @@ class HostVersions:
         return True
 
     def files(self, table: Table, digest: str) -> TableVersion | None:
-        """The version with this digest, if this host has it on record; else None."""
+        """The version with the digest `digest`, if this host has its files on record; otherwise None."""
         if self._context.disk is None:
             return None
         parse_version = functools.partial(self._parse_version, table)
@@ -338,14 +354,14 @@ class HostVersions:
         if isinstance(version, VersionMetadata):
             version = self._restore(table, version)
         if isinstance(version, ColumnFiles):
-            # The record and the columns, each with a checksum, are bound to their names, so the digest need not be computed again.
+            # The record and the columns each have a checksum, and a header with a hash of their name: no need to compute the digest again.
             version = TableVersion(table.id, version, known_digest=digest)
         if version is None or version.digest != digest:
             return None
         return version.settled() if settled else version
 
     def _parse_version(self, table: Table, record: Any) -> TableVersion | VersionMetadata | ColumnFiles:
-        """The version in a record, or that from which it follows: its metadata, or its files."""
+        """The content of a record: the version itself, or the metadata or the files from which the version can be made."""
         if record["files"] is None:
             return VersionMetadata.from_json(record["metadata"])
         if isinstance(record["files"], dict):
@@ -365,7 +381,7 @@ class HostVersions:
         self._columns = {**dict(list(self._columns.items())[-_COLUMNS_AT_MOST:]), columns.name: columns}
 
     def attempt(self, write: Callable[[Disk], None]) -> None:
-        """Write to the host's cache directory. A failure is counted and otherwise ignored: it costs a later call to the store."""
+        """Call `write` with the host's cache directory. A failure is counted and otherwise ignored: it costs a later call to the store."""
         if self._context.disk is None:
             return
         try:
@@ -375,7 +391,7 @@ class HostVersions:
 
     @contextlib.contextmanager
     def lock(self, kind: str, name: str, is_needed: bool = True) -> Iterator[None]:
-        """Hold a lock of this host, if `is_needed`. Goes on without the lock if it is not free in time or the directory fails."""
+        """Hold a lock of this host, if `is_needed`. If the lock is not free in time, or the cache directory fails, go on without the lock."""
         lock = None
         try:
             if is_needed and self._context.disk is not None:

@@ -1,7 +1,8 @@
-"""`ListedColumns`: the files of a large directory as columns, with what their footers say.
+"""`ListedColumns`: the files of a large directory as columns, with the statistics and schemas in their footers.
 
-All processes of a host map the columns from its cache directory. A version of the directory is these columns, without the files that are gone
-since, and with some more (`ColumnFiles`). When too many have changed, new columns are written, which take over what is known of the footers.
+All processes of a host map the columns from its cache directory. A later version of the directory consists of these columns without the files
+that were removed since, and of the files that were added (`ColumnFiles`). When too many files have changed, new columns are written. They keep
+what is known of the footers of files that have not changed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _STATS = ("low", "high", "null_counts", "rows")
 _ADDED_AT_MOST, _GONE_AT_MOST = 64, 1024
 _SCHEMAS_AT_MOST = 256
 _Footers = tuple[pa.RecordBatch, dict[str, Any]]
-"""A row for each file: null where its footer has not been read. And what the rows refer to."""
+"""(a batch with a row for each file, null where the file's footer has not been read; values to which the rows refer, such as the schemas)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +48,10 @@ class KnownStats:
 
 
 class ListedColumns(FileColumns):
-    """Files that a listing of a directory showed and whose identity shows each change. `root`: the directory below which partition directories are.
+    """The files in a listing of a directory whose identity shows each change, as columns.
 
-    `name`: the columns in the host's cache directory `disk`; None: they are in memory.
+    `root`: the directory below which partition directories are. `name`: under which the columns are in the host's cache directory `disk`;
+    None: they are in memory only.
     """
 
     def __init__(self, listed: ListedFiles, root: str, disk: Disk | None = None, name: str | None = None) -> None:
@@ -90,7 +92,7 @@ class ListedColumns(FileColumns):
 
     @cached_property
     def directories(self) -> tuple[list[str], Numbers]:
-        """(the directories of the files, each once; for each file the place of its directory among them)."""
+        """(the directories of the files, each once; for each file the place of its directory in this list)."""
         return split_urls(self.urls)[:2]
 
     def statistics(self, name: str) -> StatsColumns | None:
@@ -99,9 +101,9 @@ class ListedColumns(FileColumns):
     # --- footers ----------------------------------------------------------------------------------
 
     def stats(self, form: FileFormatName | None, name: str, kind: pa.DataType, needed: Numbers) -> KnownStats:
-        """What is known of the statistics of the column `name`, read as `kind`, in files that are read in the format `form`.
+        """The statistics of the column `name`, read as type `kind`, in those files whose footers have been read.
 
-        `needed`: a mask of the files whose statistics are needed.
+        `form`: the format as which the table's files are read. `needed`: a mask of the files whose statistics are needed.
         """
 
         def parse(batch: pa.RecordBatch) -> KnownStats:
@@ -117,7 +119,7 @@ class ListedColumns(FileColumns):
     def learn_stats(
         self, form: FileFormatName | None, name: str, kind: pa.DataType, rows: Numbers, stats: StatsColumns
     ) -> None:
-        """Record the statistics of a column in the footers of some files, which were read."""
+        """Record the statistics of a column in the files at `rows`, whose footers were just read. `stats`: a row for each of these files."""
         before = self.stats(form, name, kind, np.ones(len(self), np.bool_))
         places = np.arange(len(self))
         places[rows] = len(self) + np.arange(len(rows))
@@ -130,7 +132,10 @@ class ListedColumns(FileColumns):
         )
 
     def schemas(self, form: FileFormatName | None, needed: Numbers) -> tuple[Numbers, list[pa.Schema]]:
-        """(for each file the number of its schema, -1 if its footer has not been read; the schemas). `needed`: a mask of files."""
+        """(for each file the number of its schema, or -1 if its footer has not been read; the schemas).
+
+        `needed`: a mask of the files whose schemas are needed.
+        """
 
         def parse(batch: pa.RecordBatch, about: dict[str, Any]) -> tuple[Numbers, list[pa.Schema]]:
             known_schemas = [schema_of_text(text) for text in as_texts(about[_SCHEMAS])]
@@ -144,9 +149,9 @@ class ListedColumns(FileColumns):
     def learn_schemas(
         self, form: FileFormatName | None, rows: Numbers, schemas: Sequence[pa.Schema]
     ) -> tuple[Numbers, list[pa.Schema]]:
-        """Record the schemas of some files, whose footers were read. Returns what `schemas` will return.
+        """Record the schemas of the files at `rows`, whose footers were just read. Returns what `schemas` returns from then on.
 
-        Nothing is recorded if the files have hundreds of different ones.
+        If the files have more than 256 different schemas, nothing is recorded.
         """
         before, known_schemas = self.schemas(form, np.ones(len(self), np.bool_))
         numbers = {text_of_schema(schema): number for number, schema in enumerate(known_schemas)}
@@ -160,7 +165,10 @@ class ListedColumns(FileColumns):
         return codes, [schema_of_text(text) for text in numbers]
 
     def _recall(self, place: str, parse: Callable[[pa.RecordBatch, dict[str, Any]], T], needed: Numbers) -> T | None:
-        """What is known of footers, as `parse` returns it. If the footer of a needed file is not known here, another process may know it."""
+        """What `parse` returns for the footers that are known under the name `place`; None if none are known.
+
+        If this process does not know the footer of a needed file, it first reads what other processes have recorded.
+        """
         footers = self._footers.get(place)
         if self._disk is not None and self.name is not None and (footers is None or _lacks(footers, needed)):
 
@@ -178,13 +186,13 @@ class ListedColumns(FileColumns):
     def _remember(self, place: str, footers: _Footers) -> None:
         self._footers[place] = footers
         if self._disk is not None and self.name is not None:
-            with contextlib.suppress(OSError):  # then other processes read the footers, too
+            with contextlib.suppress(OSError):  # if this fails, other processes must read the footers themselves
                 write_batch(self._disk, self.name, place, *footers)
 
     # --- in the cache directory -------------------------------------------------------------------
 
     def save(self, disk: Disk) -> str:
-        """The name of the columns in the host's cache directory, to which they are written now if they are not there. Raises OSError."""
+        """Write the columns to the host's cache directory, unless they are there already. Returns their name there. Raises OSError."""
         if self.name is None or _FILES not in disk.segments(self.name):
             name = uuid.uuid4().hex
             write_batch(disk, name, _FILES, self.listed.batch)
@@ -195,7 +203,7 @@ class ListedColumns(FileColumns):
         return self.name
 
     def next(self, listed: ListedFiles) -> ListedColumns:
-        """Columns of other files of the same directory. What is known of footers stays known for files that have not changed."""
+        """The columns of a newer listing of the same directory. They know the footers that these columns know of files that have not changed."""
         columns = ListedColumns(listed, self._root)
         places = list(self._footers)
         if self._disk is not None and self.name is not None:
@@ -238,7 +246,7 @@ def _count(footers: _Footers) -> int:
 
 
 def open_columns(disk: Disk, name: str, root: str) -> ListedColumns | None:
-    """The columns that `save` wrote; None if they are gone or damaged."""
+    """The columns that `save` wrote under `name`; None if they are missing or damaged."""
     if disk.get_record("listed", name, as_count) is None:
         return None
     listed = read_batch(disk, name, _FILES, lambda batch, _: ListedFiles.from_batch(batch))
@@ -252,7 +260,7 @@ def open_columns(disk: Disk, name: str, root: str) -> ListedColumns | None:
 
 
 def columns_of(version_files: Sequence[FileVersion]) -> ListedColumns | None:
-    """The columns of the files of a version; None if they are not those of a directory's listing."""
+    """The `ListedColumns` of the files of a version; None if the files are objects, or columns of another kind of table."""
     columns = version_files.columns if isinstance(version_files, ColumnFiles) else None
     return columns if isinstance(columns, ListedColumns) else None
 
@@ -260,9 +268,9 @@ def columns_of(version_files: Sequence[FileVersion]) -> ListedColumns | None:
 def to_column_files(
     listed: ListedFiles, root: str, earlier: ListedColumns | None
 ) -> ColumnFiles | tuple[FileVersion, ...]:
-    """The files of a listing as the files of a version. `earlier`: the columns of an earlier version of the directory, if there is one.
+    """The files of a version that consists of the files in a listing. `earlier`: the columns of an earlier version of the directory, if any.
 
-    Files whose identity does not yet show each change are objects. If these are many, all files are.
+    A file whose identity does not yet show each change is an object. If there are many of these, all files are objects.
     """
     is_in_columns = listed.cacheable
     if earlier is not None:
@@ -278,13 +286,13 @@ def to_column_files(
 
 
 def one_of_each_directory(files: Sequence[FileVersion]) -> Sequence[FileVersion]:
-    """The first file of each directory; all files if they are not in columns."""
+    """The first file of each directory. If the files are not in `ListedColumns`, all files."""
     columns = columns_of(files)
     return files if columns is None else _one_of_each(files, columns.directories[1])
 
 
 def one_of_each_extension(files: Sequence[FileVersion]) -> Sequence[FileVersion]:
-    """A file for each of the different extensions of names; all files if they are not in columns."""
+    """A file with each of the file name extensions that occur. If the files are not in `ListedColumns`, all files."""
     columns = columns_of(files)
     if columns is None:
         return files
@@ -301,7 +309,7 @@ def one_of_each_extension(files: Sequence[FileVersion]) -> Sequence[FileVersion]
 
 
 def _one_of_each(files: Sequence[FileVersion], codes: Numbers) -> ColumnFiles:
-    """The first file of each code, and the files that are not in the columns. `codes`: for each row of the columns."""
+    """The first file with each code, and all files that are not in the columns. `codes`: a code for each row of the columns."""
     assert isinstance(files, ColumnFiles)
     is_first = files.order < 0
     in_columns = np.flatnonzero(~is_first)
@@ -310,7 +318,7 @@ def _one_of_each(files: Sequence[FileVersion], codes: Numbers) -> ColumnFiles:
 
 
 def to_listed(files: Sequence[FileVersion]) -> ListedFiles:
-    """The states of the files of a version or listing, as columns."""
+    """The files of a version or listing as `ListedFiles`."""
     columns = columns_of(files)
     if isinstance(files, ColumnFiles) and columns is not None:
         in_columns = columns.listed.take(files.rows)
@@ -319,27 +327,33 @@ def to_listed(files: Sequence[FileVersion]) -> ListedFiles:
 
 
 def lacks_urls(files: Sequence[FileVersion], other_files: Sequence[FileVersion]) -> bool:
-    """Whether some of the URLs of `files` are not among those of `other_files`. All are files of a directory."""
+    """Whether `other_files` lack a URL that is among `files`. All are files of the same directory."""
     if isinstance(files, tuple) or isinstance(other_files, tuple):
         return not {file.url for file in files} <= {file.url for file in other_files}
     return not as_bools(pc.is_in(to_listed(files).urls, value_set=to_listed(other_files).urls)).all()
 
 
 def lacks_states(files: Sequence[FileVersion], other_files: Sequence[FileVersion]) -> bool:
-    """Whether some of `files` are not, in the same state, among `other_files`. All are files of a directory."""
+    """Whether `other_files` lack one of `files`, or have it in another state. All are files of the same directory."""
     if isinstance(files, tuple) or isinstance(other_files, tuple):
         return not {*files} <= {*other_files}
     return bool((to_listed(other_files).find(to_listed(files)) < 0).any())
 
 
 def files_to_json(files: ColumnFiles, columns: ListedColumns, disk: Disk) -> dict[str, Any]:
-    """The files of a version for a record of the host; their columns are written if they are not there. Raises OSError."""
+    """A JSON value that describes the files of a version, for a record in the host's cache directory.
+
+    Writes the columns to that directory, too, unless they are there already. Raises OSError.
+    """
     gone = np.delete(np.arange(len(columns)), files.rows)
     return {"columns": columns.save(disk), "gone": gone.tolist(), "added": [file.to_json() for file in files.others]}
 
 
 def files_from_json(record: Any, open_named: Callable[[str], ListedColumns | None]) -> ColumnFiles:
-    """The files that `files_to_json` described. Raises one of `decoding.UNREADABLE` if the record is malformed, or its columns are gone."""
+    """The files that `files_to_json` described. `open_named`: opens the columns of a name.
+
+    Raises one of `decoding.UNREADABLE` if the record is malformed, or its columns are missing.
+    """
     columns = open_named(as_name(record["columns"]))
     if columns is None:
         raise ValueError("the columns of its files are gone")

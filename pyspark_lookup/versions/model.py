@@ -1,8 +1,8 @@
-"""`Table` and `TableVersion`: a reference to a table, and one state of that table.
+"""`Table`: where a table is, and how its files are read. `TableVersion`: one state of the table, with its files.
 
-With them: paths with wildcards, the deleted rows of data files, and Hive-style partition directories with the selection by
-`lookup.partition`. A delete file of a managed table is a Parquet file that names rows of other files by path and position, like Iceberg's
-position deletes, and also has their key columns.
+This module also has functions for paths with wildcards, for delete files of managed tables, and for partition columns and `lookup.partition`.
+A delete file of a managed table is a Parquet file that names the deleted rows of other files by path and position, like Iceberg's position
+deletes. In addition it has the key columns of these rows.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ _GLOB = re.compile(r"[*?\[{]")
 
 
 def is_glob(path: str) -> bool:
-    """Whether a path has wildcards (`*`, `?`, `[…]`, `{a,b}`). A web URL's `?` starts its query."""
+    """Whether a path has wildcards (`*`, `?`, `[…]`, `{a,b}`). False for a web URL, in which `?` begins the query."""
     return not path.startswith(("http://", "https://")) and _GLOB.search(path) is not None
 
 
 def glob_root(url: str) -> str:
-    """The directory above the first component with a wildcard."""
+    """The directory above the first component of a glob that has a wildcard."""
     return re.split(_GLOB, url, maxsplit=1)[0].rpartition("/")[0]
 
 
 def glob_matches(url: str, pattern: str) -> bool:
-    """Whether a file, or a directory above it, matches the pattern component by component."""
+    """Whether the path of a file, or of a directory above it, matches a glob. Each component is matched by itself: `*` matches no slash."""
     components = url.split("/")
     return any(
         len(components) >= len(pattern_components) and _components_match(components, pattern_components)
@@ -74,14 +74,14 @@ def glob_matches(url: str, pattern: str) -> bool:
 
 
 def glob_reaches(directory: str, pattern: str) -> bool:
-    """Whether files below this directory, or directories below it, may match the pattern."""
+    """Whether something below a directory may match a glob."""
     return any(
         _components_match(directory.split("/"), pattern_components) for pattern_components in _alternatives(pattern)
     )
 
 
 def _components_match(components: Sequence[str], pattern_components: Sequence[str]) -> bool:
-    """Whether the components match, up to the length of the shorter list."""
+    """Whether each component matches the part of the pattern at its place, up to the end of the shorter list."""
     return all(fnmatch.fnmatchcase(name, part) for name, part in zip(components, pattern_components, strict=False))
 
 
@@ -90,7 +90,7 @@ def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
     """The patterns without braces that a pattern with braces stands for, each split into components."""
     braces = re.search(r"(?<!\\)\{([^{}]*)\}", pattern)
     if braces is None:
-        # To fnmatch a backslash is an ordinary character.
+        # For fnmatch, a backslash is an ordinary character: an escaped wildcard becomes `[*]`.
         plain = re.sub(r"\\(.)", lambda escaped: f"[{escaped[1]}]" if escaped[1] in "*?[" else escaped[1], pattern)
         return (tuple(plain.replace("[^", "[!").split("/")),)
     choices = (pattern[: braces.start()] + choice + pattern[braces.end() :] for choice in braces[1].split(","))
@@ -102,12 +102,12 @@ PATH, ROW = "_lookup_file", "_lookup_row"
 
 
 def place_fields() -> list[pa.Field]:
-    """The fields of `PATH` and `ROW`."""
+    """The two fields `PATH` and `ROW` of a delete file's schema."""
     return [pa.field(PATH, pa.string()), pa.field(ROW, pa.int64())]
 
 
 def distinct_places(rows: pa.Table) -> pa.Table:
-    """The rows sorted by `PATH` and `ROW`, without duplicates: two overlapping writes may both have deleted a row."""
+    """The rows of delete files, sorted by `PATH` and `ROW`, each once: two writes at the same time may both have deleted a row."""
     sorted_rows = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
     if sorted_rows.num_rows < 2:
         return sorted_rows
@@ -120,7 +120,7 @@ def distinct_places(rows: pa.Table) -> pa.Table:
 
 
 def delete_file_bytes(rows: pa.Table) -> bytes:
-    """The content of a delete file with these rows, as `distinct_places` returns them: key columns, `PATH` and `ROW`."""
+    """The bytes of a delete file. `rows`: the key columns, `PATH` and `ROW` of the deleted rows, in the order of `distinct_places`."""
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd", compression_level=1, write_page_checksum=True)
     data = bytes(sink.getvalue().to_pybytes())
@@ -155,19 +155,19 @@ class DeleteFile:
 
     @classmethod
     def from_json(cls, record: Any) -> DeleteFile:
-        """The delete file in a list from `to_json` without its first item. Raises TypeError or ValueError if the list is malformed."""
+        """The delete file that `to_json` described, from its list without the first item. Raises TypeError or ValueError for another list."""
         url, size = record
         return cls(as_text(url), as_count(size))
 
 
 DELETES: dict[str, Callable[[Any], Deletes | EqualityDeletes]] = {"file": DeleteFile.from_json}
-"""The functions that decode a `Deletes` or `EqualityDeletes` value, by the first item of the list that its `to_json` returns; they take the other items."""
+"""Functions that decode deletes from the list that their `to_json` returned. The key is the list's first item; the argument is the other items."""
 
 
 def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
-    """Path -> positions of the rows that a delete file names, ascending and distinct. Raises DamagedFileError, which names `url`.
+    """The deleted rows that a delete file names: by path, their positions, ascending, each once. Raises DamagedFileError, which names `url`.
 
-    A file may name a position twice: compactions of earlier releases wrote such files after two writes by key had overlapped.
+    A delete file may name a position twice: compactions of earlier releases wrote such files after two writes had deleted the same row.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
@@ -191,7 +191,7 @@ def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
     return places
 
 
-_PARTS = ("nulls", "rows", "buckets", "bucket")  # parts of a column other than its bounds; all numbers
+_PARTS = ("nulls", "rows", "buckets", "bucket")  # the statistics of a column besides its bounds; all are integers
 
 
 def statistics_to_text(files: Sequence[FileVersion], schema: pa.Schema) -> str | None:
@@ -236,7 +236,7 @@ def _numbers(stats: ColumnStats | None) -> tuple[int | None, ...]:
 
 
 def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
-    """The statistics of `count` files in a text of `statistics_to_text`. Raises TypeError or ValueError if the text is malformed."""
+    """The statistics of `count` files, from the text of `statistics_to_text`. Raises TypeError or ValueError for any other text."""
     try:
         table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(text), validate=True))).read_all()
         table = table.combine_chunks()
@@ -252,7 +252,7 @@ def statistics_from_text(text: Any, count: int) -> list[FileStatistics | None]:
 
 
 class _Bounds(Mapping[str, ColumnStats]):
-    """The bounds of a file's columns, read from the file's row of the table when they are needed."""
+    """The statistics of a file's columns, by name. Each is read from the file's `row` of the Arrow table when it is needed."""
 
     def __init__(self, table: pa.Table, row: int) -> None:
         self._table = table
@@ -285,9 +285,9 @@ class _Bounds(Mapping[str, ColumnStats]):
 
 
 class Kind:
-    """The kinds of tables that are nothing but files; other kinds belong to other `VersionSource`s.
+    """The names of the kinds of tables that are plain files. Each other kind is named by its `VersionSource`.
 
-    The kind is found when a query is planned, so that its execution needs only one call to the store.
+    A query's planning finds out the kind of the table, so that the execution needs only one call to the store.
     """
 
     FILE = "FILE"
@@ -306,12 +306,12 @@ class Busy:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table: where it is, in which store, what kind it is, and how its files are read.
+    """A table as a read sees it: where it is, in which store, what kind it is, which version is read, and how its files are read.
 
-    `url`: the canonical path. `scope`: that of the store, see `Ufs.scope`. `kind`: a name in `VersionSource.kinds`. `format`: None only
-    until the files are known. `pinned`: the version to read; None: the current one. `own_write_id`: the open write of a transaction that
-    reads its own rows, too. `csv`: the form of CSV files. `declared`: the columns that the user declares; None: those of the files.
-    `retained`: its source keeps earlier versions, so it is an error if a version is gone.
+    `url`: the canonical path. `scope`: the scope of the store (`Ufs.scope`). `kind`: a name in `VersionSource.kinds`. `format`: None only
+    until the files are known. `pinned`: the version to read; None: the current one. `own_write_id`: in a read by a transaction, the write
+    of the transaction, whose rows it sees, too. `csv`: the syntax of CSV files. `declared`: the columns that the user declares; None: those
+    of the files. `retained`: the table keeps earlier versions, so it is an error if a version is gone.
     """
 
     url: str
@@ -332,7 +332,7 @@ class Table:
 
     @cached_property
     def id(self) -> str:
-        """A hash of 32 hex digits, equal for all references to the table that must agree on its current version."""
+        """A hash of 32 hex digits, equal for all reads of the table that must agree on its current version."""
         return key_of(self.scope, self.url, self.kind, self.success_file, self.settle_s, *self._pin)
 
     @property
@@ -352,18 +352,18 @@ class Table:
 
 
 Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""For each compaction: (the names of its new files, the names of the files that they replace). Both have the same rows."""
+"""For each compaction: (the names of its new files, the names of the files that they replace). The new and the old files have the same rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionMetadata:
-    """A version, as the table's own log or metadata describes it.
+    """What the table's own log or metadata says of a version.
 
     `table_id`: an id that changes if the table is created anew. `position`: the version's place in the order of the table's versions (None:
-    they have no order but time). `number`: the number by which `lookup.version` names it (None: it has none). `state`: a text by which the
-    source finds the version again (for a managed table its valid write ids in Hive's form). `digest`: 15 hex digits, equal for versions
-    with the same rows in the same files. `keys`: the key columns. `schema`: all columns, as `text_of_schema` writes them. `partitions`:
-    the columns that are not in the files. `rewrites`: the table's latest compactions.
+    only times order them). `number`: the number by which `lookup.version` names the version (None: versions have no numbers). `state`: a
+    text by which the source finds the version again (for a managed table, its valid write ids in Hive's form). `digest`: 15 hex digits,
+    equal for versions with the same rows in the same files. `keys`: the key columns. `schema`: all columns, as `text_of_schema` writes them.
+    `partitions`: the columns that are not in the files. `rewrites`: the table's latest compactions.
     """
 
     table_id: str
@@ -383,7 +383,7 @@ class VersionMetadata:
 
     @cached_property
     def columns(self) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, partition columns)."""
+        """(the columns that the files contain, the partition columns)."""
         schema = self.all_columns
         partitions = pa.schema([schema.field(name) for name in self.partitions])
         return pa.schema([field for field in schema if field.name not in self.partitions]), partitions
@@ -396,7 +396,7 @@ class VersionMetadata:
 
     @classmethod
     def from_json(cls, record: Any) -> VersionMetadata:
-        """The metadata in a list from `to_json`. Raises TypeError or ValueError if the list is malformed."""
+        """The metadata that `to_json` returned as a list. Raises TypeError or ValueError for any other value."""
         table_id, position, state, digest, keys, schema, partitions, rewrites, number = record
         parsed_rewrites = tuple(
             (as_texts(file_names), as_texts(replaced_names)) for file_names, replaced_names in rewrites
@@ -423,7 +423,7 @@ Files = tuple[FileVersion, ...] | ColumnFiles
 
 
 def file_sizes(files: Sequence[FileVersion]) -> Numbers:
-    """The sizes of files in bytes, as int64; as Python numbers if their sum is larger, because a damaged log may claim any size."""
+    """The sizes of files in bytes, as int64; as Python integers if int64 may not hold their sum, because a damaged log may claim any size."""
     sizes = (
         files.sizes if isinstance(files, ColumnFiles) else np.fromiter((f.size for f in files), np.int64, len(files))
     )
@@ -437,10 +437,10 @@ def are_cacheable(files: Sequence[FileVersion]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
-    """One state of a table: its data files, each in one version, by URL. `digest` (15 hex digits) names the state.
+    """One state of a table: its data files, ascending by URL, each in one state of its own. `digest` (15 hex digits) names the version.
 
     `metadata`: what the table's own log or metadata says of the version; None for a table of plain files. `known_digest`: the digest, if it
-    is known already.
+    was computed before.
     """
 
     table_id: str
@@ -481,7 +481,7 @@ class TableVersion:
 
     @cached_property
     def stored_columns(self) -> dict[str, StoredColumn]:
-        """The form in which the files store the table's columns, by column name; empty if the metadata does not tell."""
+        """How the files store the table's columns (under which name or field id), by column name; empty if the metadata does not say."""
         return {column.name: column for file in self.files[:1] for column in file.columns or ()}
 
     @cached_property
@@ -497,7 +497,7 @@ class TableVersion:
         return all(file.settled for file in self.files)
 
     def settled(self) -> TableVersion:
-        """The same version, whose files are all marked as `settled`."""
+        """The same version with each of its files marked as `settled`."""
         if self.is_settled:
             return self
         files = (
@@ -508,12 +508,12 @@ class TableVersion:
         return dataclasses.replace(self, files=files)
 
     def of_files(self, files: Files) -> TableVersion:
-        """The version with only some of its files, as `lookup.partition` selects them."""
+        """The version with only the `files`, a part of its files that `lookup.partition` selects."""
         return self if len(files) == len(self.files) else TableVersion(self.table_id, files)
 
     @cached_property
     def equality(self) -> tuple[EqualityGroup, ...]:
-        """The groups of equality deletes that apply to rows of `files`, each once."""
+        """The groups of equality deletes that concern rows of `files`, each once."""
         if isinstance(self.files, ColumnFiles):
             return self.files.equality
         distinct_groups = {id(file.equality): file.equality for file in self.files}.values()
@@ -521,7 +521,7 @@ class TableVersion:
 
     @cached_property
     def deletes(self) -> tuple[Deletes | EqualityDeletes, ...]:
-        """The deletes that apply to rows of `files`, each once."""
+        """The deletes, by position and by value, that concern rows of `files`, each once."""
         distinct_deletes: list[Sequence[Deletes | EqualityDeletes]] = [group.files for group in self.equality]
         distinct_deletes += (
             [self.files.deletes]
@@ -543,7 +543,7 @@ class TableVersion:
 
     @property
     def newest(self) -> float:
-        """A number by which another host finds this version: its position, or else the time at which its newest file was modified (Unix time)."""
+        """A number by which another host finds this version: its position, or else the Unix time at which its newest file was modified."""
         if self.commit is not None:
             return float(self.commit[1])
         if isinstance(self.files, ColumnFiles):
@@ -588,7 +588,7 @@ class TableVersion:
 
     @classmethod
     def from_json(cls, table_id: str, record: Any) -> TableVersion:
-        """The version in a dictionary from `to_json`. Raises one of `decoding.UNREADABLE` if the dictionary is malformed."""
+        """The version that `to_json` returned as a dictionary. Raises one of `decoding.UNREADABLE` for any other value."""
         parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
         deletes_by_name: dict[str, Any] = {deletes.name: deletes for deletes in parsed_deletes}
         groups = [
@@ -631,10 +631,10 @@ class TableVersion:
 
 
 def name_of_rows(file: FileVersion) -> str:
-    """A name for a file's rows, as in `VersionMetadata.rewrites`: files with the same name of rows have the same rows.
+    """A name for the rows of a file, as `VersionMetadata.rewrites` has them: files whose rows have the same name contain the same rows.
 
-    For a file of a managed table it is the file's name, which is unique; for other files a hash of URL and identity. Deletes without keys
-    change it.
+    The name is that of the file for a file of a managed table, where file names are unique; for any other file, a hash of its URL and
+    identity. If the file has deletes without keys, they are part of the name.
     """
     if file.columns is not None:
         name = key_of(file.url, file.identity)
@@ -646,7 +646,7 @@ def name_of_rows(file: FileVersion) -> str:
 
 
 def replay_rewrites(rewrites: Rewrites, names: Collection[str]) -> set[str]:
-    """The names of rows after compactions. A compaction counts if all names that it replaces are there."""
+    """What some names of rows become after compactions. A compaction has an effect only if all names that it replaces are among them."""
     names = {*names}
     for new_names, replaced in rewrites:
         if names.issuperset(replaced):
@@ -655,7 +655,7 @@ def replay_rewrites(rewrites: Rewrites, names: Collection[str]) -> set[str]:
 
 
 def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
-    """Whether two versions of a table have the same rows, because only compactions lie between them; False if the metadata does not tell."""
+    """Whether two versions of a table have the same rows, because only compactions lie between them; False if the metadata does not say."""
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False
@@ -669,7 +669,7 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
 
 
 def names_of_rows(version: TableVersion) -> set[str]:
-    """Names for the rows of a version's files, and for the rows that its equality deletes name."""
+    """The names of the rows (`name_of_rows`) of a version's files, and of its delete files that have keys."""
     return {name_of_rows(file) for file in (*version.files, *key_files(version))}
 
 
@@ -681,9 +681,9 @@ def key_files(version: TableVersion) -> list[FileVersion]:
 def differing_files(
     new: TableVersion, old: TableVersion, at_most: float = math.inf
 ) -> tuple[dict[str, FileVersion], dict[str, FileVersion]] | None:
-    """(the files that only `new` has, those that only `old` has), by the names of their rows; delete files with keys are among them.
+    """(the files that only `new` has, the files that only `old` has), each by the name of its rows. Delete files with keys count as files.
 
-    None if there are more than `at_most`.
+    None if there are more than `at_most` such files.
     """
     parts: tuple[list[FileVersion], list[FileVersion]] = [*key_files(new)], [*key_files(old)]
     if isinstance(new.files, ColumnFiles) and isinstance(old.files, ColumnFiles):
@@ -702,7 +702,7 @@ def differing_files(
 
 
 def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
-    """The version's metadata, for a table that cannot be read without it. Raises ValueError if it is missing (HIVE-21637)."""
+    """The version's metadata, for a table that cannot be read without metadata. Raises ValueError if the version has none (HIVE-21637)."""
     if version.metadata is None or version.table_id != table.id:
         redacted_path = redact("path", table.url)
         raise ValueError(
@@ -722,19 +722,19 @@ _INTEGER = re.compile(r"[+-]?\d{1,38}")
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # in Spark's spelling, and in Rust's
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # as Spark spells these values, and as Rust does
 
 
 def raw_partition_values(table: Table, file: FileVersion) -> PartitionValues:
-    """(column, value as text; None: null) of each partition column of a file: from the table's metadata, or else from the directories."""
+    """For each partition column, a pair (column, the file's value as text; None: null), from the table's metadata or else from the directories."""
     return partition_values(table.root, file.url) if file.partition is None else file.partition
 
 
 def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
-    """The partition columns of a version and their types, inferred from all values as in Spark.
+    """The partition columns of some files, with types that are inferred from all values, as Spark infers them.
 
-    Integers become int32, int64 or a decimal, ISO dates date32, other numbers float64, the rest string (also times, and a mixture that
-    float64 would round). Raises NotATableError naming two files whose directories have different columns.
+    Integers become int32, int64 or a decimal; ISO dates become date32; other numbers become float64. All other values become strings, also
+    times, and numbers of which float64 would round one. Raises NotATableError naming two files whose directories have different columns.
     """
     columns: dict[str, list[str | None]] = {}
     first: tuple[str, ...] | None = None
@@ -787,13 +787,16 @@ def _is_date(value: str) -> bool:
 
 
 def partition_value(value: str | None, kind: pa.DataType) -> object:
-    """The Python value of a partition column's text (None: null), in the column's type. Raises ValueError if the type has no such value."""
+    """The Python value that the text of a partition value stands for in a column of type `kind`; None for null.
+
+    Raises ValueError if the type has no such value.
+    """
     if value is None:
         return None
     if pa.types.is_decimal(kind) and kind.scale:
         return decimal_of_text(value, kind)
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        # Python reads more spellings (1_000) than inference takes for numbers; the same holds for the other types.
+        # Python also parses spellings, such as 1_000, that type inference does not take for numbers; so it does for the types below.
         number = int(value) if _INTEGER.fullmatch(value) else None
         highest = 10**kind.precision - 1 if pa.types.is_decimal(kind) else (1 << (kind.bit_width - 1)) - 1
         lowest = -highest if pa.types.is_decimal(kind) else -highest - 1
@@ -807,7 +810,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     if pa.types.is_floating(kind):
         if not _NUMBER.fullmatch(value) and value not in _NO_NUMBERS:
             raise ValueError(value)
-        return pa.scalar(float(value), kind).as_py()  # in the form that rows have
+        return pa.scalar(float(value), kind).as_py()  # rounded to float32 if rows are
     if not pa.types.is_string(kind):  # the type that the user has declared
         try:
             return pa.array([value]).cast(kind)[0].as_py()
@@ -819,8 +822,8 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
 def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> Files:
     """The files of a version that `lookup.partition` selects: those of the latest partition, or those with the values that the option names.
 
-    `max_pt()` is the largest value of the first partition column, then the largest of the second with that value, and so on; a null value
-    is the smallest. Raises OptionError for a table or column without partitions.
+    `max_pt()` selects the largest value of the first partition column, then, in the files with this value, the largest of the second column,
+    and so on; null is the smallest value. Raises OptionError if the table has no partitions, or the option names no partition column.
     """
     files = version.files
     if options.files.partition is None:
@@ -876,7 +879,7 @@ def _select_files(
 
 
 def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    """The values of a file's partition columns, by column. Raises SchemaError if a column is missing, or its type lacks the value."""
+    """The values of a file's partition columns, by column. Raises SchemaError if the file has no value for a column, or one not of its type."""
     values = dict(raw_partition_values(table, file))
     typed_values: dict[str, object] = {}
     for field in fields:
@@ -902,5 +905,5 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
 
 
 def _order_key(value: Any) -> Any:
-    """A key by which values are ordered as in Spark, where NaN equals NaN and is above all numbers; None for null."""
+    """A sort key by which values have the same order as in Spark, where NaN equals NaN and is above all numbers; None for null."""
     return None if value is None else (value != value, 0 if value != value else value)  # noqa: PLR0124

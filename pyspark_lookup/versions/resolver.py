@@ -1,11 +1,11 @@
-"""`Resolver`: finds the version of a table that an execution reads.
+"""`Resolver`: finds the version of a table that a Spark execution reads.
 
-`TableKinds` tells what is at a path: the kind of table, and whether it lies inside another one. `CurrentVersions` tells which version is
-current (Alluxio's `get_meta` switch). UFS: the store is asked once per query. CACHE: this host's last known version is used while it is
-young enough.
+`TableKinds` says what is at a path: which kind of table, and whether it lies inside another table. `CurrentVersions` says which version is
+current. With `lookup.metadata.source` = UFS, each query asks the store once. With CACHE, a query uses the last version that this host knows,
+unless it is too old.
 
-The race: tasks of one execution resolve at the same time. The first one on a host records its version, by exclusive create, and all
-others read that version: one version per execution.
+The race: tasks of one execution ask at the same time, and may get different versions. The first task on a host records its version, by
+exclusive create, and all other tasks read that version.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CONCURRENT_LISTS = 16
 
 
 class TableKinds:
-    """Finds the kind of the table at a path, and the `VersionSource` of that kind. `host`: this host's records of versions and kinds."""
+    """Finds the kind of the table at a path, and the `VersionSource` of that kind. `host`: this host's records of versions."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class TableKinds:
         self.detect_kind = parts.detect_kind
         self._by_kind = {kind: source for source in self.sources for kind in source.kinds}
         self.names = tuple(self._by_kind)
-        """The kinds of tables. Version tokens name a kind by its place here, so all processes must have the same release."""
+        """The names of the kinds of tables. A version token names a kind by its place in this tuple, so all hosts must run the same release."""
         self.enclosing = EnclosingTables(ufs, context, self.sources)
 
     def name_of_number(self, number: int) -> str:
-        """The kind with a place in `names`. Raises OptionError if there is none."""
+        """The kind at place `number` of `names`. Raises OptionError if `names` has no such place."""
         if number >= len(self.names):
             raise OptionError(
                 f"argument version: it is of a kind of table (number {number}) that this process does not know: run the same release of "
@@ -85,12 +85,12 @@ class TableKinds:
         return self._by_kind[table.kind]
 
     def kind_of_url(self, url: str) -> str | None:
-        """The kind of table that a canonical path itself shows; None if only the store can tell."""
+        """The kind of table that a canonical path shows by its spelling; None if only the store can tell."""
         kind = next((kind for source in self.sources if (kind := source.kind_of_url(url)) is not None), None)
         return None if kind == Kind.GLOB and self.is_literal(url) else kind
 
     def is_literal(self, url: str) -> bool:
-        """Whether a path with wildcards is the literal name of a file or directory, and so not a pattern. Asks the store once per process."""
+        """Whether a path with wildcards is the literal name of a file or directory, and so no pattern. Asks the store once in each process."""
         if url not in self._literal:
             try:
                 self._ufs.get_status(url)
@@ -100,16 +100,20 @@ class TableKinds:
         return self._literal[url]
 
     def forget_literal(self, url: str) -> bool:
-        """Treat a path with wildcards as a pattern from now on, because the file with that literal name is gone. Returns whether it was literal."""
+        """From now on, treat a path with wildcards as a pattern, because the file of this literal name is gone.
+
+        Returns whether the path counted as a literal name before.
+        """
         was_literal = self._literal.get(url, False)
         if was_literal:
             self._literal[url] = False
         return was_literal
 
     def to_table(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
-        """The table at `options.files.path`, which is known to be of this kind. Its format is known if `version` is given. No store call.
+        """The table at `options.files.path`, which is known to be of the kind `kind`. Makes no call to the store.
 
-        Raises OptionError for an option that has no meaning for such a table.
+        `version`: a version of the table, whose files show the table's format; None: the format may stay unknown. Raises OptionError for an
+        option that has no meaning for a table of this kind.
         """
         if kind not in self._by_kind:
             raise OptionError(
@@ -136,20 +140,23 @@ class TableKinds:
         return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
 
     def vanished_kind(self, url: str, options: LookupOptions) -> str | None:
-        """The kind of table that was at a path a while ago, which an overwrite may have removed before it writes; None if there was no table."""
+        """The kind of table that was at a path a short time ago, and that an overwrite may be replacing; None if there was no table."""
         if self.kind_of_url(url) is not None or options.pinned is not None:
             return None
         probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
         return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
 
     def known_kind(self, url: str, options: LookupOptions) -> str | None:
-        """The kind that the path had when this host last resolved it. None if it has not, and in UFS mode if that kind keeps no versions."""
+        """The kind of table that was at a path when this host last resolved it; None if the host never did.
+
+        None also if each query asks the store (UFS) and a table of this kind keeps no versions: the answer shows the kind, too.
+        """
         last = self._last_kind(url, options)
         retained = last is not None and self._by_kind[last].retained
         return last if options.version.source is MetadataSource.CACHE or retained else None
 
     def is_new(self, url: str, options: LookupOptions) -> bool:
-        """Whether only the store can tell what is at a path: the path itself does not show it, and this host has never resolved it."""
+        """Whether only the store can tell what is at a path: the spelling does not show it, and this host has never resolved the path."""
         return self.kind_of_url(url) is None and self._last_kind(url, options) is None
 
     def _last_kind(self, url: str, options: LookupOptions) -> str | None:
@@ -160,15 +167,15 @@ class TableKinds:
             probe = self._table(options if source.retained else options.unpinned, kind, None)
             record = self.host.last(probe) or self.host.last(self._table(options.unpinned, kind, None))
             if record is not None:
-                # The wall clock may have been set back in between.
+                # The steady clock is preferred, because the wall clock may have been set back in the meantime.
                 is_same_boot = record["boot"] == self._context.clock.boot
                 kind_by_time[is_same_boot, record["started_s" if is_same_boot else "wall_s"]] = kind
         if {Kind.DIRECTORY, Kind.FILE} <= set(kind_by_time.values()) and not url.startswith("file://"):
-            return None  # an object store can have both, and the other spelling of the path, with a slash, may name one of them
+            return None  # an object store can have a file and a directory of the same name; a slash at the end of the path tells them apart
         return kind_by_time[max(kind_by_time)] if kind_by_time else None
 
     def forget_kind(self, table: Table) -> bool:
-        """Forget the table's last version if its path now has another kind of table. Returns whether it has."""
+        """Forget the table's last version if there is another kind of table at its path now. Returns whether there is."""
         try:
             if not self.is_another_kind(table):
                 return False
@@ -185,12 +192,12 @@ class TableKinds:
         return False
 
     def is_known_as_another(self, options: LookupOptions, source: VersionSource) -> bool:
-        """Whether this host has known a table of another kind than the source's at `options.files.path`."""
+        """Whether this host has on record a table at `options.files.path` of a kind that is not one of `source`."""
         others = (kind for kind, other in self._by_kind.items() if other is not source and kind != Kind.GLOB)
         return any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
-        """The versions that the table at `options.files.path` lists itself (see `VersionSource.history`); None if it has no list."""
+        """The versions that the metadata of the table at `options.files.path` lists (see `VersionSource.history`); None if it lists none."""
         url = self._ufs.url_of(options.files.path)
         kind = self.kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):
@@ -209,7 +216,7 @@ class TableKinds:
 
 
 class EnclosingTables:
-    """Looks for tables above a path, once for each host and path. `sources`: the kinds of tables, each with its `VersionSource.markers`."""
+    """Finds a table inside which a path lies. Each host looks once for each path. `sources`: their `markers` are the directories to look for."""
 
     def __init__(self, ufs: Ufs, context: HostContext, sources: Sequence[VersionSource]) -> None:
         self._ufs = ufs
@@ -219,7 +226,7 @@ class EnclosingTables:
         self._checked_urls: set[str] = set()
 
     def check(self, url: str, glob: bool = False) -> None:
-        """Raise TableFormatError if a directory above `url` (of a file, a directory or a glob) is a table."""
+        """Raise TableFormatError if a directory above `url` is a table. `glob`: `url` is a glob."""
         enclosing = self.find(url, glob)
         if enclosing is not None:
             directory, kind = enclosing
@@ -229,10 +236,10 @@ class EnclosingTables:
             )
 
     def find(self, url: str, glob: bool = False) -> tuple[str, str] | None:
-        """(the nearest directory above `url` that is a table, its kind); None if there is none.
+        """(the nearest directory above `url` that is a table, words for the kind of this table); None if there is no such directory.
 
-        The first time that this host sees the path, this costs a call for each directory above it and each marker. A directory that may not
-        be listed counts as no table.
+        When this host sees the path for the first time, this makes a call to the store for each directory above the path and each marker. A
+        directory that this process may not list counts as no table.
         """
         if url in self._checked_urls:
             return None
@@ -246,12 +253,14 @@ class EnclosingTables:
                 return directory, self._markers[marker].label
             if disk is not None:
                 with contextlib.suppress(OSError):
-                    disk.create_record("place", key, 1)  # the key shows the table: a URL might contain a signature
+                    disk.create_record(
+                        "place", key, 1
+                    )  # the value is not the URL, because a URL might contain a signature
         self._checked_urls.add(url)
         return None
 
     def label_of(self, listing: Listing) -> str | None:
-        """The kind of table that the files of a directory show; None if they show none."""
+        """The words for the kind of table (`VersionSource.label`) that the files in a listing show; None if they show no table."""
         return next((source.label for source in self._sources if source.is_shown(listing)), None)
 
     def _is_table(self, directory: str, marker: str) -> bool:
@@ -261,8 +270,8 @@ class EnclosingTables:
 
 
 def _directories_above(url: str, glob: bool) -> Iterator[str]:
-    """The directories that a path lies in, nearest first; for a local path also those that its symbolic links lead to."""
-    place = glob_root(url) if glob else url  # a glob's listing shows tables from its root on
+    """The directories above a path, nearest first; for a local path also those that its symbolic links lead to."""
+    place = glob_root(url) if glob else url  # the listing of a glob shows the tables below the glob's root
     scheme, _, path = place.partition("://")
     paths = [path]
     if scheme == "file":
@@ -278,11 +287,15 @@ def _directories_above(url: str, glob: bool) -> Iterator[str]:
 
 
 _log = logging.getLogger("pyspark_lookup.metadata")
-_SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk has a finer resolution
+_SETTLE_WAITS_S = (
+    2 * LOCAL_GRANULE_S,
+    SETTLED_AFTER_S,
+    SETTLED_AFTER_S,
+)  # the first wait is long enough for files on a local disk
 
 
 class CurrentVersions:
-    """Finds the current version: asks the store, or in CACHE mode this host's records. Without a disk in `context` nothing is remembered."""
+    """Finds the current version: asks the store, or in CACHE mode this host's records. Without a disk in `context` there are no records."""
 
     def __init__(self, kinds: TableKinds, context: HostContext) -> None:
         self._kinds = kinds
@@ -290,13 +303,14 @@ class CurrentVersions:
         self._context = context
 
     def ask(self, table: Table, patient: bool = True) -> TableVersion:
-        """The store's current version: one metadata call, remembered on this host. `patient`: see `ask_since`."""
+        """The version that is current in the store now, which this host records. `patient`: as in `Question`."""
         return self.ask_since(table, self._context.clock.steady_s(), patient=patient)
 
     def refresh(self, table: Table) -> TableVersion:
-        """The store's current version, or this host's last version if the store has none now, for instance because a job writes.
+        """The store's current version, or this host's last version if the store has none now, for instance because a job is writing.
 
-        The latter is counted. Raises the store's error if this host has no version, or if the path now has a table of another kind.
+        Metrics count how often the host's last version is returned. Raises the store's error if this host has no version of the table, or if
+        there is a table of another kind at the path now.
         """
         record = self._host.last(table)
         last_version = self._host.files(table, record["digest"]) if record else None
@@ -314,7 +328,10 @@ class CurrentVersions:
             return last_version
 
     def read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
-        """The version with which CACHE mode answers: this host's, or the store's if this host's is too old. None in UFS mode or without a disk."""
+        """The current version in CACHE mode: the last one that this host knows, or the store's if the host's is too old.
+
+        None in UFS mode, and without a disk.
+        """
         if options.version.source is MetadataSource.UFS or self._context.disk is None:
             return None
         if options.version.sync_interval_s == 0:
@@ -322,14 +339,16 @@ class CurrentVersions:
         fresh = self._find_fresh(table, options)
         if fresh is None:
             with self._host.lock("refresh", table.id, self._kinds.source(table).one_asks):
-                fresh = self._find_fresh(table, options)  # the last holder of the lock may have learned it
+                fresh = self._find_fresh(
+                    table, options
+                )  # the process that had the lock before may have recorded a fresh version
                 if fresh is None:
                     return self.refresh(table)
         self._context.metrics.inc("metadataCacheCount")
         return fresh
 
     def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
-        """The host's last version, if it is younger than the sync interval; else None. The age counts from the start of its resolution."""
+        """The host's last version, if its resolution began less than the sync interval ago; otherwise None."""
         record = self._host.last(table)
         # With a full cache, the reload trigger asks the store. Between reloads the host's last version counts, whatever its age.
         interval_s = -1.0 if options.cache.mode is CacheMode.FULL else options.version.sync_interval_s
@@ -338,7 +357,7 @@ class CurrentVersions:
         age_s = self._context.clock.steady_s() - record["started_s"]
         if not self._host.reaches(record.get("log"), table.url, options):
             return None
-        # Times of another boot's clock show no age.
+        # The steady clock starts anew with the machine, so a time from before the last start shows no age.
         if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
             return None
         if options.cache.mode is not CacheMode.FULL:  # a full cache has its own interval
@@ -346,9 +365,9 @@ class CurrentVersions:
         return self._host.files(table, record["digest"])
 
     def settle(self, table: Table, version: TableVersion) -> TableVersion:
-        """The current version, once its files are so old that a later change gives them another identity.
+        """The current version, after a wait until its files are so old that a later change gives them another identity.
 
-        `version`: the current version, just resolved. If the files keep changing, the wait ends nevertheless, after about 4 seconds.
+        `version`: the current version, which was just resolved. If the files keep changing, the wait ends after about 4 seconds.
         """
         for wait_s in _SETTLE_WAITS_S:
             if version.is_settled:
@@ -358,26 +377,28 @@ class CurrentVersions:
         return version
 
     def learn_newer(self, table: Table, since_s: float) -> TableVersion:
-        """The version that this host has learned since `since_s`; if there is none, the store's current one."""
+        """The version that this host has recorded since `since_s` (steady clock); if there is none, the store's current version."""
         record = self._host.last(table)
         is_recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
         learned_version = self._host.files(table, record["digest"]) if record is not None and is_recent else None
         return self.ask(table) if learned_version is None else learned_version
 
     def find_recorded(self, table: Table, digest: str) -> TableVersion | None:
-        """The version with this digest, if this host has it on record; else None. No store call."""
+        """The version with the digest `digest`, if this host has it on record; otherwise None. Makes no call to the store."""
         return self._host.files(table, digest)
 
     def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
-        """The version with this digest, from the host's records or else the store; None if the store no longer has it.
+        """The version with the digest `digest`, from the host's records or else from the store; None if the store no longer has this version.
 
-        `newest`: the version's `TableVersion.newest`, by which it is found even if files were added to the table since.
+        `newest`: the version's `TableVersion.newest`, by which the version is found even if files were added to the table since.
         """
         cached_version = self._host.files(table, digest)
         if cached_version is not None:
             return cached_version
         with self._host.lock("find", digest, self._kinds.source(table).one_asks):
-            cached_version = self._host.files(table, digest)  # the last holder of the lock may have found it
+            cached_version = self._host.files(
+                table, digest
+            )  # the process that had the lock before may have recorded the version
             if cached_version is not None:
                 return cached_version
             ask = functools.partial(self.ask_since, table, self._context.clock.steady_s(), patient=False)
@@ -396,12 +417,11 @@ class CurrentVersions:
         patient: bool = True,
         renew: bool = True,
     ) -> TableVersion:
-        """The store's current version, as of `started_s` or later.
+        """The store's current version at `started_s` (steady clock) or later, which this host records.
 
-        This takes one call to the store, and more if the table must settle, if a job is writing its files, or if its log has new events.
-        For `status`, `gone_digest` and `patient` see `Question`.
-
-        `renew`: even if the version has not changed, record that it is still the current one.
+        Takes one call to the store. Takes more calls if the table's files are still new, if a job is writing them, or if the table's log has
+        new events. `status`, `gone_digest`, `patient`: as in `Question`. `renew`: even if the version has not changed, record that it is still
+        the current one.
         """
         source = self._kinds.source(table)
         if not source.described:
@@ -417,9 +437,9 @@ class CurrentVersions:
         return self._host.learn(table, version, started_s, renew=renew)
 
     def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
-        """The store's current version. The store is asked again because the host has a newer version on record but lacks its files.
+        """The store's current version, asked again: the host has a newer version on record than the store's last answer, but not its files.
 
-        The race: other processes may record still newer versions meanwhile. So the store is asked up to three times, and its last answer is
+        The race: other processes may record still newer versions meanwhile. So the store is asked up to three times, and its third answer is
         used without a comparison.
         """
         for last in (False, False, True):
@@ -433,7 +453,7 @@ class CurrentVersions:
 
 
 class Resolver:
-    """Resolves versions of tables on this host. Without a disk in `context` nothing is remembered."""
+    """Finds, for the reads of this host, the table at a path and the version to read. Without a disk in `context` nothing is recorded."""
 
     def __init__(self, kinds: TableKinds, ufs: Ufs, context: HostContext) -> None:
         self._ufs = ufs
@@ -447,12 +467,13 @@ class Resolver:
             self._executions = Executions(self.host, context.disk, context)
 
     def discover(self, options: LookupOptions, patient: bool = True) -> tuple[Table, TableVersion]:
-        """The table that a path names and its current version: one metadata call (see `Ufs.get_status`).
+        """(the table at `options.files.path`, its current version). Takes one call to the store (see `Ufs.get_status`).
 
-        In CACHE mode there is none for a table that this host knows and whose version is young enough. A path that ends with a slash names
-        a directory, even if an object has its name.
+        In CACHE mode this takes no call if this host knows the table and the version that it knows is young enough. A path that ends with a
+        slash names a directory, even if an object has the same name without the slash.
 
-        The race: all workers of a new host begin at once. One of them reads the table's log or metadata, and the others find its records.
+        The race: all workers of a new host begin at once. Under a lock, one of them reads the table's log or metadata; the others then find
+        its records.
         """
         url = self._ufs.url_of(options.files.path)
         is_first = not self._has_discovered and self.kinds.is_new(url, options)
@@ -465,10 +486,10 @@ class Resolver:
         url_kind = self.kinds.kind_of_url(url)
         kind = url_kind or self.kinds.known_kind(url, options)
         started_s = self._context.clock.steady_s()
-        # In CACHE mode a version's age counts from when the store was last asked.
+        # In CACHE mode, the age of a version counts from the last time that the store was asked, so this time must be recorded.
         renew = options.version.source is MetadataSource.CACHE
         if kind is not None and url_kind is None:
-            # The path may have a table of another kind by now, or none. So an option that does not fit the known kind is no error yet.
+            # There may be another kind of table at the path by now, or none. So an option that does not fit the known kind is no error yet.
             with contextlib.suppress(*CHANGED_KIND, OptionError):
                 probe = self.kinds.to_table(options, kind)
                 version = self.current_versions.read_cached(probe, options) or self.current_versions.ask_since(
@@ -481,7 +502,7 @@ class Resolver:
                 status = self._ufs.list_status(url) if options.files.names_directory else self._ufs.get_status(url)
                 kind = self.kinds.detect_kind(status)
             except UfsNotFoundError:
-                # The file with that literal name is gone, so the path is now a pattern.
+                # The path counted as a literal name, but the file of this name is gone: now the path is a pattern.
                 if self.kinds.forget_literal(url):
                     return self._discover(options, url, patient)
                 kind = self.kinds.vanished_kind(url, options)
@@ -501,11 +522,11 @@ class Resolver:
         execution: Execution | None,
         current: Callable[[], TableVersion] | None = None,
     ) -> Resolution:
-        """The version of `table` that `execution` reads (None: an execution of its own).
+        """The version of `table` that `execution` reads (None: a read that belongs to no execution).
 
-        `current` returns the current version; None: it is taken from the host or the store. At most one metadata call; none if the
-        execution's version is on record or CACHE mode can answer. Raises NotATableError subclasses or UfsError if there is no version to
-        read.
+        `current`: returns the current version; None: the host's records or the store are asked. Takes at most one call to the store, and no
+        call if the execution's version is on record, or if in CACHE mode the host's version is young enough. Raises NotATableError or UfsError
+        if there is no version to read.
         """
         resolution = self._resolve(table, options, execution, current)
         if table.retained:
@@ -514,7 +535,7 @@ class Resolver:
         return resolution
 
     def count_served(self, table: Table, version: TableVersion) -> None:
-        """Count in `versionServedCount` that a version is about to be read, unless the table's last read was of the same version."""
+        """Add 1 to the metric `versionServedCount` before a read of a version, unless this process's last read of the table had the same version."""
         if self._served_digests.get(table.id) != version.digest:
             self._served_digests[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
@@ -535,9 +556,9 @@ class Resolver:
     def resolve_again(
         self, table: Table, options: LookupOptions, execution: Execution | None, gone_digest: str, settled: bool = False
     ) -> TableVersion:
-        """The version to read instead of the one with `gone_digest`, from the store; it becomes the execution's version.
+        """The store's current version, to be read instead of the one with `gone_digest`. From now on, the execution reads this version.
 
-        `settled`: wait for it as `CurrentVersions.settle` does.
+        `settled`: wait until its files are old enough, as `CurrentVersions.settle` does.
         """
         self._context.metrics.inc("versionGoneCount")
         log_event(
@@ -570,5 +591,5 @@ class Resolver:
         )
 
     def count_asked(self, version: TableVersion) -> None:
-        """Count the bytes of a query's version, which the query would read without a cache. Call it once per query."""
+        """Add the size of a version to the metric `resolvedBytes`: what a query would read without a cache. Call this once for each query."""
         self._context.metrics.inc("resolvedBytes", version.bytes)

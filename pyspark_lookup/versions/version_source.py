@@ -1,4 +1,4 @@
-"""`VersionSource`: the interface between the engine and a kind of table, however that kind keeps its versions."""
+"""`VersionSource`: the interface that each kind of table implements, by which the rest of the package asks for the versions of its tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SourceParts:
     host: HostVersions
     context: HostContext
     sources: Sequence[VersionSource]
-    """The sources of all kinds, in the order in which they are asked for the kind of a path. Empty while they are made."""
+    """The sources of all kinds of tables, in the order in which they are asked what is at a path. Empty until all of them are made."""
 
     def detect_kind(self, status: FileVersion | Listing) -> str:
         """The kind of table at a path, as the store's answer `status` about the path shows it."""
@@ -45,10 +45,11 @@ class SourceParts:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A request for the version that a reference to a table means now, begun at `started_s`.
+    """A request for the version of a table to read: its current version, or the one that `table.pinned` names.
 
-    `started_s`: on the host's steady clock. `status`: the store's latest answer about the path. `gone_digest`: the digest of a version that
-    can no longer be read. `patient`: wait for a job that writes, up to `lookup.busy-wait`.
+    `started_s`: when the request began, on the host's steady clock. `status`: the store's answer about the path, if it was just asked.
+    `gone_digest`: the digest of a version that can no longer be read. `patient`: wait for a job that writes the table, up to
+    `lookup.busy-wait`.
     """
 
     table: Table
@@ -60,9 +61,9 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A version, and the start of the call that found it, on the host's steady clock.
+    """The version to read. `started_s`: when the call that returned it began, on the host's steady clock.
 
-    `is_kept`: a job writes the table, so this is the last version that the host knows, and not a new one.
+    `is_kept`: a job is writing the table, so this is the last version that the host knows, and not one that the store shows now.
     """
 
     version: TableVersion
@@ -71,9 +72,9 @@ class Answer:
 
 
 class TimeTravel:
-    """Finds the version of a table that was current at a time. The answer for a time before the last commit is cached.
+    """Finds the version of a table that was current at a time. The result for a time before the last commit is cached.
 
-    The time of a commit is the one that it states, or the time of the commit before it if that is later, because clocks differ.
+    A commit counts as made at the time that it states, or at the time of the commit before it if that is later: writers' clocks differ.
     """
 
     def __init__(self) -> None:
@@ -82,10 +83,9 @@ class TimeTravel:
     def find(
         self, url: str, table_id: str, at: datetime.datetime, commits: Callable[[], Iterable[tuple[int, int]]]
     ) -> int:
-        """The version that was current at `at`. `commits` returns the versions and their times (Unix ms), oldest first; it is called only if
-        needed.
+        """The number of the version that was current at `at`. Raises VersionGoneError for a time before the first commit.
 
-        Raises VersionGoneError for a time before the first of them.
+        `commits`: returns the versions and the times of their commits (Unix ms), oldest first. It is called only if the result is not cached.
         """
         version = self._versions_by_time.get((table_id, at))
         if version is not None:
@@ -110,12 +110,12 @@ class TimeTravel:
 
 
 class VersionSource(abc.ABC):
-    """A source of the versions of some kinds of tables. A `TableVersion` has all that a read of the version needs.
+    """Finds the versions of tables of one kind, or of some kinds that are alike. A `TableVersion` has all that a read of the version needs.
 
-    `kinds`: the names of the kinds. `pins`: the options that name older versions. `retained`: older versions are kept, so that they can be
-    pinned. `described`: the table's metadata has its columns, so that options about reading them have no meaning. `one_asks`: while one
-    query of a host asks, the others wait for its answer. `markers`: names of directories that only a table of these kinds has. `label`:
-    the words for such a table in errors, such as "an Iceberg table".
+    `kinds`: the names of these kinds. `pins`: the options that name an older version. `retained`: the table keeps older versions, so a read
+    can name one. `described`: the table's metadata has its columns, so the options that say how files are read have no meaning. `one_asks`:
+    while one query of a host asks for the current version, the host's other queries wait for its answer. `markers`: names of directories
+    that only such a table has. `label`: the words for such a table in errors, such as "an Iceberg table".
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -131,9 +131,9 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
-        """The function that makes a source for a table reference with these options.
+        """A function that makes the source for reads with these options.
 
-        `shared`: objects that all sources of this process share; a source chooses the keys of its objects.
+        `shared`: objects that all sources of this process share. A source puts its objects there under keys of its own.
         """
         return cls
 
@@ -147,13 +147,13 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:
-        """The kind of table that a canonical path itself shows; None if only the store can tell."""
+        """The kind of table that a canonical path shows by its spelling; None if only the store can tell."""
         return None
 
     @classmethod
     @abc.abstractmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        """The kind of table at a path, as the store's answer `status` shows it; None if that is no table of this source."""
+        """The kind of table at a path, as the store's answer `status` shows it; None if there is no table of this source's kinds."""
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:
@@ -164,7 +164,7 @@ class VersionSource(abc.ABC):
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
         """Raise TableFormatError if a listing that is to be read as plain files shows a table of this kind.
 
-        `directories`: the directories in which files that match the glob `pattern` may lie; without a pattern all that the listing has.
+        `directories`: the directories where a file that matches the glob `pattern` may be. Without a pattern: all directories of the listing.
         """
         return
 
@@ -175,32 +175,33 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def marks_table(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether there is a directory with a marker's name that belongs to a table of this kind. Raises UfsError."""
+        """Whether there is a directory at `marker_url` (a name in `markers`), and it belongs to a table of this kind. Raises UfsError."""
         return ufs.has_directory(marker_url) and cls.has_own_file(ufs, marker_url)
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether a directory with a marker's name has a file that every such table has: other programs may use the name, too."""
+        """Whether the directory at `marker_url` has a file that each such table has there. Other programs may use the directory's name, too."""
         return True
 
     @abc.abstractmethod
     def current(self, question: Question) -> Answer:
-        """The version that a reference to a table means: the current one, or the one that it pins. One metadata call.
+        """The version to read: the table's current one, or the one that the table's options name. Takes one call to the store or catalog.
 
-        Raises UfsNotFoundError if there is no such table, NotATableError or another UfsError, VersionGoneError for a pin.
+        Raises UfsNotFoundError if there is no table, NotATableError if what is there cannot be read as a table, VersionGoneError if a version
+        that an option names is gone, or another UfsError.
         """
 
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """The versions that a version token may name: the current one, which `ask` returns, and earlier ones.
+        """Versions among which may be the one that a version token names: the current one, which `ask` returns, and earlier ones.
 
-        `digest`, `newest`: the token's.
+        `digest`, `newest`: what the token says about its version (`TableVersion.digest`, `TableVersion.newest`).
         """
         return [ask()]
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
-        """The version with this metadata, from the host's records; None if the records do not have it. No store call."""
+        """The version that `metadata` describes, from the host's records; None if the records do not have it. Makes no call to the store."""
         return None
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
@@ -237,29 +238,29 @@ class VersionSource(abc.ABC):
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        """The versions that the table itself lists, oldest first, as `lookup.view=versions` shows them; None if it has no list."""
+        """The versions that the table's own metadata lists, oldest first, as `lookup.view=versions` shows them; None if it lists none."""
         return None
 
     def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
-        """URL -> id of the write that put this file of a version; empty without write ids."""
+        """For each file of a version, by URL, the id of the write that put it there; empty for tables without write ids."""
         return {}
 
     def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
-        """The writes that are valid in a version; None for tables without write ids."""
+        """The writes whose rows a version includes; None for tables without write ids."""
         return None
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        """What `describe` shows of such a table in addition to what it shows of every table."""
+        """The details that `describe` shows only for tables of this kind."""
         return {}
 
     # --- writes -----------------------------------------------------------------------------------
 
     def has_commit(self, url: str, table_id: str, position: int) -> bool:
-        """Whether the table at a URL has a commit, as far as this host knows; True for tables that are not written here."""
+        """Whether the table at a URL has a commit, as far as this host knows; True for kinds of tables that this package does not write."""
         return True
 
     def was_here_lately(self, table: Table) -> bool:
-        """Whether a table that is missing now was there a while ago, so that a job may be replacing it."""
+        """Whether a table that is missing now was there a short time ago, so that a job may be replacing it."""
         return False
 
     def lacks_files(self, version: TableVersion) -> bool:
