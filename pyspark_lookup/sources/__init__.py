@@ -1,1 +1,1 @@
-"""One package for each kind of table: how a path is recognised as such a table, which versions it has, and what cannot be read."""
+"""The kinds of tables, one package for each: how a path is recognised as a table of that kind, which versions it has, and what is refused."""

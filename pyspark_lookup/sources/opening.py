@@ -1,4 +1,4 @@
-"""`Opening`: how to open a table reference that names another system instead of files."""
+"""`Opening`: how a process opens a table of another system, such as a provider's, instead of a table of files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """How a table in another system is opened. `key`: identifies the table among those that a process has open. `complete`: returns the
-    options, completed by the system; raises OptionError if they contradict what the system says.
+    """The parts that make up an open table of another system.
 
-    `store`, `source` and `scan` make the table's store, its source of versions and its scan. `cache`, `trigger`: if given, they replace the
-    partial cache and the reload strategy that the options describe.
+    `key`: identifies the table among those that a process has open. `complete`: returns the options with the values that the system
+    determines; raises OptionError if the options contradict the system. `store`, `source` and `scan`: functions that make the table's store,
+    its source of versions and its scan. `cache`, `trigger`: if not None, they replace the partial cache and the reload strategy that the
+    options describe.
     """
 
     key: str
@@ -35,9 +36,10 @@ class Opening:
 
 
 class Opener(Protocol):
-    """Opens the tables of another system whose options this process was given."""
+    """Opens tables of one other system, as options describe them."""
 
     def __init__(self, clock: HostClock) -> None: ...
 
     def open(self, options: LookupOptions) -> Opening | None:
-        """How to open the table of these options; None if they do not name such a system. Raises OptionError."""
+        """The parts of the table that the options name; None if they do not name a table of this system. Raises OptionError for options that
+        are invalid."""

@@ -1,4 +1,4 @@
-"""The lists of all kinds of tables. Each kind is a package of its own; a new kind is added to the lists here."""
+"""The lists of all kinds of tables. Each kind is a package; to add a kind, add its package to the lists here."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pyspark_lookup.sources.providers.provider import ProviderOptions
 from pyspark_lookup.versions.version_source import VersionSource
 
 SOURCES: list[type[VersionSource]] = [LogSource, DeltaSource, IcebergSource, FilesSource]
-"""The sources of all kinds, in the order in which they are asked for the kind of a path."""
+"""The sources of all kinds of tables at paths. They are asked in this order whether a path is a table of their kind."""
 OPENERS: list[type[Opener]] = [ProvidedTables]
-"""Openers of tables whose options name another system instead of files. They are asked before the sources."""
+"""The openers of tables of other systems. They are asked before the sources whether the options name such a table."""
 OPTIONS: list[type[KindOptions]] = [ProviderOptions, IcebergOptions, ChangeOptions, WriteOptions]
-"""The options that only one kind of table has, in the order in which they are checked and shown."""
+"""The groups of options that only one kind of table has. They are checked and documented in this order."""
 SYSTEM_KEYS = frozenset[str]().union(*(kind.system_keys for kind in OPTIONS))
-"""Options that name a table of another system, in place of a path."""
+"""The options that name a table of another system, in place of a path."""
 CATALOG_KEYS = frozenset[str]().union(*(kind.catalog_keys for kind in OPTIONS))
-"""Options that name a catalog. With one of them, the path is the name of a table in that catalog."""
+"""The options that name a catalog. If one of them is set, the path is the name of a table in that catalog."""
 
 
 def parse_options(
@@ -34,15 +34,19 @@ def parse_options(
     conf: Mapping[str, str] | None = None,
     origin: str = "read option",
 ) -> LookupOptions:
-    """The options of a read of `table` (its stored options) under `conf`, by default this host's conf file: see `LookupOptions.parse`."""
+    """The options of a read, from three sources (see `LookupOptions.parse`).
+
+    `read`: the read's own options. `table`: the options stored with the table, if any. `conf`: by default the options in this host's conf
+    file. `origin` names the read's options in errors.
+    """
     return LookupOptions.parse(read, table, conf_file_options() if conf is None else conf, origin, OPTIONS)
 
 
 def names_system(options: Mapping[str, str]) -> bool:
-    """Whether options name a table of another system, in place of a path."""
+    """Whether the options name a table of another system, in place of a path."""
     return not SYSTEM_KEYS.isdisjoint(key.lower() for key in options)
 
 
 def names_catalog(options: Mapping[str, str]) -> bool:
-    """Whether options name a catalog, so that their path is the name of a table in it."""
+    """Whether the options name a catalog, so that their path is the name of a table in this catalog."""
     return not CATALOG_KEYS.isdisjoint(key.lower() for key in options)

@@ -1,1 +1,1 @@
-"""Tables that are nothing but files: a file, a directory, or a glob."""
+"""Tables of plain files: a file, a directory, or the files that match a glob."""

@@ -1,6 +1,7 @@
-"""`FilesSource`: the versions of plain files. A version is what one listing shows while no job writes.
+"""`FilesSource`: the versions of tables of plain files. A version is the set of data files that one listing shows while no job writes.
 
-Spark's jobs leave more than data in a directory: files of jobs that are writing or have died, and the log of a streaming sink.
+Spark's jobs leave more than data files in a directory: temporary files of jobs that still write or have died, and the log of a streaming
+sink.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 
 def refuse_tables(table_url: str, kind: str, listing: Listing, sources: Sequence[VersionSource]) -> None:
-    """Raise TableFormatError if a listing of plain files shows a table of one of the kinds, or of Hudi."""
+    """Raise TableFormatError if a listing shows that the path is, or contains, a table of another kind, or a Hudi table."""
     pattern = table_url if kind == Kind.GLOB else ""
     directories = _reach(listing, pattern)
     for source in sources:
@@ -64,7 +65,7 @@ def refuse_tables(table_url: str, kind: str, listing: Listing, sources: Sequence
 
 
 def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
-    """The directories, relative to the listing, of jobs that are writing the table, or died while they wrote it."""
+    """The temporary directories of jobs that are writing the table or died while writing it, relative to the listing."""
     directories = _reach(listing, table_url if kind == Kind.GLOB else "")
     return sorted(directory for directory in directories if _is_job_directory(directory.rsplit("/", 1)[-1]))
 
@@ -72,10 +73,10 @@ def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
 def data_files(
     table_url: str, kind: str, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
 ) -> tuple[FileVersion, ...] | ListedFiles:
-    """The data files in a listing: those that have bytes, and neither a name nor a directory that begins with `_` or `.` (`_a=1` is allowed).
-    `dead`: the directories of jobs that have died.
+    """The data files in a listing: files that are not empty, and whose path has no part that begins with `_` or `.` (but `_a=1` is allowed).
 
-    Raises TableBusyError if a job is writing the table, TableEmptyError if there is no data file.
+    `dead`: the directories of jobs that have died. Raises TableBusyError if a job is writing the table, TableEmptyError if there is no data
+    file.
     """
     pattern = table_url if kind == Kind.GLOB else ""
     busy = [directory for directory in job_directories(table_url, kind, listing) if directory not in dead]
@@ -98,7 +99,7 @@ def data_files(
 
 
 def _select_data(listing: Listing, pattern: str) -> tuple[FileVersion, ...] | ListedFiles:
-    """The files of a listing that have bytes, do not lie skipped, and match the glob `pattern`, if there is one."""
+    """The files of a listing that are not empty, have no skipped part in their path, and match the glob `pattern` (empty: no glob)."""
 
     def is_data(url: str) -> bool:
         skipped = any(map(_is_skipped, url[len(listing.url) :].split("/")))
@@ -125,7 +126,7 @@ def _is_job_directory(name: str) -> bool:
 
 
 def _reach(listing: Listing, pattern: str) -> list[str]:
-    """The listed directories in which a glob's files may lie; without a pattern all of them."""
+    """The listed directories in which files of the glob may lie; all of them if `pattern` is empty."""
     if not pattern:
         return list(listing.directories)
     return [d for d in listing.directories if glob_reaches(f"{listing.url}/{d}".rpartition("/")[0], pattern)]
@@ -134,7 +135,7 @@ def _reach(listing: Listing, pattern: str) -> list[str]:
 def select_committed(
     blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...] | ListedFiles
 ) -> tuple[FileVersion, ...] | ListedFiles:
-    """The files that a streaming file sink's log (`_spark_metadata`) has committed.
+    """The files that the log of a streaming file sink (`_spark_metadata`) lists as committed.
 
     Log files are `<batch>` or `<batch>.compact`: a version line, then one JSON object per file. A compact file also lists all files of the
     batches before it. Raises DamagedFileError for a malformed log file.
@@ -164,7 +165,8 @@ def select_committed(
                 (committed_names.discard if entry.get("action") == "delete" else committed_names.add)(name)
         except UNREADABLE as problem:
             raise DamagedFileError(
-                f"{redact('path', file.url)} is not a log of a streaming sink: {problem!r}"
+                f"{redact('path', file.url)} is damaged: it is not a log file of a streaming sink ({problem!r}). Restore it, or read all files, "
+                "also uncommitted ones, after moving _spark_metadata away"
             ) from None
     if isinstance(files, ListedFiles):
         names = split_urls(files.urls)[2]
@@ -178,7 +180,7 @@ _log = logging.getLogger("pyspark_lookup.metadata")
 
 
 class WritingJobs:
-    """What this host knows of the jobs that write tables. Each message about a job is logged once in a process."""
+    """What this host knows about jobs that write the tables. Each message about a job is logged once per process."""
 
     def __init__(self, ufs: Ufs, host: HostVersions, metrics: CacheMetricGroup, clock: HostClock) -> None:
         self._ufs = ufs
@@ -187,15 +189,15 @@ class WritingJobs:
         self._clock = clock
         self._logged_reasons: set[str] = set()
         self._lacking_digest: str | None = None
-        self._seen_s: dict[str, float] = {}  # for each table by its id, when a version was last kept
+        self._seen_s: dict[str, float] = {}  # by table id: when a version was last kept, on the steady clock
         self._alive_until_s: dict[
             str, float
-        ] = {}  # for each directory by its URL, the time before which its job cannot count as dead
+        ] = {}  # by URL of a job's directory: the time until which the job cannot count as dead, on the steady clock
 
     def keep(self, table: Table, problem: Exception, gone_digest: str | None) -> TableVersion | None:
-        """The last version that this host knows, to be read while a job writes, because the job's files belong to no version yet.
+        """The last version that this host knows, to be read while a job writes, because the job's files are not part of a version yet.
 
-        None if no job writes, or the host knows no version. The version's files may be gone; readers find that out.
+        None if no job writes, or this host knows no version. Some files of the version may be gone; the reader then notices it.
         """
         if not isinstance(problem, TableBusyError) or not table.busy.keep:
             return None
@@ -216,26 +218,26 @@ class WritingJobs:
         return version.digest == self._lacking_digest
 
     def was_here_lately(self, table: Table) -> bool:
-        """Whether this host has seen the table within `lookup.busy-timeout`."""
+        """Whether this host has seen the table within the last `lookup.busy-timeout`."""
         seen_s = self._last_seen_s(table)
         return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
 
     def missing_since_s(self, table: Table) -> float:
-        """When a query of this host first found the table missing, on the steady clock; now, if this is the first query that does.
+        """When a query of this host first found the table missing, on the steady clock. For the first such query this is now.
 
-        So all queries share one wait for a job: a retried task and the next query wait only for what is left of it.
+        So all queries share one wait for a job: a retried task, or the next query, waits only for the time that is left.
         """
         return self._host.missing_since_s(table, self._last_seen_s(table) or 0.0)
 
     def _last_seen_s(self, table: Table) -> float | None:
-        """When this host last saw the table, on the steady clock; None if that was before the host was booted, or never."""
+        """When this host last saw the table, on the steady clock; None if that was before the host was booted, or if it never did."""
         record = self._host.last(table)
         if record is None or record["boot"] != self._clock.boot:
             return None
         return max(float(record["started_s"]), self._host.seen_s(table), self._seen_s.get(table.id, 0.0))
 
     def find_dead(self, table: Table, listing: Listing) -> list[str]:
-        """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
+        """The directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
         dead = []
         for directory in job_directories(table.url, table.kind, listing):
             url, steady_s = f"{listing.url}/{directory}", self._clock.steady_s()
@@ -246,7 +248,8 @@ class WritingJobs:
             except UfsError:
                 continue  # the job has just ended, or its directory cannot be read: the job is not known to be dead
             if changed_s is not None and not url.startswith("file://"):
-                # An object store's directories have no time. If a commit copies files out of one, that shows in the files.
+                # Directories on an object store have no time of change. A commit that moves files out of one shows in the times of the
+                # moved files.
                 changed_s = max(changed_s, _newest_s(listing.files))
             if changed_s is None or now_s - changed_s < table.busy.timeout_s:
                 if changed_s is not None:
@@ -266,9 +269,9 @@ class WritingJobs:
             )
 
 
-_SETTLE_POLLS = 20
-_CONFIRM_S = 1.0
-_BUSY_POLL_S = 0.5
+_SETTLE_POLLS = 20  # listings before a table that keeps changing is an error
+_CONFIRM_S = 1.0  # the pause between two listings that must agree, see `FilesSource._confirm`
+_BUSY_POLL_S = 0.5  # the pause between two listings while a job writes
 
 
 class FilesSource(VersionSource):
@@ -278,14 +281,14 @@ class FilesSource(VersionSource):
     pins = ()
     retained = False
     described = False
-    markers = (".hoodie",)  # Hudi's; to other readers its tables are plain files
+    markers = (".hoodie",)  # Hudi tables look like plain files but for this directory
     label = "a Hudi table"
 
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
         self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.context.clock
         self._latest: tuple[Listing, tuple[Table, bool], TableVersion] | None = (
-            None  # the last listing, its table, and the version that it gave
+            None  # the last listing, the table and `past_jobs` with which it was read, and the version that was made of it
         )
         self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
 
@@ -308,7 +311,7 @@ class FilesSource(VersionSource):
         return detect_format([file.url for file in one_of_each_extension(files)])
 
     def current(self, question: Question) -> Answer:
-        """The current version. One store call, or more while files are younger than `lookup.settle` asks or a job writes."""
+        """The current version. Makes one store call; more while files are younger than `lookup.settle` or while a job writes."""
         table, started_s, status = question.table, question.started_s, question.status
         began_s = self._clock.steady_s()
         while True:
@@ -331,8 +334,10 @@ class FilesSource(VersionSource):
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        """The current version, and one with only those of its files that are not newer than `newest`. The second is the version that the token
-        names if files have only been added since then."""
+        """The current version, and the same version without the files that are newer than `newest`.
+
+        The second one is the version that the token names if files have only been added since the token was made.
+        """
         try:
             version = ask()
         except TableBusyError as problem:  # a job may have only added files to the version that the token names
@@ -356,8 +361,10 @@ class FilesSource(VersionSource):
     # --- the store --------------------------------------------------------------------------------
 
     def _list(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
-        """The version that the store lists, once its files are as old as `lookup.settle` asks. Raises NotATableError if the listing shows no
-        version."""
+        """The version that the store lists, once its files are older than `lookup.settle`.
+
+        Raises NotATableError if the listing shows no version.
+        """
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
@@ -371,8 +378,11 @@ class FilesSource(VersionSource):
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
-        """Whether waiting may help: if a job is writing, it may end soon; if a table is missing that was here lately, an overwrite may have begun,
-        which removes the files before a listing shows the job's directory."""
+        """Whether waiting may help. A job that is writing may end soon.
+
+        If the table was here lately and is missing now, an overwrite may have begun: it removes files before a listing shows the job's
+        directory.
+        """
         if not table.busy.keep or table.kind == Kind.FILE:
             return False
         if isinstance(problem, TableBusyError):
@@ -380,7 +390,7 @@ class FilesSource(VersionSource):
         return self._jobs.was_here_lately(table) and self._has_parent(table) and not self._is_another_kind(table)
 
     def _has_parent(self, table: Table) -> bool:
-        """Whether the parent of the table's directory exists; always true on object stores, where nobody can tell."""
+        """Whether the parent of the table's directory exists. Always true on object stores, which have no directories."""
         parent = posixpath.dirname(table.root.rstrip("/"))
         return not table.root.startswith("file://") or self._ufs.has_directory(parent)
 
@@ -390,7 +400,7 @@ class FilesSource(VersionSource):
         return False
 
     def _has_shrunk(self, table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether the table has lost files since the last known version, and gained none: somebody removes files, or a job has just begun.
+        """Whether the table has lost files since the last known version and gained none: somebody removes files, or a job has just begun.
 
         A version that another process recorded after this listing was requested is not compared.
         """
@@ -403,10 +413,10 @@ class FilesSource(VersionSource):
         return last is not None and len(version.files) < len(last.files) and not lacks_urls(version.files, last.files)
 
     def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
-        """The table's version, once no file of one listing is missing in the next.
+        """The table's version, once two listings in a row show the same files or more.
 
-        A job that overwrites a directory removes its files one by one before anything shows that it runs. A listing in between is half a
-        table, and no read would fail if all blocks of that half are cached on this host.
+        The race: a job that overwrites a directory removes its files one by one, before anything shows that the job runs. A listing in
+        between shows only a part of the table, and no read would fail if all blocks of that part are cached on this host.
         """
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
@@ -424,7 +434,7 @@ class FilesSource(VersionSource):
         return self._ufs.list_status(table.root)
 
     def _unsettled_s(self, table: Table, status: FileVersion | Listing) -> float:
-        """Seconds until the newest file is as old as `lookup.settle` asks; 0 or less if it is."""
+        """Seconds until the newest file is as old as `lookup.settle`; 0 or less if it already is."""
         if table.settle_s is None:
             return 0.0
         files = (status,) if isinstance(status, FileVersion) else status.files
@@ -434,7 +444,9 @@ class FilesSource(VersionSource):
         return min(newest + table.settle_s - now_s, table.settle_s)
 
     def _refuse_files(self, files: Sequence[FileVersion]) -> None:
-        if isinstance(files, ListedFiles):  # the directory of a file shows whether it belongs to another table
+        if isinstance(
+            files, ListedFiles
+        ):  # one file of each directory is enough: the directory shows whether it belongs to another table
             first_rows = np.unique(split_urls(files.urls)[1], return_index=True)[1]
             urls = files.urls.take(as_indices(first_rows)).to_pylist()
         else:
@@ -443,7 +455,10 @@ class FilesSource(VersionSource):
             source.refuse_files(urls)
 
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
-        """The version in the store's answer. `past_jobs`: even while jobs write. Raises NotATableError if the answer shows no version."""
+        """The version that the store's answer `status` shows. `past_jobs`: ignore jobs that are writing.
+
+        Raises NotATableError if the answer shows no version.
+        """
         if isinstance(status, FileVersion):
             self._refuse_files([status])
             return TableVersion(table.id, (status,))
@@ -461,7 +476,7 @@ class FilesSource(VersionSource):
         except TableEmptyError:
             if not ignored_directories:
                 raise
-            # A job that overwrites has removed all files and not put any yet, so the kind of table is unknown.
+            # A job that overwrites the table has removed all its files and not put new ones yet, so the kind of table cannot be seen.
             busy = TableBusyError(
                 f"{status.url} holds no data file, only {ignored_directories[0]} of a job that is overwriting the table or has died: wait for the job, "
                 "or write the table again"
@@ -481,7 +496,10 @@ class FilesSource(VersionSource):
         return version
 
     def _to_version(self, table: Table, files: tuple[FileVersion, ...] | ListedFiles) -> TableVersion:
-        """The version with these files. If they are in columns, that is the last version that this host knows, or it shares that one's columns."""
+        """The version that has these files.
+
+        Many files are a `ColumnFiles`. The version is then the last one that this host knows, if nothing has changed, or shares its columns.
+        """
         if not isinstance(files, ListedFiles):
             return TableVersion(table.id, files)
         record = self._host.last(table)
@@ -496,7 +514,7 @@ class FilesSource(VersionSource):
 
 
 def _newest_s(files: Sequence[FileVersion]) -> float:
-    """The time at which the newest file was modified (Unix time); 0.0: no file has a time."""
+    """When the newest file was modified (Unix time); 0.0 if no file has a time."""
     if isinstance(files, ListedFiles):
         return float(files.modified_at_s.max(initial=0.0))
     return max((file.modified_at_s or 0.0 for file in files), default=0.0)

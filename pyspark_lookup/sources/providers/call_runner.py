@@ -1,4 +1,4 @@
-"""Runs foreign code with a time limit: on a thread of its own, which is abandoned when it takes too long."""
+"""Runs code of providers with a time limit, on a separate thread. If a call takes too long, its thread is abandoned."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pyspark_lookup.core import threads
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # within this time a thread notices that its consumer has stopped
+_LOOK_S = 1.0  # seconds within which a thread notices that nobody wants its items any more
 
 
 class CallTimeoutError(Exception):
-    """A call did not end in time; its thread is abandoned."""
+    """A call did not end in time. Its thread has been abandoned."""
 
 
 class CallFailedError(Exception):
-    """A call raised `problem`."""
+    """A call raised the exception `problem`."""
 
     def __init__(self, problem: BaseException) -> None:
         super().__init__(problem)
@@ -31,9 +31,10 @@ class CallFailedError(Exception):
 
 
 def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
-    """The items of `make()`, one by one. A thread of its own makes them, at most two ahead of the caller.
+    """The items of `make()`, one by one. A new thread makes them, at most two items ahead of the caller.
 
-    Raises CallFailedError, or CallTimeoutError for an item that takes longer than `timeout_s`; the thread is then abandoned.
+    Raises CallFailedError if `make()` or its iterator raises, CallTimeoutError for an item that takes longer than `timeout_s`; the thread is
+    then abandoned.
     """
     results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
     abandoned = threading.Event()
@@ -74,7 +75,8 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
 
 
 class _Consumer:
-    """The consumer of a thread's items. `leave`: it wants no more; `end`: the process ends, so it must wait no longer."""
+    """The reader of the items that a thread makes. `leave`: the reader wants no more items. `end`: the process ends, so the reader must stop
+    waiting."""
 
     def __init__(self, results: queue.Queue[Any], abandoned: threading.Event) -> None:
         self._results = results
@@ -88,7 +90,7 @@ class _Consumer:
 
     def end(self) -> None:
         self._abandoned.set()
-        while True:  # ends, because the other thread puts at most one more item
+        while True:  # this loop ends, because the other thread puts at most one more item
             with contextlib.suppress(queue.Full):
                 self._results.put_nowait((None, threads.ProcessEndsError()))
                 return
@@ -97,7 +99,7 @@ class _Consumer:
 
 
 class Calls:
-    """Runs coroutines on one event loop in one thread, which starts with the first call."""
+    """Runs coroutines on one event loop, in one thread that starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,9 +109,9 @@ class Calls:
         threads.ends_with_process(self)
 
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """The result of `call()`. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
+        """The result of `call()`. Raises CallFailedError if it raises, CallTimeoutError after `timeout_s`.
 
-        After a timeout the next call gets a new thread, and so do the calls that are waiting behind this one.
+        After a timeout, the next call runs in a new thread. So do the calls that wait behind the one that timed out.
         """
 
         async def run_call() -> tuple[T | None, BaseException | None]:
@@ -129,7 +131,7 @@ class Calls:
         except concurrent.futures.TimeoutError:
             with self._lock:
                 has_started = self._waiting.pop(future, None) is None
-            if not has_started:  # the call before it hangs, and its caller has not noticed yet
+            if not has_started:  # an earlier call hangs, and that call's own timeout has not ended yet
                 future.cancel()
                 return self.run(call, timeout_s)
             self._leave(loop, future)
@@ -144,7 +146,7 @@ class Calls:
         return cast(T, result)
 
     def _leave(self, loop: asyncio.AbstractEventLoop, future: concurrent.futures.Future[Any]) -> None:
-        """Abandon a thread; it ends when its call does."""
+        """Abandon a thread, which ends when its call ends."""
         future.cancel()
         with self._lock:
             if self._loop is loop:
@@ -169,7 +171,7 @@ class Calls:
         return loop
 
     def end(self) -> None:
-        """End the thread once its call has ended."""
+        """End the thread as soon as its call has ended."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,8 +1,8 @@
-"""Lookup functions and providers: how users put a system of their own behind this package's caches (FLIP-221).
+"""Lookup functions and providers, as FLIP-221 defines them: with them, users read a system of their own through this package's caches.
 
-A provider is what `lookup.provider=module:factory` makes: the factory takes a `LookupContext` and returns an instance of one of the classes
-below. A lookup function gets a batch of keys, all different and none null; it returns the rows that have these keys, in any order, each
-with its key columns.
+The option `lookup.provider=module:factory` names a factory. It takes a `LookupContext` and returns a provider: an instance of one of the
+classes below whose names end in `Provider`. A lookup function gets a batch of keys, all different and none null. It returns the rows that
+have these keys, in any order, each with its key columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 
 
 class LookupFunction(abc.ABC):
-    """Looks up rows by key, a batch at a time. All calls come from one thread, one after the other.
+    """Looks up rows by key, in batches. All calls come one after the other, from one thread.
 
     `batch_size`: the most keys in one call (None: no limit).
     """
@@ -28,22 +28,22 @@ class LookupFunction(abc.ABC):
     batch_size: int | None = None
 
     def open(self) -> None:  # noqa: B027 # most need none
-        """Connect. Called once in each process, before the first lookup, and again if there are lookups after `close`."""
+        """Connect to the system. Called once in each process, before the first lookup, and again before a lookup that follows `close`."""
 
     @abc.abstractmethod
     def lookup(self, keys: pa.Table) -> pa.Table:
-        """The rows that have any of `keys` (columns named and typed like the table's key columns).
+        """The rows that have any of `keys`. `keys` has the names and types of the table's key columns.
 
-        The rows must have the key columns and the requested columns, see `LookupContext`. If it raises, the call is repeated up to
-        `lookup.max-retries` times; then the error reaches the query.
+        The rows must have the key columns and the requested columns, see `LookupContext`. If the call raises an exception, it is repeated up
+        to `lookup.max-retries` times; then the query gets the error.
         """
 
     def close(self) -> None:  # noqa: B027 # most need none
-        """Disconnect. Called when a process closes its last `LookupTable` that uses this function."""
+        """Disconnect from the system. Called when a process closes its last `LookupTable` that uses this function."""
 
 
 class KeyLookupFunction(LookupFunction):
-    """Looks up one key at a time, for sources without batches. `schema`: the columns of its rows, with the key columns."""
+    """Looks up one key at a time, for systems that cannot look up a batch. `schema`: the columns of the rows, including the key columns."""
 
     schema: pa.Schema
 
@@ -57,7 +57,7 @@ class KeyLookupFunction(LookupFunction):
 
 
 class AsyncLookupFunction(abc.ABC):
-    """Looks up rows by key, several batches at the same time, on one event loop.
+    """Looks up rows by key, in several batches at the same time, on one event loop.
 
     `batch_size`: the most keys in one call. Up to `lookup.async.capacity` calls run at once. A call that takes longer than
     `lookup.async.timeout`, retries included, fails.
@@ -66,18 +66,19 @@ class AsyncLookupFunction(abc.ABC):
     batch_size: int = 128
 
     async def open(self) -> None:  # noqa: B027 # most need none
-        """Connect. Called once in each process, before the first lookup, on the loop of all lookups."""
+        """Connect to the system. Called once in each process, before the first lookup, on the event loop that runs the lookups."""
 
     @abc.abstractmethod
     async def lookup(self, keys: pa.Table) -> pa.Table:
         """Like `LookupFunction.lookup`."""
 
     async def close(self) -> None:  # noqa: B027 # most need none
-        """Disconnect."""
+        """Disconnect from the system."""
 
 
 class AsyncKeyLookupFunction(AsyncLookupFunction):
-    """Looks up one key per call, up to `lookup.async.capacity` calls at once. `schema`: the columns of its rows, with the key columns."""
+    """Looks up one key per call, up to `lookup.async.capacity` calls at once. `schema`: the columns of the rows, including the key
+    columns."""
 
     batch_size = 1
     schema: pa.Schema
@@ -96,11 +97,11 @@ _Function = TypeVar("_Function", bound=LookupFunction | AsyncLookupFunction)
 
 @dataclasses.dataclass(frozen=True)
 class LookupContext:
-    """What a provider's factory is told about the table that it makes.
+    """What a provider's factory learns about the table that it must provide.
 
-    `keys`: the key columns (`lookup.keys`). `columns`: the other columns that will be read (None: all, or not known yet); a provider may
-    leave out the rest. `options`: the values of the options `lookup.provider.*`, by their names without that prefix. `path`: the option
-    `path`, if it was given.
+    `keys`: the key columns (`lookup.keys`). `columns`: the other columns that will be read (None: all, or not known yet); the provider's rows
+    need not have the rest. `options`: the values of the options `lookup.provider.*`, by their names without that prefix. `path`: the option
+    `path`, if it is set.
 
     A factory may be called twice: first for the schema, and then, if not all columns are read, with the columns.
     """
@@ -114,9 +115,9 @@ class LookupContext:
 class LookupProvider:
     """A table of another system.
 
-    `schema`: its columns, in types that Spark has, including the keys. `version`: returns a text that changes whenever the table's content
-    may have changed. None if the system has no versions: rows may then be as old as `lookup.partial-cache.expire-after-write`, or as the
-    last reload.
+    `schema`: the table's columns, including the keys, in types that Spark has. `version`: a function that returns a text, which changes
+    whenever the table's content may have changed. None if the system has no versions: rows may then be as old as
+    `lookup.partial-cache.expire-after-write`, or as the last reload.
     """
 
     def __init__(self, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
@@ -131,11 +132,11 @@ class _FunctionProvider(LookupProvider, Generic[_Function]):
 
 
 class LookupFunctionProvider(_FunctionProvider[LookupFunction]):
-    """Serves lookups through a function. `lookup.cache` says whether rows are cached."""
+    """Looks up rows with a function. `lookup.cache` says whether this package caches them."""
 
 
 class AsyncLookupFunctionProvider(_FunctionProvider[AsyncLookupFunction]):
-    """Serves lookups through an asynchronous function."""
+    """Looks up rows with an asynchronous function. `lookup.cache` says whether this package caches them."""
 
 
 class _CachingProvider(_FunctionProvider[_Function]):
@@ -147,18 +148,18 @@ class _CachingProvider(_FunctionProvider[_Function]):
 
 
 class PartialCachingLookupProvider(_CachingProvider[LookupFunction], LookupFunctionProvider):
-    """Serves lookups through a function behind a cache of the provider's choice (lookup.cache=PARTIAL)."""
+    """Looks up rows with a function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL)."""
 
 
 class PartialCachingAsyncLookupProvider(_CachingProvider[AsyncLookupFunction], AsyncLookupFunctionProvider):
-    """Serves lookups through an asynchronous function behind a cache of the provider's choice."""
+    """Looks up rows with an asynchronous function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL)."""
 
 
 class FullCachingLookupProvider(LookupProvider):
-    """Serves lookups and scans from a copy of the whole table (lookup.cache=FULL).
+    """Provides a copy of the whole table, for lookups and scans (lookup.cache=FULL).
 
-    `scan` returns all rows as batches with `schema`'s columns. `reload_trigger` says when to copy the table again. None: as
-    `lookup.full-cache.reload-strategy` says, or, if `version` is given, when the version changes.
+    `scan`: a function that returns all rows, as batches with the columns of `schema`. `reload_trigger`: says when to copy the table again.
+    None: `lookup.full-cache.reload-strategy` says so, or, if there is a `version`, a change of the version.
     """
 
     def __init__(

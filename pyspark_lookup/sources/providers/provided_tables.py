@@ -1,4 +1,4 @@
-"""`ProvidedTables`: the provider tables of one process, each made once, with the interfaces that tables of files have."""
+"""`ProvidedTables`: the tables of providers that one process has open, with the same interfaces as tables of files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 
 def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
-    """The options, completed by the provider: if it brings a cache, that decides `lookup.cache`. Raises OptionError for options that contradict the
-    provider."""
+    """The options, completed by what the provider determines: if it brings a cache or a scan, that decides `lookup.cache`.
+
+    Raises OptionError for options that contradict the provider.
+    """
     explicit_cache = options.cache.mode if "lookup.cache" in options.explicit else None
     brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if provided_table.scans else None
     if brings is not None and explicit_cache not in (None, brings):
@@ -113,11 +115,11 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
 
 # --- a provider's table, in the form of a table of files ------------------------------------------
 
-_SIZE = 1  # unknown; any number will do, because a change of the one file is a change of the whole table
+_SIZE = 1  # a placeholder: the table's one file has no size
 
 
 class ProvidedStore:
-    """The store of a provider's table. `now_s`: the time that identifies a load from a provider without versions."""
+    """The store of a provider's table. `now_s`: returns the time, which serves as version each time a provider without versions is loaded."""
 
     pins = True
     lists_after = False
@@ -127,7 +129,7 @@ class ProvidedStore:
         self.scope = f"provider:{provided_table.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
         self._provided_table = provided_table
-        # Each copy of the whole table is a new version. Rows by key have one version and expire one by one.
+        # In a FULL cache, each load of the whole table is a new version. Otherwise there is one version, and cached rows expire one by one.
         self._each_time = options.cache.mode is CacheMode.FULL
         self._now_s = now_s
 
@@ -173,13 +175,13 @@ class ProvidedStore:
 
 
 class ProviderSource(VersionSource):
-    """The table of one provider, as one file whose identity is the provider's version."""
+    """Presents a provider's table as a table of one file, whose identity is the provider's version."""
 
     kinds = ("PROVIDER",)
     label = "a provider's table"
     pins = ()
     retained = False
-    one_asks = False  # version() is foreign code, which may hang: each process asks for itself
+    one_asks = False  # version() is the user's code, which may hang: each process calls it for itself
 
     def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:
         super().__init__(parts)
@@ -190,7 +192,7 @@ class ProviderSource(VersionSource):
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse_pin(options)  # other options without a meaning are refused where they are declared
+        self._refuse_pin(options)  # other options that have no meaning here are refused by `ProviderOptions.check`
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None
@@ -205,7 +207,7 @@ class ProviderSource(VersionSource):
 
 
 class ProvidedScan(TableScan):
-    """Reads the table of one provider."""
+    """Reads the rows of a provider's table."""
 
     def __init__(self, provided_table: ProvidedTable, metrics: CacheMetricGroup) -> None:
         self._provided_table = provided_table
@@ -264,7 +266,7 @@ class _Prepared:
 
 
 class ProvidedTables:
-    """Opens the tables that `lookup.provider` names. The first caller for a table makes it; other callers wait for that."""
+    """Opens the tables that `lookup.provider` names. The first caller for a table makes it; other callers wait until it is made."""
 
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock
@@ -287,7 +289,7 @@ class ProvidedTables:
         )
 
     def _table(self, key: str, options: LookupOptions) -> ProvidedTable:
-        """The table of a provider. It is made outside the lock, because the provider's factory may hang, or open a table itself."""
+        """The table of a provider. It is made without holding the lock, because the provider's factory may hang, or open a table itself."""
         with self._lock:
             existing = self.futures.get(key)
             future = existing or self.futures.setdefault(key, concurrent.futures.Future())

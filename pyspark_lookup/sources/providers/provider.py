@@ -1,9 +1,9 @@
 """`ProvidedTable`: this process's instance of the provider that `lookup.provider` names, and the calls of its functions.
 
-The provider's factory makes it, and makes another instance if a call of the first one hangs.
+`MadeProvider` calls the provider's factory, and calls it again if a call of the first instance hangs.
 
-`Bisection` finds out which keys of a failed lookup are at fault, by calls for fewer and fewer keys. `ReturnedRows` checks the rows that
-functions return, against the schema and the requested keys.
+`Bisection` finds out which keys make a lookup fail, with calls for fewer and fewer keys. `ReturnedRows` checks the rows that functions return
+against the schema and the requested keys.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from pyspark_lookup.sources.providers.functions import (
 
 @dataclasses.dataclass(frozen=True)
 class ProviderOptions(KindOptions):
-    """The provider of the table's rows, and how it is called."""
+    """The options that name a table's provider, and say how it is called."""
 
     system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.provider"})
     suggestions: ClassVar[dict[str, str]] = {"lookupasync": "lookup.provider"}
@@ -145,7 +145,7 @@ PROVIDER_OPTION = "lookup.provider"
 
 
 def get_attribute(name: str, part: object, attribute: str) -> Any:
-    """An attribute of a provider or of its function. Raises LookupFunctionError if it is a property that raises."""
+    """The value of an attribute of a provider or of its function. Raises LookupFunctionError if the attribute is a property that raises."""
     try:
         return getattr(part, attribute)
     except PysparkLookupError:
@@ -158,7 +158,7 @@ class MadeProvider:
     """The provider that the options name. The constructor calls the provider's factory.
 
     `schema`: the provider's columns in Spark's types. `latest`: the newest instance, even if it hangs and could not be replaced. Raises
-    OptionError if the factory cannot be imported or called, or returns no provider, and LookupTimeoutError if it hangs.
+    OptionError if the factory cannot be imported or called, or does not return a provider, and LookupTimeoutError if the factory hangs.
     """
 
     def __init__(self, options: LookupOptions) -> None:
@@ -174,7 +174,7 @@ class MadeProvider:
         schema = get_attribute(self.name, self.latest, "schema")
         if not isinstance(schema, pa.Schema):
             raise OptionError(
-                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {foreign_repr(schema)}: it must be a pyarrow.Schema"
+                f"option {PROVIDER_OPTION} = {self.name!r}: the provider's schema is {foreign_repr(schema)}: make it a pyarrow.Schema"
             )
         spark_columns = spark_schema(schema, f"provider {self.name}")
         self.schema = pa.schema([(field.name, spark_type(field.type)) for field in spark_columns])
@@ -182,7 +182,7 @@ class MadeProvider:
             self._narrow(options, options.files.keys)
 
     def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
-        """Make the provider again, for the requested keys and columns as its schema spells them, if not all columns are read."""
+        """Make the provider again, with the requested keys and columns as the schema spells them, if that changes the context."""
         context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
         if options.read.columns is not None:
             column_names = set(resolve_names(options.read.columns, self.schema, "lookup.columns"))
@@ -203,57 +203,62 @@ class MadeProvider:
             return next(iterate_in_thread(call_factory, f"lookupcache-make-{self.name}", self._timeout_s))
         except CallTimeoutError:
             raise LookupTimeoutError(
-                f"the factory of provider {self.name} has not returned within lookup.async.timeout = {self._timeout_s:g} s"
+                f"the factory of provider {self.name} has not returned within lookup.async.timeout = {self._timeout_s:g} s: make it "
+                "faster, or raise the option"
             ) from None
         except CallFailedError as failed:
             raise_ours(failed.problem, failed.problem.__cause__)
 
     def current(self) -> LookupProvider:
-        """The provider; a new instance if a call of the last one timed out."""
+        """The provider; a new instance if a call of the last instance timed out."""
         provider = self._provider
         if provider is None:
             provider = self._provider = self.latest = self._make()
         return provider
 
     def replace(self) -> None:
-        """Replace a provider that hangs. If its factory fails now, the next use of the provider calls it again."""
+        """Replace a provider that hangs. If the factory fails now, the next use of the provider calls the factory again."""
         self._provider = None
         with contextlib.suppress(OptionError, LookupTimeoutError):
             self.current()
 
 
-_PATIENCE = 3
-_PROBES = 3
-_FEW = 8  # up to this many keys, each is probed
-_UNANSWERED_CALLS = 32
-_SPLIT_CALLS = 256
+_PATIENCE = 3  # a round ends after this many failed calls in a row; the first round after one
+_PROBES = 3  # keys that are tried alone if no call has succeeded
+_FEW = 8  # if no more keys than this are left, all of them are tried alone
+_UNANSWERED_CALLS = 32  # after this many failed calls in a row, all remaining keys fail
+_SPLIT_CALLS = 256  # calls for halves, in one lookup
 
 Outcome: TypeAlias = "pa.Table | LookupFunctionError | None"
-"""The outcome of a call: its rows, with `KEY_INDEX` as the position among its keys; or the error. None: the call was not made."""
+"""The outcome of a call: its rows, in which `KEY_INDEX` is the position of a row's key among the call's keys; or an error. None: the call was
+not made."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call for some keys, given by position. `problem`: the error of an earlier call with these keys. That call was repeated when it failed; this
-    one is not."""
+    """A call for the keys at the positions `keys`.
+
+    `problem`: the error of an earlier call that included these keys. Failed calls are repeated (`lookup.max-retries`), but not calls that
+    follow such an error.
+    """
 
     keys: Numbers
     problem: LookupFunctionError | None = None
 
 
 MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
-"""Makes the calls, but starts no more once as many in a row as the number says have failed."""
+"""Makes the calls and returns their outcomes. The number limits the failures: once so many calls in a row have failed, no more are started."""
 
 
 class Bisection:
-    """Asks for `count` keys, `size` of them in a call, and halves the keys of a failed call, down to single keys.
+    """Looks up `count` keys, `size` of them in a call. If a call fails, its keys are looked up in two halves, and so on down to single keys.
 
     A system that is down gets few calls. If no call of the first round succeeds, a few single keys are tried, or all if there are few keys;
-    if these fail, too, all keys have failed. All remaining keys fail when many calls in a row fail, or when one times out. The number of
-    calls for halves is limited: the keys that are left then fail together.
+    if these fail, too, all keys have failed. All remaining keys fail when many calls in a row fail, or when one call times out. The number of
+    calls for halves is limited; the keys that are then left fail together.
 
-    `rows`: the keys and rows of each successful call. `failures`: the errors of the other keys, by position. `problem`: the first error of
-    any call.
+    `rows`: the keys and rows of each successful call. `failures`: the errors of the keys that failed, by position. `problem`: the first error
+    of any call.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -264,7 +269,7 @@ class Bisection:
         self._split_calls = 0
 
     def run(self, make_calls: MakeCalls) -> None:
-        """Make calls until each key has an answer or has failed."""
+        """Make calls until each key has been looked up or has failed."""
         patience, unanswered = 1, 0
         while self._pending:
             calls, self._pending = self._halves(), []
@@ -276,12 +281,12 @@ class Bisection:
                 self._give_up()
             patience = _PATIENCE
         reasons = {repr(problem.__cause__) for problem in self.failures.values()}
-        # All keys have the same reason: the system has failed, not the keys.
+        # If all keys failed for the same reason, the system has failed, not the keys.
         if not self.rows and len(reasons) == 1 and self.problem is not None:
             self.failures = dict.fromkeys(self.failures, self.problem)
 
     def _halves(self) -> list[Call]:
-        """The calls of the next round."""
+        """The calls of the next round: failed calls are split into halves."""
         calls: list[Call] = []
         for call in self._pending:
             if call.problem is None:
@@ -316,7 +321,7 @@ class Bisection:
         return answered
 
     def _probe(self, make_calls: MakeCalls) -> bool:
-        """Ask for a few single keys, spread over all pending ones, and record the outcomes. Returns whether one of these calls succeeded."""
+        """Look up a few single keys, spread over all pending keys, and record the outcomes. Returns whether one of these calls succeeded."""
         pending = np.concatenate([call.keys for call in self._pending])
         tried = {int(key) for call in self._pending if call.problem is not None for key in call.keys}
         number = _PROBES if len(pending) > _FEW else len(pending)
@@ -356,14 +361,17 @@ class Bisection:
 
 
 class ReturnedRows:
-    """Checks rows of the provider `name`, whose columns are `schema`. Its methods raise LookupFunctionError, which names the provider and a key."""
+    """Checks rows of the provider `name`, whose columns are `schema`.
+
+    The methods raise LookupFunctionError, which names the provider and a key, for rows that are wrong.
+    """
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self._name = name
         self._schema = schema
 
     def with_columns(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """A function's result as a table, once it is checked that the table has the key columns and `columns`, and only columns of the schema."""
+        """A function's result as a table. Checks that it has the key columns and `columns`, and no columns outside the schema."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if not isinstance(rows, pa.Table):
@@ -374,20 +382,22 @@ class ReturnedRows:
         return rows
 
     def by_key(self, rows: pa.Table, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """The rows that `with_columns` returned, with `columns` and `KEY_INDEX`. Raises LookupFunctionError for a row with another key than the
-        requested ones."""
+        """The rows that `with_columns` returned, as `columns` and `KEY_INDEX`.
+
+        Raises LookupFunctionError for a row whose key was not requested.
+        """
         rows = self._cast(rows, self._fields(keys, columns), f"lookup of {show_keys(keys)}")
         matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
         if len(matches.rows) < rows.num_rows:
             unrequested_row = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
             key = rows.select(keys.column_names).slice(int(unrequested_row), 1)
             raise LookupFunctionError(
-                f"provider {self._name} returned a row with {show_keys(key)}, which is not among {show_keys(keys)}"
+                f"provider {self._name} returned a row with {show_keys(key)}, which is not among the requested keys ({show_keys(keys)})"
             )
         return take_matches(rows, matches, columns)
 
     def conform(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
-        """The rows with exactly these columns. If the rows have more columns of the schema, these are dropped."""
+        """The rows with exactly these columns; other columns of the schema are dropped."""
         self._check_columns(rows, columns, operation)
         return self._cast(rows, columns, operation)
 
@@ -400,10 +410,10 @@ class ReturnedRows:
         unknown = [name for name in rows.column_names if name not in self._schema.names]
         repeated = [name for name in rows.column_names if rows.column_names.count(name) > 1]
         if missing or unknown or repeated:
-            says = "is missing" if missing else "is not in its schema" if unknown else "appears twice"
+            says = "is missing" if missing else "is not in the schema" if unknown else "appears twice"
             column_problem = f"column {(missing or unknown or repeated)[0]!r} {says}"
             raise LookupFunctionError(
-                f"provider {self._name}, {operation}: {column_problem}; it returned {names_shown(rows.column_names)}, its schema has {names_shown(self._schema.names)}"
+                f"provider {self._name}, {operation}: {column_problem}; the rows have {names_shown(rows.column_names)}, the schema has {names_shown(self._schema.names)}"
             )
         for field in columns:
             column = rows.column(field.name)
@@ -413,7 +423,9 @@ class ReturnedRows:
             except SchemaError as problem:
                 raise_ours(LookupFunctionError(f"{column_text}: {problem}"), problem)
             if not fits:
-                raise LookupFunctionError(f"{column_text} is {column.type}, its schema says {field.type}")
+                raise LookupFunctionError(
+                    f"{column_text} is {column.type}, but {field.type} in the schema: return that type"
+                )
 
     def _cast(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
         arrays = []
@@ -437,20 +449,20 @@ class ReturnedRows:
 
 
 def show_keys(keys: pa.Table) -> str:
-    """Keys for a message: the first key, and how many more there are."""
+    """The text for some keys in a message: the first key, and how many more there are."""
     first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
     return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
 
 
-_GRACE_S = 1.0
+_GRACE_S = 1.0  # added to the limit of asynchronous calls, each of which has a timeout of its own
 _Function = LookupFunction | AsyncLookupFunction
 
 
 class ProvidedTable:
     """This process's instance of the provider that `lookup.provider` names.
 
-    `name`: the option's value. Raises OptionError if the factory cannot be imported or called, or returns no provider, and
-    LookupTimeoutError if it hangs.
+    `name`: the option's value. Raises OptionError if the factory cannot be imported or called, or does not return a provider, and
+    LookupTimeoutError if the factory hangs.
     """
 
     def __init__(self, options: LookupOptions, clock: HostClock) -> None:
@@ -460,7 +472,7 @@ class ProvidedTable:
         self._options = options
         self._clock = clock
         self._calls = Calls(f"lookupcache-provider-{self.name}")
-        # Versions have a loop of their own: every query asks for the version, and must not wait behind lookups.
+        # Calls of version() have an event loop of their own: every query makes one, and must not wait behind lookups.
         self._version_calls = Calls(f"lookupcache-version-{self.name}")
         self._lock = threading.RLock()
         self._open_function: object = None  # the function that is open
@@ -479,7 +491,7 @@ class ProvidedTable:
 
     @property
     def cache(self) -> LookupCache | None:
-        """The cache that the provider brings with it."""
+        """The cache that the provider brings; None if it brings none."""
         provider = self._provider.latest
         if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
             cache: LookupCache | None = get_attribute(self.name, provider, "cache")
@@ -488,23 +500,23 @@ class ProvidedTable:
 
     @property
     def trigger(self) -> CacheReloadTrigger | None:
-        """The reload trigger that the provider brings with it."""
+        """The reload trigger that the provider brings; None if it brings none."""
         provider = self._provider.latest
         has_trigger = isinstance(provider, FullCachingLookupProvider)
         return get_attribute(self.name, provider, "reload_trigger") if has_trigger else None
 
     @property
     def asynchronous(self) -> bool:
-        """Whether several calls run at once."""
+        """Whether the provider's function can run several calls at once."""
         return isinstance(self._provider.latest, AsyncLookupFunctionProvider)
 
     @property
     def scans(self) -> bool:
-        """Whether all rows can be read."""
+        """Whether the provider can return all rows."""
         return isinstance(self._provider.latest, FullCachingLookupProvider)
 
     def version(self) -> str | None:
-        """The current version; None if the provider has no versions. Raises LookupFunctionError."""
+        """The current version; None if the provider has no versions. Raises LookupFunctionError if the provider fails."""
         version: Callable[[], str] | None = get_attribute(self.name, self._provider.current(), "version")
         if version is None:
             return None
@@ -526,8 +538,11 @@ class ProvidedTable:
         return current_version
 
     def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes longer than
-        `lookup.async.timeout`: without a limit, a reload could hold its lock for ever, and the host's other processes wait for that lock."""
+        """All rows, with `columns`, which are columns of `schema`.
+
+        Raises LookupFunctionError if the provider fails, and LookupTimeoutError for a batch that takes longer than `lookup.async.timeout`.
+        Without this limit, a reload could hold its lock for ever, and the host's other processes wait for that lock.
+        """
         provider = self._provider.current()
         assert isinstance(provider, FullCachingLookupProvider)
         try:
@@ -547,10 +562,10 @@ class ProvidedTable:
     # --- lookups ----------------------------------------------------------------------------------
 
     def lookup(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
-        """The rows of `keys` (all different, none null) with `columns`, and the column `KEY_INDEX`.
+        """The rows of `keys` (all different, none null), with `columns` and the column `KEY_INDEX`.
 
         Repeats failed calls, and lookups of keys without rows, as the options say. Raises LookupFunctionError, which names the provider and
-        the first key that failed, and carries the rows of the others.
+        the first key that failed. The error carries the rows of the keys that did not fail.
         """
         rows, failures, problem = self._ask(keys, columns, metrics)
         options = self._call_options
@@ -579,7 +594,7 @@ class ProvidedTable:
     def _ask(
         self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup
     ) -> tuple[pa.Table, dict[int, LookupFunctionError], LookupFunctionError | None]:
-        """(the rows of the keys, the errors of the keys without an answer, by position, the first error of any call)."""
+        """(the rows of the keys, the errors of the failed keys by position, the first error of any call)."""
         with self._lock:  # a function is used by one thread; other callers wait for their turn
             function = self._function()
             self._open(function, keys, metrics)
@@ -591,7 +606,7 @@ class ProvidedTable:
 
     def _open(self, function: _Function, keys: pa.Table, metrics: CacheMetricGroup) -> None:
         if self._open_function is not function:
-            limit_s = self._limit_s(function, 2)  # as long as opening and a call may take together
+            limit_s = self._limit_s(function, 2)  # opening and one call may take this long together
             self._run(lambda: self._call_with_retries(function.open, (), keys, metrics), limit_s, show_keys(keys))
             self._open_function = function
 
@@ -609,8 +624,10 @@ class ProvidedTable:
         calls: Sequence[Call],
         patience: int,
     ) -> list[Outcome]:
-        """Call the provider's function, see `MakeCalls`. Raises LookupFunctionError for an answer that would be wrong for any keys, e.g. one that
-        lacks a column."""
+        """Call the provider's function, see `MakeCalls`.
+
+        Raises LookupFunctionError for a result that would be wrong for any keys, e.g. because it lacks a column.
+        """
         pieces = [keys.take(as_indices(call.keys)) for call in calls]
         outcomes: dict[int, Outcome] = {}
 
@@ -634,7 +651,7 @@ class ProvidedTable:
         try:
             self._run(lambda: _run_calls(len(pieces), make, at_once, patience), limit_s, show_keys(keys))
         except LookupTimeoutError as late:
-            # The next caller gets a new function, so this was the last call of this one.
+            # The function that hangs is replaced, so this lookup can make no more calls of it.
             answers = {number: rows for number, rows in outcomes.copy().items() if isinstance(rows, pa.Table)}
             return [answers.get(number, late) for number in range(len(pieces))]
         return [outcomes.get(number) for number in range(len(pieces))]
@@ -647,7 +664,7 @@ class ProvidedTable:
         metrics: CacheMetricGroup,
         retried: bool = True,
     ) -> Any:
-        """The result of a call's first successful attempt. There is more than one attempt only if `retried` is true."""
+        """The result of a call's first successful attempt. If `retried` is false, there is only one attempt."""
 
         async def attempt() -> Any:
             return await _call_and_await(call, *args)
@@ -715,7 +732,7 @@ class ProvidedTable:
         return function
 
     def close(self) -> None:
-        """Close the function; a later lookup opens it again."""
+        """Close the provider's function. A later lookup opens it again."""
         with self._lock:
             function = self._function() if self._open_function is not None else None
             if function is not None and self._open_function is function:
@@ -729,7 +746,7 @@ class ProvidedTable:
         try:
             return self._calls.run(call, limit_s)
         except CallTimeoutError:
-            # The call that hangs goes on using its function, so the next call gets another one.
+            # The call that hangs goes on using its function, so the next call gets a new function.
             self._replace()
             raise self._too_slow(operation) from None
         except CallFailedError as failed:
@@ -745,12 +762,13 @@ class ProvidedTable:
 
     def _too_slow(self, operation: str) -> LookupTimeoutError:
         return LookupTimeoutError(
-            f"provider {self.name} did not answer within lookup.async.timeout = {self._call_options.async_timeout_s:g} s ({operation})"
+            f"provider {self.name} did not answer within lookup.async.timeout = {self._call_options.async_timeout_s:g} s ({operation}): "
+            "raise the option if the system needs longer"
         )
 
 
 async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function, asynchronous or not, and return its result. The call happens when this coroutine is awaited."""
+    """The result of a function, asynchronous or not. The function is called when this coroutine is awaited."""
     loop = asyncio.get_running_loop()
     if not inspect.iscoroutinefunction(function):
         asyncio._set_running_loop(None)  # the function may run an event loop of its own
@@ -762,10 +780,10 @@ async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def _run_calls(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:
-    """Make `count` calls, up to `at_once` at a time. `call` returns whether its call succeeded.
+    """Make `count` calls, up to `at_once` at a time. `call` makes one of them, and returns whether it succeeded.
 
-    After `patience` failures in a row no more calls are made. If `call` raises an exception, the other calls are cancelled and the exception is
-    raised.
+    After `patience` failures in a row no more calls are made. If `call` raises an exception, the other calls are cancelled and the exception
+    is raised.
     """
     waiting, in_a_row = iter(range(count)), 0
 
@@ -792,9 +810,9 @@ def _in_order(rows: pa.Table) -> pa.Table:
 def _lookup_error(
     count: int, rows: pa.Table, failures: Mapping[int, LookupFunctionError], problem: LookupFunctionError
 ) -> LookupFunctionError:
-    """The error of a lookup of `count` keys: `problem` if all keys have failed, else the error of the first key that failed.
+    """The error of a lookup of `count` keys: `problem` if all keys have failed, otherwise the error of the first key that failed.
 
-    The error carries the rows of the keys that did not fail, and the errors of the others.
+    The error carries the rows of the keys that did not fail, and the errors of the keys that did.
     """
     first = problem if len(failures) == count else failures[min(failures)]
     other_failures = 0 if len(failures) == count else sum(reason is not first for reason in failures.values())

@@ -167,7 +167,10 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
     with pytest.raises(SchemaError):
         table.get(("seven", "Bern"))
     function.answer = lambda keys: pa.Table.from_pylist(rows, schema)
-    with pytest.raises(LookupFunctionError, match=r"id = 1, city = 'Bern', which is not among key id = 7, city = 'x'$"):
+    with pytest.raises(
+        LookupFunctionError,
+        match=r"id = 1, city = 'Bern', which is not among the requested keys \(key id = 7, city = 'x'\)$",
+    ):
         table.get((7, "x"))
 
 
@@ -216,10 +219,10 @@ BAD: dict[str, tuple[Answer, str]] = {
     "is cancelled": (raises(asyncio.CancelledError()), "CancelledError"),
     "panics": (raises(Panic("index out of bounds")), "Panic"),
     "a list": (lambda keys: [{"id": 1, "name": "x"}], "returned list"),
-    "no key column": (table(name=["x"]), "column 'id' is missing; it returned name, its schema has id, name"),
-    "an unknown column": (table(id=[1], name=["x"], zip=[1]), "column 'zip' is not in its schema"),
+    "no key column": (table(name=["x"]), "column 'id' is missing; the rows have name, the schema has id, name"),
+    "an unknown column": (table(id=[1], name=["x"], zip=[1]), "column 'zip' is not in the schema"),
     "the key column twice": (columns(("id", [1]), ("id", [1]), ("name", ["x"])), "column 'id' appears twice"),
-    "another type": (table(id=[1], name=[5]), "column 'name' is int64, its schema says string"),
+    "another type": (table(id=[1], name=[5]), "column 'name' is int64, but string in the schema: return that type"),
     "a key that nobody asked for": (table(id=[1, 77], name=["x", "y"]), f"id = 77, {UNASKED}"),
     "a null key": (table(id=[1, None], name=["x", "y"]), f"id = None, {UNASKED}"),
 }
@@ -247,7 +250,7 @@ def test_a_bad_answer_is_an_error_and_nothing_else(desk: Desk, kind: str, bad: s
 def test_a_row_of_another_call_is_not_taken(desk: Desk) -> None:
     """What a call answers is about its own keys, also where another call of the same lookup asks for the others."""
     table = desk.serve(SyncFunction(lambda keys: rows_of(USERS)(ids(1, 2)), 1), ONCE)
-    with pytest.raises(LookupFunctionError, match=f"id = [12], {UNASKED} key id = [12]$"):
+    with pytest.raises(LookupFunctionError, match=f"id = [12], {UNASKED} the requested keys .key id = [12].$"):
         pairs(table, 1, 2)
 
 
