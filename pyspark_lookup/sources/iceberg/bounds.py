@@ -1,4 +1,5 @@
-"""The bounds of a column in many files at once, from the bytes that manifests have: as `parse_bound` and `narrow` give them for one file."""
+"""Parses the bounds of a column in many files at once, from the bytes in the manifests, with the same results as `parse_bound` and `narrow`
+for one file."""
 
 from __future__ import annotations
 
@@ -18,17 +19,21 @@ from pyspark_lookup.sources.iceberg.entries import EPOCH_DATE, parse_bound
 _LAST_DAY = (datetime.date.max - EPOCH_DATE).days
 _FIRST_DAY = (datetime.date.min - EPOCH_DATE).days
 _DAY_US = 86_400_000_000
-_FIRST_KEPT = datetime.date(2000, 1, 1)  # no calendar moves times from here on, see `widened`
+_FIRST_KEPT = datetime.date(2000, 1, 1)  # bounds from this day on mean the same in every calendar, see `widened`
 
 
 def bound_type(kind: pa.DataType) -> pa.DataType:
-    """The type of the bounds of a column in `StatsColumns`: files may have been written before the column was widened."""
+    """The type of a column's bounds in `StatsColumns`. Numbers get the widest type, because older files may have the column in a narrower
+    one."""
     return pa.int64() if pa.types.is_integer(kind) else pa.float64() if pa.types.is_floating(kind) else kind
 
 
 def column_stats(columns: pa.Table, rows: Numbers, iceberg_type: str, kind: pa.DataType) -> StatsColumns:
-    """The statistics that manifests state of a column. `columns`: its lower and upper bounds, its null counts and its value counts in each
-    file; `rows`: the numbers of rows of the files, negative if they are not known."""
+    """The statistics of a column in each file, parsed from those that the manifests state.
+
+    `columns`: the lower and upper bounds, the null counts and the value counts. `rows`: the number of rows of each file, negative if it is
+    not known.
+    """
     lower, upper, nulls, values = (_one(columns.column(number)) for number in range(4))
     is_counted = (rows >= 0) & as_bools(pc.fill_null(pc.equal(values, as_array(rows)), True))
     nulls = pc.if_else(as_array(is_counted), nulls, pa.scalar(None, pa.int64()))
@@ -48,7 +53,7 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _parse_bounds(bounds: pa.Array, iceberg_type: str, kind: pa.DataType) -> pa.Array:
-    """Bounds in the type `bound_type(kind)`; null for those with which nothing can be compared."""
+    """The bounds, in the type `bound_type(kind)`; null where the bytes are no value of the type."""
     if pa.types.is_binary(kind):
         return bounds.cast(kind)
     if pa.types.is_string(kind):
@@ -69,7 +74,7 @@ def _parse_bounds(bounds: pa.Array, iceberg_type: str, kind: pa.DataType) -> pa.
         return _masked(np.where(is_valid, days, 0).astype(np.int32), is_valid).cast(pa.date32())
     if iceberg_type in ("timestamp", "timestamptz"):
         micros, has_micros = _read_numbers(bounds, {8: "<i8"}, np.int64)
-        days, has_days = _read_numbers(bounds, {4: "<i4"}, np.int64)  # written before a date was widened
+        days, has_days = _read_numbers(bounds, {4: "<i4"}, np.int64)  # the column was a date when the file was written
         micros = np.where(has_days, np.clip(days, _FIRST_DAY - 1, _LAST_DAY + 1) * _DAY_US, micros)
         is_valid = (has_micros | has_days) & (micros >= _FIRST_DAY * _DAY_US) & (micros < (_LAST_DAY + 1) * _DAY_US)
         return _masked(np.where(is_valid, micros, 0), is_valid).cast(kind)
@@ -77,7 +82,7 @@ def _parse_bounds(bounds: pa.Array, iceberg_type: str, kind: pa.DataType) -> pa.
 
 
 def _read_numbers(bounds: pa.Array, forms: dict[int, str], kind: type) -> tuple[Numbers, Numbers]:
-    """(numbers, whether there is one) from bounds of as many bytes as `forms` has."""
+    """(the numbers, whether each could be read), from bounds of bytes. `forms`: the numpy type of a bound, by its length in bytes."""
     offsets, data = offsets_and_data(bounds)
     lengths = offsets[1:] - offsets[:-1]
     is_known = as_bools(bounds.is_valid())
@@ -103,7 +108,7 @@ def _parse_distinct(bounds: pa.Array, iceberg_type: str, kind: pa.DataType) -> p
 
 
 def as_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values in a type; null where the type has no such value."""
+    """The values as an array of a type; null where the type cannot hold the value."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -119,7 +124,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def _widen(bounds: pa.Array, side: int) -> pa.Array:
-    """Low (`side` 0) or high bounds that hold whichever calendar the writer used, see `widened`."""
+    """Low bounds (`side` 0) or high bounds (1), widened so that they are true whichever calendar the writer used, see `widened`."""
     old = pc.fill_null(pc.less(bounds.cast(pa.timestamp("us")), pa.scalar(_FIRST_KEPT).cast(pa.timestamp("us"))), False)
     if not pc.any(old).as_py():
         return bounds
@@ -129,7 +134,7 @@ def _widen(bounds: pa.Array, side: int) -> pa.Array:
 
 
 def constants(stats: Sequence[ColumnStats | None], kind: pa.DataType) -> StatsColumns:
-    """The statistics of one column in several files."""
+    """The statistics of one column in several files, from one object for each file (None: nothing is known)."""
     low, high = (
         as_values([None if one is None else getattr(one, side) for one in stats], bound_type(kind))
         for side in ("low", "high")
@@ -141,9 +146,9 @@ def constants(stats: Sequence[ColumnStats | None], kind: pa.DataType) -> StatsCo
 
 
 def narrow_columns(stats: StatsColumns, partitions: StatsColumns, codes: Numbers) -> StatsColumns:
-    """The tightest bounds that follow from those in the manifests and from the partition of each file, as `narrow` gives them.
+    """The tightest bounds of a column that follow from the manifests and from the partition of each file, as `narrow` gives them.
 
-    `partitions`: the statistics of files of one row in each partition. `codes`: the number of each file's partition.
+    `partitions`: for each partition, the statistics of a file with one row in it. `codes`: the number of each file's partition.
     """
     other = partitions.take(as_indices(codes))
     low = _choose(stats.low, other.low, pc.greater)
@@ -155,7 +160,8 @@ def narrow_columns(stats: StatsColumns, partitions: StatsColumns, codes: Numbers
 
 
 def _choose(one: pa.Array, other: pa.Array, compare: Callable[[pa.Array, pa.Array], pa.Array]) -> pa.Array:
-    """The values of `one` where they compare so with those of `other`, and elsewhere those of `other`; no null where either has a value."""
+    """For each row, the value of `one` if `compare(one, other)` is true, otherwise that of `other`; if only one of them has a value, that
+    value."""
     is_chosen = pc.or_kleene(compare(_comparable(one), _comparable(other)), other.is_null())
     return pc.if_else(pc.fill_null(is_chosen, False), one, other)
 

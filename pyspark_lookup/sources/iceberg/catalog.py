@@ -1,4 +1,5 @@
-"""`Pointer`: where a table's current metadata lies. A version hint, a catalog, or the user who gives the path of a metadata file says so.
+"""`Pointer`: where a table's current metadata lies, according to a version hint, a catalog, or the user, who may give the path of a metadata
+file.
 
 `Catalog` asks an Iceberg catalog, through PyIceberg. `CatalogStore` gives access to the stores in which the catalog's tables lie.
 """
@@ -30,15 +31,17 @@ from pyspark_lookup.storage.ufs import Ufs
 
 METADATA_DIRECTORY, METADATA_SUFFIX = "metadata", ".metadata.json"
 HINT = "version-hint.text"
-_HINT_BYTES = 1000
+_HINT_BYTES = 1000  # no version hint is longer
+_INSTEAD = "give the table's name in its catalog (lookup.catalog) or the path of a metadata file"
 
 
 @dataclasses.dataclass(frozen=True)
 class Pointer:
-    """Where a table's metadata lies. `source_file`: the file that says so, a hint or the metadata file itself (None: a catalog said so).
+    """Where a table's metadata lies. `source_file`: the file that says so: a hint, or the metadata file itself (None: a catalog says so).
 
-    `modified_at_s`: when that file was written; it is compared, too, because a table that was created anew may have a hint with the same
-    content, and so with the same ETag. `size`: the size of the metadata file, if known. `table_id`: the table's id, if the catalog has told it.
+    `modified_at_s`: when that file was written. It is compared as well, because a table that was created anew may have a hint with the same
+    content, and so with the same ETag. `size`: the size of the metadata file, if known. `table_id`: the table's id, if the catalog has sent
+    it.
     """
 
     location: str
@@ -49,16 +52,16 @@ class Pointer:
 
     @classmethod
     def from_file(cls, location: str, source_file: FileVersion, size: int | None = None) -> Pointer:
-        """A pointer to a metadata file, read from a hint or given by the user."""
+        """The pointer to a metadata file at `location`, which `source_file` names, or which is `source_file` itself."""
         return cls(location, source_file, source_file.modified_at_s, size)
 
     @property
     def settled(self) -> bool:
-        """Whether `source_file` is so old that each later change would show in its identity; True if a catalog gave the pointer."""
+        """Whether `source_file` is so old that any later change would show in its identity; True if a catalog gave the pointer."""
         return self.source_file is None or self.source_file.cacheable
 
     def matches_hint(self, hint: FileVersion) -> bool:
-        """Whether the pointer was read from this state of a hint, as far as the store's identities show."""
+        """Whether the pointer was read from this state of the hint, as far as the store's identities show."""
         return (self.source_file, self.modified_at_s) == (hint, hint.modified_at_s) and self.settled and hint.cacheable
 
     def to_json(self) -> list[Any]:
@@ -66,7 +69,7 @@ class Pointer:
 
     @classmethod
     def from_json(cls, record: Any) -> Pointer:
-        """Decode what `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
+        """The pointer that `to_json` wrote. Raises TypeError or ValueError for a malformed record."""
         location, source_file, table_id = record
         if source_file is not None:
             return cls.from_file(as_text(location), FileVersion.from_json(source_file))
@@ -74,7 +77,7 @@ class Pointer:
 
 
 def read_pointer(ufs: Ufs, table: str, last_pointer: Pointer | None) -> Pointer:
-    """Where the version hint of the table at a URL points now. One call if the hint is still that of `last_pointer`.
+    """The pointer in the version hint of the table at a URL. One call if the hint is still the one of `last_pointer`.
 
     Raises UfsNotFoundError if there is no hint, DamagedFileError for a hint that names no existing file.
     """
@@ -84,11 +87,11 @@ def read_pointer(ufs: Ufs, table: str, last_pointer: Pointer | None) -> Pointer:
         return last_pointer
     redacted_path = redact("path", hint.url)
     if hint.size > _HINT_BYTES:
-        raise DamagedFileError(f"{redacted_path} is not a version hint: it has {hint.size} bytes")
+        raise DamagedFileError(f"{redacted_path} is not a version hint: it has {hint.size} bytes; {_INSTEAD}")
     try:
         hint_text = ufs.read_ranges(hint, [(0, hint.size)])[0].decode().strip()
     except UnicodeDecodeError as problem:
-        raise DamagedFileError(f"{redacted_path} is not a version hint: {problem}") from None
+        raise DamagedFileError(f"{redacted_path} is not a version hint: {problem}; {_INSTEAD}") from None
     for name in _names(hint_text):
         try:
             file = ufs.get_meta(f"{directory}/{name}")
@@ -96,12 +99,12 @@ def read_pointer(ufs: Ufs, table: str, last_pointer: Pointer | None) -> Pointer:
         except UfsNotFoundError:
             continue
     raise DamagedFileError(
-        f"{redacted_path} names version {hint_text!r}, but there is no file {' or '.join(_names(hint_text))}"
+        f"{redacted_path} names version {hint_text!r}, but there is no file {' or '.join(_names(hint_text))}; {_INSTEAD}"
     )
 
 
 def _names(hint_text: str) -> list[str]:
-    """The names of the metadata files that a hint may mean."""
+    """The names of the metadata files that the hint may mean."""
     if not hint_text or "/" in hint_text:
         return []
     if hint_text.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")):
@@ -119,7 +122,7 @@ _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 
 
 class Catalog:
-    """A catalog with this name in PyIceberg's configuration, or with these `properties` instead. Belongs to one process.
+    """The catalog with this name in PyIceberg's configuration, or with these `properties` instead. Must not be used after a fork.
 
     PyIceberg is imported when the catalog is first asked. `call_s`: the timeout of each call.
     """
@@ -134,8 +137,8 @@ class Catalog:
     def load(self, table: str) -> tuple[str, dict[str, Any] | None]:
         """(where the metadata of a table lies, the metadata itself if the catalog sends it). One call.
 
-        Raises UfsNotFoundError if the catalog has no such table, OptionError if it is not configured, CatalogUnavailableError if it does
-        not answer.
+        Raises UfsNotFoundError if the catalog has no such table, OptionError if the catalog is not configured, CatalogUnavailableError if it
+        does not answer.
         """
         reader = _import(self.name)
         with self._lock:
@@ -149,7 +152,7 @@ class Catalog:
         )
 
     def _within(self, call: Callable[[], T]) -> T:
-        """The result of a call. Raises CatalogUnavailableError if it takes longer than `call_s`."""
+        """The result of a call. Raises CatalogUnavailableError if the call takes longer than `call_s`."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
@@ -186,10 +189,9 @@ def _import(name: str) -> Any:
 
 
 class CatalogStore:
-    """The stores of a catalog's tables. A table itself has the URL `catalog://<catalog>/<name>`; questions about it go to the catalog, not to a
-    store.
+    """The stores in which a catalog's tables lie. The table itself has the URL `catalog://<catalog>/<name>`, which no store knows.
 
-    `open_store`: opens the store of a URL. `properties`: the properties of the catalog, which tell it from other catalogs with its name.
+    `open_store`: opens the store of a URL. `properties`: the properties of the catalog, which tell it from other catalogs with the same name.
     """
 
     pins = False

@@ -1,4 +1,4 @@
-"""`IcebergColumns`: the data files of a snapshot of a large table as columns, with the deletes that concern them."""
+"""`IcebergColumns`: the data files of a snapshot of a large table as columns, with the deletes that apply to them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from pyspark_lookup.storage.stores import Deletes, EqualityGroup, FileVersion
 from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
 
 _WORD = (1 << 64) - 1
-_FACTOR = 0x9E3779B97F4A7C15  # odd, so that the order of deletes counts
+_FACTOR = 0x9E3779B97F4A7C15  # odd; multiplying by it makes a code depend on the order of the deletes
 _AUTHORITY = r"^(?P<authority>[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)"
 
 
 class IcebergColumns(FileColumns):
-    """The files of one snapshot: these `rows` of `base` and the files of the `added` entries. `deletes`: the snapshot's delete files."""
+    """The files of one snapshot: the files in the `rows` of `base`, and those of the `added` entries. `deletes`: the snapshot's delete
+    files."""
 
     def __init__(
         self, files: IcebergFiles, base: EntryColumns, rows: Numbers, added: Sequence[Entry], deletes: Sequence[Entry]
@@ -43,16 +44,16 @@ class IcebergColumns(FileColumns):
 
     @cached_property
     def index(self) -> DeleteFileIndex:
-        """The snapshot's deletes."""
+        """The snapshot's deletes, by the data files to which they apply."""
         return DeleteFileIndex(self.files, self._deletes, self._oldest)
 
     def version_files(self) -> ColumnFiles:
-        """The files of the snapshot."""
+        """The data files of the snapshot, as a version has them."""
         others = [self.files.file(entry, self.index) for entry in self._added]
         return ColumnFiles.merge(self, self._rows, others)
 
     def entries(self) -> list[Entry]:
-        """The entries of the snapshot."""
+        """The entries of the snapshot: data files and delete files."""
         return [*map(self.base.entry, self._rows.tolist()), *self._added, *self._deletes]
 
     def partitions(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class IcebergColumns(FileColumns):
         return self.files.partitions(frozenset(name for name, _ in self.files.partition(entry)) for entry in entries)
 
     def _partition_entry(self, code: int) -> Entry:
-        """An entry of a partition, without a file."""
+        """An entry that stands for a partition, without a file."""
         return Entry("", DATA, "", *self.base.partition(code), 0, 0, 1, {}, {}, {}, {}, (), None, None, None)
 
     def file(self, row: int) -> FileVersion:
@@ -94,7 +95,7 @@ class IcebergColumns(FileColumns):
     # --- deletes ----------------------------------------------------------------------------------
 
     def _oldest(self) -> Iterable[Entry]:
-        """The oldest file of each partition, and the files that were added."""
+        """One of the oldest files of each partition, and the files that were added to `base`."""
         return (*(self.base.entry(row) for row in _first_of_each(self.base, self._rows)), *self._added)
 
     def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
@@ -134,7 +135,7 @@ class IcebergColumns(FileColumns):
 
     @cached_property
     def _delete_codes(self) -> Numbers:
-        """A number for each file. Files with different deletes by position have different numbers."""
+        """A number for each file of `base`. Files with different deletes by position have different numbers."""
         codes = np.zeros(self.base.rows, np.uint64)
         if not self.index.has_positions:
             return codes
@@ -149,7 +150,7 @@ class IcebergColumns(FileColumns):
 
     @cached_property
     def _is_named(self) -> Numbers:
-        """Which files a deletion vector or a delete file may name alone."""
+        """For each file of `base`, whether a deletion vector or a delete file may name this file alone."""
         named = self.index.named
         if not named:
             return np.zeros(self.base.rows, np.bool_)
@@ -164,9 +165,9 @@ class IcebergColumns(FileColumns):
         return is_named
 
     def _by_partition(self) -> Iterable[tuple[Deletes, Numbers]]:
-        """(deletes, which files they concern) for the deletes that may concern several files of a partition.
+        """(deletes, a mask of the files of `base` that they concern) for the deletes that may concern several files of a partition.
 
-        Files that deletes name one at a time do not count.
+        Files that a deletion vector or delete file names alone are left out of the masks.
         """
         groups = self.index.by_partition
         if not groups:
@@ -185,7 +186,7 @@ class IcebergColumns(FileColumns):
                 yield sequenced.deletes, is_concerned
 
     def _may_name(self, sequenced: SequencedDeletes, rows: Numbers) -> Numbers:
-        """Which of some files the deletes may name, see `SequencedDeletes.may_name`."""
+        """For each of `rows`, whether the deletes may name its file, see `SequencedDeletes.may_name`."""
         mask: Numbers = self.base.sequences[rows] <= sequenced.sequence
         low, high = sequenced.paths
         if low is None or high is None or parse_authority(low) != parse_authority(high):
@@ -198,7 +199,7 @@ class IcebergColumns(FileColumns):
 
 
 def _first_of_each(base: EntryColumns, rows: Numbers) -> list[int]:
-    """For each partition of some files, one file with the lowest sequence number."""
+    """For each partition among `rows`, one row with the lowest sequence number."""
     order = np.lexsort((base.sequences[rows], base.partition_codes[rows]))
     _, first = np.unique(base.partition_codes[rows][order], return_index=True)
     first_rows: list[int] = rows[order][first].tolist()

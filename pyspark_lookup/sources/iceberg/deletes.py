@@ -43,7 +43,7 @@ _FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")
 
 @dataclasses.dataclass(frozen=True)
 class PositionDeletes:
-    """A position delete file of the table at `table`. `location` and `root`: see `Locations`."""
+    """A position delete file. `table`: the table's URL. `location` and `root`: see `Locations`."""
 
     url: str
     size: int
@@ -86,7 +86,8 @@ class PositionDeletes:
         return positions
 
     def _rows(self, source: pa.BufferReader) -> pa.Table:
-        """The file's rows: paths and positions. These columns are found by their field ids, or, in a file without ids, by their names."""
+        """The path and the position in each row of the file. These columns are found by their field ids, or by their names in a file without
+        ids."""
         if self.format is FileFormatName.ORC:
             file: Any = pa.orc.ORCFile(source)
             schema = file.schema
@@ -103,14 +104,18 @@ class PositionDeletes:
 
     @classmethod
     def from_json(cls, record: Any) -> PositionDeletes:
-        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
+        """The deletes that `to_json` wrote; `record` lacks the kind, its first item. Raises TypeError or ValueError for a malformed
+        record."""
         url, size, form, *places = record
         return cls(as_text(url), as_count(size), FileFormatName(form), *map(as_text, places))
 
 
 @dataclasses.dataclass(frozen=True)
 class PuffinVector:
-    """A deletion vector of the data file `path` (below the table, or a URL): `size` bytes at `offset` of the Puffin file at `url`."""
+    """A deletion vector: `size` bytes at `offset` of the Puffin file at `url`.
+
+    `path`: the data file whose rows it deletes, as a path below the table, or a URL. `cardinality`: the number of deleted rows.
+    """
 
     path: str
     url: str
@@ -143,17 +148,19 @@ class PuffinVector:
 
     @classmethod
     def from_json(cls, record: Any) -> PuffinVector:
-        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
+        """The deletes that `to_json` wrote; `record` lacks the kind, its first item. Raises TypeError or ValueError for a malformed
+        record."""
         path, url, *counts = record
         return cls(as_text(path), as_text(url), *map(as_count, counts))
 
 
 @dataclasses.dataclass(frozen=True)
 class EqualityDeletes:
-    """An equality delete file: a row of a data file is deleted if it has the same values in the `columns` as one of the delete file's rows.
+    """An equality delete file: it deletes the rows of data files that have the same values in `columns` as one of its own rows.
 
-    `sequence`: the file's data sequence number. `schema`: these columns, by unique names. `current_columns`: those of them that the table
-    still has. `bounds`: of these columns, by name, as far as the file's entry tells; they show which keys the deletes may affect.
+    `sequence`: the file's data sequence number. `schema`: the columns, under unique names, as text. `current_columns`: those of the columns
+    that the table still has. `bounds`: the bounds of these columns, by name, as far as the file's entry states them; they show which keys the
+    deletes may concern.
     """
 
     url: str
@@ -190,7 +197,8 @@ class EqualityDeletes:
 
     @classmethod
     def from_json(cls, record: Any) -> EqualityDeletes:
-        """Decode what `to_json` wrote, without the kind in front. Raises TypeError or ValueError if it is malformed."""
+        """The deletes that `to_json` wrote; `record` lacks the kind, its first item. Raises TypeError or ValueError for a malformed
+        record."""
         url, size, form, sequence, schema, *columns, bounds = record
         stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
         schema_of_text(as_text(schema))
@@ -207,7 +215,7 @@ class EqualityDeletes:
         return cls(as_text(url), counts[0], form, counts[1], schema, stored_columns, current_columns, stats)
 
 
-_schema_of_text = functools.lru_cache(maxsize=16)(schema_of_text)  # many files delete by the same columns
+_schema_of_text = functools.lru_cache(maxsize=16)(schema_of_text)  # many delete files have the same columns
 
 DELETES["iceberg-positions"] = PositionDeletes.from_json
 DELETES["iceberg-vector"] = PuffinVector.from_json

@@ -1,6 +1,7 @@
 """`Manifest` and `Entry`: the manifests of a snapshot, and the files that they list.
 
-Also here: what a file's partition says about its columns: values, bounds and buckets (the specification's "Partition Transforms").
+The module also finds out what a file's partition says about its columns: values, bounds and buckets (the specification's "Partition
+Transforms").
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ _IN_TEXT = frozenset({"boolean", "int", "long", "date", "timestamp", "timestampt
 
 
 def python_value(value: Any, iceberg_type: str) -> Any:
-    """A value of a manifest as a Python value; dates are in days there, times in microseconds. Raises one of `decoding.UNREADABLE` if it is not
-    valid."""
+    """A value from a manifest as a Python value. Manifests have dates as days since 1970, and times as microseconds.
+
+    Raises one of `decoding.UNREADABLE` for an invalid value.
+    """
     if iceberg_type == "date":
         return value if isinstance(value, datetime.date) else EPOCH_DATE + datetime.timedelta(days=value)
     if iceberg_type in ("timestamp", "timestamptz"):
@@ -53,7 +56,7 @@ def is_told_in_text(iceberg_type: str) -> bool:
 
 
 def text_of_value(value: Any, iceberg_type: str) -> str:
-    """A partition value as text. Raises one of `decoding.UNREADABLE` for a value of another type."""
+    """A partition value as text. Raises one of `decoding.UNREADABLE` for a value of a wrong type."""
     native_value = python_value(value, iceberg_type)
     if isinstance(native_value, bool):
         return str(native_value).lower()
@@ -63,7 +66,7 @@ def text_of_value(value: Any, iceberg_type: str) -> str:
 
 
 def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
-    """For the field id of each column with the identity transform, the position of the column's value in a partition."""
+    """The position in a partition of the value of each column with the identity transform, by the column's field id."""
     return {
         field.source: place
         for place, field in enumerate(fields)
@@ -74,11 +77,11 @@ def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
 def partition_stats(
     field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int
 ) -> ColumnStats | None:
-    """The bounds of the column `field.source` that follow from a partition value, in a file with `rows` rows; None if none follow."""
+    """The bounds of the column `field.source` that follow from a partition value, for a file with `rows` rows; None if nothing follows."""
     transform, width_match = field.transform, _WIDTH.fullmatch(field.transform)
     if transform == "void" or not (transform in ("identity", *_TIMES) or width_match):
         return None
-    if value is None:  # null, and no other value
+    if value is None:  # all rows of the partition have a null
         return ColumnStats(None, None, rows, rows)
     with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
         if transform == "identity":
@@ -91,7 +94,7 @@ def partition_stats(
             return ColumnStats(None, None, 0, rows, (int(width_match[2]), int(value))) if is_hashed else None
         if width_match:
             return _truncated_stats(value, int(width_match[2]), kind, rows)
-        # A file that was written by another program and then added to the table may have dates in the calendar before 1582.
+        # If another program wrote the file and it was then added to the table, its dates may be of the calendar before 1582.
         low, high = widened(*_span(transform, value))
         if iceberg_type == "date":
             return ColumnStats(low.date(), high.date(), 0, rows)
@@ -101,7 +104,7 @@ def partition_stats(
 
 
 def _span(transform: str, value: Any) -> tuple[datetime.datetime, datetime.datetime]:
-    """The first and the last instant of a year, month, day or hour, counted from 1970."""
+    """The first and the last instant of a year, month, day or hour. `value`: their number, counted from 1970."""
     number = (value - EPOCH_DATE).days if isinstance(value, datetime.date) else int(value)
     # Some writers round times before 1970 towards 1970, so a value may be one too high.
     first = _start(transform, number - 1 if number <= 0 else number)
@@ -121,7 +124,8 @@ def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> Co
         if len(value) < width:
             return ColumnStats(value, value, 0, rows)
         last = ord(value[-1]) + 1
-        # The last character that is not half of a UTF-16 pair: it sorts after all texts that begin with the value.
+        # The bound is the value with its last character raised by one, which sorts after all texts that begin with the value. There is no
+        # such character after the last one of Unicode, and halves of UTF-16 pairs are none.
         return (
             None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
         )
@@ -152,9 +156,10 @@ _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest, as the manifest list describes it. `length` and `spec_id` are None if a snapshot of format 1 has no manifest list.
+    """A manifest, as the manifest list describes it. `length` and `spec_id` are None in tables of format 1 without manifest lists.
 
-    `files`: the number of its live files; None if the list does not tell. `has_data`: whether these are data files, not delete files.
+    `files`: the number of live files in the manifest; None if the list does not say. `has_data`: True if they are data files, False if they
+    are delete files.
     """
 
     location: str
@@ -167,10 +172,11 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A live file. `location`: as the writer spelled it. `partition`: the values of the fields with the ids `partition_ids`. `sequence`: the data
-    sequence number.
+    """A live file that a manifest lists, without its rows. `location`: as the writer spelled it. `sequence`: the data sequence number.
 
-    `referenced`, `offset` and `length` belong to a deletion vector: its data file, and its bytes in the Puffin file.
+    `partition`: the values of the partition fields with the ids `partition_ids`. `lower`, `upper`, `nulls` and `values`: the file's bounds
+    and counts, by field id. `referenced`, `offset` and `length` belong to a deletion vector: its data file, and the place of its bytes in the
+    Puffin file.
     """
 
     location: str
@@ -193,7 +199,7 @@ class Entry:
 
 
 def value_to_json(value: Any) -> Any:
-    """A partition value or a bound as a JSON value. Raises TypeError for a value of another type than manifests have."""
+    """A partition value or a bound as a JSON value. Raises TypeError for a type that manifests do not have."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -204,7 +210,7 @@ def value_to_json(value: Any) -> Any:
         return [type(value).__name__, str(value)]
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return [type(value).__name__, value.isoformat()]
-    raise TypeError(f"{type(value).__name__} is no type of a partition value")
+    raise TypeError(f"a partition value has the type {type(value).__name__}, which manifests do not have")
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -219,7 +225,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def value_from_json(value: Any) -> Any:
-    """The value that `value_to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    """The value that `value_to_json` wrote. Raises one of `decoding.UNREADABLE` for a malformed value."""
     if not isinstance(value, list):
         return value
     kind, text = value
@@ -227,16 +233,16 @@ def value_from_json(value: Any) -> Any:
 
 
 Partition = tuple[int, tuple[int, ...], tuple[Any, ...]]
-"""(spec id, ids of the fields, their values) of a file."""
+"""A file's partition: (spec id, ids of the partition fields, values of these fields)."""
 
 
 def text_of_partition(entry: Entry) -> str:
-    """A file's partition as JSON."""
+    """A file's partition as JSON text."""
     return json.dumps([entry.spec_id, entry.partition_ids, [value_to_json(value) for value in entry.partition]])
 
 
 def parse_partition(text: str) -> Partition:
-    """The partition that `text_of_partition` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    """The partition that `text_of_partition` wrote. Raises one of `decoding.UNREADABLE` for malformed text."""
     spec_id, ids, values = json.loads(text)
     return int(spec_id), tuple(map(int, ids)), tuple(map(value_from_json, values))
 
@@ -245,7 +251,7 @@ _SIDES = ("lower", "upper", "nulls", "values")
 
 
 class _StatisticsText:
-    """The bounds and counts of a file as JSON, which is parsed when one of them is asked for."""
+    """The bounds and counts of a file as JSON text, which is parsed when one of them is first read."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -264,7 +270,7 @@ class _StatisticsText:
 
 
 class _Side(Mapping[int, Any]):
-    """The lower bounds of a file, or another of the four `_SIDES`."""
+    """One of the four `_SIDES` for a file, such as its lower bounds, by field id."""
 
     def __init__(self, statistics: _StatisticsText, side: str) -> None:
         self._statistics = statistics
@@ -281,7 +287,7 @@ class _Side(Mapping[int, Any]):
 
 
 def entry_to_json(entry: Entry) -> list[Any]:
-    """An entry as a JSON value."""
+    """An entry as a JSON array, which `entry_from_json` reads."""
     place = [entry.referenced, entry.offset, entry.length]
     numbers = [entry.sequence, entry.size, entry.rows]
     texts = [text_of_partition(entry), _StatisticsText.of_entry(entry)]
@@ -289,7 +295,7 @@ def entry_to_json(entry: Entry) -> list[Any]:
 
 
 def entry_from_json(record: Any) -> Entry:
-    """The entry that `entry_to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    """The entry that `entry_to_json` wrote. Raises one of `decoding.UNREADABLE` for a malformed record."""
     location, content, form, sequence, size, rows, equality_ids, referenced, offset, length, partition, text = record
     statistics = _StatisticsText(as_text(text))
     lower, upper, nulls, values = (_Side(statistics, side) for side in _SIDES)
@@ -313,7 +319,8 @@ def entry_from_json(record: Any) -> Entry:
 
 
 def parse_bound(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
-    """A bound as a Python value (the specification's "Binary single-value serialization"); None if nothing can be compared with it."""
+    """A bound as a Python value (the specification's "Binary single-value serialization"); None if the bytes are not a value that can be
+    compared."""
     if data is None:
         return None
     with contextlib.suppress(*UNREADABLE, struct.error):
@@ -334,7 +341,7 @@ def parse_bound(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any
         form = _NUMBERS.get((iceberg_type, len(data)))
         if form is not None:
             return python_value(struct.unpack(form, data)[0], iceberg_type)
-        # The bound of a date, written before the column was widened.
+        # The column was a date when the file was written.
         if iceberg_type.startswith("timestamp") and len(data) == 4:
             return python_value(struct.unpack("<i", data)[0] * _DAY_US, iceberg_type)
     return None

@@ -1,7 +1,7 @@
-"""`EntryColumns`: the files that the manifests of a large table list, as columns that all processes of a host map from its cache directory.
+"""`EntryColumns`: the files that a large table's manifests list, as columns that all processes of a host map from its cache directory.
 
-A table of 300,000 files has millions of bounds in its manifests. They are kept as manifests have them, compressed, a column at a time.
-When a query first compares a column, the bounds of that column are parsed for all files, and written beside them.
+A table of 300,000 files has millions of column bounds in its manifests. These bounds are stored as the manifests have them, compressed, one
+column of the table at a time. When a query first compares a column, the bounds of that column are parsed for all files, and stored, too.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.versions.column_segments import ipc_file, open_batch, open_stats, write_segment, write_stats
 
 _FILES, _PARTITIONS, _DELETES = "files", "partitions", "deletes"
-_GROUP_ROWS = 2048  # bounds that are compressed together: to read one, so many are decompressed
-_CHUNK_ROWS = 16384  # files whose statistics are written at once
-_BUFFERED_ENTRIES = 1024  # entries in memory before they become columns
-_PARTS_AT_MOST = 16
+_GROUP_ROWS = 2048  # bounds that are compressed together, and so are decompressed together to read one of them
+_CHUNK_ROWS = 16384  # files whose statistics are written together
+_BUFFERED_ENTRIES = 1024  # entries that are collected before they are turned into columns
+_PARTS_AT_MOST = 16  # parts with statistics; if there are more, the smaller ones are written together
 _COLUMNS = pa.schema(
     [
         ("url", pa.string()),
@@ -50,17 +50,19 @@ _COLUMNS = pa.schema(
         ("place", pa.int64()),
     ]
 )
-"""Of each data file: its URL, what its entry says of it, the numbers of its partition and of its manifest, and the row of its statistics."""
+"""The columns for a data file: its URL, the values in its entry, the numbers of its partition and of its manifest, and the row of its
+statistics (`place`)."""
 _STATISTICS = pa.schema(
     [("lower", pa.large_binary()), ("upper", pa.large_binary()), ("nulls", pa.int64()), ("values", pa.int64())]
 )
-"""What manifests say of one column: its bounds, its number of nulls and its number of values."""
+"""The statistics of one column of the table in a file, as the manifest states them: its bounds, its number of nulls and its number of values."""
 
 
 class StatisticsPart:
-    """The statistics of some data files, by field id, in chunks: compressed Arrow files of `counts` rows. A chunk without values of a column has no file.
+    """The statistics of some data files, by field id.
 
-    `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
+    They are stored in chunks, each a compressed Arrow file; `counts` has the numbers of rows of the chunks. A chunk without any values of a
+    column has no file for it. `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
     """
 
     def __init__(self, regions: Mapping[str, Any], counts: Sequence[int], name: str | None) -> None:
@@ -70,10 +72,12 @@ class StatisticsPart:
         self._regions = regions
         self._starts = np.cumsum([0, *counts])
         self._readers: dict[str, Any] = {}
-        self._latest: dict[int, tuple[int, int, Any]] = {}  # (chunk, group, its rows) that were read last, by field id
+        self._latest: dict[
+            int, tuple[int, int, Any]
+        ] = {}  # by field id: (chunk, group, the group's rows) that were read last
 
     def columns(self, field_id: int) -> pa.Table:
-        """The statistics of a column in all files, as in `_STATISTICS`."""
+        """The statistics of a column in all files of the part, with the columns `_STATISTICS`."""
         tables = []
         for chunk, count in enumerate(np.diff(self._starts).tolist()):
             reader = self._open(field_id, chunk)
@@ -81,7 +85,7 @@ class StatisticsPart:
         return pa.concat_tables(tables)
 
     def values(self, field_id: int, row: int) -> dict[str, Any]:
-        """The statistics of a column in one file; None for what is not known."""
+        """The statistics of a column in one file; values that are not known are None."""
         chunk = int(np.searchsorted(self._starts, row, "right")) - 1
         group, place = divmod(row - int(self._starts[chunk]), _GROUP_ROWS)
         latest = self._latest.get(field_id)
@@ -105,7 +109,7 @@ def _unknown(count: int) -> pa.Table:
 
 
 class _Side(Mapping[int, Any]):
-    """The lower bounds of a file, or another column of `_STATISTICS`, by field id."""
+    """One column of `_STATISTICS` for a file, such as its lower bounds, by field id."""
 
     def __init__(self, part: StatisticsPart, row: int, side: str) -> None:
         self._part = part
@@ -126,10 +130,10 @@ class _Side(Mapping[int, Any]):
 
 
 class EntryColumns:
-    """The live data files of some manifests, ascending by URL, and the delete files of others. Immutable.
+    """The live data files and the delete files that some manifests list. Immutable. The data files are in columns, ascending by URL.
 
-    `manifests`: the locations of these manifests. `name`: the segment that has the columns; None: they are in memory. `table`: the key of the
-    table's segments. `places`: the table's location and the URL that it lies at, when the URLs of its files were found (see `Locations`).
+    `manifests`: the locations of the manifests. `name`: the segment with the columns; None: they are in memory. `table`: the key of the
+    table's segments. `places`: the location of the table and its URL, with which the URLs of the files were computed (see `Locations`).
     """
 
     def __init__(
@@ -172,11 +176,11 @@ class EntryColumns:
         return [(as_count(number), entry_from_json(record)) for number, record in json.loads(bytes(self._deletes))]
 
     def partition(self, code: int) -> Partition:
-        """The partition with a number."""
+        """The partition with the number `code`."""
         return parse_partition(self.partitions[code].as_py())
 
     def entry(self, row: int) -> Entry:
-        """The entry of a data file."""
+        """The entry of the data file in a row."""
         at = int(self.statistics_rows[row])
         number = int(np.searchsorted(self._part_starts, at, "right")) - 1
         part, at = self.parts[number], at - int(self._part_starts[number])
@@ -187,12 +191,12 @@ class EntryColumns:
         return Entry(*texts, *partition, sequence, size, rows, lower, upper, nulls, values, (), None, None, None)
 
     def statistics(self, field_id: int) -> pa.Table:
-        """What the manifests say of a column, as in `_STATISTICS`, one row for each file."""
+        """The statistics that the manifests state of a column, with the columns `_STATISTICS` and one row for each file."""
         tables = [part.columns(field_id) for part in self.parts]
         return pa.concat_tables([_unknown(0), *tables]).take(as_indices(self.statistics_rows))
 
     def stats(self, key: str, parse: Callable[[], StatsColumns]) -> StatsColumns:
-        """The statistics that `parse` returns, which is called once per host for each key."""
+        """The statistics that `parse` returns. `parse` is called once per host for each `key`, and its result is stored on disk."""
         if key not in self._stats:
             disk, name = self._disk, f"{self.name}-{key}"
             columns = None if disk is None or self.name is None else open_stats(disk, self._table, name)
@@ -205,11 +209,11 @@ class EntryColumns:
         return self._stats[key]
 
     def live_rows(self, manifests: Iterable[str]) -> Numbers:
-        """The rows of the files that these manifests list, ascending."""
+        """The rows of the data files that these manifests list, ascending."""
         return np.flatnonzero(self._is_of(manifests)[self.manifest_numbers])
 
     def live_deletes(self, manifests: Iterable[str]) -> list[Entry]:
-        """The delete files that these manifests list."""
+        """The entries of the delete files that these manifests list."""
         is_live = self._is_of(manifests)
         return [entry for number, entry in self.deletes if is_live[number]]
 
@@ -218,18 +222,21 @@ class EntryColumns:
         return np.array([location in wanted for location in self.manifests], np.bool_)
 
     def to_json(self) -> dict[str, Any] | None:
-        """What `open_entries` needs to find the columns on disk; None if they are in memory."""
+        """The record with which `open_entries` finds the columns on disk; None if they are in memory."""
         names = [part.name for part in self.parts]
         return None if self.name is None or None in names else {"files": self.name, "statistics": names}
 
     @property
     def segment_prefixes(self) -> list[str]:
-        """The beginnings of the names of the segments that belong to these files."""
+        """The beginnings of the names of the segments that hold these columns and their statistics."""
         return [name for name in (self.name, *(part.name for part in self.parts)) if name is not None]
 
 
 def open_entries(disk: Disk, table: str, record: Any) -> EntryColumns | None:
-    """The columns that `to_json` described; None if a segment is missing or damaged. Raises one of `decoding.UNREADABLE` for a malformed record."""
+    """The columns that a record of `to_json` describes; None if a segment is missing or damaged.
+
+    Raises one of `decoding.UNREADABLE` for a malformed record.
+    """
     parts = []
     for name in as_texts(record["statistics"]):
         segment = disk.open_segment(table, as_name(name))
@@ -250,9 +257,9 @@ def open_entries(disk: Disk, table: str, record: Any) -> EntryColumns | None:
 
 
 class EntryBuilder:
-    """Collects the entries of manifests for `EntryColumns`. With a `disk`, statistics go to the disk at once.
+    """Collects the entries of manifests and turns them into `EntryColumns`. With a `disk`, statistics are written to it as they come.
 
-    `resolve_url`: returns the URL of a location. Raises OSError if the disk has no room.
+    `resolve_url`: returns the URL of a location. The methods raise OSError if the disk has no room.
     """
 
     def __init__(self, disk: Disk | None, table: str, resolve_url: Callable[[str], str]) -> None:
@@ -271,14 +278,15 @@ class EntryBuilder:
         self._writer = None if disk is None else disk.create_segment({})
 
     def close(self) -> None:
-        """Remove what was written and not finished."""
+        """Remove the unfinished segment, if there is one."""
         if self._writer is not None:
             self._writer.close()
 
     def take_over(self, columns: EntryColumns, manifests: Sequence[str]) -> None:
-        """Take over what other columns have of these manifests. Call it first.
+        """Take over the files of these manifests from other columns. Must be called before `add`.
 
-        Their statistics are not written again, except when they are in many parts: then those of the smaller parts are.
+        The statistics of these files stay where they are. But if they are in `_PARTS_AT_MOST` or more parts, those of the smaller parts are
+        written again.
         """
         numbers = np.full(len(columns.manifests), -1)
         for number, location in enumerate(columns.manifests):
@@ -337,11 +345,11 @@ class EntryBuilder:
         return self._partitions.setdefault(partition, len(self._partitions))
 
     def _statistics_row(self) -> int:
-        """The row that the next statistics get."""
+        """The row that the next added statistics will have."""
         return sum(part.rows for part in self._parts) + sum(self._counts) + sum(count for count, _ in self._waiting)
 
     def _flush_entries(self) -> None:
-        """Turn buffered entries into columns."""
+        """Turn the buffered entries into columns."""
         buffered, self._buffered = self._buffered, []
         if not buffered:
             return
@@ -374,7 +382,7 @@ class EntryBuilder:
             self._flush_statistics()
 
     def _flush_statistics(self) -> None:
-        """Write the statistics that are waiting."""
+        """Write the collected statistics as one chunk."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -388,7 +396,7 @@ class EntryBuilder:
         self._counts.append(sum(count for count, _ in waiting))
 
     def finish(self, places: tuple[str, ...]) -> EntryColumns:
-        """The files, ascending by URL."""
+        """The columns of all files that were added, ascending by URL."""
         self._flush_entries()
         self._flush_statistics()
         parts = [*self._parts]

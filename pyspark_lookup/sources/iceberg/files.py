@@ -1,6 +1,6 @@
-"""`IcebergFiles`: the files of a snapshot, with their deletes, statistics and partitions, as a `TableVersion` has them.
+"""`IcebergFiles`: the data files of a snapshot with their deletes, statistics and partitions, in the form that a `TableVersion` has.
 
-Also here: a table's columns, with their Arrow types, and the field ids and names that they have in the table's files.
+The module also knows a table's columns: their Arrow types, and the field ids and names that they have in the table's files.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _FIXED = re.compile(r"fixed\[\s*\d+\s*\]")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a primitive type that is not inside a list or map. `path`: the names of the structs that it is in, then its own name."""
+    """A column of a primitive type that is not inside a list or map. `path`: the names of the structs around it, then its own name."""
 
     field_id: int
     path: tuple[str, ...]
@@ -85,7 +85,7 @@ class Column:
 
 
 def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
-    """The columns of a schema, with the types that Spark gives them. A column of an unknown type gets an `unreadable_type`."""
+    """The columns of a schema, with the types that Spark gives them. A column whose type is not supported gets an `unreadable_type`."""
     names = [as_text(field["name"]) for field in schema["fields"]]
     types = [type_of_column(_parse_type, field["type"], field["name"]) for field in schema["fields"]]
     return lenient_schema(pa.schema(list(zip(names, types, strict=True))))
@@ -119,7 +119,7 @@ def _parse_type(definition: Any, depth: int = 0) -> pa.DataType:
 
 
 def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> tuple[StoredColumn, ...]:
-    """How files store the columns: by field id, and in files without ids by the names in `name_mapping` (None: there is no mapping)."""
+    """How files store the columns: by field id, or, in files without ids, by the names in `name_mapping` (None: there is no mapping)."""
     return tuple(stored_column(field, name_mapping) for field in schema["fields"])
 
 
@@ -152,7 +152,7 @@ def _parts(kind: Any, mapping: Sequence[Any] | None) -> Iterator[StoredColumn]:
 
 
 def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Column]:
-    """The columns of a schema that can have bounds or partitions; columns of unknown types are left out."""
+    """The columns of a schema that can have bounds or partitions. Columns of unsupported types are left out."""
     for field in schema["fields"]:
         kind, names = field["type"], (*path, as_text(field["name"]))
         if isinstance(kind, dict) and kind.get("type") == "struct":
@@ -165,7 +165,10 @@ def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Itera
 
 
 def find_field(schemas: Sequence[Mapping[str, Any]], field_id: int) -> tuple[Mapping[str, Any], ...]:
-    """The structs around a field, the outermost first, and then the field, in the first schema that has the field id; empty if none has it."""
+    """The path to a field: the structs around it, the outermost first, and then the field itself. Empty if no schema has the field id.
+
+    The first schema that has the field id counts.
+    """
     return next((field_path for schema in schemas if (field_path := _find(schema["fields"], field_id))), ())
 
 
@@ -184,13 +187,15 @@ _PUFFIN = "PUFFIN"
 _PATH_ID = 2147483546
 
 Group = tuple[int, tuple[Any, ...]]
-"""(spec id, partition) of a file."""
+"""A file's partition as a key: (spec id, values)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SequencedDeletes:
-    """Deletes, and the highest data sequence number of files that they apply to. `paths`: the lowest and the highest location of a data file that
-    they name, if known."""
+    """Deletes, with the highest data sequence number of the files to which they apply.
+
+    `paths`: the lowest and the highest location of the data files that they name, if known.
+    """
 
     sequence: int
     deletes: Deletes
@@ -199,7 +204,8 @@ class SequencedDeletes:
     def may_name(self, location: str) -> bool:
         """Whether the deletes may name this data file."""
         low, high = self.paths
-        # Paths in another spelling, or bounds that were cut inside the server's name, cannot be compared.
+        # Locations cannot be compared with the bounds if the scheme or server is spelled in another way, or if the bounds were cut off
+        # inside the server's name.
         if (
             low is None
             or high is None
@@ -210,7 +216,7 @@ class SequencedDeletes:
 
 
 class IcebergFiles:
-    """Builds the files of snapshots that are read with one schema. `table`: the table's URL.
+    """Makes the data files of snapshots that are read with one schema. `table`: the table's URL.
 
     Raises NotSupportedError for features that this reader lacks, one of `decoding.UNREADABLE` for contradictory metadata.
     """
@@ -219,7 +225,9 @@ class IcebergFiles:
         self._table, self._metadata, self._locations = table, metadata, locations
         self.schema = arrow_schema(selection.schema)
         self.columns = stored_columns(selection.schema, metadata.name_mapping)
-        self._identity = f"{IMMUTABLE}{key_of(metadata.table_id)}"  # another table may use a name again
+        self._identity = (
+            f"{IMMUTABLE}{key_of(metadata.table_id)}"  # another table may later have a file of the same name
+        )
         self._flat = {column.field_id: column for column in flat_columns(selection.schema)}
         self._equality_columns: dict[
             tuple[int, ...], tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]
@@ -228,9 +236,9 @@ class IcebergFiles:
         self._schemas = [selection.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
 
     def partitions(self, names: Iterable[frozenset[str]]) -> tuple[str, ...]:
-        """The columns that have a single value in each file's partition, and whose values can be written as text and read back.
+        """The columns by whose values in the partitions a reader can select files: each file has one value, which can be written as text.
 
-        `names`: the columns that have a single value in each of the files.
+        `names`: for each file, the names of the columns that have a single value in it.
         """
         in_text = {column.path[0] for column in self._flat.values() if is_told_in_text(column.iceberg_type)}
         distinct_names = {*names}
@@ -238,18 +246,18 @@ class IcebergFiles:
         return tuple(name for name in self.schema.names if name in partition_columns)
 
     def files(self, entries: Sequence[Entry]) -> tuple[FileVersion, ...]:
-        """The data files among the entries, with the deletes among them that apply to each."""
+        """The data files among the entries, each with the deletes that apply to it."""
         data = [entry for entry in entries if entry.content == DATA]
         deletes = DeleteFileIndex(self, [entry for entry in entries if entry.content != DATA], lambda: data)
         return tuple(sorted((self.file(entry, deletes) for entry in data), key=lambda file: file.url))
 
     def file(self, entry: Entry, deletes: DeleteFileIndex) -> FileVersion:
-        """The data file of an entry. `deletes`: those of its snapshot."""
+        """The data file of an entry. `deletes`: the deletes of its snapshot."""
         url = self.resolve_url(entry.location)
         return FileVersion(
             url,
             entry.size,
-            # If the file was added again, earlier deletes no longer apply to it.
+            # If a file is removed and added again, earlier deletes no longer apply to it, so its identity must differ.
             f"{self._identity}-{entry.sequence}",
             partition=self.partition(entry),
             deletes=deletes.find(entry, url),
@@ -261,7 +269,7 @@ class IcebergFiles:
         )
 
     def check(self, entry: Entry) -> None:
-        """Raise NotSupportedError or one of `decoding.UNREADABLE` if a file of a snapshot could not be read."""
+        """Raise NotSupportedError, or one of `decoding.UNREADABLE`, if the file of an entry could not be read."""
         self.partition_values(entry)
         if entry.content == DATA:
             self.parse_format(entry)
@@ -269,7 +277,8 @@ class IcebergFiles:
     def parse_format(self, entry: Entry) -> FileFormatName:
         if entry.format not in _FORMATS:
             raise NotSupportedError(
-                f"{redact('path', entry.location)} is a file of format {entry.format}, which is not supported"
+                f"{redact('path', entry.location)} is a file of format {entry.format}, which is not supported: read the table with "
+                "format('iceberg')"
             )
         return _FORMATS[entry.format]
 
@@ -282,14 +291,14 @@ class IcebergFiles:
         return self._metadata.specs[spec_id]
 
     def partition_values(self, entry: Entry) -> tuple[Any, ...]:
-        """The values of a file's partition, in the order of its spec's fields."""
+        """The values of a file's partition, in the order of the fields of its spec."""
         field_ids = tuple(field.field_id for field in self._spec(entry.spec_id))
         if entry.partition_ids == field_ids:
             return entry.partition
         values_by_id = dict(zip(entry.partition_ids, entry.partition, strict=True))
         if values_by_id.keys() <= {*field_ids}:
             return tuple(values_by_id.get(field_id) for field_id in field_ids)
-        # Format 1 identifies them by position, and some of its writers use other numbers.
+        # Format 1 identifies partition fields by their position, and some of its writers give them other ids.
         if len(entry.partition) != len(field_ids):
             raise ValueError(
                 f"{entry.location} has a partition of {len(entry.partition)} values, its spec has {len(field_ids)}"
@@ -297,7 +306,7 @@ class IcebergFiles:
         return entry.partition
 
     def partition(self, entry: Entry) -> tuple[tuple[str, str | None], ...]:
-        """(column, value as text) of the columns that have one value in all rows of the file. The file itself may lack these columns."""
+        """(column, value as text) for each column that has a single value in the file. The file itself may lack these columns."""
         partition = {}
         values = self.partition_values(entry)
         for field_id, place in identity_fields(self._spec(entry.spec_id)).items():
@@ -315,7 +324,7 @@ class IcebergFiles:
         return {column.path[0]: column for column in self._flat.values() if len(column.path) == 1}
 
     def find_stats(self, entry: Entry, name: str) -> ColumnStats | None:
-        """The statistics of a column in a file; None if its entry does not tell."""
+        """The statistics of a column in a file; None if the file's entry states none."""
         column = self.bounded_columns.get(name)
         if column is None:
             return None
@@ -324,7 +333,7 @@ class IcebergFiles:
         return None
 
     def partition_stats(self, entry: Entry, column: Column, rows: int) -> ColumnStats | None:
-        """The statistics of a column that follow from the partition of a file with so many rows."""
+        """The statistics of a column that follow from the partition of a file with `rows` rows; None if none follow."""
         stats = None
         for field, value in self._fields(entry):
             if field.source == column.field_id:
@@ -332,7 +341,7 @@ class IcebergFiles:
         return stats
 
     def _column_stats(self, entry: Entry, column: Column) -> ColumnStats | None:
-        """A column's bounds in a file, as the manifest states them; None if it states none."""
+        """The statistics of a column in a file, as the manifest states them; None if it states none."""
         id_, kind = column.field_id, column.iceberg_type
         nulls, values = entry.nulls.get(id_), entry.values.get(id_)
         if nulls is not None and (entry.rows < 0 or values not in (None, entry.rows)):
@@ -343,7 +352,9 @@ class IcebergFiles:
         if low is None or high is None or low > high:
             low = high = None
         elif pa.types.is_temporal(column.type):
-            low, high = widened(low, high)  # a file of another program may have dates in the calendar before 1582
+            low, high = widened(
+                low, high
+            )  # dates in a file that another program wrote may be of the calendar before 1582
         if low is None and nulls is None:
             return None
         return ColumnStats(low, high, nulls, max(entry.rows, 1))
@@ -352,11 +363,11 @@ class IcebergFiles:
 
     @property
     def has_plain_urls(self) -> bool:
-        """Whether locations that are equal in their canonical spelling have one URL, as those of local disks and S3 have."""
+        """Whether locations that have the same canonical spelling also have the same URL, as on local disks and S3."""
         return self._locations.root.startswith(("file:", "s3:"))
 
     def resolve_url(self, location: str) -> str:
-        """The URL of a location, see `Locations.resolve_url`."""
+        """The URL of a location, see `Locations.resolve_url`. Directories that were resolved before are cached."""
         directory, _, name = location.rpartition("/")
         url_directory = self._directories.get(directory)
         if url_directory is not None and name not in ("", ".", ".."):
@@ -374,7 +385,7 @@ class IcebergFiles:
         return PositionDeletes(self.resolve_url(entry.location), entry.size, self.parse_format(entry), *places)
 
     def equality_deletes(self, entry: Entry) -> EqualityDeletes:
-        """An equality delete file of the table. Raises ValueError if no schema has one of the columns that it deletes by."""
+        """The equality delete file of an entry. Raises ValueError if no schema has one of the columns by which it deletes."""
         if entry.equality_ids not in self._equality_columns:
             self._equality_columns[entry.equality_ids] = self._find_equality_columns(entry)
         return EqualityDeletes(
@@ -391,7 +402,8 @@ class IcebergFiles:
         )
 
     def _find_equality_columns(self, entry: Entry) -> tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]:
-        """(the columns by which a delete file deletes, how files store them, those that the table still has)."""
+        """(the schema of the columns by which a delete file deletes, how files store these columns, the columns among them that the table
+        still has)."""
         fields, columns = [], []
         columns_by_id = {column.field_id: column for column in self.columns}
         for field_id in sorted(entry.equality_ids):
@@ -409,12 +421,12 @@ class IcebergFiles:
         return text_of_schema(pa.schema(fields)), tuple(columns), current_columns
 
     def is_global(self, spec_id: int) -> bool:
-        """Whether a spec has no partition fields in use, so that its equality deletes apply to the files of all specs."""
+        """Whether no field of a spec is in use, so that equality deletes with this spec apply to the files of all specs."""
         return all(field.transform == "void" for field in self._spec(spec_id))
 
 
 def _isolate_field(field_path: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The last field of a path of nested fields, in structs that have no other field."""
+    """The last field of a path of nested fields, inside structs that have no other field."""
     field = field_path[-1]
     for around in reversed(field_path[:-1]):
         field = {**around, "type": {"type": "struct", "fields": [field]}}
@@ -422,7 +434,7 @@ def _isolate_field(field_path: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
 
 
 class _Bounds(Mapping[str, ColumnStats]):
-    """The bounds of a file's columns, found when they are needed."""
+    """The statistics of a file's columns by name, each found when it is first needed."""
 
     def __init__(self, files: IcebergFiles, entry: Entry) -> None:
         self._files = files
@@ -448,9 +460,9 @@ class _Bounds(Mapping[str, ColumnStats]):
 
 
 class DeleteFileIndex:
-    """The deletes of a snapshot, by the data files that they apply to (the specification's "Scan Planning").
+    """The deletes of a snapshot, by the data files to which they apply (the specification's "Scan Planning").
 
-    `oldest`: returns data files of the snapshot, among which are those with the lowest sequence number of each partition.
+    `oldest`: returns data files of the snapshot, including those with the lowest sequence number of each partition.
     """
 
     def __init__(self, files: IcebergFiles, deletes: Iterable[Entry], oldest: Callable[[], Iterable[Entry]]) -> None:
@@ -470,12 +482,13 @@ class DeleteFileIndex:
                 equality[group].append(files.equality_deletes(entry))
             else:
                 raise NotSupportedError(
-                    f"{redact('path', entry.location)} has the unsupported content type {entry.content}"
+                    f"{redact('path', entry.location)} has the content type {entry.content}, which is not supported: read the table with "
+                    "format('iceberg')"
                 )
         for sequenced in self._positions.values():
             sequenced.sort(key=lambda item: item.sequence)
         if equality:
-            # The lowest sequence number of the data files that a group of deletes may concern.
+            # For each group of deletes, the lowest sequence number of the data files that it may concern.
             lowest: dict[Group | None, int] = {}
             for entry in oldest():
                 for group in (None, self.group(entry)):
@@ -495,12 +508,12 @@ class DeleteFileIndex:
 
     @property
     def has_equality(self) -> bool:
-        """Whether there are deletes by value that concern some data file."""
+        """Whether there are deletes by value that concern at least one data file."""
         return any(group.files for group in self._equality.values())
 
     @property
     def named(self) -> Collection[str]:
-        """The data files that vectors and delete files name one at a time, by their plain locations."""
+        """The data files that have a deletion vector, or a delete file for them alone, by their canonical locations."""
         return self._vectors.keys() | self._of_file.keys()
 
     @property
@@ -510,7 +523,7 @@ class DeleteFileIndex:
 
     @property
     def equality_groups(self) -> Collection[Group | None]:
-        """The partitions that have deletes by value; None: all partitions."""
+        """The partitions that have deletes by value. None stands for deletes that apply to all partitions."""
         return self._equality.keys()
 
     def _add_positions(self, entry: Entry) -> None:
@@ -565,12 +578,12 @@ class DeleteFileIndex:
 
 
 def _select_applicable(sequenced: Sequence[SequencedDeletes], entry: Entry) -> Sequence[SequencedDeletes]:
-    """The deletes that apply to a file. `sequenced`: all deletes, in the order of their sequence numbers."""
+    """The deletes that apply to a data file. `sequenced`: the candidates, in the order of their sequence numbers."""
     return sequenced[bisect.bisect_left(sequenced, entry.sequence, key=lambda item: item.sequence) :]
 
 
 def _comparable(partition: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A partition as a key: floats by their bits, but NaN equals NaN."""
+    """A partition in a form that can be a key: floats as their bits, except that all NaN are equal."""
     return tuple(
         ("NaN" if math.isnan(value) else value.hex()) if isinstance(value, float) else value for value in partition
     )

@@ -1,4 +1,4 @@
-"""Manifest lists and manifests, decoded by PyIceberg."""
+"""Reads manifest lists and manifests, which are Avro files that PyIceberg decodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pyspark_lookup.errors import DamagedFileError, NotSupportedError, raise_our
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.iceberg.entries import DATA, Entry, Manifest
 
-_NEWEST = 3  # the format whose manifests have all columns of the earlier formats, and more
+_NEWEST = 3  # the table format whose manifests have all columns of the earlier formats, and more
 _FIELDS = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[_NEWEST].fields)}
 _ADDED, _DELETED = 1, 2
 _PARTITION_ID = 102
@@ -47,11 +47,11 @@ _SPEC_ID = "partition-spec-id"
 
 
 _SYNC_BYTES = 16
-_BYTES_AT_MOST = 2**29  # of the records in a file, decompressed
-_RECORD_BYTES = 1000  # of memory per record, approximately
+_BYTES_AT_MOST = 2**29  # the most that the records of a file may take when decompressed
+_RECORD_BYTES = 1000  # approximate memory for a record
 _NESTED = ("type", "fields", "items", "values")
 _LOGICAL_TYPES = ("decimal", "map")
-# Format 1 leaves out columns that later formats require, and none of them is used here.
+# Format 1 leaves out columns that later formats require. This reader needs none of them.
 _MANIFEST_LIST_SCHEMA = Schema(
     *(field.model_copy(update={"required": False}) for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields)
 )
@@ -75,8 +75,10 @@ _MANIFEST = _Form(
 
 
 class _Decoder(BinaryDecoder):
-    """PyIceberg's StreamingBinaryDecoder, several times as fast: most of a manifest is numbers of one byte. Raises EOFError at the end of the
-    bytes, ValueError for a length or number that cannot be."""
+    """Like PyIceberg's StreamingBinaryDecoder, but several times as fast, because most numbers in a manifest take one byte.
+
+    Raises EOFError at the end of the bytes, ValueError for an impossible length or number.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -169,10 +171,10 @@ _HEADER = construct_reader(
 
 
 class _AvroFile(AvroFile[Any]):
-    """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes. Raises ValueError for a block that is cut off or has bytes left
-    over.
+    """PyIceberg's AvroFile, with a decoder that stops at the end of its bytes.
 
-    The compiled decoder (0.12.0) reads beyond the end, and rounds doubles to floats.
+    Raises ValueError for a block that is cut off or has bytes after its records. PyIceberg's compiled decoder (0.12.0) reads beyond the end,
+    and rounds doubles to floats.
     """
 
     def __init__(self, input_file: InputFile, form: _Form) -> None:
@@ -205,7 +207,7 @@ class _AvroFile(AvroFile[Any]):
         if count < 0:
             raise ValueError(f"a block has a negative number of records, {count}")
         data = self._decompress(data, _BYTES_AT_MOST - self._read_bytes)
-        if count > len(data):  # a record takes at least a byte; of empty ones there could be any number
+        if count > len(data):  # a record takes at least one byte, so this count is wrong
             raise ValueError(f"a block claims to have {count} records in {len(data)} bytes")
         self._records += count
         check_room(
@@ -217,14 +219,14 @@ class _AvroFile(AvroFile[Any]):
         return int(count)
 
     def _decompress(self, data: bytes, at_most: int) -> bytes:
-        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before they are in memory."""
+        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before so many bytes are in memory."""
         codec = self.header.compression_codec()  # raises ValueError for an unknown codec
         if codec is None:
             return data
         name = self.header.meta["avro.codec"]
         if name == "snappy":
             size = shift = 0
-            for byte in data[:5]:  # the codec's bytes at the beginning
+            for byte in data[:5]:  # snappy's blocks begin with the size of their content, as a varint
                 size |= (byte & 0x7F) << shift
                 shift += 7
                 if byte < 0x80:
@@ -259,14 +261,16 @@ class _AvroFile(AvroFile[Any]):
 
 @functools.lru_cache(maxsize=64)
 def _resolve(schema: str, form: _Form) -> tuple[Schema, Reader]:
-    """(the schema of a file, a decoder of its records). Manifests of many commits have one schema, and for a small manifest this takes most of
-    the time."""
+    """(the schema of a file, a decoder of its records).
+
+    Cached, because the manifests of many commits have the same schema, and for a small manifest this takes most of the time.
+    """
     stored = AvroSchemaConversion().avro_to_iceberg(_expand_schema(json.loads(schema), {}))
     return stored, resolve_reader(stored, form.schema, form.types, form.enums)
 
 
 def _expand_schema(schema: Any, named_types: dict[str, Any]) -> Any:
-    """An Avro schema as PyIceberg takes it: names of types are replaced by the types, and unknown logical types are left out."""
+    """An Avro schema in the form that PyIceberg reads: names of types are replaced by the types, and unknown logical types are left out."""
     if isinstance(schema, list):
         return [_expand_schema(part, named_types) for part in schema]
     if not isinstance(schema, dict):
@@ -287,7 +291,7 @@ def _expand_schema(schema: Any, named_types: dict[str, Any]) -> Any:
 
 
 class _Bytes(InputFile):
-    """A file that is in memory."""
+    """The content of a file in memory, as an `InputFile`."""
 
     def __init__(self, location: str, data: bytes) -> None:
         super().__init__(location)
@@ -318,7 +322,9 @@ def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
 
 def _manifest(row: dict[str, Any]) -> Manifest:
     if row["key_metadata"]:
-        raise NotSupportedError(f"{redact('path', row['manifest_path'])} is encrypted, which is not supported")
+        raise NotSupportedError(
+            f"{redact('path', row['manifest_path'])} is encrypted, which is not supported: read the table with format('iceberg')"
+        )
     spec_id, sequence = int(row["partition_spec_id"]), int(row["sequence_number"] or 0)
     counts = [row[f"{name}_files_count"] for name in ("added", "existing")]
     files = None if None in counts else sum(map(int, counts))
@@ -327,7 +333,8 @@ def _manifest(row: dict[str, Any]) -> Manifest:
 
 
 def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
-    """The live files of a manifest. Raises DamagedFileError that names the manifest, NotSupportedError if a file is encrypted."""
+    """The entries of a manifest's live files, i.e. without deleted ones. Raises DamagedFileError that names the manifest, NotSupportedError
+    for encryption."""
     try:
         return list(_entries(manifest, data))
     except NotSupportedError:
@@ -347,7 +354,7 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
             if int(status) == _DELETED:
                 continue
             if sequence is None:
-                # A file that was added with the manifest has the manifest's number; before there were numbers, all have 0.
+                # A file that was added with the manifest has the manifest's sequence number; in format 1 all numbers are 0.
                 if int(status) != _ADDED and manifest.sequence:
                     raise ValueError(f"the existing file {file.file_path} has no sequence number")
                 sequence = manifest.sequence
@@ -360,7 +367,9 @@ def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequenc
 
     location = str(get("file_path"))
     if get("key_metadata"):
-        raise NotSupportedError(f"{redact('path', location)} is encrypted, which is not supported")
+        raise NotSupportedError(
+            f"{redact('path', location)} is encrypted, which is not supported: read the table with format('iceberg')"
+        )
     return Entry(
         location,
         int(get("content") or 0),
@@ -383,7 +392,7 @@ def _entry(row: list[Any], spec_id: int, partition_ids: tuple[int, ...], sequenc
 
 
 def _to_dict(pairs: Mapping[Any, Any] | None) -> dict[Any, Any]:
-    """The pairs of a map. A copy of PyIceberg's LazyDict would ask it for each key."""
+    """The pairs of a map as a dictionary. Copying PyIceberg's LazyDict directly would be slow, because it looks up each key."""
     return pairs._build_dict() if isinstance(pairs, LazyDict) else dict(pairs or {})
 
 

@@ -1,4 +1,7 @@
-"""`IcebergMetadata`: a table's metadata.json (the specification's "Table Metadata"), formats 1 to 3; `Locations`: the URLs of the files that it names."""
+"""`IcebergMetadata`: the content of a metadata.json (the specification's "Table Metadata"), formats 1 to 3.
+
+`Locations`: the URLs of the files that the metadata names.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from pyspark_lookup.options.groups import Pin, Ref
 from pyspark_lookup.storage.disk import digest_of
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
-_PATHS = ("", "file", "hdfs", "viewfs")  # schemes whose files differ by path only
+_PATHS = ("", "file", "hdfs", "viewfs")  # schemes for which the path alone identifies a file
 _S3 = ("s3a", "s3n")
 
 
 def plain_location(location: str) -> str:
-    """A location in its canonical spelling: `s3://` instead of `s3a://`; for a local disk or HDFS only the path."""
+    """A location in its canonical spelling: `s3://` instead of `s3a://`; only the path for local disks and HDFS."""
     match = _SCHEME.match(location)
     scheme, path = (match[1].lower(), location[match.end() :]) if match else ("", location)
     if scheme in _PATHS:
@@ -37,7 +40,7 @@ def plain_location(location: str) -> str:
 
 
 def parse_authority(location: str) -> str:
-    """What comes before the path in a location: scheme and authority, or nothing."""
+    """The part of a location before its path: scheme and authority; empty if there is none."""
     match = _SCHEME.match(location)
     return match[0] if match else ""
 
@@ -48,9 +51,10 @@ def _parse_scheme(url: str) -> str:
 
 
 class Locations:
-    """Maps locations in a table's metadata to URLs. The table's `location`, as the metadata states it, lies at the URL `root`.
+    """Maps locations in a table's metadata to URLs. `location`: the table's location as its metadata states it. `root`: the URL at which the
+    table lies.
 
-    Location and URL differ if the table was written under another name, or relative to the writer's directory, or was copied.
+    The two differ if the table was written under another name, or relative to the writer's directory, or was copied.
     """
 
     def __init__(self, location: str, root: str) -> None:
@@ -63,8 +67,8 @@ class Locations:
             and root_parts[-common - 1] == location_parts[-common - 1]
         ):
             common += 1
-        # The directories above the common end of location and root: where the writer's files lay, and, if they were copied together,
-        # where they are now.
+        # Location and root may end with the same directories. The directories above this common end are where the writer's files lay, and
+        # where they are now if all of them were copied together.
         self._location_above = "/".join(location_parts[: len(location_parts) - common])
         self._root_above = root.rsplit("/", common)[0]
         self._moved = common > 0 and (self._location_above, self._plain_location) != (
@@ -73,13 +77,16 @@ class Locations:
         )
 
     def resolve_url(self, file_location: str) -> str:
-        """The URL of a file. Raises ValueError for a relative path that is not below the table's location, NotSupportedError for a file in
-        another store than the table's."""
+        """The URL of a file. Raises ValueError for a relative path that is not below the table's location.
+
+        Raises NotSupportedError for a file in another store than the table's.
+        """
         url = self._resolve(file_location)
         file_scheme, table_scheme = (_parse_scheme(address) for address in (url, self.root))
         if file_scheme != table_scheme and not {file_scheme, table_scheme} <= {"hdfs", "viewfs"}:
             raise NotSupportedError(
-                f"{redact('path', self.root)}: its metadata names {redact('path', file_location)}, a file of another store, which is not supported"
+                f"{redact('path', self.root)}: its metadata names {redact('path', file_location)}, a file in another store than the table's, "
+                "which is not supported: read the table with format('iceberg')"
             )
         return url
 
@@ -95,7 +102,7 @@ class Locations:
             scheme = _SCHEME.match(file_location)
             if scheme is None or scheme[1].lower() == "file":
                 home = _SCHEME.match(self.root)
-                # A path alone is in the table's own store.
+                # A location that is only a path lies in the table's own store.
                 if scheme is None and home is not None and home[1] not in ("file", "s3"):
                     return f"{home[1]}://{home[2] or ''}{plain}"
                 return "file://" + plain
@@ -112,14 +119,14 @@ _NAME_MAPPING = "schema.name-mapping.default"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _SNAPSHOTS_NAMED = 5
-_COPIES = 5  # of metadata in memory: its bytes, its text, and its parsed values
-_TEXT_AT_MOST = 2**29  # bytes of JSON, decompressed
+_COPIES = 5  # metadata takes about this many times its size in memory: as bytes, as text and as parsed values
+_TEXT_AT_MOST = 2**29  # the most bytes of a decompressed metadata file
 _FIRST_PARTITION_ID = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A snapshot. The file `manifest_list` names its manifests, or, in format 1, `manifests` does."""
+    """A snapshot. The file `manifest_list` names its manifests; in some tables of format 1, `manifests` does."""
 
     id: int
     parent: int | None
@@ -132,7 +139,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, document: Any) -> Snapshot:
-        """The snapshot that an object of a metadata file describes. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """The snapshot that an object of a metadata file describes. Raises one of `decoding.UNREADABLE` for a malformed object."""
         summary = document.get("summary") or {}
         manifest_list, parent, schema_id = (
             document.get("manifest-list"),
@@ -154,8 +161,10 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionField:
-    """A field of a partition spec: `transform` of the column with field id `source`. None: the transform takes several columns, and is not
-    used here."""
+    """A field of a partition spec: `transform`, applied to the column with the field id `source`.
+
+    `source` is None if the transform takes several columns; such a field is ignored.
+    """
 
     field_id: int
     source: int | None
@@ -164,7 +173,7 @@ class PartitionField:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The snapshot that a reference to a table means (None: the table has none), the schema it is read with, and a digest of both."""
+    """The snapshot to read (None: the table has no snapshot), the schema to read it with, and a digest of both."""
 
     snapshot: Snapshot | None
     schema: Mapping[str, Any]
@@ -172,9 +181,10 @@ class Selection:
 
 
 class IcebergMetadata:
-    """A table as its metadata file describes it. `place`: the URL by which it is read, which tells a copy with the same ids apart.
+    """A table, as its metadata file describes it. `place`: the URL by which it is read; it tells a copy of the table, which has the same ids,
+    apart.
 
-    Raises one of `decoding.UNREADABLE` if the metadata is malformed, NotSupportedError for a later format or encryption.
+    Raises one of `decoding.UNREADABLE` for malformed metadata, NotSupportedError for a later format or encryption.
     """
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
@@ -182,10 +192,11 @@ class IcebergMetadata:
         self.format = as_count(document["format-version"])
         if self.format not in _FORMATS:
             raise NotSupportedError(
-                f"it has format version {self.format}; supported are {', '.join(map(str, _FORMATS))}"
+                f"it has format version {self.format}, which is not supported (supported are {', '.join(map(str, _FORMATS))}): read it with "
+                "format('iceberg')"
             )
         if document.get("encryption-keys"):
-            raise NotSupportedError("it is encrypted, which is not supported")
+            raise NotSupportedError("it is encrypted, which is not supported: read it with format('iceberg')")
         self.location = as_text(document["location"]).rstrip("/")
         self.table_id = as_text(document.get("table-uuid") or self.location)
         schemas = document.get("schemas") or [document["schema"]]
@@ -209,7 +220,7 @@ class IcebergMetadata:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """A document of metadata with what the files of a snapshot mean, but without snapshots."""
+        """A metadata document without snapshots, with all that is needed to interpret the files of a snapshot."""
         fields = {
             spec_id: [
                 {"field-id": field.field_id, "source-id": field.source, "transform": field.transform} for field in spec
@@ -228,7 +239,7 @@ class IcebergMetadata:
         }
 
     def schema(self, schema_id: int | None) -> Mapping[str, Any]:
-        """The schema with an id (None: the current one). Raises ValueError if there is none."""
+        """The schema with an id (None: the current schema). Raises ValueError if there is no such schema."""
         id_ = self.schema_id if schema_id is None else schema_id
         if id_ not in self.schemas:
             raise ValueError(f"there is no schema {id_}")
@@ -244,11 +255,11 @@ class IcebergMetadata:
         return mapping
 
     def choose(self, pin: Pin | None, redacted_path: str) -> Selection:
-        """The snapshot and schema that a reference means. `redacted_path` names the table in errors.
+        """The snapshot and the schema to read for a pin. `redacted_path` names the table in errors.
 
-        Without a pin, or for a branch: the latest snapshot with the current schema. For a tag, a time or a snapshot id: that snapshot with
-        its own schema. Raises VersionGoneError for a time or snapshot that the table does not have (any more), OptionError for a branch or
-        tag that does not exist.
+        Without a pin, or for a branch, this is the latest snapshot with the current schema. For a tag, a time or a snapshot id, it is that
+        snapshot with its own schema. Raises VersionGoneError for a time or snapshot id that the table does not have (any more), OptionError
+        for a branch or tag that does not exist.
         """
         if pin is None:
             return self._select(None if self._current is None else self._snapshot(self._current, redacted_path), None)
@@ -261,7 +272,7 @@ class IcebergMetadata:
         raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {redacted_path}: remove it")
 
     def find_selection(self, digest: str) -> Selection | None:
-        """The snapshot and schema with that digest; None if there are none."""
+        """The snapshot and the schema with this digest; None if no snapshot has it."""
         snapshots = [*self.snapshots.values(), None]
         selections = (
             self._select(snapshot, schema_id)
@@ -305,7 +316,8 @@ class IcebergMetadata:
 
     def _find_by_time(self, at: datetime.datetime, redacted_path: str) -> Snapshot:
         at_ms = (at - _EPOCH) // _MILLISECOND
-        # In the order in which they became current, also by a rollback; clocks may have been set back.
+        # The log lists snapshots in the order in which they became current, rollbacks included. Times may decrease, because clocks may have
+        # been set back.
         snapshot_ids = [snapshot_id for time_ms, snapshot_id in self._log if time_ms <= at_ms]
         if not snapshot_ids:
             first = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else None
@@ -317,7 +329,7 @@ class IcebergMetadata:
 
 
 def _partition_field(document: Any, number: int) -> PartitionField:
-    """A field of a partition spec. `number`: its id if format 1 leaves that out."""
+    """A field of a partition spec. `number`: its id, for format 1, which may leave it out."""
     sources = document.get("source-ids") or [document.get("source-id")]
     source = sources[0] if len(sources) == 1 else None
     id_ = int(document.get("field-id", number))
@@ -325,7 +337,7 @@ def _partition_field(document: Any, number: int) -> PartitionField:
 
 
 def _decompress(data: bytes) -> bytes:
-    """The content of a gzip file. Raises ValueError if it is larger than metadata may be, before it is in memory."""
+    """The content of a gzip file. Raises ValueError if it is larger than `_TEXT_AT_MOST`, before so many bytes are in memory."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         text = file.read(_TEXT_AT_MOST + 1)
     if len(text) > _TEXT_AT_MOST:
@@ -334,7 +346,7 @@ def _decompress(data: bytes) -> bytes:
 
 
 def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
-    """The metadata in a file. Raises DamagedFileError that names the file, NotSupportedError for a later format."""
+    """The metadata in a file's content. Raises DamagedFileError that names the file, NotSupportedError for a later format."""
     try:
         text = _decompress(data) if data[:2] == _GZIP else data
         redacted_path = redact("path", location)
@@ -345,7 +357,7 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
 
 
 def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMetadata:
-    """The metadata that a catalog sent, or that a file has. Raises the errors of `parse_metadata`."""
+    """The metadata in a JSON document, which a catalog sent or a file has. Raises the errors of `parse_metadata`."""
     try:
         return IcebergMetadata(document, place)
     except NotSupportedError as problem:

@@ -1,4 +1,4 @@
-"""Asks a catalog, through PyIceberg, where a table's metadata lies."""
+"""Asks a catalog, through PyIceberg, for the location of a table's metadata file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
 
 
 class _PointerError(BaseException):
-    """Carries the location of the metadata, and the metadata itself if the catalog sent it, out of PyIceberg's `load_table` before that reads the
-    metadata file. A BaseException, so that nothing in between catches it."""
+    """Carries the location of the metadata file out of PyIceberg's `load_table`, before that function reads the file.
+
+    Also carries the metadata itself, if the catalog sent it. It is a BaseException, so that no handler in PyIceberg catches it.
+    """
 
     def __init__(self, location: str, metadata: dict[str, Any] | None = None) -> None:
         self.location = location
@@ -28,7 +30,7 @@ class _PointerError(BaseException):
 
 
 class PointerFileIO(FileIO):
-    """A FileIO that reads nothing: it reports which file the catalog would have read."""
+    """A FileIO that reads nothing: it raises `_PointerError` for the file that PyIceberg is about to read."""
 
     def new_input(self, location: str) -> InputFile:
         raise _PointerError(location)
@@ -42,13 +44,16 @@ class PointerFileIO(FileIO):
 
 _CATALOG_PROPERTIES = {
     "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
-    "init_catalog_tables": "false",  # for an SQL catalog, which is only read here
+    "init_catalog_tables": "false",  # an SQL catalog must not create its tables, because it is only read here
 }
 
 
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """The catalog of that name. Raises OptionError if it is not configured or PyIceberg was installed without a part that it needs, and
-    CatalogUnavailableError if it cannot be asked."""
+    """The catalog with this name.
+
+    Raises OptionError if the catalog is not configured, or PyIceberg was installed without a part that the catalog needs, and
+    CatalogUnavailableError if the catalog does not answer.
+    """
     try:
         catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
     except (ValueError, NotInstalledError, ImportError) as problem:
@@ -66,13 +71,16 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     session = getattr(catalog, "_session", None)
     if session is not None:  # a REST catalog has a session
         session.hooks["response"].append(_take_table)
-    # A table's own properties may name another class for reading it.
+    # A table's properties may name another FileIO, which would then be used instead of `PointerFileIO`.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
 
 
 def _take_table(response: Any, *_: object, **__: object) -> None:
-    """Take a table out of a REST catalog's raw answer: PyIceberg would parse all of it, and refuse what it does not know yet."""
+    """Take the table out of a REST catalog's raw answer, and raise it as a `_PointerError`.
+
+    PyIceberg would parse the whole answer, and refuse parts that it does not know yet.
+    """
     try:
         answer = json.loads(response.content)
         location, metadata, _ = answer["metadata-location"], answer["metadata"], answer["metadata"]["format-version"]
@@ -83,7 +91,7 @@ def _take_table(response: Any, *_: object, **__: object) -> None:
 
 
 def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, Any] | None]:
-    """Implements `sources.iceberg.catalog.Catalog.load`."""
+    """(location of the metadata file of `table`, the metadata itself if the catalog sends it), see `sources.iceberg.catalog.Catalog.load`."""
     try:
         catalog.load_table(table)
     except _PointerError as pointer:

@@ -1,7 +1,8 @@
-"""`LargeSnapshots`: the files of large tables' snapshots as columns, and this host's records of them.
+"""`LargeSnapshots`: the files of large tables' snapshots as columns, and this host's records of these snapshots.
 
-A host has the files of one snapshot of a table as `EntryColumns`. For each version it records the difference: which manifests of these columns
-are not in the version, and which others are. Manifests never change, so the entries of each of the others are a record of their own.
+A host has the files of one snapshot of a table in columns (`EntryColumns`), the base. For each version it records the difference from the
+base: the manifests of the base that the version lacks, and the manifests that it has in addition, the tail. Manifests never change, so the
+entries of each manifest in a tail are a record that several versions share.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ from pyspark_lookup.versions.column_segments import remove_unneeded
 from pyspark_lookup.versions.host_versions import HostVersions
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 
-_TAIL_AT_MOST = 128  # manifests that are not in the columns
-_TAIL_FILES = 500  # files in these manifests
-_UNCOUNTED_BYTES = 300  # of a manifest, for each of its files, if the list does not say how many it has
-_READ_AT_ONCE = 64 * 1024 * 1024  # bytes of manifests
-_KEPT = 4
-_NOTED_AT_MOST = 64
+_TAIL_AT_MOST = 128  # manifests in a tail
+_TAIL_FILES = 500  # files in the manifests of a tail
+_UNCOUNTED_BYTES = 300  # bytes of a manifest per file, to estimate the number of its files if the list does not say it
+_READ_AT_ONCE = 64 * 1024 * 1024  # bytes of manifests that are read together
+_KEPT = 4  # bases that a process keeps open
+_NOTED_AT_MOST = 64  # records of versions that a process remembers to have seen
 
 ReadManifests = Callable[[Sequence[Manifest], bool], Iterator[list[Entry]]]
-"""Reads some manifests at once, and returns the live files of each, which are decoded one manifest after the other. Its second argument: whether
-the block cache keeps the manifests, because no record has their entries."""
+"""Reads manifests together, and returns an iterator that decodes the live files of one manifest after the other. The second argument says whether
+the block cache keeps the manifests: it does if no record will have their entries."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What the files of a snapshot mean: the table's metadata, the schema, and the places of its files."""
+    """All that is needed to make data files from the entries of a snapshot's manifests.
+
+    These are the table's metadata without its snapshots, the schema, and the places of the table's files.
+    """
 
     metadata: IcebergMetadata
     schema: Mapping[str, Any]
@@ -49,7 +53,7 @@ class Definition:
         return self.locations.location, self.locations.root
 
     def files(self, table: Table) -> IcebergFiles:
-        """An `IcebergFiles`, which makes data files from the entries of manifests."""
+        """An `IcebergFiles` that makes data files from the entries of manifests."""
         return IcebergFiles(table.url, self.metadata, Selection(None, self.schema, ""), self.locations)
 
     def to_json(self) -> list[Any]:
@@ -57,14 +61,14 @@ class Definition:
 
     @classmethod
     def from_json(cls, record: Any, table: Table) -> Definition:
-        """The definition that `to_json` encoded. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """The definition that `to_json` wrote. Raises one of `decoding.UNREADABLE` for a malformed record."""
         document, schema, places = record
         location, root = as_texts(places)
         return cls(IcebergMetadata(document, table.url), schema, Locations(location, root))
 
 
 class LargeSnapshots:
-    """The files of snapshots, as columns if there are many. `mapped_from`: the number of files from which on they are columns."""
+    """The files of snapshots, in columns if they are many. `mapped_from`: from this number of files on they are in columns."""
 
     def __init__(self, context: HostContext, host: HostVersions, mapped_from: int) -> None:
         self._context = context
@@ -72,8 +76,10 @@ class LargeSnapshots:
         self._mapped_from = mapped_from
         self._bases: dict[str, EntryColumns] = {}
         self._files: dict[tuple[str, str], IcebergFiles] = {}
-        self._recorded: set[str] = set()  # names of records of manifests
-        self._recorded_versions: dict[str, None] = {}  # names of records of versions, the latest last
+        self._recorded: set[str] = set()  # names of the records of the last tail's manifests
+        self._recorded_versions: dict[
+            str, None
+        ] = {}  # names of records of versions that were written or read, the latest last
 
     def find_columns(
         self,
@@ -84,19 +90,19 @@ class LargeSnapshots:
         manifests: Sequence[Manifest],
         read: ReadManifests,
     ) -> IcebergColumns | list[Entry]:
-        """The files of the snapshot with these manifests: entries if they are few, else columns, which are recorded on the host.
+        """The files of the snapshot with these manifests: as entries if they are few, otherwise as columns, which are recorded on the host.
 
-        `digest`: that of the version. Raises the errors of `read`, and NotSupportedError for files that are not supported.
+        `digest`: the version's digest. Raises the errors of `read`, and NotSupportedError for files that are not supported.
         """
         key = self._key(table, definition.metadata.table_id)
         base = self._find_base(key, definition.places)
         if table.pinned is not None and not self._fits(base, manifests):
-            # The current version goes on with its columns, so an earlier one gets its own.
+            # The existing base stays the one of the current version. An earlier version that it does not fit gets another base.
             key = key_of(key, table.id)
             base = self._find_base(key, definition.places)
         if not self._fits(base, manifests):
             with self._host.lock("columns", key):
-                base = self._find_base(key, definition.places)  # the last holder of the lock may have made it
+                base = self._find_base(key, definition.places)  # the last holder of the lock may have made this base
                 if not self._fits(base, manifests):
                     made = self._make_base(key, base, manifests, files, definition.places, read)
                     if not isinstance(made, EntryColumns):
@@ -115,20 +121,20 @@ class LargeSnapshots:
         return columns
 
     def _fits(self, base: EntryColumns | None, manifests: Sequence[Manifest]) -> bool:
-        """Whether the columns lack so few of these manifests that they need not be made anew for the snapshot."""
+        """Whether the base lacks so few of these manifests that the snapshot needs no new base."""
         tail = _lacking(base, manifests)
         at_most = max(self._mapped_from, min(0 if base is None else base.rows // 100, _TAIL_FILES))
         return base is not None and len(tail) <= _TAIL_AT_MOST and _count(tail) <= at_most
 
     def is_recorded(self, table: Table, metadata: VersionMetadata) -> bool:
-        """Whether this process has seen the record of the version with this metadata."""
+        """Whether this process has written or read the record of the version with this metadata."""
         return self._record_name(table, metadata.table_id, metadata.digest) in self._recorded_versions
 
     def _note_record(self, name: str) -> None:
         self._recorded_versions = dict.fromkeys([*list(self._recorded_versions)[-_NOTED_AT_MOST:], name])
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
-        """The version with this metadata, from the host's records; None if they do not have it."""
+        """The version with this metadata, from the host's records; None if there is no complete record."""
         disk = self._context.disk
         if disk is None:
             return None
@@ -165,7 +171,7 @@ class LargeSnapshots:
     # --- columns ----------------------------------------------------------------------------------
 
     def _find_base(self, key: str, places: tuple[str, ...]) -> EntryColumns | None:
-        """The columns on record, or, without a record, those that this process has made."""
+        """The base in the host's record, or, without a record, the base that this process has made; None if its places differ."""
         disk = self._context.disk
         base: EntryColumns | None = None
         if disk is not None:
@@ -310,7 +316,8 @@ def _to_columns(
 def _make_columns(
     files: IcebergFiles, base: EntryColumns, live: Sequence[str], tail: Iterable[Sequence[Entry]]
 ) -> IcebergColumns:
-    """The files of a snapshot: those of the manifests `live`, which the columns have, and the entries `tail` of its other manifests."""
+    """The files of a snapshot: those that the manifests `live` list, from the base, and the entries `tail` of the snapshot's other
+    manifests."""
     entries = [entry for some in tail for entry in some]
     added = [entry for entry in entries if entry.content == DATA]
     deletes = [*base.live_deletes(live), *(entry for entry in entries if entry.content != DATA)]
@@ -318,13 +325,13 @@ def _make_columns(
 
 
 def _lacking(base: EntryColumns | None, manifests: Sequence[Manifest]) -> list[Manifest]:
-    """The manifests that the columns do not have."""
+    """The manifests that the base does not have."""
     known = set() if base is None else {*base.manifests}
     return [manifest for manifest in manifests if manifest.location not in known]
 
 
 def _count(manifests: Iterable[Manifest]) -> int:
-    """About how many files some manifests list."""
+    """About how many files the manifests list."""
     return sum(
         (manifest.length or 0) // _UNCOUNTED_BYTES if manifest.files is None else manifest.files
         for manifest in manifests

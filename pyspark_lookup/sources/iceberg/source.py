@@ -1,4 +1,5 @@
-"""`IcebergSource`: the versions of Iceberg tables, which are their snapshots. `IcebergOptions`: the catalog, and the branch or tag that is read."""
+"""`IcebergSource`: the versions of Iceberg tables, which are their snapshots. `IcebergOptions`: the table's catalog, and the branch or tag to
+read."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 @dataclasses.dataclass(frozen=True)
 class IcebergOptions(KindOptions):
-    """The table's catalog, and the branch or tag that is read."""
+    """The options that name the table's catalog, and the branch or tag to read."""
 
     catalog_keys: ClassVar[frozenset[str]] = frozenset({"lookup.catalog"})
 
@@ -119,33 +120,33 @@ class IcebergOptions(KindOptions):
 
 _READER = "pyspark_lookup.sources.iceberg.manifests"
 _REPLACE = "replace"
-_REWRITES_KEPT = 8
-_ENTRIES_KEPT = 5000  # of manifests, in memory
-_VERSIONS_KEPT = 4
-_NAMES_LOOKED_AT = 1000
-_POINTERS_TRIED = 5  # attempts, if each pointer leads to metadata that expires before it is read
-_HINT_WAITS_S = (0.01, 0.03, 0.1)
+_REWRITES_KEPT = 8  # compactions that a version's metadata lists
+_ENTRIES_KEPT = 5000  # entries of manifests that a process caches
+_VERSIONS_KEPT = 4  # versions that a process caches
+_NAMES_LOOKED_AT = 1000  # names in a listing among which a metadata file must be
+_POINTERS_TRIED = 5  # attempts to read metadata that keeps expiring before it is read
+_HINT_WAITS_S = (0.01, 0.03, 0.1)  # pauses before a version hint is read again
 
 
 @dataclasses.dataclass(frozen=True)
 class _PointerRecord:
-    """What this host has on record for a table: the pointer that was last read, and the digest of the version to which it led."""
+    """The host's record of a table: the pointer to its metadata that was last read, and the digest of the version to which it led."""
 
     pointer: Pointer
     digest: str
 
     @classmethod
     def from_json(cls, record: Any) -> _PointerRecord:
-        """The record that `IcebergSource._remember` wrote. Raises TypeError or ValueError if it is malformed."""
+        """The record that `IcebergSource._remember` wrote. Raises TypeError or ValueError for a malformed record."""
         pointer, digest = record
         return cls(Pointer.from_json(pointer), as_name(digest))
 
 
 class IcebergSource(VersionSource):
-    """The versions of Iceberg tables, to which a catalog, a version hint or a metadata file points. A file is never rewritten in place.
+    """The versions of Iceberg tables. A catalog, a version hint or the path of a metadata file leads to them. Files never change.
 
-    PyIceberg is imported only when a catalog is asked or manifests are read, not for a version that this host has on record.
-    `mapped_from`: see `LargeSnapshots`.
+    PyIceberg is imported only to ask a catalog or to read manifests, not for a version of which this host has a record. `mapped_from`: see
+    `LargeSnapshots`.
     """
 
     mapped_from: ClassVar[int] = 250
@@ -180,7 +181,7 @@ class IcebergSource(VersionSource):
         named = options.kind(IcebergOptions)
         if named.catalog is None:
             return None
-        # A catalog's local tables get no storage options.
+        # Storage options are for remote stores: a catalog's tables on local disks are opened without them.
         open_files = lambda url: open_url(url, "://" in url and not url.startswith("file:"))  # noqa: E731
         scope = json.dumps(options.storage.parameters, default=str)
         return CatalogStore(named.catalog, named.catalog_properties, open_files, scope)
@@ -192,8 +193,8 @@ class IcebergSource(VersionSource):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        # Catalogs write 00000-….metadata.json, which comes first in a listing; others write v1.metadata.json and the hint, which
-        # come after the manifests.
+        # Catalogs write 00000-….metadata.json, which comes first in a listing. Writers without a catalog write v1.metadata.json, which
+        # comes after the manifests.
         names = ("", "v")
         files = [file for after in names for file in ufs.list_files(marker_url, after, _NAMES_LOOKED_AT)]
         return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")) for file in files)
@@ -244,7 +245,7 @@ class IcebergSource(VersionSource):
                 version = self._version(table, metadata, metadata.choose(table.pinned, self._redact_path(table)))
                 break
             except DamagedFileError as problem:
-                # The race: the metadata may have expired since the pointer was read. Then the pointer now names other metadata.
+                # The race: the metadata file may have expired since the pointer was read. Then the pointer now names another file.
                 if last or not isinstance(problem.__cause__, (UfsNotFoundError, SourceChangedError)):
                     raise
                 last_pointer, (pointer, sent_metadata) = pointer, self._find_pointer(table, None)
@@ -271,7 +272,7 @@ class IcebergSource(VersionSource):
     def _with_true_sizes(self, version: TableVersion) -> TableVersion:
         """The version with the file sizes that the store reports. Called after a file could not be read.
 
-        Tools that edit a table's metadata may leave wrong sizes in it. Raises SourceChangedError for a file that does not exist.
+        Tools that edit a table's metadata may leave wrong sizes in it. Raises SourceChangedError if a file does not exist.
         """
         assert version.metadata is not None
         try:
@@ -303,7 +304,7 @@ class IcebergSource(VersionSource):
         return redact("path", table.url)
 
     def _find_cached(self, table: Table, digest: str) -> TableVersion | None:
-        """The version with this digest, if this process or host has it; else None. No store call."""
+        """The version with this digest, if this process or this host has cached it; otherwise None. Makes no store call."""
         return self._versions.get((table.id, digest)) or self._parts.host.files(table, digest)
 
     def _keep(self, table: Table, version: TableVersion) -> TableVersion:
@@ -357,7 +358,7 @@ class IcebergSource(VersionSource):
     def _rewrites(
         self, table: Table, metadata: IcebergMetadata, snapshot: Snapshot | None, version: TableVersion
     ) -> Rewrites:
-        """The compactions that led to a version: those recorded for the last version that this host knows, and those since that version."""
+        """The compactions that led to a version: those recorded with the last version that this host knows, and those after that version."""
         record = self._parts.host.last(table)
         earlier_version = None if record is None else self._find_cached(table, record["digest"])
         if (
@@ -403,9 +404,9 @@ class IcebergSource(VersionSource):
         return pointer, sent_metadata
 
     def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
-        """The pointer in the table's hint, read again if a commit or a clean-up interfered.
+        """The pointer in the table's version hint. It is read again if a commit or a clean-up interferes.
 
-        Writers replace the hint, so the hint of an existing table may be missing for an instant.
+        The race: writers replace the hint, so the hint of an existing table may be missing for an instant.
         """
         transient_errors = (
             SourceChangedError,
@@ -425,7 +426,7 @@ class IcebergSource(VersionSource):
             return Locations(metadata.location, table.url)
         root, directory = table.url.rsplit("/", 2)[:2]
         elsewhere = metadata.properties.get("write.metadata.path")
-        # Metadata outside the table's directory does not show where the table may have been copied to.
+        # If the metadata lies outside the table's directory, its place does not show whether the table was copied.
         if directory != METADATA_DIRECTORY or (
             elsewhere is not None and plain_location(elsewhere) == plain_location(f"{root}/{directory}")
         ):
@@ -464,9 +465,9 @@ class IcebergSource(VersionSource):
     def _read_manifests(
         self, locations: Locations, manifests: Sequence[Manifest], keeps: bool
     ) -> Iterator[list[Entry]]:
-        """The live files of each of some manifests. Those that this process has read before are not read again.
+        """The live files in each of the manifests. Manifests that this process has cached are not read again.
 
-        `keeps`: whether the block cache keeps the manifests.
+        `keeps`: whether the block cache keeps the manifests that are read.
         """
         new = [manifest for manifest in manifests if manifest.location not in self._manifests]
         urls = [(locations.resolve_url(manifest.location), manifest.length) for manifest in new]
@@ -486,7 +487,11 @@ class IcebergSource(VersionSource):
             yield entries
 
     def _decode_manifest(self, locations: Locations, manifest: Manifest, content: bytes | None) -> list[Entry]:
-        """The live files of a manifest. `content`: its bytes; None: the list may have a wrong length, as in tables whose metadata was edited."""
+        """The live files of a manifest. `content`: its bytes; None: they could not be read.
+
+        If the content is damaged or missing, the manifest list may state a wrong length, as in tables whose metadata was edited. Then the
+        manifest is read again, with the size that the store reports.
+        """
         if content is not None:
             try:
                 return list(_import().read_manifest(manifest, content))
@@ -496,8 +501,10 @@ class IcebergSource(VersionSource):
         return list(_import().read_manifest(manifest, whole))
 
     def _read_whole(self, requested_files: Sequence[tuple[str, int | None]], keeps: bool = True) -> list[bytes]:
-        """The contents of files that never change, through the block cache, which `keeps` them. Each is given by URL and size (None: the store is
-        asked)."""
+        """The contents of files that never change, read through the block cache. `keeps`: whether the block cache keeps them.
+
+        `requested_files`: (URL, size) of each file; size None: the store is asked for it.
+        """
         blocks = self._parts.blocks if keeps else self._parts.blocks.read_only()
         files = [
             FileVersion(url, self._ufs.get_meta(url).size if size is None else size, IMMUTABLE)
@@ -508,7 +515,7 @@ class IcebergSource(VersionSource):
             bytes(parts[0]) for parts in blocks.read([(location, [(0, location.file.size)]) for location in locations])
         ]
 
-    # --- what this host has seen ------------------------------------------------------------------
+    # --- the host's records -----------------------------------------------------------------------
 
     def _key(self, table: Table) -> str:
         return key_of("iceberg", table.id)

@@ -420,7 +420,7 @@ def test_a_file_of_another_store() -> None:
     """It is refused, and named, before any store is asked."""
     for root, files in OTHER_STORES.items():
         for file in files:
-            told = rf"^{root}: its metadata names {file}, a file of another store, which is not supported$"
+            told = rf"^{root}: its metadata names {file}, a file in another store than the table's, which is not supported: read the table with"
             with pytest.raises(NotSupportedError, match=told):
                 Locations(root, root).resolve_url(file)
     for file in ("s3a://bucket/t/m.avro", "s3n://other/m.avro", "s3://bucket/x"):
