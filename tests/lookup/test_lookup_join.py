@@ -265,20 +265,24 @@ def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, 
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
+@pytest.mark.parametrize("mode", [None, NOTHING, {"lookup.cache": "FULL"}], ids=["by key", "by range", "by range FULL"])
+def test_rows_in_place_of_gone_ones(mode: Mapping[str, str] | None, seen: bool, host: Host, table: Path) -> None:
     """FAIL: an error that names the table, or each row's reason. NEWER: the current version answers, for the whole execution."""
-    spec = host.spec(table, FAIL, many=False)
-    told = host.told(spec, seen)
+
+    def spec_of(options: Mapping[str, str] = NOTHING) -> PassSpec:
+        return host.spec(table, options, many=False) if mode is None else by_range(host, table, {**mode, **options})
+
+    told = host.told(spec_of(FAIL), seen)
     named(table, "v2")
     with pytest.raises(errors.VersionGoneError, match="/dim"):
-        host.get(spec, ids(1), told)
-    row, nothing = host.get(host.spec(table, {**FAIL, **NULL}, many=False), ids(1, None), told)
+        host.get(spec_of(FAIL), ids(1), told)
+    row, nothing = host.get(spec_of({**FAIL, **NULL}), ids(1, None), told)
     assert row["name"] is nothing is None
     assert row[ERROR_COLUMN].startswith("VersionGoneError: ")
-    spec = host.spec(table, many=False)
-    assert host.get(spec, ids(1, None), told) == [V2, None]
+    assert host.get(spec_of(), ids(1, None), told) == [V2, None]
     named(table, "v3")
-    assert host.get(spec, ids(2), told) == [V2]
+    assert host.get(spec_of(), ids(2), told) == [V2]
+    assert host.get(spec_of(), ids(2), execution=TWO) == [{**V1, "name": "v3"}]
 
 
 def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
@@ -409,7 +413,7 @@ def test_a_driver_whose_clock_is_ahead(host: Host, table: Path) -> None:
     assert tokens[0] == tokens[1] != tokens[2]
 
 
-TOKEN, TYPES = VersionToken(3, "0123456789abcde", 7, 7.0), (pa.int64(), pa.int64(), pa.binary())
+TOKEN = VersionToken(3, "0123456789abcde", 7, 7.0)
 TOKEN_COLUMNS = TOKEN.to_numbers()
 _HOWS = ("left", "inner", "left_semi", "left_anti")
 Key = tuple[int | None, ...]
@@ -557,29 +561,6 @@ def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], 
     assert lookups[0].asked == len(batch)
 
 
-def test_versions_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run of rows with the same versions is looked up in them."""
-    asked: list[tuple[bytes, list[int]]] = []
-
-    class Lookup(FakeLookup):
-        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> LookupRows:
-            asked.append((token, keys[0].to_pylist()))
-            return LookupRows(np.arange(len(keys[0])), [keys[0]])
-
-    spec = LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([("c", pa.int64())]), ("c",))
-    monkeypatch.setattr(joining, "open_lookup", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
-    whole = LookupPass(PassSpec((Stage(spec, (0,), (1, 2, 3), "left"),), many=True), {})
-    x, y, failure = TOKEN.to_bytes(), dataclasses.replace(TOKEN, number=8, newest=8.0).to_bytes(), b"!UfsError: away"
-    columns = zip(*map(columns_of_token, (x, x, x, y, failure, failure, x)), strict=True)
-    versions = [
-        pa.array([b"a", b"a", *[b"b"] * 5]),
-        *(pa.array(values, k) for values, k in zip(columns, TYPES, strict=True)),
-    ]
-    parts = list(whole.answers([pa.array(range(7))], versions, [None]))
-    assert asked == [(x, [0, 1]), (x, [2]), (y, [3]), (failure, [4, 5]), (x, [6])]
-    assert [answer for part in parts for answer in part.to_pylist()] == [[{"c": n}] for n in range(7)]
-
-
 def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one row has found, or several lookups of it have multiplied, is an error that names its keys; what is before it is given out."""
 
@@ -626,25 +607,6 @@ def by_range(host: Host, table: Path | str, options: Mapping[str, str], keyed: b
     keys, match = pa.schema([COLUMNS.field("size")] if keyed else []), (MatchKind.BETWEEN, ("id", "id"))
     lookup = LookupSpec(options, keys, pa.schema([*COLUMNS, KEY]), ("name", "size"), match)
     return PassSpec((Stage(lookup, (0, 1) if keyed else (0,), (0,), "left"),), many=False)
-
-
-@pytest.mark.parametrize("seen", [True, False])
-@pytest.mark.parametrize("mode", [NOTHING, {"lookup.cache": "FULL"}])
-def test_ranges_are_of_the_version_of_their_token(mode: Mapping[str, str], seen: bool, host: Host, table: Path) -> None:
-    """If files of it are gone: FAIL is an error, or the reason in each row; NEWER is the current version for the whole execution."""
-    spec = by_range(host, table, {**mode, **FAIL})
-    told = host.told(spec, seen)
-    named(table, "v2")
-    with pytest.raises(errors.VersionGoneError, match="/dim"):
-        host.get(spec, ids(1), told)
-    row, nothing = host.get(by_range(host, table, {**mode, **FAIL, **NULL}), ids(1, None), told)
-    assert nothing is None
-    assert row[ERROR_COLUMN].startswith("VersionGoneError: ")
-    spec = by_range(host, table, mode)
-    assert host.get(spec, ids(1, None), told) == [V2, None]
-    named(table, "v3")
-    assert host.get(spec, ids(2), told) == [V2]
-    assert host.get(spec, ids(2), execution=TWO) == [{**V1, "name": "v3"}]
 
 
 def test_ranges_of_a_full_cache_that_has_reloaded(host: Host, table: Path) -> None:

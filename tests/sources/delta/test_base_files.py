@@ -1,4 +1,4 @@
-"""The files of a large Delta table as columns: what they cost, and that nothing else about the table changes."""
+"""The files of a large Delta table as columns, beside what `test_large_tables` says: their parts, and statistics that are parsed together."""
 
 import dataclasses
 import datetime
@@ -12,147 +12,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.errors import DamagedFileError
 from pyspark_lookup.sources.delta import base_files, source
 from pyspark_lookup.sources.delta.actions import Add, Statistics
 from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, sum_keys
 from pyspark_lookup.sources.delta.source import DeltaSource
-from tests.support.delta_tables import append_commit, by_deltalake
+from tests.support.delta_tables import append_commit
 from tests.support.fuzzing import MORE
-from tests.support.lake_tables import counting, opened
-from tests.support.large_tables import Lose
-
-FILES = 40
-
-
-@pytest.fixture(autouse=True)
-def columns(monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> None:
-    monkeypatch.setattr(DeltaSource, "mapped_from", 10)
+from tests.support.lake_tables import opened
+from tests.support.large_tables import FILES, LargeDelta, snapshot_files
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """Files of ten rows, in two regions, with a checkpoint after half of them."""
-    path = tmp_path / "t"
-    for number in range(FILES):
-        ids = [*range(number * 10, number * 10 + 10)]
-        rows = pa.table({"id": ids, "name": [f"n{id:03}" for id in ids], "region": [("eu", "ü/ %")[number % 2]] * 10})
-        write_deltalake(str(path), rows, mode="append", partition_by=["region"])
-        if number == FILES // 2:
-            DeltaTable(str(path)).create_checkpoint()
-    return path
-
-
-def rows_of(reader: LookupTable) -> list[dict[str, Any]]:
-    return sorted(reader.scan().select(["id", "name", "region"]).to_pylist(), key=lambda row: row["id"])
-
-
-def expected(table: Path) -> list[dict[str, Any]]:
-    return sorted(by_deltalake(table).select(["id", "name", "region"]).to_pylist(), key=lambda row: row["id"])
-
-
-def snapshots(cache: Path) -> set[str]:
-    return {path.name for path in cache.glob("**/snapshots/*/*")}
-
-
-def test_another_process_reads_no_log(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
-    """It lists what is new, maps the columns, and opens the file that its key may be in."""
-    first = opened(table, tmp_path / "cache", keys="id")
-    assert rows_of(first) == expected(table)
-    assert first.get(15)[0]["name"] == "n015"
-    restart()
-    second = opened(table, tmp_path / "cache", keys="id")
-    assert counting(second, lambda: second.version)[:3] == (2, 0, 0)  # the last commit, and none after it
-    assert counting(second, lambda: second.get(15))[:3] == (2, 0, 0)  # the host has the bytes of the only file
-    assert rows_of(second) == expected(table)
-
-
-def test_a_commit_costs_what_it_adds(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
-    reader = opened(table, tmp_path / "cache", mode="partial", keys="id")
-    assert [reader.get(key)[0]["id"] for key in (15, 200)] == [15, 200]
-    write_deltalake(str(table), pa.table({"id": [15], "name": ["again"], "region": ["eu"]}), mode="append")
-    for heads, gets in ((3, 1), (2, 0)):  # the first process finds and reads a commit
-        # The key whose file did not change is still cached, the other one is looked for in one more file.
-        assert counting(reader, lambda reader=reader: reader.get(200))[:3] == (heads, 0, gets)  # type: ignore[misc]
-        assert sorted(row["name"] for row in reader.get(15)) == ["again", "n015"]
-        restart()
-        reader = opened(table, tmp_path / "cache", mode="partial", keys="id")
-
-
-def test_rows_of_a_partition_are_carried_over(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
-    """Also if lookup.partition selects some of the files; another process knows which versions they are of."""
-    reader = opened(table, tmp_path / "cache", mode="partial", keys="id", partition="region=eu")
-    assert [reader.get(key)[0]["id"] for key in (5, 205)] == [5, 205]
-    for number in range(2):
-        write_deltalake(str(table), pa.table({"id": [5], "name": ["again"], "region": ["eu"]}), mode="append")
-        before = reader.metrics()["hitCount"]
-        assert reader.get(205)[0]["id"] == 205
-        assert reader.metrics()["hitCount"] == before + 1
-        assert len(reader.get(5)) == 2 + number
-        restart()
-        reader = opened(table, tmp_path / "cache", mode="partial", keys="id", partition="region=eu")
-
-
-def test_bounds_are_parsed_once_per_host(
-    table: Path, tmp_path: Path, restart: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed: list[str] = []
-    parse = base_files.parse_bounds
-    monkeypatch.setattr(base_files, "parse_bounds", lambda *args: (parsed.append(args[1]), parse(*args))[1])
-    for process in range(3):
-        if process == 2:
-            assert sorted(parsed) == ["id", "id", "name", "name"]  # of the files before the checkpoint, and after it
-        reader = opened(table, tmp_path / "cache")
-        assert reader.scan(predicate="id = 15").num_rows == 1
-        assert reader.scan(predicate="name = 'n015' AND region = 'ü/ %'").num_rows == 1
-        restart()
-    assert len(parsed) == 4
-
-
-def test_columns_that_are_lost(table: Path, tmp_path: Path, restart: Callable[[], None], lose: Lose) -> None:
-    """Then the log is read again; without room on the disk the columns are in memory."""
-    for _ in range(2):
-        reader = opened(table, tmp_path / "cache", keys="id")
-        assert reader.get(15)[0]["name"] == "n015"
-        assert rows_of(reader) == expected(table)
-        lose((tmp_path / "cache").glob("**/snapshots/*/base-*"))
-        restart()
-
-
-def test_columns_follow_the_log(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
-    """Files come and go, a version is pinned, and the columns are made anew: the older ones go in time."""
-    reader = opened(table, tmp_path / "cache", keys="id")
-    before = reader.scan().num_rows
-    for step in range(5):
-        DeltaTable(str(table)).delete(f"id % {FILES} = {step}")
-        new = range(1000 + step * 100, 1020 + step * 100)
-        rows = pa.table({"id": [*new], "name": ["new"] * 20, "region": ["eu"] * 20})
-        write_deltalake(str(table), rows, mode="append")
-        assert rows_of(reader) == expected(table)
-        restart()
-        reader = opened(table, tmp_path / "cache", keys="id")
-        assert rows_of(reader) == expected(table)
-    assert opened(table, tmp_path / "cache", version=FILES - 1).scan().num_rows == before
-    assert len([name for name in snapshots(tmp_path / "cache") if name.startswith("base-")]) <= 3
-
-
-def test_a_table_that_was_emptied(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
-    """It has no columns any more, for a host that knew its files, and for one that reads the log's checkpoint of them."""
-    assert opened(table, tmp_path / "cache").version
-    DeltaTable(str(table)).delete()
-    for host in ("cache", "new", "new"):
-        reader = opened(table, tmp_path / host, keys="id")
-        assert (reader.scan(predicate="id = 15").num_rows, reader.get(15)) == (0, [])
-        restart()
-    rows = pa.table({"id": [15], "name": ["new"], "region": ["eu"]})
-    write_deltalake(str(table), rows, mode="append")
-    assert opened(table, tmp_path / "cache", keys="id").get(15) == rows.to_pylist()
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> Path:
+    monkeypatch.setattr(DeltaSource, "mapped_from", 5)
+    return LargeDelta(tmp_path).path
 
 
 def test_an_earlier_version_leaves_nothing_on_the_disk(
@@ -160,11 +38,11 @@ def test_an_earlier_version_leaves_nothing_on_the_disk(
 ) -> None:
     """Its columns stay in memory, because no record would name them."""
     assert opened(table, tmp_path / "cache").version
-    before = snapshots(tmp_path / "cache")
+    before = snapshot_files(tmp_path / "cache")
     for _ in range(2):
         assert opened(table, tmp_path / "cache", version=FILES // 2 + 1).scan().num_rows == (FILES // 2 + 2) * 10
         restart()
-    assert snapshots(tmp_path / "cache") == before
+    assert snapshot_files(tmp_path / "cache") == before
 
 
 def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,13 +71,6 @@ def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) ->
         assert len(base.parts) <= 4
         assert [base.add(row) for row in range(base.rows)] == [files[path] for path in sorted(files)]
         assert base.sums == sum_keys(add.key for add in files.values())
-
-
-@pytest.mark.parametrize("selected", ["region=eu", "max_pt()"])
-def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> None:
-    region = "eu" if "eu" in selected else "ü/ %"
-    wanted = [row for row in expected(table) if row["region"] == region]
-    assert rows_of(opened(table, tmp_path / "cache", partition=selected)) == wanted
 
 
 def test_a_file_with_two_vectors(table: Path, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The files of a large Iceberg table as columns: what they cost, and that each file is what it is alone."""
+"""The files of a large Iceberg table as columns, beside what `test_large_tables` says: each file is what it is alone, and so are its deletes."""
 
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -11,7 +12,6 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.predicate import And, ColumnStats, Compare, In, IsNull, Or, Predicate, may_match
 from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.lookup import lookup_table as api
-from pyspark_lookup.sources.iceberg import columns as columns_module
 from pyspark_lookup.sources.iceberg import entry_columns, snapshots
 from pyspark_lookup.sources.iceberg.source import IcebergSource
 from pyspark_lookup.storage.disk import Disk
@@ -21,14 +21,14 @@ from pyspark_lookup.versions.model import TableVersion, differing_files, partiti
 from tests.models.adapter import Ground
 from tests.models.histories import ICEBERG, Setup, Step
 from tests.models.iceberg import Iceberg
+from tests.support.disks import flipped
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import seeds
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import counting
-from tests.support.large_tables import Lose
+from tests.support.large_tables import LargeIceberg, row, rows_in, rows_of, snapshot_files
 
-FILES = 40
 Begin = Callable[[int], None]
 
 
@@ -155,185 +155,54 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> IcebergTable:
-    """Files of ten rows, a manifest for each, in two regions."""
-    made = IcebergTable.create(
-        tmp_path / "t", {"id": "int", "name": "string", "region": "string"}, 2, [("region", "identity")]
-    )
-    for number in range(FILES):
-        made.commit(made.data([row(id_, ("eu", "ü/ %")[number % 2]) for id_ in range(number * 10, number * 10 + 10)]))
-    return made
-
-
-def row(number: int, region: str = "eu") -> dict[str, Any]:
-    return {"id": number, "name": f"n{number:03}", "region": region}
-
-
-def rows_of(reader: LookupTable) -> list[dict[str, Any]]:
-    return sorted(reader.scan().to_pylist(), key=lambda row: (row["id"], row["name"], row["region"]))
-
-
-def expected(table: IcebergTable) -> list[dict[str, Any]]:
-    files = [entry for entry in table.live() if not entry.file["content"]]
-    return sorted(
-        (row for entry in files for _, row in table.rows_of(entry)),
-        key=lambda row: (row["id"], row["name"], row["region"]),
-    )
-
-
-def settle(table: IcebergTable) -> None:
-    wait_until_settled(table.home / "metadata" / "version-hint.text")
-
-
-def snapshot_files(cache: Path) -> set[str]:
-    return {path.name for path in cache.glob("**/snapshots/*/*")}
-
-
-def test_another_process_reads_no_manifest(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
-    """It looks at the hint, maps the columns, and opens the file that its key may be in."""
-    settle(table)
-    first = opened(table.home, tmp_path / "cache", keys="id")
-    assert rows_of(first) == expected(table)
-    assert first.get(15) == [row(15, "ü/ %")]
-    process()
-    second = opened(table.home, tmp_path / "cache", keys="id")
-    assert counting(second, lambda: second.version)[:3] == (1, 0, 0)
-    assert counting(second, lambda: second.get(15))[:3] == (1, 0, 0)  # the host has the bytes of the only file
-    assert rows_of(second) == expected(table)
-
-
-def test_a_commit_costs_what_it_adds(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
-    reader = opened(table.home, tmp_path / "cache", "partial", "id")
-    assert [reader.get(key)[0]["id"] for key in (15, 200)] == [15, 200]
-    table.commit(table.data([row(15) | {"name": "again"}]))
-    settle(table)
-    for gets in (4, 0):  # the metadata, the list, the manifest and the file, or nothing
-        before = reader.metrics()["missCount"]
-        assert counting(reader, lambda reader=reader: reader.get(200))[2] <= gets  # type: ignore[misc]
-        assert reader.metrics()["missCount"] == before
-        assert sorted(row["name"] for row in reader.get(15)) == ["again", "n015"]
-        process()
-        reader = opened(table.home, tmp_path / "cache", "partial", "id")
-
-
-def test_bounds_are_parsed_once_per_host(
-    table: IcebergTable, tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed: list[str] = []
-    parse = columns_module.column_stats
-    monkeypatch.setattr(columns_module, "column_stats", lambda *args: (parsed.append(args[2]), parse(*args))[1])
-    for _ in range(3):
-        reader = opened(table.home, tmp_path / "cache")
-        assert reader.scan(predicate="id = 15").num_rows == 1
-        assert reader.scan(predicate="name = 'n015' AND region = 'ü/ %'").num_rows == 1
-        process()
-    assert sorted(parsed) == ["int", "string"]
-
-
-LOST = {
-    "entries": ["snapshots/*/entries-*"], "statistics": ["snapshots/*/statistics-*"], "records of manifests": ["records/manifest/*"],
-    "records": [f"records/{kind}/*" for kind in ("manifest", "manifests", "definition")],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("which", LOST)
-def test_columns_that_are_lost(table: IcebergTable, tmp_path: Path, process: Begin, lose: Lose, which: str) -> None:
-    """Then the manifests are read again; without room on the disk the columns are in memory."""
-    for _ in range(3):
-        reader = opened(table.home, tmp_path / "cache", keys="id")
-        assert reader.get(15) == [row(15, "ü/ %")]
-        assert rows_of(reader) == expected(table)
-        table.commit(table.data([row(15)]))
-        assert rows_of(reader) == expected(table)
-        table.commit([], [entry for entry in table.live() if entry.file["record_count"] == 1])
-        lose(path for name in LOST[which] for path in (tmp_path / "cache").glob(f"**/{name}"))
-        process()
-
-
-def test_columns_follow_the_manifests(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
-    """Files come and go, manifests are rewritten, and the columns are made anew: the older ones go in time."""
-    reader = opened(table.home, tmp_path / "cache", keys="id")
-    first = table.meta["current-snapshot-id"]
-    before = rows_of(reader)
-    for step in range(5):
-        live = [entry for entry in table.live() if not entry.file["content"]]
-        table.commit([], live[step :: FILES // 5])
-        table.commit(table.data([row(number) for number in range(1000 + step * 100, 1020 + step * 100)]))
-        table.commit([table.equality([{"id": 1000 + step * 100}], ["id"], partition=table.partition_of(row(0)))])
-        if step == 2:
-            table.commit(rewrite=True)
-        assert rows_of(reader) == expected(table)
-        process()
-        reader = opened(table.home, tmp_path / "cache", keys="id")
-        assert rows_of(reader) == expected(table)
-    assert rows_of(opened(table.home, tmp_path / "cache", version=first)) == before
-    assert len([name for name in snapshot_files(tmp_path / "cache") if name.startswith("entries-")]) <= 6
+def large(tmp_path: Path) -> LargeIceberg:
+    return LargeIceberg(tmp_path)
 
 
 @pytest.mark.parametrize("count", [10, 1000])
-def test_versions_are_on_record(table: IcebergTable, tmp_path: Path, process: Begin, count: int) -> None:
+def test_versions_are_on_record(large: LargeIceberg, tmp_path: Path, process: Begin, count: int) -> None:
     """Those of small tables, too: another process looks at the hint and at nothing else."""
-    settle(table)
     process(count)
-    assert opened(table.home, tmp_path / "cache", keys="id").get(15)
-    for path in table.home.glob("metadata/*.avro"):
+    assert opened(large.path, tmp_path / "cache", keys="id").get(15)
+    for path in large.path.glob("metadata/*.avro"):
         path.unlink()
     for other in (10, 1000):
         process(other)
-        late = opened(table.home, tmp_path / "cache", keys="id")
+        late = opened(large.path, tmp_path / "cache", keys="id")
         assert counting(late, lambda late=late: late.version)[:3] == (1, 0, 0)  # type: ignore[misc]
         assert late.get(15) == [row(15, "ü/ %")]
 
 
 def test_a_pinned_snapshot_has_its_own_columns(
-    table: IcebergTable, tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch
+    large: LargeIceberg, tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the current version stay as they are, whoever reads an earlier one."""
     monkeypatch.setattr(snapshots, "_TAIL_AT_MOST", 4)
-    first = table.meta["current-snapshot-id"]
-    before = expected(table)
-    table.commit(rewrite=True)
-    table.commit(table.data([row(1000)]))
+    first, before = large.version(), large.rows()
+    large.table.commit(rewrite=True)
+    large.append(row(1000))
     made: set[str] = set()
     for _ in range(3):
-        assert rows_of(opened(table.home, tmp_path / "cache")) == expected(table)
-        assert rows_of(opened(table.home, tmp_path / "cache", version=first)) == before
-        found = {name for name in snapshot_files(tmp_path / "cache") if name.startswith("entries-")}
+        assert rows_of(opened(large.path, tmp_path / "cache")) == large.rows()
+        assert rows_of(opened(large.path, tmp_path / "cache", version=first)) == before
+        found = snapshot_files(tmp_path / "cache", "entries-")
         assert not made or found == made
         made = found
         process()
     assert len({name for name in made if "-" not in name.removeprefix("entries-")}) == 2
 
 
-def test_a_table_that_was_emptied(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
-    assert opened(table.home, tmp_path / "cache").version
-    table.commit([], table.live())
-    for host in ("cache", "new", "new"):
-        reader = opened(table.home, tmp_path / host, keys="id")
-        assert (reader.scan(predicate="id = 15").num_rows, reader.get(15)) == (0, [])
-        process()
-    table.commit(table.data([row(15)]))
-    assert opened(table.home, tmp_path / "cache", keys="id").get(15) == [row(15)]
-
-
-@pytest.mark.parametrize("selected", ["region=eu", "max_pt()"])
-def test_partitions_are_selected(table: IcebergTable, tmp_path: Path, process: Begin, selected: str) -> None:
-    region = "eu" if "eu" in selected else "ü/ %"
-    wanted = [row for row in expected(table) if row["region"] == region]
-    assert rows_of(opened(table.home, tmp_path / "cache", partition=selected)) == wanted
-
-
-def test_records_have_no_secret(table: IcebergTable, tmp_path: Path, process: Begin) -> None:
+def test_records_have_no_secret(large: LargeIceberg, tmp_path: Path, process: Begin) -> None:
     """Of the table's properties, a record has the name mapping only."""
-    table.meta["properties"] = {"password": "hidden-treasure"}
-    table.commit(table.data([row(1)]))
-    assert opened(table.home, tmp_path / "cache").version
+    large.table.meta["properties"] = {"password": "hidden-treasure"}
+    large.append(row(1))
+    assert opened(large.path, tmp_path / "cache").version
     records = [*(tmp_path / "cache").glob("**/records/definition/*")]
     assert records and b"schemas" in records[0].read_bytes()
     assert b"hidden-treasure" not in b"".join(path.read_bytes() for path in records)
 
 
-# --- the index of equality deletes -------------------------------------------------------------------
+COLUMNS = {"id": "int", "name": "string", "region": "string"}
 
 
 @pytest.mark.parametrize("harm", ["nothing", "removed", "damaged", "record", "full"])
@@ -342,32 +211,28 @@ def test_the_index_of_equality_deletes(
     tmp_path: Path, process: Begin, mode: str, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new process maps it and opens no delete file, each commit extends it; if it is lost, the delete files are read again."""
-
-    def create_segment(*_: Any) -> Any:
-        raise CacheFullError("no room")
-
-    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "region": "string"})
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
     table.commit(table.data([row(number) for number in range(100)]))
     rng = random.Random(0)
     deletes: list[Path] = []
 
     def upsert(count: int) -> None:
         for number in range(count):
-            rows = [row(key) | {"name": f"v{number}"} for key in rng.sample(range(100), 3)]
+            rows = [row(key, name=f"v{number}") for key in rng.sample(range(100), 3)]
             deleted = table.equality([{"id": one["id"]} for one in rows], ["id"])
             deletes.append(table.local(deleted["file_path"]))
             table.commit([deleted, *table.data(rows)])
 
     upsert(12)
     if harm == "full":
-        monkeypatch.setattr(Disk, "create_segment", create_segment)
+        monkeypatch.setattr(Disk, "create_segment", mock.Mock(side_effect=CacheFullError("no room")))
     for round_ in range(4):
-        reader = opened(table.home, tmp_path / "cache", mode, "id")
-        assert rows_of(reader) == expected(table)
+        reader, expected = opened(table.home, tmp_path / "cache", mode, "id"), rows_in(table)
+        assert rows_of(reader) == expected
         for key in rng.sample(range(100), 5):
-            assert reader.get(key) == [one for one in expected(table) if one["id"] == key]
+            assert reader.get(key) == [one for one in expected if one["id"] == key]
         if harm == "nothing" and round_:
-            settle(table)
+            wait_until_settled(table.home / "metadata" / "version-hint.text")
         parts = [*(tmp_path / "cache").glob("**/snapshots/*/part-*")]
         assert parts or harm == "full"
         indexes = {path.parent.name for path in parts}
@@ -375,9 +240,7 @@ def test_the_index_of_equality_deletes(
             if harm == "removed":
                 path.unlink()
             elif harm == "damaged":
-                data = bytearray(path.read_bytes())
-                data[100] ^= 255
-                path.write_bytes(data)
+                path.write_bytes(flipped(path.read_bytes(), 800))
         if harm == "record":
             for name in indexes:
                 for path in (tmp_path / "cache").glob(f"**/records/log/{name}"):
@@ -396,26 +259,24 @@ def test_the_index_of_equality_deletes(
 
 def test_an_older_snapshot_leaves_the_index_alone(tmp_path: Path, process: Begin) -> None:
     """A process that reads an older snapshot finds fewer deletes, and the newer processes still find theirs on record."""
-    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "region": "string"})
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
     table.commit(table.data([row(number) for number in range(30)]))
     snapshots_made = []
     for number in range(20):
         table.commit([table.equality([{"id": number}], ["id"])])
         snapshots_made.append(table.meta["current-snapshot-id"])
     assert opened(table.home, tmp_path / "cache", keys="id").scan().num_rows == 10
-    before = snapshot_files(tmp_path / "cache")
+    before = snapshot_files(tmp_path / "cache", "part-")
     for _ in range(2):
         process()
         assert opened(table.home, tmp_path / "cache", keys="id", version=snapshots_made[11]).scan().num_rows == 18
-        assert {name for name in snapshot_files(tmp_path / "cache") if name.startswith("part-")} == {
-            name for name in before if name.startswith("part-")
-        }
+        assert snapshot_files(tmp_path / "cache", "part-") == before
     assert opened(table.home, tmp_path / "cache", keys="id").scan().num_rows == 10
 
 
 def test_indexes_that_two_processes_extend(tmp_path: Path, process: Begin) -> None:
     """Each goes on with the parts of the other, and a third finds all of them."""
-    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "region": "string"})
+    table = IcebergTable.create(tmp_path / "t", COLUMNS)
     table.commit(table.data([row(number) for number in range(60)]))
     for number in range(10):
         table.commit([table.equality([{"id": number}], ["id"])])
