@@ -102,6 +102,8 @@ COUNTERS: Mapping[str, str] = {
     "rowGroupsPrunedCount": "row groups skipped by statistics",
     "filesPrunedCount": "files, or parts of files, skipped by partition values or by statistics of files",
     "rowsReadCount": "rows that scans returned",
+    "rangeEmptyCount": "rows whose range holds no value, each time that a lookup by range compared them",
+    "networkSkippedCount": "rows whose network cannot be read, each time that a lookup compared them (lookup.on-bad-network=SKIP)",
     **_describe_times(),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from pyspark_lookup.columnar.keys import (
     SEED,
     Keys,
     Numbers,
+    as_array,
+    as_bools,
     as_indices,
     cast_keys,
     distinct_keys,
@@ -40,9 +43,10 @@ from pyspark_lookup.columnar.keys import (
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
 from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, as_key_table, as_python
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.columnar.types import cast_exactly, resolve_names, spark_type
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import (
     LookupFunctionError,
     OptionError,
@@ -52,15 +56,28 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.planner import ResolvedTable, requested_keys
+from pyspark_lookup.lookup.range_match import (
+    Match,
+    MatchedRanges,
+    MatchKind,
+    RangeMatcher,
+    check_match_types,
+    matching_rows,
+    named_columns,
+    stored_options,
+)
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.lookup.runtime import Engine
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats import BATCH_ROWS
-from pyspark_lookup.scan.table_scan import all_columns, coalesce, collect_table
+from pyspark_lookup.scan.table_scan import all_columns, coalesce, collect_table, to_slices
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.executions import Execution, Resolution, read_with_restarts
-from pyspark_lookup.versions.model import TableVersion
+from pyspark_lookup.versions.model import TableVersion, select_partitions
+
+_log = logging.getLogger("pyspark_lookup.lookup")
 
 
 def get_many(
@@ -128,6 +145,94 @@ def read_all_from_version(
         return collect_table(reader.versions.read_files(plan, version), columns, url)
 
     return _read_version(reader, plan, execution, resolution, read)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllRows:
+    """The rows of a version, as `resolution` names it, and what finds those that match values of the type `kind`."""
+
+    kind: pa.DataType
+    rows: pa.Table
+    matcher: RangeMatcher
+    resolution: Resolution
+
+    def find(self, values: pa.Array) -> pa.Table:
+        """The rows that match each value, with `KEY_INDEX`. Raises OverlapError for two rows that match a value, if `lookup.overlap` is ERROR."""
+        numbers, places = self.matcher.find(values)
+        return self.rows.take(as_indices(places)).append_column(KEY_INDEX, as_array(numbers))
+
+
+def match_all(
+    reader: TableReader,
+    plan: ReadPlan,
+    match: Match,
+    kind: pa.DataType,
+    execution: Execution | None,
+    resolution: Resolution,
+    snapshot: Snapshot | None,
+) -> AllRows:
+    """All rows of a resolved version, to be matched with values of the type `kind`. The plan has the columns of the match."""
+    if plan.options.cache.mode is CacheMode.PARTIAL:
+        raise OptionError(
+            f"option lookup.cache = 'PARTIAL' caches rows by key, and {match.kind.value} alone has none: set lookup.cache = FULL, or give keys as well"
+        )
+    rows, resolution = read_all_from_version(reader, plan, execution, resolution, snapshot)
+    rows = rows.combine_chunks()
+    columns = [one_array(rows.column(name)) for name in match.columns]
+
+    def name_row(row: int) -> str:
+        values = [column[row] for column in columns]
+        place = find_row(reader, plan, resolution.version, match.columns, values)
+        return place or redact("path", plan.table.url)
+
+    matched = MatchedRanges(match, columns, kind, name_row)
+    if matched.empty or matched.skipped:
+        _count_unmatched(reader, matched)
+        where, digest = redact("path", plan.table.url), resolution.version.digest
+        counts = {"empty": matched.empty, "skipped": matched.skipped}
+        log_event(_log, logging.WARNING, "rows-match-nothing", table=where, version=digest, **counts)
+    return AllRows(kind, rows, RangeMatcher(match, matched), resolution)
+
+
+def match_keyed(
+    reader: TableReader,
+    plan: ReadPlan,
+    match: Match,
+    rows: pa.Table,
+    keys: pa.Table,
+    values: pa.Array,
+    places: Numbers | None,
+    version: TableVersion,
+) -> pa.Table:
+    """Those of the `rows` of some keys that match the value of their key, see `matching_rows`. The plan has the columns of the match."""
+    locate = functools.partial(find_row, reader, plan, version, match.columns)
+    return matching_rows(rows, keys, values, match, places, locate, functools.partial(_count_unmatched, reader))
+
+
+def _count_unmatched(reader: TableReader, matched: MatchedRanges) -> None:
+    """Count the rows that match nothing because their range is empty, or because their network cannot be read."""
+    reader.metrics.inc("rangeEmptyCount", matched.empty)
+    reader.metrics.inc("networkSkippedCount", matched.skipped)
+
+
+def find_row(
+    reader: TableReader, plan: ReadPlan, version: TableVersion, names: Sequence[str], values: Sequence[pa.Scalar]
+) -> str | None:
+    """The file in which a row has these values, and the row's number there, for errors; None if no file has it any more."""
+    columns = pa.schema([plan.projection.columns.field(name) for name in names])
+    projection = dataclasses.replace(plan.projection, columns=columns, predicate=None)
+    with contextlib.suppress(PysparkLookupError):  # the file may be gone
+        for file in select_partitions(plan.table, version, plan.options):
+            number = 1
+            for batch in reader.versions.prepare(plan.table, version, to_slices([file]), projection).batches():
+                same = [
+                    as_bools(pc.fill_null(pc.equal(*pair), False)) for pair in zip(batch.columns, values, strict=True)
+                ]
+                is_row = np.logical_and.reduce(same)
+                if is_row.any():
+                    return f"{redact('path', file.url)}, row {number + int(np.argmax(is_row)):,}"
+                number += batch.num_rows
+    return None
 
 
 def _read_version(
@@ -540,6 +645,92 @@ def plan_keyed(resolved_table: ResolvedTable, options: LookupOptions, clock: Hos
     return KeyedRead(tuple(names), planner.plan_read(resolved_table, options, columns, clock))
 
 
+@dataclasses.dataclass
+class MatchedRead:
+    """How rows of a resolved table that match values are read. `names`: the columns with equality keys, if there are any. `columns`: those of the
+    answer. `all_rows`: without keys, the rows of the last version that was read."""
+
+    names: tuple[str, ...]
+    plan: ReadPlan
+    match: Match
+    columns: list[str]
+    all_rows: AllRows | None = None
+
+
+def match_columns(
+    engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, kind: MatchKind
+) -> tuple[LookupOptions, Match]:
+    """(the options, completed by those that the table's own properties store, the match of a kind that they describe)."""
+    if not named_columns(kind, options.read):
+        details = engine.reader.kinds.source(resolved_table.table).details(resolved_table.table, resolved_table.version)
+        stored = stored_options(details.get("properties", {}))
+        options = options.override({key: text for key, text in stored.items() if key not in options.explicit})
+    names = named_columns(kind, options.read)
+    if not names:
+        raise OptionError(
+            f"option {kind.option} is missing: it names the columns of the table that argument {kind.value} needs, such as "
+            f"LookupTable(path, {{{kind.option!r}: {_EXAMPLES[kind]!r}}})"
+        )
+    everything = all_columns((resolved_table.data, resolved_table.partitions))
+    names = tuple(resolve_names(names, everything, kind.option))
+    check_match_types(kind, pa.schema([everything.field(name) for name in names]), f"option {kind.option}")
+    return options, Match.from_options(kind, names, options.read)
+
+
+_EXAMPLES = {
+    MatchKind.AS_OF: "valid_from",
+    MatchKind.BETWEEN: "low..high",
+    MatchKind.CIDR: "network",
+    MatchKind.STARTS_WITH: "dial_code",
+}
+
+
+def plan_matched(
+    resolved_table: ResolvedTable, options: LookupOptions, match: Match, has_keys: bool, clock: HostClock
+) -> MatchedRead:
+    """A `MatchedRead` of a resolved table. Its keys are those of `lookup.keys` that are no columns of the match. Raises OptionError if keys are
+    given, and there is no such column."""
+    everything = all_columns((resolved_table.data, resolved_table.partitions))
+    answer = list(planner.table_columns(resolved_table, options).names)
+    names: tuple[str, ...] = ()
+    if has_keys:
+        all_names = resolve_names(key_names(options), everything, "lookup.keys")
+        names = tuple(name for name in all_names if name not in match.columns)
+        if not names:
+            raise OptionError(
+                f"option lookup.keys = {','.join(all_names)!r} names only columns of argument {match.kind.value}: leave the key out, or name "
+                "other key columns"
+            )
+        options = options.with_values({"lookup.keys": names})
+        answer = [*names, *(name for name in answer if name not in names)]
+    fields = [everything.field(name) for name in dict.fromkeys((*answer, *match.columns))]
+    return MatchedRead(names, planner.plan_read(resolved_table, options, pa.schema(fields), clock), match, answer)
+
+
+def rows_of_values(
+    reader: TableReader, read: MatchedRead, keys: pa.Table | None, values: pa.Array, version: TableVersion
+) -> pa.Table:
+    """The rows of a version that have one of the `keys` (None: any) and match the value at the same place: the columns, `key_index`."""
+    match, plan = read.match, read.plan
+    field = plan.projection.columns.field(match.columns[0])
+    values = match.cast_values(field, pa.nulls(len(values), field.type) if pa.types.is_null(values.type) else values)
+    resolution, snapshot = reader.snapshots.resolve(plan, None, version)
+    if keys is None:
+        last = read.all_rows
+        if last is None or last.kind != values.type or last.resolution.version.digest != resolution.version.digest:
+            read.all_rows = last = match_all(reader, plan, match, values.type, None, resolution, snapshot)
+        is_known = "missCount" if snapshot is None else "hitCount"
+        reader.metrics.inc(is_known, len(values) - values.null_count)
+        return last.find(values).select([*read.columns, KEY_INDEX])
+    arrays = cast_keys(keys, _key_fields(plan, read.names))
+    request_keys = Keys(arrays)
+    distinct, places = distinct_keys(request_keys, request_keys.hashes(SEED))
+    different = pa.Table.from_arrays([array.take(as_indices(distinct)) for array in arrays], names=list(read.names))
+    rows, resolution = get_many_from_version(reader, plan, different, read.names, None, resolution, snapshot)
+    matches = match_keyed(reader, plan, match, rows, different, values, places, resolution.version)
+    return matches.select([*read.columns, KEY_INDEX])
+
+
 def get_rows(
     reader: TableReader, read: KeyedRead, key: Any, version: TableVersion, snapshot: Snapshot | None
 ) -> list[dict[str, Any]]:
@@ -603,6 +794,19 @@ def forget_keys(
     names = resolve_names(key_names(options), everything, "lookup.keys")
     arrays = castable_keys(table_of_keys(resolved_table, options, keys), [everything.field(name) for name in names])
     engine.reader.partials.invalidate(resolved_table.table, pa.Table.from_arrays(arrays, names=list(names)))
+
+
+def values_to_match(kind: MatchKind, values: Any) -> pa.Array:
+    """The values of an argument of `LookupTable.get_many`, as an array. Raises SchemaError for types that Spark does not have."""
+    if isinstance(values, (str, bytes)):
+        raise OptionError(
+            f"argument {kind.value} = {values!r}: give a list or an array, with a value for each key; for one value use get()"
+        )
+    column = one_array(as_key_table(values, (kind.value,)).column(0))
+    try:
+        return column if pa.types.is_null(column.type) else cast_exactly(column, spark_type(column.type))
+    except pa.ArrowException as problem:
+        raise SchemaError(f"argument {kind.value}: {problem}") from None
 
 
 def table_of_keys(resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker) -> pa.Table:

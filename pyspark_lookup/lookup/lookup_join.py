@@ -29,7 +29,6 @@ from pyspark_lookup.columnar.keys import (
     SEED,
     Keys,
     Numbers,
-    as_array,
     as_bools,
     as_indices,
     as_int64,
@@ -52,8 +51,8 @@ from pyspark_lookup.errors import (
     VersionGoneError,
 )
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.lookup import get_cached_rows, get_many_from_version, read_all_from_version
-from pyspark_lookup.lookup.range_match import Match, MatchedRanges, MatchKind, RangeMatcher, matching_rows, show
+from pyspark_lookup.lookup.lookup import AllRows, get_cached_rows, get_many_from_version, match_all, match_keyed
+from pyspark_lookup.lookup.range_match import Match, MatchKind, show
 from pyspark_lookup.lookup.read import ReadPlan
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
@@ -168,8 +167,8 @@ class _OpenVersion:
     is_token_version: bool = (
         True  # False: a newer version replaces the one that the token names, for this execution only
     )
-    all_rows: tuple[pa.DataType, pa.Table, RangeMatcher, Resolution] | None = None
-    """For lookups without keys: the type of the values, the rows of the table, what finds them, and the version that they are of."""
+    all_rows: AllRows | None = None
+    """For lookups without keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +272,7 @@ class Lookup:
                         open_version.snapshot,
                     )
                     self._count_repeats(batch, open_version)
-                    matches = self._matching(batch, matches)
+                    matches = self._matching(batch, matches, open_version)
             self._follow(open_version, resolution, execution)
         except _CAUGHT as problem:
             if self._options.read.on_error is OnError.FAIL:
@@ -287,8 +286,8 @@ class Lookup:
                 failed_rows = batch.rows_of(np.array(list(failures), np.int64))
                 failed_keys = failed_rows if batch.places is None else batch.places[failed_rows]
                 reasons = [_message(failures[key]) for key in failed_keys.tolist()]
-                return self._rows(self._matching(batch, rows), (failed_rows, reasons))
-            return self._fail(batch, *self._get_cached(open_version, batch.keys), _message(problem))
+                return self._rows(self._matching(batch, rows, open_version), (failed_rows, reasons))
+            return self._fail(batch, *self._get_cached(open_version, batch.keys), _message(problem), open_version)
         return self._rows(matches, None)
 
     def publish(self) -> None:
@@ -323,22 +322,15 @@ class Lookup:
         """(the rows of the whole table that match each value, with `KEY_INDEX`, the version that they are of). The first call reads the table."""
         reader, plan = self._engine.reader, open_version.plan
         with self._lock:
-            if open_version.all_rows is None or open_version.all_rows[0] != values.type:
-                rows, resolution = read_all_from_version(
-                    reader, plan, execution, open_version.resolution, open_version.snapshot
+            if open_version.all_rows is None or open_version.all_rows.kind != values.type:
+                open_version.all_rows = match_all(
+                    reader, plan, match, values.type, execution, open_version.resolution, open_version.snapshot
                 )
-                rows = rows.combine_chunks()
-                path = redact("path", self._options.files.path)
-                columns = [one_array(rows.column(name)) for name in match.columns]
-                matched = MatchedRanges(match, columns, values.type, lambda row: f"{path}, row {row}")
-                matcher = RangeMatcher(match, matched)
-                open_version.all_rows = values.type, rows, matcher, resolution
-            _, rows, matcher, resolution = open_version.all_rows
-        numbers, places = matcher.find(values)
-        reader.metrics.inc(
-            "missCount" if open_version.snapshot is None else "hitCount", len(values) - values.null_count
-        )
-        return rows.take(as_indices(places)).append_column(KEY_INDEX, as_array(numbers)), resolution
+            all_rows = open_version.all_rows
+        matches = all_rows.find(values)
+        is_known = "missCount" if open_version.snapshot is None else "hitCount"
+        reader.metrics.inc(is_known, len(values) - values.null_count)
+        return matches, all_rows.resolution
 
     def _follow(self, open_version: _OpenVersion, resolution: Resolution, execution: Execution | None) -> None:
         """Switch to the version that replaced a lost version, so that later batches do not mix in cached rows of the lost version."""
@@ -387,13 +379,21 @@ class Lookup:
             is_miss = mode is CacheMode.FULL and open_version.snapshot is None
             self._engine.reader.metrics.inc("missCount" if is_miss else "hitCount", batch.repeats)
 
-    def _matching(self, batch: _Batch, rows: pa.Table) -> pa.Table:
+    def _matching(self, batch: _Batch, rows: pa.Table, open_version: _OpenVersion | None) -> pa.Table:
         """The `rows` of the batch's keys, without those that do not match its values."""
-        if self._match is None or batch.values is None:
+        if self._match is None or batch.values is None or open_version is None:
             return rows
-        return matching_rows(rows, batch.keys, batch.values, self._match, batch.places)
+        reader, plan, version = self._engine.reader, open_version.plan, open_version.resolution.version
+        return match_keyed(reader, plan, self._match, rows, batch.keys, batch.values, batch.places, version)
 
-    def _fail(self, batch: _Batch, rows: pa.Table, has_answer: Numbers, message: str) -> LookupRows:
+    def _fail(
+        self,
+        batch: _Batch,
+        rows: pa.Table,
+        has_answer: Numbers,
+        message: str,
+        open_version: _OpenVersion | None = None,
+    ) -> LookupRows:
         """The answer if only the keys in `has_answer` could be looked up: every other key and value without a null gets a row with the error
         `message`."""
         is_failed = ~has_answer
@@ -401,7 +401,7 @@ class Lookup:
             if column.null_count:
                 is_failed &= as_bools(one_array(column.is_valid()))
         failed_rows = batch.rows_of(np.flatnonzero(is_failed))
-        return self._rows(self._matching(batch, rows), (failed_rows, [message] * len(failed_rows)))
+        return self._rows(self._matching(batch, rows, open_version), (failed_rows, [message] * len(failed_rows)))
 
     def _rows(self, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None) -> LookupRows:
         """The answer with these rows. `failures`: rows of the batch whose lookup failed, ascending, and the reasons."""

@@ -8,7 +8,7 @@ import datetime
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.ddl import parse_columns
-from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table
+from pyspark_lookup.columnar.keys import KEY_INDEX
+from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, RowsLike, as_arrow_rows, as_key_table, as_python
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.write_ids import ValidWriteIdList
@@ -33,18 +34,24 @@ from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.catalog_tables import named_options
 from pyspark_lookup.lookup.lookup import (
     KeyedRead,
+    MatchedRead,
     check_columns,
     forget_keys,
     get_rows,
     key_names,
+    match_columns,
     naming,
     plan_keyed,
+    plan_matched,
     rows_of_keys,
+    rows_of_values,
     scan,
     table_of_keys,
+    values_to_match,
 )
 from pyspark_lookup.lookup.metadata_tables import ViewTask, describe_table, scan_changes, view_batches
 from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.range_match import Match, MatchKind
 from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.groups import is_idle_in_gets, refuse_in_reads
@@ -55,7 +62,7 @@ from pyspark_lookup.sources.managed.change_feed import change_columns
 from pyspark_lookup.sources.managed.log import Batch, WriteMode
 from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
 from pyspark_lookup.sources.registry import parse_options
-from pyspark_lookup.versions.model import require_metadata
+from pyspark_lookup.versions.model import TableVersion, require_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,11 +81,34 @@ class OpenTable:
     resolved_table: ResolvedTable
     options: LookupOptions
     full: FullCache | None
+    _matched_reads: dict[tuple[Match, bool], MatchedRead] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def read(self) -> KeyedRead:
         """How the table's rows are read by key. Raises OptionError without `lookup.keys`."""
         return plan_keyed(self.resolved_table, self.options, runtime().clock)
+
+    def matched_read(self, kind: MatchKind, has_keys: bool) -> MatchedRead:
+        """How rows that match values are read. Raises OptionError if neither the options nor the table say which columns match."""
+        # Looked up anew each time, because the table's properties may have changed.
+        options, match = match_columns(self.engine, self.resolved_table, self.options, kind)
+        key = match, has_keys
+        if key not in self._matched_reads:
+            read = plan_matched(self.resolved_table, options, match, has_keys, runtime().clock)
+            self._matched_reads = {key: read}
+        return self._matched_reads[key]
+
+    def find(self, keys: KeysLike | KeyMaker | None, kind: MatchKind, values: Any, version: TableVersion) -> pa.Table:
+        """The rows of a version that match values, and have the key beside each value (`keys` None: any key), see `LookupTable.get_many`."""
+        read = self.matched_read(kind, keys is not None)
+        array, key_table = values_to_match(kind, values), None
+        if keys is not None:
+            key_table = table_of_keys(self.resolved_table, read.plan.options, keys)
+            if key_table.num_rows != len(array):
+                raise OptionError(
+                    f"argument {kind.value} has {len(array):,} values for {key_table.num_rows:,} keys: give a value for each key"
+                )
+        return rows_of_values(self.engine.reader, read, key_table, array, version)
 
     def unchanged(self) -> Snapshot | None:
         """The snapshot that answers in CACHE mode, if it is a snapshot of the resolved version and needs no reload; else None."""
@@ -115,6 +145,24 @@ def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | No
 
 
 # --- transactions ---------------------------------------------------------------------------------
+
+
+def _match_argument(keys: Any, between: Any, cidr: Any, starts_with: Any, as_of: Any) -> tuple[MatchKind, Any] | None:
+    """The kind of match whose argument is given, and its value or values; None if there is none. Raises OptionError for several arguments, and
+    for no argument at all."""
+    values = (as_of, between, cidr, starts_with)
+    arguments = [(kind, value) for kind, value in zip(MatchKind, values, strict=True) if value is not ...]
+    if len(arguments) > 1:
+        names = " and ".join(kind.value for kind, _ in arguments)
+        raise OptionError(f"arguments {names}: give one of them; look up one after the other, or filter the result")
+    if not arguments and keys is ...:
+        raise OptionError("a key is missing: give a key, or between, cidr, starts_with or as_of")
+    return arguments[0] if arguments else None
+
+
+def _as_rows(matches: pa.Table) -> list[dict[str, Any]]:
+    return as_python(matches.drop_columns([KEY_INDEX]))
+
 
 WritingMode = Literal["append", "overwrite", "upsert"]
 _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, WriteMode.UPSERT)}
@@ -189,14 +237,24 @@ class Transaction:
         open_table = self._open()
         return scan(self._engine, open_table.resolved_table, open_table.options, columns, predicate, self._clock)
 
-    def get(self, key: Any) -> list[dict[str, Any]]:
-        """The rows that the transaction sees with this key, in the form of `LookupTable.get`."""
-        open_table = self._open()
-        return get_rows(self._engine.reader, open_table.read, key, open_table.resolved_table.version, None)
+    def get(
+        self, key: Any = ..., *, between: Any = ..., cidr: Any = ..., starts_with: Any = ..., as_of: Any = ...
+    ) -> list[dict[str, Any]]:
+        """The rows that the transaction sees with this key, or that match a value, in the form of `LookupTable.get`."""
+        open_table, argument = self._open(), _match_argument(key, between, cidr, starts_with, as_of)
+        version = open_table.resolved_table.version
+        if argument is not None:
+            kind, value = argument
+            return _as_rows(open_table.find(None if key is ... else [key], kind, [value], version))
+        return get_rows(self._engine.reader, open_table.read, key, version, None)
 
-    def get_many(self, keys: KeysLike) -> pa.Table:
-        """The rows that the transaction sees with these keys, in the form of `LookupTable.get_many`."""
-        open_table = self._open()
+    def get_many(
+        self, keys: Any = ..., *, between: Any = ..., cidr: Any = ..., starts_with: Any = ..., as_of: Any = ...
+    ) -> pa.Table:
+        """The rows that the transaction sees with these keys, or that match values, in the form of `LookupTable.get_many`."""
+        open_table, argument = self._open(), _match_argument(keys, between, cidr, starts_with, as_of)
+        if argument is not None:
+            return open_table.find(None if keys is ... else keys, *argument, open_table.resolved_table.version)
         key_table = as_key_table(keys, key_names(open_table.options))
         return rows_of_keys(self._engine.reader, open_table.read, key_table, open_table.resolved_table.version, None)
 
@@ -341,31 +399,67 @@ class LookupTable:
             table_schema = planner.table_columns(self._resolve(engine, self._options), self._options)
             return scan_changes(engine, self._options, table_schema, columns, predicate)
 
-    def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
+    def get(
+        self,
+        key: Any = ...,
+        *,
+        between: Any = ...,
+        cidr: Any = ...,
+        starts_with: Any = ...,
+        as_of: Any = ...,
+        valid_write_ids: ValidWriteIdList | str | None = None,
+    ) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if no row has the key, or the key is None.
 
-        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by the names of the key columns. Raises the errors of `get_many`.
+        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by the names of the key columns.
+
+        With one of the other arguments, a value, the rows that match it: `between` finds rows in whose range it lies (`lookup.range`), `cidr`
+        the networks of an address (`lookup.cidr`), `starts_with` the prefixes of a text (`lookup.starts-with`), and `as_of` rows that are
+        valid at a time (`lookup.valid-from`). Beside it, a key is optional. Key columns are then those of `lookup.keys` that are no columns
+        of the match. `lookup.overlap` says what happens if several rows match. None matches nothing. Raises the errors of `get_many`.
         """
+        argument = _match_argument(key, between, cidr, starts_with, as_of)
 
         def answer(open_table: OpenTable, snapshot: Snapshot | None) -> list[dict[str, Any]]:
             engine, version = open_table.engine, open_table.resolved_table.version
             with engine.measure("lookupTime"):
+                if argument is not None:
+                    kind, value = argument
+                    return _as_rows(open_table.find(None if key is ... else [key], kind, [value], version))
                 return get_rows(engine.reader, open_table.read, key, version, snapshot)
 
         return self._ask(valid_write_ids, answer)
 
-    def get_many(self, keys: KeysLike | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+    def get_many(
+        self,
+        keys: KeysLike | KeyMaker | EllipsisType = ...,
+        *,
+        between: KeysLike | EllipsisType = ...,
+        cidr: KeysLike | EllipsisType = ...,
+        starts_with: KeysLike | EllipsisType = ...,
+        as_of: KeysLike | EllipsisType = ...,
+        valid_write_ids: ValidWriteIdList | str | None = None,
+    ) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in the order of `lookup.keys`, or of
         dictionaries (see `KeysLike`); or a function that makes such a table (see `KeyMaker`). The answer has one row per match,
         sorted by `key_index` (int64: the position of the key in `keys`); rows of one key come in file order. One metadata call in UFS mode.
-        Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and the errors of `scan`.
+
+        `between`, `cidr`, `starts_with`, `as_of`: as for `get`, a list or array of values, one for each key. Without `keys`, `key_index` is the
+        position of the value. The first call for a version then reads the whole table, and this object keeps its rows and an index of them in memory.
+
+        Raises OptionError without `lookup.keys`, SchemaError for keys or values of other types, OverlapError if several rows match a value
+        and `lookup.overlap` is ERROR, DamagedFileError for a network that cannot be read (`lookup.on-bad-network`), and the errors of `scan`.
         """
+        argument = _match_argument(keys, between, cidr, starts_with, as_of)
 
         def answer(open_table: OpenTable, snapshot: Snapshot | None) -> pa.Table:
             engine, version = open_table.engine, open_table.resolved_table.version
             with engine.measure("lookupTime"):
+                if argument is not None:
+                    return open_table.find(None if keys is ... else keys, *argument, version)
+                assert not isinstance(keys, EllipsisType)  # a key or a match is given
                 key_table = table_of_keys(open_table.resolved_table, open_table.options, keys)
                 return rows_of_keys(engine.reader, open_table.read, key_table, version, snapshot)
 

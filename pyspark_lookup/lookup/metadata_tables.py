@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.planner import ResolvedTable, planned_names
+from pyspark_lookup.lookup.range_match import stored_options
 from pyspark_lookup.lookup.runtime import Engine
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import View
@@ -187,6 +189,10 @@ _SCHEMAS = {
             ("unique_keys", pa.bool_()),  # null without a snapshot
             ("keys_of_table", pa.list_(pa.string())),  # the key columns of a managed table; null if it has none
             (
+                "options_of_table",
+                pa.string(),
+            ),  # the options of lookups by range that the table's properties store, as JSON
+            (
                 "not_kept",
                 pa.string(),
             ),  # why this host has no space for a snapshot; null if it has space, or needs no snapshot
@@ -348,4 +354,6 @@ def describe_version(engine: Engine, options: LookupOptions) -> dict[str, Any]:
     refusal = full.refusal(version) if full is not None and snapshot is None else None
     facts = {"digest": version.digest, "files": count, "bytes": size, "rows": rows}
     keys = list(version.metadata.keys) if version.metadata is not None and version.metadata.keys else None
-    return {**facts, "unique_keys": unique, "keys_of_table": keys, "not_kept": refusal}
+    stored = stored_options(reader.kinds.source(table).details(table, version).get("properties", {}))
+    of_table = {"keys_of_table": keys, "options_of_table": json.dumps(stored)}
+    return {**facts, "unique_keys": unique, **of_table, "not_kept": refusal}

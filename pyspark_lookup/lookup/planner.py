@@ -165,9 +165,16 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
         make_trigger(options)  # so that a custom trigger that cannot be imported fails here
     if options.read.where:
         parse_where(options.read.where, everything)
-    for key, name in (("lookup.valid-from", options.read.valid_from), ("lookup.valid-to", options.read.valid_to)):
-        if name is not None:
-            resolve_names((name,), everything, key)
+    read = options.read
+    columns_of_matches: dict[str, str | tuple[str, ...] | None] = {
+        "lookup.range": read.between,
+        "lookup.cidr": read.cidr,
+        "lookup.starts-with": read.starts_with,
+        "lookup.valid-from": read.valid_from,
+        "lookup.valid-to": read.valid_to,
+    }
+    for key, named in columns_of_matches.items():
+        resolve_names((named,) if isinstance(named, str) else named or (), everything, key)
     select_partitions(resolved_table.table, resolved_table.version, options)
     if options.read.columns is None:
         check_all_readable(everything)

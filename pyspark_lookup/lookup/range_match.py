@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from pyspark_lookup.columnar.types import widens
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, OverlapError, SchemaError
 from pyspark_lookup.options.enums import OnBadNetwork, Overlap
-from pyspark_lookup.options.groups import ReadOptions
+from pyspark_lookup.options.groups import OF_MATCHES, ReadOptions
 
 _IPV4_BITS = np.uint64(2**32 - 1)
 
@@ -42,9 +42,60 @@ class MatchKind(enum.Enum):
     STARTS_WITH = "starts_with"
 
     @property
+    def option(self) -> str:
+        """The option that names the table's columns."""
+        return _OPTIONS[self]
+
+    @property
     def is_nested(self) -> bool:
         """Whether rows that match one value usually lie inside one another, so that the narrowest is the default."""
         return self in (MatchKind.CIDR, MatchKind.STARTS_WITH)
+
+
+_OPTIONS = {
+    MatchKind.AS_OF: "lookup.valid-from",
+    MatchKind.BETWEEN: "lookup.range",
+    MatchKind.CIDR: "lookup.cidr",
+    MatchKind.STARTS_WITH: "lookup.starts-with",
+}
+
+
+def named_columns(kind: MatchKind, options: ReadOptions) -> tuple[str, ...]:
+    """The table's columns for a kind of match that the options of a read name; () if they name none."""
+    if kind is MatchKind.AS_OF:
+        return tuple(name for name in (options.valid_from, options.valid_to) if name is not None)
+    if kind is MatchKind.STARTS_WITH:
+        return () if options.starts_with is None else (options.starts_with,)
+    return (options.between if kind is MatchKind.BETWEEN else options.cidr) or ()
+
+
+def stored_options(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those of a table's properties that are options of matches."""
+    return {key: text for key, text in properties.items() if key in OF_MATCHES}
+
+
+def check_match_types(kind: MatchKind, columns: pa.Schema, subject: str) -> None:
+    """Raise SchemaError, which begins with `subject`, if the types of these columns do not fit a kind of match."""
+    names, types = columns.names, columns.types
+    if kind in (MatchKind.AS_OF, MatchKind.BETWEEN) and types[0] != types[-1]:
+        raise SchemaError(
+            f"{subject}: {names[0]!r} is {types[0]}, {names[1]!r} is {types[1]}; both must be of one type"
+        )
+    is_bytes = [pa.types.is_string(type_) or pa.types.is_binary(type_) for type_ in types]
+    if kind is MatchKind.STARTS_WITH and not is_bytes[0]:
+        raise SchemaError(f"{subject}: {names[0]!r} is {types[0]}; prefixes are text or binary")
+    if kind is MatchKind.CIDR and not (
+        is_bytes[0]
+        and (
+            (len(names) == 1 and pa.types.is_string(types[0]))
+            or (len(names) == 2 and (types[1] == types[0] or pa.types.is_integer(types[1])))
+        )
+    ):
+        kinds = " and ".join(f"{name!r} is {type_}" for name, type_ in zip(names, types, strict=True))
+        raise SchemaError(
+            f"{subject}: {kinds}; a network is one column of text, or two columns: its first and last address, or its address and the "
+            "length of its prefix as an integer"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +124,11 @@ class Match:
 
     def cast_values(self, field: pa.Field, values: pa.Array) -> pa.Array:
         """The values, cast to a type that compares with the first column, `field`. Raises SchemaError if there is none."""
-        if self.kind is MatchKind.CIDR:
-            return values
         kind = values.type
+        if self.kind is MatchKind.CIDR:
+            if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_integer(kind):
+                return values
+            raise SchemaError(f"argument cidr has the type {kind}; addresses are text, 4 or 16 bytes, or integers")
         if self.kind is MatchKind.AS_OF:
             if (
                 pa.types.is_timestamp(kind)
@@ -97,6 +150,9 @@ class Match:
 class MatchedRanges:
     """The ranges of some rows, as a match defines them, and the positions of looked-up values among them.
 
+    `skipped`: the number of rows whose network cannot be read (`lookup.on-bad-network` = SKIP). `empty`: the number of other rows whose range
+    holds no value, because its lowest value is above its highest.
+
     `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: says in errors which row it is. `group`: see `Ranges`.
     """
 
@@ -111,6 +167,7 @@ class MatchedRanges:
         self._match, self._columns, self._name_row = match, columns, name_row
         self._decimal = _decimal_of_both(columns[0].type, kind)
         self._is_ipv4 = False
+        self.skipped = 0
         self.pick = Pick.NARROWEST if match.overlap is Overlap.NARROWEST else Pick.NEWEST
         if match.kind is MatchKind.CIDR:
             self.ranges = self._networks(group)
@@ -119,6 +176,9 @@ class MatchedRanges:
         else:
             low, *high = map(self._comparable, columns)
             self.ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed, group)
+        # Rows with a null have no network or prefix.
+        has_range = ~_any_null(columns) if match.kind.is_nested else np.True_
+        self.empty = int(np.count_nonzero(self.ranges.is_empty & has_range)) - self.skipped
 
     def positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
         """(the positions of values, whether each value is one that can match)."""
@@ -139,6 +199,7 @@ class MatchedRanges:
         is_bad = (~networks.valid & ~is_null) | networks.has_host_bits
         if is_bad.any() and self._match.on_bad_network is OnBadNetwork.ERROR:
             raise self._bad_network(int(np.argmax(is_bad)), networks, int(is_bad.sum()))
+        self.skipped = int(is_bad.sum())
         valid = networks.valid & ~is_bad
         self._is_ipv4 = bool((networks.first.is_ipv4 & networks.last.is_ipv4)[valid].all())
         bounds = [
@@ -248,26 +309,36 @@ class RangeMatcher:
 
 
 def matching_rows(
-    rows: pa.Table, keys: pa.Table, values: pa.Array, match: Match, places: Numbers | None = None
+    rows: pa.Table,
+    keys: pa.Table,
+    values: pa.Array,
+    match: Match,
+    places: Numbers | None = None,
+    locate: Callable[[Sequence[pa.Scalar]], str | None] | None = None,
+    count: Callable[[MatchedRanges], None] | None = None,
 ) -> pa.Table:
     """The `rows` that match the value of their key, in the order of `KEY_INDEX`.
 
     `values`: a value for each of the `keys`, as `Match.cast_values` returns them. If it is null, no row matches. `places`: for each value the
-    number of its key, if keys have several values; `KEY_INDEX` then becomes the number of the value. Raises OverlapError for two rows that
-    match a value, if `lookup.overlap` is ERROR.
+    number of its key, if keys have several values; `KEY_INDEX` then becomes the number of the value. `locate`: says in errors where the row
+    with some values in the columns of the match is. `count`: called with the ranges of the rows. Raises OverlapError for two rows that match a
+    value, if `lookup.overlap` is ERROR.
     """
     columns = [one_array(rows.column(name)) for name in match.columns]
     group = as_int64(one_array(rows.column(KEY_INDEX)))
 
     def name_row(row: int) -> str:
-        return name_key(keys, int(group[row]))
+        place = None if locate is None else locate([column[row] for column in columns])
+        return place or name_key(keys, int(group[row]))
 
+    matched = MatchedRanges(match, columns, values.type, name_row, None if places is None else group)
+    if count is not None:
+        count(matched)
     if places is not None:
         # An index, because each value beside each row of its key would be too many.
-        matcher = RangeMatcher(match, MatchedRanges(match, columns, values.type, name_row, group), keys.num_rows)
+        matcher = RangeMatcher(match, matched, keys.num_rows)
         numbers, found = matcher.find(values, places, lambda key: name_key(keys, key))
         return renumber(rows.take(as_indices(found)), numbers)
-    matched = MatchedRanges(match, columns, values.type, name_row)
     positions, valid = matched.positions(values)
     places = np.flatnonzero(matched.ranges.hold(positions[group]) & valid[group])
     groups = group[places]

@@ -24,6 +24,8 @@ from pyspark_lookup.options.parsing import (
     MOST,
     NAME,
     NAMES,
+    NETWORK_COLUMNS,
+    PAIR,
     POSITIVE_DURATION,
     Kind,
     choice,
@@ -153,9 +155,12 @@ All other options of such a read were stored with the table.
 BUILT = "lookup.built"
 """An internal option of the same reads, as JSON: the micro-batch in whose `foreachBatch` function the lookup was made, and when it was made."""
 OF_MATCHES = frozenset(
-    {"lookup.valid-from", "lookup.valid-to", "lookup.overlap", "lookup.range.bounds", "lookup.on-bad-network"}
-)
-"""Options of lookups of rows that are valid at a time, or that match a value by their range, network or prefix."""
+    {
+        "lookup.range", "lookup.cidr", "lookup.starts-with", "lookup.valid-from", "lookup.valid-to", "lookup.overlap",
+        "lookup.range.bounds", "lookup.on-bad-network",
+    }
+)  # fmt: skip
+"""Options of lookups of rows that match a value by their range, network or prefix, or that are valid at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,13 +196,26 @@ class ReadOptions:
         doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
             "NULL`, `AND`, `OR`, `NOT` over this table's columns. Files and row groups that have no such rows by their statistics are not read.",
     )
+    between: tuple[str, str] | None = option(
+        "lookup.range", PAIR, None,
+        doc="For lookups with `between`: the columns with the lowest and the highest value of a row's range.",
+    )
+    cidr: tuple[str, ...] | None = option(
+        "lookup.cidr", NETWORK_COLUMNS, None,
+        doc="For lookups with `cidr`: the column with networks, or the two columns with a network's first and last address, or its address and "
+            "the length of its prefix.",
+    )
+    starts_with: str | None = option(
+        "lookup.starts-with", NAME, None,
+        doc="For lookups with `starts_with`: the column with prefixes.",
+    )
     valid_from: str | None = option(
         "lookup.valid-from", NAME, None,
-        doc="For `lookup_join(…, as_of=…)`: the column with the time from which a row is valid. A null there: the row has always been valid.",
+        doc="For lookups with `as_of`: the column with the time from which a row is valid. A null there: the row has always been valid.",
     )
     valid_to: str | None = option(
         "lookup.valid-to", NAME, None,
-        doc="For `lookup_join(…, as_of=…)`: the column with the time until which a row is valid (exclusive). A null there: the row is still "
+        doc="For lookups with `as_of`: the column with the time until which a row is valid (exclusive). A null there: the row is still "
             "valid. Without this option, a row is valid until the next row of its key.",
     )
     overlap: enums.Overlap | None = option(
@@ -318,7 +336,7 @@ class VersionOptions:
 
 def is_idle_in_gets(key: str) -> bool:
     """Whether an option has an effect only in joins, SQL functions or streams, and none in a `LookupTable`'s own reads."""
-    return key in OF_MATCHES or key == "lookup.on-error" or key.startswith("lookup.stream.")
+    return key == "lookup.on-error" or key.startswith("lookup.stream.")
 
 
 def refuse_in_reads(

@@ -31,6 +31,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE)
 _LONGEST_S = 100 * 365 * 86400.0  # about the longest time that a lock can wait
 _NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,`\s](?:[^,`]*[^,`\s])?))\s*(?=,|\Z)")
+_PART = r"(\s*`(?:[^`]|``)+`\s*|(?:(?!\.\.)[^`])+)"
+_PAIR = re.compile(rf"{_PART}\.\.{_PART}")
 _BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
 
 
@@ -232,6 +234,22 @@ def parse_name(text: str) -> str:
     return names[0]
 
 
+def parse_pair(text: str) -> tuple[str, str]:
+    """Two column names with `..` between them; a name with two dots in a row goes in backquotes."""
+    pair = _PAIR.fullmatch(text)
+    if pair is None:
+        raise ValueError("two columns of the table, such as low..high")
+    return parse_name(pair[1]), parse_name(pair[2])
+
+
+def parse_network_columns(text: str) -> tuple[str, ...]:
+    """One column name, or two as in `parse_pair`."""
+    try:
+        return parse_pair(text) if (".." in text and "`" not in text) or _PAIR.fullmatch(text) else (parse_name(text),)
+    except ValueError:
+        raise ValueError("a column of the table, such as network, or two, such as first..last") from None
+
+
 def parse_commit(text: str) -> str:
     """The text `table id:log position`, which names a commit of a managed table."""
     table_id, _, position = text.strip().rpartition(":")
@@ -302,6 +320,8 @@ DURATION = Kind("duration", parse_duration_s)
 POSITIVE_DURATION = Kind("duration", parse_positive_duration_s)
 NAME = Kind("name", parse_name)
 NAMES = Kind("names", parse_names)
+PAIR = Kind("`low..high`", parse_pair)
+NETWORK_COLUMNS = Kind("name or `first..last`", parse_network_columns)
 MIB, GIB, MOST = 1024**2, 1024**3, 2**60
 
 

@@ -135,9 +135,9 @@ def lookup_join(
     strategy: Strategy = "auto",
     as_of: str | None = None,
     options: Mapping[str, Any] | None = None,
-    between: Mapping[str, Sequence[str]] | None = None,
-    cidr: Mapping[str, str | Sequence[str]] | None = None,
-    starts_with: Mapping[str, str] | None = None,
+    between: str | Mapping[str, Sequence[str]] | None = None,
+    cidr: str | Mapping[str, str | Sequence[str]] | None = None,
+    starts_with: str | Mapping[str, str] | None = None,
 ) -> DataFrame:
     """`df` with the columns of the table's rows that have the same key, from the table's current version.
 
@@ -161,7 +161,8 @@ def lookup_join(
     `between`: `{column of df: (lowest, highest)}` looks up rows between whose two columns the value lies; null is an open bound. `cidr`:
     `{column of df: network}` looks up the network of an IP address (text, 4 or 16 bytes, or an integer for IPv4); the network is text such as
     `10.0.0.0/8`, a pair of columns with its first and last address, or one with its address and length. `starts_with`:
-    `{column of df: prefix}` looks up the prefix with which a text or binary value begins. One of these arguments at most. Beside one of
+    `{column of df: prefix}` looks up the prefix with which a text or binary value begins. The column of `df` alone is enough if `lookup.range`,
+    `lookup.cidr` or `lookup.starts-with` names the columns of the table. One of these arguments at most. Beside one of
     them, `on` is optional, and `lookup.overlap` says what happens if several rows match. `options`: a mapping as for `spark.read`, such as
     {"lookup.cache": "FULL"}. If `lookup.cache` is not set, a table of files of up to `lookup.scan.split-size` gets a full cache.
 
@@ -184,7 +185,7 @@ def lookup_join(
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: give 'auto', 'cache' or 'broadcast'")
     key_columns = None if pairs is None else [table_column for _, table_column in pairs]
-    dim_table = look_up(df.sparkSession, table, key_columns, columns, options or {}, match is not None)
+    dim_table = look_up(df.sparkSession, table, key_columns, columns, options or {}, match)
     pairs = [(name, name) for name in dim_table.keys] if pairs is None else pairs
     keys = [
         _key(df, df_column, dim_table, table_column)

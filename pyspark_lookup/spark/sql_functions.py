@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup.lookup_join import PassSpec, Stage
-from pyspark_lookup.lookup.range_match import MatchKind
+from pyspark_lookup.lookup.range_match import Match, MatchKind
 from pyspark_lookup.options.enums import OnError, View
 from pyspark_lookup.spark import features
 from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key
@@ -26,6 +27,7 @@ from pyspark_lookup.spark.micro_batch import current_build
 from pyspark_lookup.spark.pipelines import in_pipeline
 from pyspark_lookup.spark.table_argument import (
     DimensionTable,
+    MatchArgument,
     TableArgument,
     check_match_cache,
     defaults_to_full,
@@ -34,9 +36,10 @@ from pyspark_lookup.spark.table_argument import (
     match_columns,
     parse_match,
     quote,
+    stored_match,
     with_default_cache,
 )
-from pyspark_lookup.spark.types import arrow_schema
+from pyspark_lookup.spark.types import arrow_schema, arrow_type
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The race: two threads may register lookups with the same name. Under the lock, the functions and the view are of one of them.
@@ -55,6 +58,7 @@ def register_lookup(
     between: Sequence[str] | None = None,
     cidr: str | Sequence[str] | None = None,
     starts_with: str | None = None,
+    value_type: str | None = None,
 ) -> None:
     """Make a lookup table a temporary function of this session, as in `SELECT f.*, airport(f.dest).name FROM flights f`.
 
@@ -64,7 +68,9 @@ def register_lookup(
 
     `between`: the two columns of the table between which the function's last argument lies. `cidr`: the column with the network, or the two
     columns, in which the address lies that is the last argument. `starts_with`: the column with the prefix with which it begins. Beside one of
-    them, `key` is optional.
+    them, `key` is optional. Without all of these, the table says how its rows are found: by `lookup.range`, `lookup.cidr` or
+    `lookup.starts-with`, and by those of its keys that are no columns of these. `value_type`: the type to which Spark casts the last argument
+    then, such as 'BIGINT' or 'BINARY' for addresses (default: the type of the table's column).
 
     Each query or micro-batch answers from the version that is current when it starts. Without functions defined in SQL (Spark 3.5), each
     host finds that version by itself, there is no `name_rows`, and `name(key…)` returns a struct of nulls if no row has the key.
@@ -80,13 +86,19 @@ def register_lookup(
             "SQL, join a table that was created before with CREATE TABLE … USING lookupcache"
         )
     match = parse_match(None, between, cidr, starts_with, names_column=False)
-    if key is None and match is None:
-        raise OptionError("argument key is missing: name the table's key columns, or give between, cidr or starts_with")
     keys = [key] if isinstance(key, str) else list(key or ())
-    dim_table = look_up(spark, table, keys, columns, options or {}, match is not None, "key")
+    if key is None and match is None:
+        dim_table = look_up(spark, table, None, columns, options or {}, "stored", "key")
+        match = stored_match(dim_table.parsed.read)
+    else:
+        dim_table = look_up(spark, table, keys, columns, options or {}, match, "key")
     if match is not None:
-        check_match_cache(match, keys, dim_table)
-    matched = None if match is None else (match.kind, match_columns(match, dim_table))
+        check_match_cache(match, dim_table.keys, dim_table)
+    elif value_type is not None:
+        raise OptionError(
+            f"argument value_type = {value_type!r} is for functions whose last argument is matched: give between, cidr or starts_with, or leave it out"
+        )
+    matched = None if match is None else _matched(match, dim_table, value_type)
     if defaults_to_full(dim_table):
         dim_table = with_default_cache(dim_table, dim_table.facts().bytes)
     if not dim_table.returned_fields:
@@ -111,23 +123,42 @@ def register_lookup(
         registered.add(name.lower())
 
 
-_Matched = tuple[MatchKind, tuple[str, ...]] | None
-"""How the last argument of a function matches some of the table's columns; None if it is a key."""
+@dataclasses.dataclass(frozen=True)
+class _Matched:
+    """How the last argument of a function, which has the type `type`, matches some of the table's columns."""
+
+    kind: MatchKind
+    columns: tuple[str, ...]
+    type: DataType
 
 
-def _single_lookup(table: DimensionTable, match: _Matched, many: bool) -> tuple[ChainedLookup, PassSpec]:
+def _matched(match: MatchArgument, table: DimensionTable, value_type: str | None) -> _Matched:
+    """How the last argument of a function is matched. Raises OptionError for a `value_type` that is no type, SchemaError for one that does not fit."""
+    columns = match_columns(match, table)
+    if value_type is None:
+        return _Matched(match.kind, columns, table.column_type(columns[0]))
+    try:
+        kind = table.spark.sql(f"SELECT CAST(NULL AS {value_type}) AS value").schema["value"].dataType
+    except Exception:  # of Spark's parser
+        raise OptionError(f"argument value_type = {value_type!r}: give a type of SQL, such as 'BIGINT'") from None
+    Match(match.kind, columns).cast_values(table.arrow(columns).field(0), pa.nulls(0, arrow_type(kind)))
+    return _Matched(match.kind, columns, kind)
+
+
+def _single_lookup(table: DimensionTable, match: _Matched | None, many: bool) -> tuple[ChainedLookup, PassSpec]:
     """(the lookup of a function by the table's keys, the spec of a UDF that carries out only this lookup)."""
     names = tuple(field.name for field in table.returned_fields)
     keys = [Key((key,), table.column_type(key), False) for key in table.keys]
     if match is not None:
         name = "value" if "value" not in table.keys else "matched_value"
-        keys.append(Key((name,), table.column_type(match[1][0]), False))
-    lookup = ChainedLookup(table, tuple(keys), names, "left", match, current_build(table.spark))
+        keys.append(Key((name,), match.type, False))
+    kind = None if match is None else (match.kind, match.columns)
+    lookup = ChainedLookup(table, tuple(keys), names, "left", kind, current_build(table.spark))
     stage = Stage(lookup.spec, tuple(range(len(keys))), (0,), "left", lookup.build)
     return lookup, PassSpec((stage,), many)
 
 
-def _register_plain(table: DimensionTable, match: _Matched, name: str, multi: bool) -> None:
+def _register_plain(table: DimensionTable, match: _Matched | None, name: str, multi: bool) -> None:
     """Register one UDF as `name`, for a Spark without functions defined in SQL. There is no `name_rows`."""
     lookup, spec = _single_lookup(table, match, multi)
     arguments = StructType([StructField(key.column, key.type) for key in lookup.keys])
@@ -137,7 +168,7 @@ def _register_plain(table: DimensionTable, match: _Matched, name: str, multi: bo
     table.spark.udf.register(name, pandas_function(probe, lookup.fields, multi))
 
 
-def _create(dim_table: DimensionTable, whole: DimensionTable, match: _Matched, name: str, multi: bool) -> None:
+def _create(dim_table: DimensionTable, whole: DimensionTable, match: _Matched | None, name: str, multi: bool) -> None:
     """Create both functions, a UDF for each, and the view from which they get the version."""
     base = f"_lookup_{name.lower()}"
     # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
@@ -174,19 +205,29 @@ def _udfs(base: str) -> tuple[str, str]:
     return f"{base}_udf", f"{base}_rows_udf"
 
 
-def _body(table: DimensionTable, match: _Matched, base: str, many: bool, as_rows: bool = False) -> str:
+def _body(table: DimensionTable, match: _Matched | None, base: str, many: bool, as_rows: bool = False) -> str:
     """The rest of CREATE FUNCTION after the name: arguments, result, and the query that calls the UDF with the version."""
     udf = _udfs(base)[as_rows]
     lookup, spec = _single_lookup(table, match, many)
     lookup_udf = LookupUdf(udf, spec, lookup.fields, [key.type for key in lookup.keys], 1)
     table.spark.udf.register(udf, lookup_udf.function)
     declared = ", ".join(f"{quote(key.column)} {_ddl(key.type)}" for key in lookup.keys)
-    arguments = ", ".join(lookup_udf.arguments([key.sql for key in lookup.keys]))
+    keys = [key.sql for key in lookup.keys]
+    if match is not None and match.kind is MatchKind.CIDR and isinstance(match.type, StringType):
+        keys[-1] = _address(keys[-1])
+    arguments = ", ".join(lookup_udf.arguments(keys))
     call = lookup_udf.answer(f"{udf}({arguments}, (SELECT version FROM {base}_version))")
     if not as_rows:
         return f"({declared}) RETURN {call}"
     returned = ", ".join(f"{quote(field.name)} {_ddl(field.dataType)}" for field in lookup.fields)
     return f"({declared}) RETURNS TABLE ({returned}) RETURN SELECT r.* FROM (SELECT inline({call})) r"
+
+
+def _address(text: str) -> str:
+    """The SQL of an address of text; of a number (of IPv4), which Spark has made text of, as text with dots."""
+    number = f"TRY_CAST({text} AS BIGINT)"
+    parts = ", ".join(f"shiftright({number}, {bits}) & 255" for bits in (24, 16, 8, 0))
+    return f"IF({number} BETWEEN 0 AND 4294967295, concat_ws('.', {parts}), {text})"
 
 
 def _ddl(kind: DataType) -> str:

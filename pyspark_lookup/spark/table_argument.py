@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -18,19 +19,20 @@ from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
 from pyspark_lookup.lookup.catalog_tables import named_options, resolve_path
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import describe_version
-from pyspark_lookup.lookup.range_match import MatchKind
+from pyspark_lookup.lookup.range_match import MatchKind, check_match_types, named_columns
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
-from pyspark_lookup.options.groups import refuse_in_reads
+from pyspark_lookup.options.groups import ReadOptions, refuse_in_reads
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
 from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.sources.registry import names_catalog, names_system, parse_options
 from pyspark_lookup.spark.load import load, load_columns, plans_here
 from pyspark_lookup.spark.pipelines import in_flow_function
-from pyspark_lookup.spark.types import arrow_schema, arrow_type, is_collated
+from pyspark_lookup.spark.types import arrow_schema, is_collated
 from pyspark_lookup.storage.disk import key_of
 
+Stored = Literal["stored"]
 TableArgument = str | os.PathLike[str] | LookupTable | None
 # Options that select columns and rows of a read; a lookup selects them by its own arguments.
 _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
@@ -105,27 +107,32 @@ def look_up(
     keys: Sequence[str] | None,
     columns: Sequence[str] | None,
     options: Mapping[str, Any],
-    matches: bool = False,
+    match: MatchArgument | Stored | None = None,
     key_argument: str = "on",
 ) -> DimensionTable:
     """The table that a lookup names, with its columns as Spark sees them now.
 
-    `keys`: the key columns (None: those that the table's options or its log name). `key_argument`: the name of that argument in errors. `matches`:
-    whether the lookup is by validity, range, network or prefix; then there may be no keys. Raises OptionError for options that do not fit or a
-    name that means no table, SchemaError for a column that the table does not have.
+    `keys`: the key columns (None: those that the table's options or its log name). `key_argument`: the name of that argument in errors. `match`: how
+    the lookup matches a value; then there may be no keys. "stored": as the table says, by those of its keys that are no columns of the match.
+    Raises OptionError for options that do not fit or a name that means no table, SchemaError for a column that the table does not have.
     """
     argument_options = {key: option_text(value) for key, value in options.items()}
     explicit = {key.lower() for key in argument_options}
     for key in sorted(_OF_READS & explicit):
         instead = "give the argument columns instead" if key == "lookup.columns" else "leave it out"
         raise OptionError(f"option {key} is for reads, not for lookups: {instead}")
-    refuse_in_reads(explicit - {"lookup.on-error"}, matches=matches)
+    refuse_in_reads(explicit - {"lookup.on-error"}, matches=match is not None)
     stored, schema = _table(spark, table, argument_options)
     merged_options = resolve_path(merge_options(stored, argument_options))
     if any(key.lower() == "lookup.changes-from" for key in merged_options):
         raise OptionError("option lookup.changes-from reads changes, in which nothing can be looked up: leave it out")
-    keys_option = {key.lower(): text for key, text in argument_options.items()}.get("lookup.keys")
-    if keys is None:
+    own_options = {key.lower(): text for key, text in argument_options.items()}
+    keys_option = own_options.get("lookup.keys")
+    if match is not None:
+        merged_options = _with_stored_match(spark, match, merged_options, own_options)
+    if match == "stored":
+        keys = _keys_beside(spark, merged_options)
+    elif keys is None:
         keys = _stored_keys(spark, merged_options)
     elif (
         keys
@@ -171,18 +178,51 @@ def look_up(
     return DimensionTable(spark, merged_options, final_options, schema, key_names, returned_fields)
 
 
+def _with_stored_match(
+    spark: SparkSession, match: MatchArgument | Stored, options: dict[str, str], own_options: Mapping[str, str]
+) -> dict[str, str]:
+    """The options, completed by those that the table's own properties store if neither the match nor the options name the columns.
+
+    `own_options`: those of the lookup itself. Raises OptionError if one of them differs from the argument.
+    """
+    kinds = list(_MATCH_COLUMNS) if match == "stored" else [match.kind]
+    if match != "stored" and match.columns:
+        key = match.kind.option
+        text = own_options.get(key)
+        named = match.columns if text is None else named_columns(match.kind, LookupOptions().override({key: text}).read)
+        if [name.lower() for name in named] != [name.lower() for name in match.columns]:
+            raise OptionError(
+                f"option {key} = {text!r} differs from the argument {match.kind.value}, {' and '.join(match.columns)}: leave one of the two out"
+            )
+        return options
+    if any(kind.option in options for kind in kinds) or names_system(options):
+        return options
+    return {**json.loads(_facts(spark, _without_cache(options)).options_of_table), **options}
+
+
+def _keys_beside(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
+    """The table's key columns that are no columns of the match that its options name."""
+    read = parse_options(_without_cache(options)).read
+    columns = {name.lower() for name in named_columns(stored_match(read).kind, read)}
+    return [name for name in _find_keys(spark, options) or () if name.lower() not in columns]
+
+
 def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
     """The key columns that a table's options name, or, if they name none, the key columns of a managed table."""
-    text = {key.lower(): value for key, value in options.items()}.get("lookup.keys")
-    if text is not None:
-        return parse_names(text)
-    keys = None if names_system(options) else _facts(spark, _without_cache(options)).keys_of_table
+    keys = _find_keys(spark, options)
     if not keys:
         raise OptionError(
             "argument on is missing, and the table does not say by which columns it is looked up (lookup.keys): give "
             "on='id', a list of columns, or a dict {column of df: column of table}"
         )
-    return list(keys)
+    return keys
+
+
+def _find_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str] | None:
+    text = {key.lower(): value for key, value in options.items()}.get("lookup.keys")
+    if text is not None:
+        return parse_names(text)
+    return None if names_system(options) else _facts(spark, _without_cache(options)).keys_of_table
 
 
 def _known_floor(options: LookupOptions) -> str | None:
@@ -304,8 +344,8 @@ def with_cache(table: DimensionTable, mode: CacheMode) -> DimensionTable:
 
 @dataclasses.dataclass(frozen=True)
 class MatchArgument:
-    """An argument that says how rows match a value: the DataFrame's `column` with the value, and the table's columns (of `as_of`: its options name
-    them)."""
+    """An argument that says how rows match a value: the DataFrame's `column` with the value, and the table's columns (none: the table's options
+    name them)."""
 
     kind: MatchKind
     column: str
@@ -332,12 +372,17 @@ def parse_match(
             if not isinstance(value, str):
                 raise OptionError(f"argument as_of = {value!r}: give the name of a column with times")
             return MatchArgument(kind, value, ())
+        if names_column and isinstance(value, str):
+            return MatchArgument(kind, value, ())
         counts, df_column, example = _MATCH_COLUMNS[kind]
         advice = f"give the table's columns, e.g. {example}"
         pairs = [("", value)]
         if names_column:
             pairs = list(value.items()) if isinstance(value, Mapping) else []
-            advice = f"give one column of df and what it is compared with, e.g. {{'{df_column}': {example}}}"
+            advice = (
+                f"give one column of df and what it is compared with, e.g. {{'{df_column}': {example}}}, or the column of df alone if {kind.option} "
+                "names the columns of the table"
+            )
         columns = [(c,) if isinstance(c, str) else tuple(c) if isinstance(c, Sequence) else () for _, c in pairs]
         if (
             len(pairs) != 1
@@ -359,34 +404,40 @@ _MATCH_COLUMNS: Mapping[MatchKind, tuple[tuple[int, ...], str, str]] = {
 
 def match_columns(match: MatchArgument, table: DimensionTable) -> tuple[str, ...]:
     """The table's columns that a match needs."""
-    if match.kind is MatchKind.AS_OF:
+    kind = match.kind
+    if kind is MatchKind.AS_OF:
         return _validity(table)
-    argument = f"argument {match.kind.value}"
+    columns, subject = match.columns, f"argument {kind.value}"
+    if not columns:
+        columns, subject = named_columns(kind, table.parsed.read), f"option {kind.option}"
+        if not columns:
+            _, df_column, example = _MATCH_COLUMNS[kind]
+            raise OptionError(
+                f"argument {kind.value} = {match.column!r}: the table does not say which of its columns are compared: give "
+                f"{{{match.column or df_column!r}: {example}}}, or set {kind.option}"
+            )
     try:
-        names = tuple(resolve_names(match.columns, table.schema, argument))
+        names = tuple(resolve_names(columns, table.schema, subject))
     except SchemaError as problem:
-        raise SchemaError(str(problem).replace("option argument", "argument", 1)) from None
-    kinds = [arrow_type(table.column_type(name)) for name in names]
-    if match.kind is MatchKind.BETWEEN and kinds[0] != kinds[1]:
-        raise SchemaError(
-            f"{argument}: {names[0]!r} is {kinds[0]}, {names[1]!r} is {kinds[1]}; both must be of one type"
-        )
-    is_bytes = [pa.types.is_string(kind) or pa.types.is_binary(kind) for kind in kinds]
-    if match.kind is MatchKind.STARTS_WITH and not is_bytes[0]:
-        raise SchemaError(f"{argument}: {names[0]!r} is {kinds[0]}; prefixes are text or binary")
-    if match.kind is MatchKind.CIDR and not (
-        is_bytes[0]
-        and (
-            (len(names) == 1 and pa.types.is_string(kinds[0]))
-            or (len(names) == 2 and (kinds[1] == kinds[0] or pa.types.is_integer(kinds[1])))
-        )
-    ):
-        kinds_text = " and ".join(f"{name!r} is {kind}" for name, kind in zip(names, kinds, strict=True))
-        raise SchemaError(
-            f"{argument}: {kinds_text}; a network is one column of text, or two columns: its first and last address, or its address and the "
-            "length of its prefix as an integer"
-        )
+        raise SchemaError(str(problem).replace("option ", "", 1)) from None
+    check_match_types(kind, table.arrow(names), subject)
     return names
+
+
+def stored_match(options: ReadOptions) -> MatchArgument:
+    """The match whose columns the options of a table name. Raises OptionError if they name none, or those of several kinds."""
+    kinds = [kind for kind in _MATCH_COLUMNS if named_columns(kind, options)]
+    if len(kinds) > 1:
+        keys, arguments = (" and ".join(names) for names in ([k.option for k in kinds], [k.value for k in kinds]))
+        raise OptionError(
+            f"options {keys} each say how rows are found: give the argument {arguments.replace(' and ', ' or ')}"
+        )
+    if not kinds:
+        raise OptionError(
+            "argument key is missing: name the table's key columns, or give between, cidr or starts_with, which a table may also store (lookup.range, "
+            "lookup.cidr, lookup.starts-with)"
+        )
+    return MatchArgument(kinds[0], "", ())
 
 
 def _validity(table: DimensionTable) -> tuple[str, ...]:

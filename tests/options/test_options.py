@@ -69,6 +69,8 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.valid-write-ids": {" t1:5:4:2,4: ": "t1:5:2:2,4:"},
         "lookup.floor": {" 8f3a:12": "8f3a:12"},
         "lookup.valid-from": {"`valid from`": "valid from"},
+        "lookup.range": {" low .. high": ("low", "high"), "`a..b`..c.d": ("a..b", "c.d")},
+        "lookup.cidr": {"network": ("network",), "`a..b`": ("a..b",), "first..last": ("first", "last")},
         "lookup.stream.start": {"12": 12},
         "lookup.cache.max-bytes": {"1 MiB": MIB, "20g": 20 * 2**30},
         "lookup.max-retries": {"0": 0, "12": 12},
@@ -184,6 +186,9 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
         ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
         ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
     ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter the result in Spark"]),
+    ({"lookup.range": "low"}, ["lookup.range = 'low'", "expected two columns of the table, such as low..high"]),
+    ({"lookup.range": "a..b..c"}, ["expected two columns"]),
+    ({"lookup.cidr": "a..b..c"}, ["expected a column of the table, such as network, or two, such as first..last"]),
     ({"lookup.valid-to": "until"}, ["lookup.valid-to has no effect without lookup.valid-from"]),
     # Bad values, with the FLIP's words.
     ({**RELOADED, FULL_CACHE + "periodic-reload.interval": "0 s"}, [FULL_CACHE + "periodic-reload.interval", "greater than zero"]),

@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import explain_lookup, lookup_join, register_lookup
+from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark import features
 from tests.support.lake_tables import MODES
-from tests.support.spark_tables import conf, running
+from tests.support.spark_tables import catalog_options, conf, running
 from tests.support.sparks import DATA_SOURCES, needs
 
 pytestmark = pytest.mark.spark
@@ -188,6 +188,69 @@ def test_functions_of_ranges(spark: SparkSession, tmp_path: Path, name: str) -> 
         assert [tuple(row) for row in spark.sql(f"SELECT * FROM {name}_geo_rows('10.9.9.9')").collect()] == [
             ("10.0.0.0/8", "a")
         ]
+
+
+def test_tables_that_know_their_columns(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """By their options in the catalog, the properties of a managed table, or the options of the lookup; arguments go before them."""
+    brackets, nets, codes = (str(tmp_path / table) for table in ("brackets", "nets", "codes"))
+    spark.sql("SELECT * FROM VALUES ('DE', 0, 9, 1), ('DE', 10, NULL, 2) AS t(country, low, high, rate)").write.parquet(
+        brackets
+    )
+    spark.sql("SELECT * FROM VALUES ('4', 'four'), ('49', 'DE') AS t(code, place)").write.parquet(codes)
+    managed = LookupTable(nets, {"lookup.keys": "network"})
+    managed.write([{"network": "10.0.0.0/8", "other": "11.0.0.0/8"}, {"network": "10.1.0.0/16", "other": "10.1.2.3"}])
+    with pytest.raises(OptionError, match=r"table property lookup.cidrs is unknown"):
+        managed.alter(properties={"lookup.cidrs": "network"})
+    with pytest.raises(OptionError, match=r"lookup.cidr = 'a..b..c': expected a column of the table"):
+        managed.alter(properties={"lookup.cidr": "a..b..c"})
+    with pytest.raises(OptionError, match=r"argument key is missing: .*which a table may also store"):
+        register_lookup(spark, f"{name}_geo", nets)
+    managed.alter(properties={"lookup.cidr": "network"})
+    df = spark.sql("SELECT 'DE' AS country, 12 AS income, '10.1.2.3' AS ip, '4930' AS number")
+    for joined, expected in (
+        (lookup_join(df, nets, cidr="ip", columns=["network"]), "10.1.0.0/16"),
+        (lookup_join(df, nets, cidr={"ip": "other"}, columns=["network"]), "10.1.0.0/16"),
+        (lookup_join(df, nets, cidr="ip", columns=["network"], options={"lookup.cidr": "other", "lookup.overlap": "NEWEST"}), "10.1.0.0/16"),
+        (lookup_join(df, brackets, "country", between="income", columns=["rate"], options={"lookup.range": "low..high"}), 2),
+        (lookup_join(df, codes, starts_with="number", columns=["place"], options={"lookup.starts-with": "CODE"}), "DE"),
+    ):  # fmt: skip
+        assert [row[4] for row in joined.collect()] == [expected]
+    for arguments, words in (
+        ({"between": "income"}, r"argument between = 'income': .*give \{'income': \('low', 'high'\)\}, or set lookup.range"),
+        ({"cidr": {"ip": "network"}, "options": {"lookup.cidr": "other"}}, "lookup.cidr = 'other' differs from the argument cidr, network"),
+        ({"cidr": "ip", "options": {"lookup.cidr": "nets"}}, "option lookup.cidr: the table has no column 'nets'"),
+    ):  # fmt: skip
+        with pytest.raises((OptionError, SchemaError), match=words):
+            lookup_join(df, nets, **arguments)
+    with pytest.raises(
+        OptionError, match=r"options lookup.range and lookup.cidr each .* give the argument between or cidr"
+    ):
+        register_lookup(
+            spark, f"{name}_geo", nets, options={"lookup.range": "network..other", "lookup.cidr": "network"}
+        )
+    register_lookup(spark, f"{name}_geo", nets)
+    # Spark makes text of the number, and the address of it is found nevertheless.
+    row = spark.sql(f"SELECT {name}_geo('10.9.9.9').network, {name}_geo(167838211).network, {name}_geo('x1')").first()
+    assert tuple(row) == ("10.0.0.0/8", "10.1.0.0/16", None)
+    for value_type, value in (("BIGINT", "167838211"), ("BINARY", "X'0A010203'")):
+        register_lookup(spark, f"{name}_{value_type}", nets, value_type=value_type)
+        assert spark.sql(f"SELECT {name}_{value_type}({value}).network").first()[0] == "10.1.0.0/16"
+    for value_type, words in (("FLOAT", "argument cidr has the type float"), ("TEXTS", "value_type = 'TEXTS': give a type of SQL")):  # fmt: skip
+        with pytest.raises((OptionError, SchemaError), match=words):
+            register_lookup(spark, f"{name}_geo", nets, value_type=value_type)
+    with pytest.raises(OptionError, match="value_type = 'INT' is for functions whose last argument is matched"):
+        register_lookup(spark, f"{name}_geo", nets, "network", value_type="INT")
+    if DATA_SOURCES:
+        options = {"lookup.keys": "country,low", "lookup.range": "low..high"}
+        spark.sql(f"CREATE TABLE {name} {catalog_options(brackets, options)}")
+        register_lookup(spark, f"{name}_rate", name)
+        register_lookup(spark, f"{name}_exact", name, value_type="DECIMAL(12, 1)")
+        row = spark.sql(
+            f"SELECT {name}_rate('DE', 9.7).rate, {name}_exact('DE', 9.7).rate, {name}_rate('EE', 1)"
+        ).first()
+        assert tuple(row) == (1, None, None)
+        joined = lookup_join(df, name, "country", between="income", columns=["rate"])
+        assert [row.rate for row in joined.collect()] == [2]
 
 
 def test_prefixes_follow_a_table_that_changes(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import DamagedFileError, OptionError, VersionGoneError, WriteConflictError
+from pyspark_lookup.options.groups import OF_MATCHES
+from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import DURATION
 from pyspark_lookup.sources.managed.log.events import (
     Abort,
@@ -182,8 +184,13 @@ def parse_properties(properties: Mapping[str, str]) -> TableProperties:
     for key, text in properties.items():
         if not key.startswith("lookup."):
             continue
+        if key in OF_MATCHES:
+            LookupOptions().override({key: text})
+            continue
         if key not in (LOG_RETENTION, VACUUM_AFTER):
-            raise OptionError(f"table property {key} is unknown: use {LOG_RETENTION} or {VACUUM_AFTER}")
+            raise OptionError(
+                f"table property {key} is unknown: use {LOG_RETENTION}, {VACUUM_AFTER}, or an option of lookups by range, such as lookup.range"
+            )
         try:
             durations_s[key] = DURATION.parse(text)
         except ValueError as problem:
