@@ -1,1 +1,1 @@
-"""Delta Lake tables, read from their log (as the protocol's PROTOCOL.md says) without another library."""
+"""Delta Lake tables. This package reads their log itself, as the protocol's PROTOCOL.md describes it, without another library."""

@@ -13,15 +13,15 @@ from pyspark_lookup.core.decoding import as_count, as_decimal, as_positive, as_t
 from pyspark_lookup.core.forks import cached_property
 
 Key = tuple[str, str]
-"""What identifies a file in a remove action: (path, unique id of its deletion vector, or an empty text)."""
-_INT_AT_MOST = 2**31 - 1  # of the protocol's `Int`
-_VECTOR_BYTES, _ROW_BYTES = 2**20, 32  # more than a vector takes, and than each row in it
+"""The pair by which a remove action identifies a file: (path, unique id of its deletion vector, empty without one)."""
+_INT_AT_MOST = 2**31 - 1  # the largest value of the protocol's type `Int`
+_VECTOR_BYTES, _ROW_BYTES = 2**20, 32  # a vector takes less than the first, plus the second for each deleted row
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|/")
 
 
 @dataclasses.dataclass(frozen=True)
 class Vector:
-    """A deletion vector as the log describes it."""
+    """A deletion vector as the log describes it: where it is stored, its size in bytes, and `cardinality`, the number of deleted rows."""
 
     storage: str
     data: str
@@ -31,8 +31,10 @@ class Vector:
 
     @classmethod
     def from_descriptor(cls, descriptor: Any) -> Vector | None:
-        """The vector that the `deletionVector` of an action describes; None for an action without one. Raises one of `decoding.UNREADABLE` if it is
-        malformed."""
+        """The vector that the `deletionVector` of an action describes; None for an action without one.
+
+        Raises one of `decoding.UNREADABLE` for a malformed descriptor.
+        """
         if descriptor is None:
             return None
         offset, size, rows = (
@@ -41,7 +43,7 @@ class Vector:
             as_count(descriptor["cardinality"]),
         )
         place = 0 if offset is None else as_count(offset)
-        # As many bytes would be requested from the store, so a damaged log must not ask for more than a vector can have.
+        # The store will be asked for `size` bytes, so a damaged log must not make that more than a vector can have.
         if max(place, size) > _INT_AT_MOST or size > _VECTOR_BYTES + rows * _ROW_BYTES:
             raise ValueError(f"an impossible deletion vector: {size} bytes at {place} for {rows} rows")
         return cls(as_text(descriptor["storageType"]), as_text(descriptor["pathOrInlineDv"]), place, size, rows)
@@ -49,7 +51,8 @@ class Vector:
 
 @dataclasses.dataclass(frozen=True)
 class Add:
-    """A data file. `path`: as the log spells it, maybe percent-encoded. `statistics`: their JSON text; None if there are none."""
+    """A data file, from an `add` action. `path`: as the log spells it, maybe percent-encoded. `statistics`: JSON text; None if the log has
+    none."""
 
     path: str
     partition: tuple[tuple[str, str | None], ...]
@@ -64,12 +67,12 @@ class Add:
 
     @cached_property
     def parsed(self) -> Statistics | None:
-        """The statistics of the file's columns; None if the log has none, or they cannot be read."""
+        """The statistics of the file's columns; None if the log has none, or they cannot be parsed."""
         return Statistics.parse(self.statistics)
 
     @classmethod
     def from_action(cls, action: Mapping[str, Any]) -> Add:
-        """The data file that an `add` action names. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """The data file that an `add` action names. Raises one of `decoding.UNREADABLE` for a malformed action."""
         values = action["partitionValues"]
         pairs = values.items() if isinstance(values, Mapping) else () if values is None else values
         partition = tuple(
@@ -86,13 +89,13 @@ class Add:
         )
 
     def to_json(self) -> list[Any]:
-        """The action as a JSON value."""
+        """The action as a JSON array, which `from_json` reads."""
         vector = None if self.vector is None else dataclasses.astuple(self.vector)
         return [self.path, self.partition, self.size, self.modified_ms, self.statistics, vector]
 
     @classmethod
     def from_json(cls, record: Any) -> Add:
-        """Decode what `to_json` wrote. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """The action that `to_json` wrote. Raises one of `decoding.UNREADABLE` for a malformed record."""
         path, partition, size, modified_ms, statistics, vector = record
         pairs = tuple((as_text(name), None if value is None else as_text(value)) for name, value in partition)
         storage, data, *counts = vector or ("", "", 0, 0, 0)
@@ -105,7 +108,7 @@ def key_of_file(path: str, vector: Vector | None) -> Key:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a data file's path is absolute, not relative to the table."""
+    """Whether the path of a data file is absolute. Otherwise it is relative to the table's directory."""
     return _ABSOLUTE.match(path) is not None
 
 
@@ -115,7 +118,8 @@ def decode_path(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """A data file's statistics from the log, by the names that columns have in the file. A struct has a mapping of its fields' values."""
+    """The statistics of a data file from the log, by the names that the columns have in the file. A struct has a mapping of its fields'
+    values."""
 
     rows: int | None
     low: Mapping[str, Any]
@@ -125,7 +129,7 @@ class Statistics:
 
     @classmethod
     def parse(cls, text: str | None) -> Statistics | None:
-        """The statistics of an `Add`, from their JSON text; None if the text cannot be read, because scans work without statistics."""
+        """The statistics in the JSON text of an `Add`; None if the text cannot be parsed. Scans work without statistics."""
         if text is None:
             return None
         try:
@@ -140,7 +144,7 @@ class Statistics:
 
 
 def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
-    """The actions in a JSON commit or checkpoint. Raises ValueError if an action is malformed."""
+    """The actions in a commit, or in a checkpoint in JSON. Raises ValueError if an action is malformed. `origin` names the file in errors."""
     actions = []
     for number, line in enumerate(text.split(b"\n"), 1):  # not splitlines: texts may contain other line ends
         if line.strip():

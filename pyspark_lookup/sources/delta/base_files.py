@@ -1,7 +1,7 @@
 """`BaseFiles`: the data files of a Delta table at one version, as columns that all processes of a host map from its cache directory.
 
-A table of 300,000 files may have a gigabyte of statistics in its checkpoint. They are copied as they are, compressed, and do not become
-Python objects. When a query first compares a column, that column's bounds are parsed from the texts by Arrow, and written beside them.
+A table of 300,000 files may have a gigabyte of statistics in its checkpoint. These texts are copied unparsed, compressed, and do not become
+Python objects. When a query first compares a column, Arrow parses the bounds of that column from the texts, and they are stored, too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _SEEDS = (Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93), Seed(0xC2B2AE3D27D4EB4F,
 _WORD = (1 << 64) - 1
 _FILES, _TEXTS, _STATS = "files", "texts", "stats"
 _PARTITION = "partition:"
-_GROUP_ROWS = 512  # texts that are compressed together: to read one, so many are decompressed
-_GROUPS_AT_ONCE = 32
-_PARTS_AT_MOST = 16
+_GROUP_ROWS = 512  # texts that are compressed together, and so are decompressed together to read one of them
+_GROUPS_AT_ONCE = 32  # groups that are decompressed at a time to parse all texts
+_PARTS_AT_MOST = 16  # parts with statistics; if there are more, the smaller ones are written together
 _TEXT = pa.large_string()
 _COLUMNS = pa.schema(
     [
@@ -51,13 +51,13 @@ _COLUMNS = pa.schema(
         ("text_row", pa.int64()),
     ]
 )
-"""The key of each file (`path`, `vector`), and the other values of its `Add`. `descriptor`: its deletion vector as JSON. `text_row`: the row of
-its statistics among the texts of all parts."""
+"""The columns for a data file: its key (`path`, `vector`), and the other values of its `Add`. `descriptor`: the deletion vector as JSON.
+`text_row`: the row of its statistics among the texts of all parts."""
 
 _TEXT_ROW = _COLUMNS.get_field_index("text_row")
 
 Sums = tuple[int, int]
-"""The sums of two hashes over the keys of files. The same files have the same sums, whatever came and went before."""
+"""The sums of two hashes over the keys of files. Equal sets of files have equal sums, in whatever order the files were added and removed."""
 
 
 def sum_keys(keys: Iterable[Key]) -> Sums:
@@ -75,7 +75,7 @@ def _sum_columns(paths: pa.Array, vectors: pa.Array) -> Sums:
 
 
 def combine_sums(sums: Sums, added: Sums, removed: Sums) -> Sums:
-    """The sums after some files were added and others removed."""
+    """The sums after files were added and removed. `added` and `removed`: the sums of these files."""
     first, second = ((old + new - gone) & _WORD for old, new, gone in zip(sums, added, removed, strict=True))
     return first, second
 
@@ -87,7 +87,7 @@ ParseBounds = Callable[[str | None], ColumnStats | None]
 
 
 class StatisticsPart:
-    """The statistics of some files as JSON texts, one for each file, compressed in Arrow files (`buffers`) with `counts` rows each.
+    """The statistics of some files, one JSON text for each. They are compressed in Arrow files (`buffers`) with `counts` rows each.
 
     `name`: the part's segment in the host's cache directory; None: the texts are in memory.
     """
@@ -106,14 +106,14 @@ class StatisticsPart:
         self._bounds: dict[str, StatsColumns] = {}
 
     def text(self, row: int) -> str | None:
-        """The statistics of a file; None if it has none."""
+        """The statistics of the file in a row; None if it has none."""
         group = int(np.searchsorted(self._starts, row, "right")) - 1
         file, number = self._groups[group]
         text = file.get_batch(number).column(0)[row - int(self._starts[group])].as_py()
         return None if text is None else str(text)
 
     def take(self, rows: Numbers) -> pa.Array:
-        """The statistics of some files. `rows`: ascending."""
+        """The statistics of the files in some rows. `rows`: ascending."""
         groups = np.searchsorted(self._starts, rows, "right") - 1
         parts = [pa.array([], _TEXT)]
         for group in np.unique(groups).tolist():
@@ -123,13 +123,13 @@ class StatisticsPart:
         return pa.concat_arrays(parts)
 
     def texts(self) -> Iterator[pa.Array]:
-        """The statistics of all files, of some thousand at once."""
+        """The statistics of all files, some thousand at a time."""
         for start in range(0, len(self._groups), _GROUPS_AT_ONCE):
             batches = [file.get_batch(number) for file, number in self._groups[start : start + _GROUPS_AT_ONCE]]
             yield pa.concat_arrays([batch.column(0) for batch in batches])
 
     def bounds(self, disk: Disk | None, table: str, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
-        """The statistics of the column that the files call `stored`. They are parsed once per host."""
+        """The statistics of the column that the files call `stored`, as columns. The texts are parsed once per host."""
         end = key_of(stored, kind)[:16]
         if end not in self._bounds:
             kept_disk = disk if self.name is not None else None
@@ -154,7 +154,10 @@ def compress_texts(texts: pa.Array) -> pa.Buffer:
 
 
 def parse_bounds(texts: pa.Array, stored: str, kind: pa.DataType, parse: ParseBounds) -> StatsColumns:
-    """The statistics of a column from the JSON texts of some files. `parse`: for texts that Arrow cannot parse as a whole."""
+    """The statistics of a column, parsed from the JSON texts of some files.
+
+    `parse`: parses a single text. It is used if Arrow cannot parse all texts together.
+    """
     columns = _parse_together(texts, stored, kind)
     if columns is not None:
         return columns
@@ -163,19 +166,22 @@ def parse_bounds(texts: pa.Array, stored: str, kind: pa.DataType, parse: ParseBo
 
 _INSTANT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z?$"
 EXACT_DIGITS = 15
-"""A double always represents so many digits of a decimal exactly."""
+"""A double represents every decimal of up to this many digits exactly."""
 ROUNDED_BITS = 48
-"""A decimal with more digits that was written as a double differs from it by at most this many bits' share."""
+"""A decimal with more digits that was written as a double is off by at most 2**-ROUNDED_BITS of its value."""
 _DECIMAL_DIGITS = 38
-_FIRST_YEAR, _LAST_YEAR = 1901, 9998  # other years need arithmetic that Arrow lacks
+_FIRST_YEAR, _LAST_YEAR = (
+    1901,
+    9998,
+)  # other years need arithmetic that Arrow lacks, so such bounds are parsed one by one
 _CUT = "\ufffd"
 
 
 def _parse_together(texts: pa.Array, stored: str, kind: pa.DataType) -> StatsColumns | None:
-    """The statistics of a column, parsed by Arrow; None if that would not give what `source._to_statistics` gives."""
+    """The statistics of a column, all parsed by Arrow; None if the result would differ from that of `source._to_statistics`."""
     json_type = _json_type(kind)
     lines = pc.fill_null(texts, "{}")
-    # Each line must be one object, so that rows and lines agree.
+    # Each text must be one line with one object, so that Arrow returns one row for each text.
     if (
         json_type is None
         or pc.any(pc.match_substring(lines, "\n")).as_py()
@@ -219,7 +225,7 @@ def _parse_together(texts: pa.Array, stored: str, kind: pa.DataType) -> StatsCol
 
 
 def _json_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type as which Arrow reads the bounds of a column; None if it cannot read them."""
+    """The type as which Arrow reads the bounds of a column from JSON; None if it cannot read them."""
     if pa.types.is_integer(kind):
         return pa.int64()
     if pa.types.is_floating(kind):
@@ -230,7 +236,7 @@ def _json_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _convert(low: pa.Array, high: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
-    """Bounds in the column's type, widened where writers round; None if some need arithmetic that Arrow lacks. Raises ArrowException."""
+    """The bounds in the column's type, widened where writers round; None if some must be parsed one by one. Raises ArrowException."""
     if pa.types.is_string(kind):
         return None if pc.any(pc.ends_with(high, _CUT)).as_py() else (low, high)
     if pa.types.is_floating(kind):
@@ -250,7 +256,7 @@ def _convert(low: pa.Array, high: pa.Array, kind: pa.DataType) -> tuple[pa.Array
         ):
             return None
         low, high = (pc.utf8_rtrim(side, "Z").cast(pa.timestamp("us")) for side in (low, high))
-        # Instants are written in milliseconds, rounded down.
+        # Writers round timestamps down to milliseconds.
         high = pc.add(high, pa.scalar(datetime.timedelta(milliseconds=1), pa.duration("us")))
         if kind.tz is not None:
             low, high = (pc.assume_timezone(side, "UTC") for side in (low, high))
@@ -264,8 +270,11 @@ def _convert(low: pa.Array, high: pa.Array, kind: pa.DataType) -> tuple[pa.Array
 
 
 def _widen_decimals(decimals: pa.Array, sign: int) -> pa.Array | None:
-    """The decimals, each lower (`sign` -1) or higher (1) by what a double may differ from it, because some writers write decimals as doubles; None
-    if some have more digits than fit into 62 bits."""
+    """The decimals, each made lower (`sign` -1) or higher (1) by the rounding error of a double, because some writers write decimals as
+    doubles.
+
+    None if some decimals have more digits than fit into 62 bits.
+    """
     filled = pc.fill_null(decimals, 0)
     words = np.frombuffer(filled.buffers()[1], np.int64).reshape(-1, 2)[filled.offset : filled.offset + len(filled)]
     units, rest = words[:, 0], words[:, 1]
@@ -278,7 +287,11 @@ def _widen_decimals(decimals: pa.Array, sign: int) -> pa.Array | None:
 
 
 def _widen_floats(numbers: pa.Array, choose: Callable[[Numbers, Numbers], Numbers]) -> pa.Array:
-    """The numbers, or the floats nearest to them if those bound more: the shortest text of a float may be that of another double."""
+    """The numbers, each replaced by the nearest 32-bit float if `choose` prefers that.
+
+    A 32-bit value may be written by the shortest text that identifies it among 32-bit floats. Parsed as a double, that text may be another
+    number.
+    """
     values = pc.fill_null(numbers, 0.0).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         floats = values.astype(np.float32).astype(np.float64)
@@ -290,9 +303,9 @@ def _widen_floats(numbers: pa.Array, choose: Callable[[Numbers, Numbers], Number
 
 
 class BaseFiles:
-    """The data files of a state of a log, ascending by key. Immutable.
+    """The data files of a state of a log, in columns, ascending by key. Immutable.
 
-    `sums`: see `Sums`. `name`: the segment that has the columns; None: they are in memory. `table`: the key of the log's segments.
+    `sums`: see `Sums`. `name`: the segment with the columns; None: they are in memory. `table`: the key of the log's segments.
     """
 
     def __init__(
@@ -317,11 +330,11 @@ class BaseFiles:
 
     @property
     def partition_columns(self) -> list[str]:
-        """The names, as in the log, of the partition columns for which some file has a value."""
+        """The names, as in the log, of the partition columns for which at least one file has a value."""
         return [name.removeprefix(_PARTITION) for name in self._batch.schema.names[len(_COLUMNS) :]]
 
     def partition_values(self, stored: str) -> pa.Array:
-        """The values of a partition column as text; null where a file has none."""
+        """The values of a partition column as text; null for files that have none."""
         number = self._batch.schema.get_field_index(f"{_PARTITION}{stored}")
         return pa.nulls(self.rows, pa.string()) if number < 0 else self._batch.column(number)
 
@@ -329,12 +342,12 @@ class BaseFiles:
         return self.paths[row].as_py(), self.vectors[row].as_py()
 
     def find(self, key: Key) -> int | None:
-        """The row of a file; None if there is no such file."""
+        """The row of the file with this key; None if there is no such file."""
         row = self.first_row_from(key)
         return row if row < self.rows and self.key(row) == key else None
 
     def first_row_from(self, key: Key) -> int:
-        """The first row whose key is not below `key`."""
+        """The first row whose key is `key` or greater."""
         low, high = 0, self.rows
         while low < high:
             middle = (low + high) // 2
@@ -345,7 +358,7 @@ class BaseFiles:
         return low
 
     def find_path(self, path: str) -> range:
-        """The rows of a path: files that differ in their deletion vectors."""
+        """The rows of the files with a path. Several files with one path differ in their deletion vectors."""
         start = self.first_row_from((path, ""))
         stop = start
         while stop < self.rows and self.paths[stop].as_py() == path:
@@ -353,7 +366,7 @@ class BaseFiles:
         return range(start, stop)
 
     def add(self, row: int) -> Add:
-        """The file of a row, as in the log."""
+        """The `add` action of the file in a row."""
         values = [(stored, self.partition_values(stored)[row].as_py()) for stored in self.partition_columns]
         descriptor = self._descriptors[row].as_py()
         vector = None if descriptor is None else Vector(*json.loads(descriptor))
@@ -371,9 +384,10 @@ class BaseFiles:
         return concat_stats(parts).take(as_indices(self._text_rows))
 
     def next_base(self, gone: Numbers, added: Sequence[Add]) -> BaseFiles:
-        """The columns without the rows `gone`, and with more files.
+        """New columns, without the files in the rows `gone`, and with the files `added`.
 
-        The statistics of earlier files are not written again, except when they are in many parts: then those of the smaller parts are.
+        Statistics that are on disk already are not written again, except if they are in `_PARTS_AT_MOST` or more parts: then those of the
+        smaller parts are.
         """
         rows = np.delete(np.arange(self.rows), gone)
         text_rows = self._text_rows[rows]
@@ -405,7 +419,7 @@ class BaseFiles:
             builder.close()
 
     def to_json(self) -> dict[str, Any] | None:
-        """What `open_base` needs to find the columns on disk; None if they are in memory."""
+        """The record with which `open_base` finds the columns on disk; None if they are in memory."""
         names = [part.name for part in self.parts]
         return (
             None
@@ -415,12 +429,15 @@ class BaseFiles:
 
     @property
     def segment_prefixes(self) -> set[str]:
-        """The beginnings of the names of the segments that belong to these files."""
+        """The beginnings of the names of the segments that hold these columns and their statistics."""
         return {name for name in (self.name, *(part.name for part in self.parts)) if name is not None}
 
 
 def open_base(disk: Disk, table: str, record: Any) -> BaseFiles | None:
-    """The columns that `to_json` described; None if a segment is missing or damaged. Raises one of `decoding.UNREADABLE` for a malformed record."""
+    """The columns that a record of `to_json` describes; None if a segment is missing or damaged.
+
+    Raises one of `decoding.UNREADABLE` for a malformed record.
+    """
     sums = [int(number) & _WORD for number in record["sums"]]
     opened = disk.open_segment(table, as_name(record["files"]))
     parts = []
@@ -438,7 +455,10 @@ def open_base(disk: Disk, table: str, record: Any) -> BaseFiles | None:
 
 
 class BaseBuilder:
-    """Collects files for `BaseFiles`. With a `disk`, statistics go to the disk at once. Raises OSError if the disk has no room for them."""
+    """Collects files and turns them into `BaseFiles`. With a `disk`, statistics are written to it as they come.
+
+    The methods raise OSError if the disk has no room.
+    """
 
     def __init__(self, disk: Disk | None, table: str) -> None:
         self._disk = disk
@@ -452,29 +472,30 @@ class BaseBuilder:
         self.rows = 0
 
     def close(self) -> None:
-        """Remove what was written and not finished."""
+        """Remove the unfinished segment, if there is one."""
         if self._writer is not None:
             self._writer.close()
 
     def add_rows(self, batch: pa.RecordBatch, parts: Sequence[StatisticsPart]) -> None:
-        """Take over rows of other columns, with the parts that have their statistics. Call it first."""
+        """Take over rows of other columns, with the parts that have their statistics. Must be called before the other methods."""
         self._batches.append(batch)
         self._parts = list(parts)
         self.rows += batch.num_rows
 
     def add_columns(self, batch: pa.RecordBatch, stats: pa.Array) -> None:
-        """Add rows of other columns, whose statistics are written again."""
+        """Add rows of other columns, whose statistics `stats` are written again."""
         names = batch.schema.names
         partitions = {name.removeprefix(_PARTITION): batch.column(name) for name in names[len(_COLUMNS) :]}
         self._append(list(batch.columns[:_TEXT_ROW]), partitions, stats)
 
     def add_file(self, add: Add) -> None:
-        """Add a file; it replaces one with the same key."""
+        """Add a file. It replaces an earlier file with the same key."""
         self._added.append(add)
         self.rows += 1
 
     def add_batch(self, adds: pa.StructArray) -> None:
-        """Add the files of a checkpoint's `add` column, none of which is null. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """Add the files in a checkpoint's `add` column, in which no row is null. Raises one of `decoding.UNREADABLE` for malformed
+        actions."""
         if not len(adds):
             return
         self._flush()
@@ -530,7 +551,10 @@ class BaseBuilder:
         self.rows += count
 
     def finish(self) -> BaseFiles:
-        """The files, ascending by key. Of those with the same key the last one counts. Raises ValueError if a file has two deletion vectors."""
+        """The columns of all files that were added, ascending by key. If several files have the same key, the last one counts.
+
+        Raises ValueError if a path has two deletion vectors.
+        """
         self._flush()
         parts = [*self._parts]
         if self._counts:
@@ -564,7 +588,7 @@ class BaseBuilder:
 
 
 def statistics_texts(adds: pa.StructArray) -> pa.Array:
-    """The statistics of some `add` actions as JSON texts; null where there are none."""
+    """The statistics of `add` actions as JSON texts; null for actions without statistics."""
     names = [field.name for field in adds.type]
     texts = adds.field("stats") if "stats" in names else pa.nulls(len(adds))
     is_text = pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)
@@ -578,7 +602,7 @@ def statistics_texts(adds: pa.StructArray) -> pa.Array:
 
 
 def _texts_of_parsed(parsed: pa.StructArray, needed: pa.Array) -> pa.Array:
-    """The statistics of checkpoints that have them only as columns, as JSON where they are `needed`, else null."""
+    """The statistics in `stats_parsed`, which some checkpoints have instead of texts, as JSON texts; null where `needed` is false."""
     is_known = pc.and_(needed, parsed.is_valid())
     return pc.if_else(is_known, _json_texts(parsed, pa.nulls(len(parsed), _TEXT)), pa.scalar(None, _TEXT))
 
@@ -587,7 +611,8 @@ _ESCAPED = (("\\", "\\\\"), ('"', '\\"'), *((chr(code), f"\\u{code:04x}") for co
 
 
 def _json_texts(values: pa.Array, nothing: pa.Array, depth: int = 0) -> pa.Array:
-    """The values of a part of `stats_parsed` as JSON in the form that JSON statistics use; `nothing` for those of a type that has no bounds."""
+    """The values of a part of `stats_parsed` as JSON, in the form that the log's statistics have. `nothing`: the result for a type without
+    bounds."""
     kind = values.type
     if pa.types.is_struct(kind) and kind.num_fields and depth < 2:
         texts = [pa.scalar("{", _TEXT)]
@@ -620,9 +645,9 @@ def _json_texts(values: pa.Array, nothing: pa.Array, depth: int = 0) -> pa.Array
 
 
 def _partition_columns(values: pa.Array) -> dict[str, pa.Array]:
-    """The partition values of some files by column, as text; an empty text counts as null. Raises ValueError for another type than a map."""
+    """The partition values of files as text, by column. An empty text counts as null. Raises ValueError if the values are not in a map."""
     if not pa.types.is_map(values.type):
-        raise ValueError(f"partitionValues is no map but {values.type}")
+        raise ValueError(f"partitionValues is not a map: its type is {values.type}")
     names = pc.unique(values.keys.cast(pa.string())).to_pylist()
     columns = {
         name: pc.map_lookup(values, pa.scalar(name, values.type.key_type), "last").cast(pa.string()) for name in names
@@ -633,7 +658,10 @@ def _partition_columns(values: pa.Array) -> dict[str, pa.Array]:
 
 
 def _sort_by_key(table: pa.Table) -> pa.RecordBatch:
-    """The files ascending by key, each key once: the last of equal ones. Raises ValueError if a path comes with two deletion vectors."""
+    """The files ascending by key. Of several files with the same key only the last is left.
+
+    Raises ValueError if a path has two deletion vectors.
+    """
     order = pc.sort_indices(table, [("path", "ascending"), ("vector", "ascending"), ("text_row", "ascending")])
     rows = table.take(order).combine_chunks()
     paths, vectors = one_array(rows.column("path")), one_array(rows.column("vector"))

@@ -1,7 +1,8 @@
 """`DeltaLog`: reads the log of a Delta table, with its checkpoints, and follows it from commit to commit.
 
-A commit never changes once it exists, and the identity of its file tells this table from another one at the same path. So each read asks
-for the last cached commit and the commits after it: with one listing if the store can list from a name on, else with a request for each.
+A commit never changes once it exists, and the identity of its file shows whether the table was replaced by another one at the same path. So
+each read asks for the last commit that is cached and for the commits after it: with one listing if the store can list from a name on,
+otherwise with one request for each commit.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ _COLUMNS = {
     "protocol": None,
     "sidecar": ("path", "sizeInBytes"),
 }
-"""The columns of a checkpoint that are read, each with those of its fields that are read (None: all)."""
+"""The columns of a checkpoint that are read. For each, the fields that are read (None: all)."""
 
-_ROW_BYTES = 1000  # of memory per file, approximately
-_CHECKED_BYTES = 64 * 1024 * 1024  # free memory is checked each time that this many bytes are needed
-_BATCH_ROWS = 32_768
+_ROW_BYTES = 1000  # approximate memory for a data file
+_CHECKED_BYTES = 64 * 1024 * 1024  # the host's free memory is checked each time that so many more bytes are needed
+_BATCH_ROWS = 32_768  # rows of a checkpoint that are decoded together
 
 Read = Callable[[Sequence[FileVersion]], list[bytes]]
 
@@ -97,7 +98,7 @@ def find_checkpoints(files: Sequence[FileVersion]) -> list[Checkpoint]:
     for (version, count), part_files in parts.items():
         if (len(part_files), min(part_files), max(part_files)) == (count, 1, count):
             checkpoints.append(Checkpoint(version, tuple(part_files[number] for number in sorted(part_files))))
-    # For the same version, a checkpoint in a single file comes first: the parts of one in several files may come from two writers.
+    # Of two checkpoints of the same version, the one in a single file comes first: the parts of the other may come from two writers.
     return sorted(
         checkpoints, key=lambda checkpoint: (-checkpoint.version, len(checkpoint.files), checkpoint.files[0].url)
     )
@@ -108,9 +109,9 @@ Adds: TypeAlias = pa.StructArray
 
 
 def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, Any] | Adds]:
-    """The actions of a checkpoint, and of its sidecars: `add` actions of Parquet files as columns, the others one by one.
+    """The actions of a checkpoint and of its sidecars. `add` actions of Parquet files come as columns, all others one by one.
 
-    Raises DamagedFileError if a file is malformed.
+    Raises DamagedFileError for a malformed file.
     """
     directory = checkpoint.files[0].url.rsplit("/", 1)[0]
     sidecars: list[FileVersion] = []
@@ -133,7 +134,7 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
         if file.url.endswith(".json"):
             yield from parse_actions(data, redacted_path)
             return
-        # Spark writes bounds of instants as INT96, which may be in the year 9999.
+        # Spark writes timestamps in the statistics as INT96. As nanoseconds, the default, the year 9999 would overflow.
         source = pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
@@ -163,14 +164,15 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
 
 LOG_DIRECTORY = add_log_directory("_delta_log")
 _COMMIT = re.compile(r"(\d{20})\.json")
-_TAIL_AT_MOST = 64  # commits on record after a state, before the state is recorded again
-_COPIES = 5  # of a log in memory: its bytes, its text, and its parsed values
-_EARLIER_KEPT = 4  # states of earlier versions, per process
+_TAIL_AT_MOST = 64  # the host's records have at most this many commits after the recorded state
+_COPIES = 5  # a log takes about this many times its size in memory: as bytes, as text and as parsed values
+_EARLIER_KEPT = 4  # states of earlier versions that a process caches
 
 
 @dataclasses.dataclass(frozen=True)
 class _CachedLog:
-    """The latest state, the file of its last commit, and what the host's records have of it: an earlier state, and the commits since."""
+    """The latest state, the file of its last commit, and the content of the host's two records: an earlier state, and the commits after
+    it."""
 
     state: DeltaState
     last_file: FileVersion
@@ -179,9 +181,9 @@ class _CachedLog:
 
 
 class DeltaLog:
-    """The log of the table at `url`, as this process reads it. Safe for threads, not across forks.
+    """The log of the table at `url`, as this process reads it. Thread-safe, but not to be used after a fork.
 
-    `mapped_from`: so many files become columns, which all processes of the host map, see `BaseFiles`.
+    `mapped_from`: from this number of files on, they are in columns that all processes of the host map, see `BaseFiles`.
     """
 
     def __init__(self, ufs: Ufs, blocks: BlockCache, context: HostContext, url: str, mapped_from: int) -> None:
@@ -200,9 +202,10 @@ class DeltaLog:
     # --- the current version ----------------------------------------------------------------------
 
     def cached_state(self, version: int = 0) -> DeltaState | None:
-        """The newest state that this process has read, or the host's record of one if the process has none as new as `version`.
+        """The newest state that this process has cached. If it has none, or only one before `version`, the host's cached state, if that is
+        newer.
 
-        None if there is neither. No store call. The state may be of a table that has been dropped since.
+        None if neither has a state. Makes no call to the store. The state may be that of a table that has been dropped since.
         """
         with self._lock:
             if self._cached_log is None or self._cached_log.state.version < version:
@@ -214,9 +217,9 @@ class DeltaLog:
             return None if self._cached_log is None else self._cached_log.state
 
     def latest(self) -> DeltaState:
-        """The table's state now: one listing if nothing is new, and one read for each new commit.
+        """The table's state now. One listing if nothing is new, and one read for each new commit.
 
-        Raises UfsNotFoundError if there is no log, DamagedFileError if it contradicts itself, NotSupportedError for features that this
+        Raises UfsNotFoundError if there is no log, DamagedFileError if the log contradicts itself, NotSupportedError for features that this
         reader lacks.
         """
         self.cached_state()
@@ -229,22 +232,22 @@ class DeltaLog:
             return cached_log.state
         try:
             texts = self._read(newer)
-        except SourceChangedError:  # clean-up has just removed a commit; a checkpoint has its contents
+        except SourceChangedError:  # a clean-up of the log has just removed a commit; a checkpoint has its actions
             return self._read_all()
         state = self._advance(cached_log.state, newer, texts)
         return self._keep(_CachedLog(state, newer[-1], cached_log.base, (*cached_log.tail, *texts)))
 
     def _list_newer(self, cached_log: _CachedLog) -> list[FileVersion] | None:
-        """The commits after the cached ones. None if the file of the last cached commit has changed or is gone, so that the log may be another
-        table's."""
+        """The commits after the last cached one; None if the file of that commit has changed or is gone, so that this may be another table's
+        log."""
         version = cached_log.state.version
         if not self._ufs.lists_after:
             newer: list[FileVersion] = []
             with contextlib.suppress(UfsNotFoundError):
                 while True:
                     newer.append(self._ufs.get_meta(self._path(version + len(newer) + 1)))
-            # The race: the table may be replaced between two requests. So the cached commit is requested last: if it is still
-            # there after the next ones were seen, they are of the same table.
+            # The race: the table may be replaced between two requests. So the cached commit is requested last: if it is still there after
+            # the new commits were found, they belong to the same table.
             try:
                 return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None
             except UfsNotFoundError:
@@ -255,7 +258,7 @@ class DeltaLog:
         return self._in_order(commits, version)
 
     def _in_order(self, commits: dict[int, FileVersion], after: int) -> list[FileVersion]:
-        """The files of commits, in the order of their versions. Raises DamagedFileError if a version is missing."""
+        """The files of commits, in the order of their versions. Raises DamagedFileError if a version after `after` is missing."""
         for number, version in enumerate(sorted(commits), after + 1):
             if version != number:
                 raise DamagedFileError(
@@ -299,10 +302,11 @@ class DeltaLog:
         return self._keep(_CachedLog(state, last_file, state))
 
     def _replay(self, version: int | None) -> tuple[DeltaState, FileVersion]:
-        """(the state at a version, the file of its last commit), replayed from the newest complete checkpoint that is not after it.
+        """(the state at a version, the file of its last commit), from the newest complete checkpoint up to that version and the commits after
+        it.
 
-        `version` None: the newest version.
-        Raises VersionGoneError for a version that the log does not have, UfsNotFoundError if there is no log.
+        `version` None: the newest version. Raises VersionGoneError for a version that the log does not have, UfsNotFoundError if there is no
+        log.
         """
         hint = self._read_hint() if version is None else None
         if hint is not None:
@@ -339,11 +343,15 @@ class DeltaLog:
             if checkpoint.version > newest:
                 continue
             try:
-                # Only the newest state is recorded. The columns of an earlier one would stay on the disk, and nobody would know of them.
+                # Only the newest state gets a record. Columns of an earlier state would have none, so nobody would remove them from the disk.
                 state = self._replay_checkpoint(checkpoint, self._context.disk if version is None else None)
                 with contextlib.suppress(NotSupportedError):  # a later commit may have dropped the feature
                     state.check()
-            except (DamagedFileError, SourceChangedError, *UNREADABLE) as problem:  # also if a sidecar is missing
+            except (
+                DamagedFileError,
+                SourceChangedError,
+                *UNREADABLE,
+            ) as problem:  # SourceChangedError: a sidecar is missing
                 first_damage = first_damage or DamagedFileError(f"{self._redacted_path}: {problem}")
                 continue
             return self._follow(state, checkpoint.version, commits, newest)
@@ -360,7 +368,7 @@ class DeltaLog:
         )
 
     def _replay_checkpoint(self, checkpoint: Checkpoint, disk: Disk | None) -> DeltaState:
-        """The state that a checkpoint has. `disk`: where its columns are written; None: they stay in memory."""
+        """The state in a checkpoint. `disk`: where the columns are written if there are many files; None: they stay in memory."""
         try:
             return self._replay_actions(checkpoint, disk)
         except UfsError:
@@ -409,9 +417,11 @@ class DeltaLog:
         return state, commits[newest]
 
     def _read_hint(self) -> int | None:
-        """The version of the newest checkpoint according to the file `_last_checkpoint`, which may be out of date; None if it is missing or
-        damaged."""
-        # Writers of checkpoints overwrite the file in place, so a reader may find it missing or half-written.
+        """The version of the newest checkpoint, according to the file `_last_checkpoint`; None if that file is missing or damaged.
+
+        The file may be out of date.
+        """
+        # The race: writers of checkpoints overwrite the file in place, so a reader may find it missing or half-written.
         with contextlib.suppress(UfsNotFoundError, SourceChangedError, *UNREADABLE):
             file = self._ufs.get_meta(f"{self._directory}/_last_checkpoint")
             return as_count(json.loads(self._ufs.read_ranges(file, [(0, file.size)])[0])["version"])
@@ -420,7 +430,8 @@ class DeltaLog:
     # --- earlier versions -------------------------------------------------------------------------
 
     def read_state(self, version: int, state: DeltaState | None = None) -> DeltaState:
-        """The state at a version. `state`: the latest state, if the caller has it. Raises VersionGoneError if the log does not have the version."""
+        """The state at a version. `state`: the latest state, if the caller has it. Raises VersionGoneError if the log does not have the
+        version."""
         state = self.latest() if state is None else state
         earlier_state = self.find_cached_state(state.table_id, version)
         if earlier_state is None:
@@ -429,7 +440,7 @@ class DeltaLog:
         return earlier_state
 
     def find_cached_state(self, table_id: str, version: int) -> DeltaState | None:
-        """The state of a table at a version, if this process or host has it; else None. No store call."""
+        """The state of the table `table_id` at a version, if this process or this host has cached it; otherwise None. Makes no store call."""
         self.cached_state(version)
         with self._lock:
             cached_log, earlier = self._cached_log, self._earlier.get(version)
@@ -456,16 +467,16 @@ class DeltaLog:
             self._earlier = {**dict(list(self._earlier.items())[-_EARLIER_KEPT + 1 :]), state.version: state}
 
     def commits(self) -> list[tuple[int, FileVersion]]:
-        """(version, file) of the commits in the log, oldest first."""
+        """(version, file) of the commits in the log, oldest first. One LIST."""
         return sorted(_find_commits(self._ufs.list_files(self._directory)).items())
 
     def commit_times(
         self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]] | None = None
     ) -> list[tuple[int, int]]:
-        """(version, Unix ms) of `commits`, by default of all commits in the log, oldest first. The time is a commit's timestamp as Delta defines it.
+        """(version, Unix ms) of `commits`, by default of all commits in the log, oldest first. The times are the timestamps of the commits.
 
-        That is the time at which the commit's file was written, or its `inCommitTimestamp` once the table has
-        `delta.enableInCommitTimestamps`.
+        Delta defines a commit's timestamp as its `inCommitTimestamp`, once the table has `delta.enableInCommitTimestamps`; before that, as
+        the time at which the commit's file was written.
         """
         commits = self.commits() if commits is None else commits
         has_commit_times = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
@@ -488,8 +499,8 @@ class DeltaLog:
                 at_ms = info.get("inCommitTimestamp")
             at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else as_count(at_ms)
             recorded_times.append((version, at_ms))
-        # The files of a copied log are newer than its commits. So no commit before the first one with an inCommitTimestamp counts
-        # as later than that.
+        # In a copied log, the files are newer than the commits. So the commits without an inCommitTimestamp count as earlier than the first
+        # commit that has one.
         limit = next((at_ms for version, at_ms in recorded_times if version >= since), math.inf)
         times: list[tuple[int, int]] = []
         for version, at_ms in recorded_times:
@@ -498,7 +509,7 @@ class DeltaLog:
         return times
 
     def read_commit(self, file: FileVersion) -> list[dict[str, Any]]:
-        """The actions of a commit. Raises DamagedFileError if it is malformed."""
+        """The actions of a commit. Raises DamagedFileError for a malformed commit."""
         redacted_path = redact("path", file.url)
         try:
             actions = parse_actions(self._read_blocks([file])[0], redacted_path)
@@ -513,7 +524,7 @@ class DeltaLog:
         return f"{self._directory}/{version:020}.json"
 
     def _read(self, files: Sequence[FileVersion]) -> list[bytes]:
-        """The contents of commits. These reads bypass the block cache, because the host's records hold a state and the commits after it."""
+        """The contents of commits. They are not kept in the block cache, because the host's records have a state and the commits after it."""
         self._check_room(files)
         return [parts[0] for parts in self._ufs.read_many([(file, [(0, file.size)]) for file in files])]
 
@@ -529,7 +540,7 @@ class DeltaLog:
         size = sum(file.size for file in files)
         check_room(size * _COPIES, f"{self._redacted_path}: {size} bytes of its Delta log")
 
-    # --- what this host knows ---------------------------------------------------------------------
+    # --- the host's records -----------------------------------------------------------------------
 
     def _read_record(self) -> _CachedLog | None:
         disk = self._context.disk
@@ -557,7 +568,7 @@ class DeltaLog:
         return disk.get_record("log-tail", f"{self._key}-{base.version}", add_tail)
 
     def _parse_state(self, disk: Disk, record: Any) -> DeltaState | None:
-        """The state that `_state_to_json` wrote; None if its columns are gone. Raises one of `decoding.UNREADABLE` if it is malformed."""
+        """The state that `_state_to_json` wrote; None if its columns are gone. Raises one of `decoding.UNREADABLE` for a malformed record."""
         added = [Add.from_json(row) for row in record["files"]]
         rewrites = tuple((_parse_keys(new), _parse_keys(old)) for new, old in record["rewrites"])
         metadata = {**record["metadata"]}
@@ -579,7 +590,7 @@ class DeltaLog:
         return Replay(as_count(record["version"]), metadata, protocol, added_by_key, rewrites, base, gone).state()
 
     def _move_to_columns(self, disk: Disk, log: _CachedLog) -> _CachedLog:
-        """The log, whose state has its files as columns if it has many, or many that are not in its columns."""
+        """The same log, with the files of its state in new columns if there are many files, or many that the present columns lack."""
         files = log.state.files
         if len(files.added) + len(files.gone) <= self._mapped_from and (
             files.base is not None or len(files) < self._mapped_from
@@ -639,7 +650,7 @@ class DeltaLog:
 
 
 def _find_commits(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
-    """The files of the commits in a listing, by version; files in directories below the log are left out."""
+    """The files of the commits in a listing, by version. Files in directories below the log's are left out."""
     commits = {}
     for file in files:
         directory, _, name = file.url.rpartition("/")
@@ -669,7 +680,7 @@ def _state_to_json(state: DeltaState) -> dict[str, Any]:
 
 
 def to_rows(adds: Adds) -> list[dict[str, Any]]:
-    """The `add` actions of a checkpoint one by one, with statistics as JSON texts."""
+    """The `add` actions of a checkpoint one by one, with their statistics as JSON text."""
     texts = statistics_texts(adds).to_pylist()
     fields = [field for field in adds.type if field.name not in ("stats", "stats_parsed")]
     plain = pa.StructArray.from_arrays([adds.field(field.name) for field in fields], fields=fields)
@@ -677,7 +688,7 @@ def to_rows(adds: Adds) -> list[dict[str, Any]]:
 
 
 def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
-    """The state after applying commits, given as texts, to `base`."""
+    """The state after `base` and the commits in `texts`, still under construction."""
     replay = Replay.from_state(base)
     for text in texts:
         replay.apply(parse_actions(text, "the host's record of the log"))

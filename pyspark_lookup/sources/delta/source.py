@@ -1,7 +1,7 @@
 """`DeltaSource`: the versions of Delta tables, as their log lists them.
 
-Also here: a table's columns, from the log's JSON, with their Arrow types and the names that they have in the table's files; and the deletion
-vectors of its data files, which are 64-bit roaring bitmaps.
+The module also knows a table's columns: their Arrow types, and the names that they have in the table's files. And it reads the deletion
+vectors of data files, which are 64-bit roaring bitmaps.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
-    """The columns of a schema in the log. A column of an unknown type gets an `unreadable_type`. Raises TypeError or ValueError if it is malformed."""
+    """The columns of a schema in the log, with Arrow types. A column whose type is not supported gets an `unreadable_type`.
+
+    Raises TypeError or ValueError for a malformed schema.
+    """
     columns = [
         with_collations(
             pa.field(as_text(field["name"]), type_of_column(_parse_type, field["type"], field["name"])), field
@@ -139,7 +142,7 @@ def _to_stored_column(field: Any, mode: str) -> StoredColumn:
 
 
 def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
-    """The fields of a struct, or the parts of a list or map, which have Arrow's names (`element`, `key`, `value`)."""
+    """The fields of a struct, or the parts of a list or map under Arrow's names (`element`, `key`, `value`)."""
     kind = definition.get("type") if isinstance(definition, dict) else None
     if kind == "struct":
         return tuple(_to_stored_column(field, mode) for field in definition["fields"])
@@ -151,7 +154,7 @@ def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
     return ()
 
 
-# Z85 (ZeroMQ 32) is base 85 with other digits than Python's.
+# Z85 (ZeroMQ RFC 32) is base 85, but with other digits than Python's base64.b85decode has.
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _B85_OF_Z85 = {ord(z85_digit): ord(b85_digit) for z85_digit, b85_digit in zip(_Z85, _B85, strict=True)}
@@ -159,9 +162,9 @@ _UUID_DIGITS = 20
 
 
 def decode_z85(text: str) -> bytes:
-    """The bytes of a Z85 text. Raises ValueError for any other text.
+    """The bytes that a Z85 text encodes. Raises ValueError for text that is not Z85.
 
-    The last five digits may begin with `#`, one for each byte that the last four bytes lack: writers in Rust pad them so.
+    Writers in Rust pad a text whose bytes are no multiple of four: its last five digits begin with one `#` for each missing byte.
     """
     if len(text) % 5 or not set(text) <= set(_Z85):
         raise ValueError(f"not Z85: {text[:40]!r}")
@@ -178,10 +181,10 @@ def decode_z85(text: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class DeletionVector:
-    """A deletion vector of one data file. `storage` and `data`: the log's `storageType` (`i`, `u` or `p`) and `pathOrInlineDv`.
+    """A deletion vector of one data file. `storage` and `data`: `storageType` (`i`, `u` or `p`) and `pathOrInlineDv` in the log.
 
-    `path`: the path of the data file below the table, or its URL if it lies elsewhere. `url`: the file with the vector; None if the log itself
-    has the vector.
+    `path`: the data file's path below the table, or its URL if it lies elsewhere. `url`: the file that contains the vector; None if the log
+    itself contains it.
     """
 
     path: str
@@ -194,7 +197,7 @@ class DeletionVector:
 
     @property
     def name(self) -> str:
-        """The protocol's unique id of the vector, and the data file's path."""
+        """The protocol's unique id of the vector, followed by the data file's path."""
         return f"{self.storage}{self.data}@{self.offset}#{self.path}"
 
     @property
@@ -219,7 +222,8 @@ class DeletionVector:
 
     @classmethod
     def from_json(cls, record: Any) -> DeletionVector:
-        """The deletion vector in a `to_json` record without its first element, the kind. Raises TypeError or ValueError if it is malformed."""
+        """The deletion vector that `to_json` wrote; `record` lacks the kind, its first item. Raises TypeError or ValueError for a malformed
+        record."""
         path, storage, data, offset, size, cardinality, url = record
         place = None if url is None else as_text(url)
         counts = (as_count(offset), as_count(size), as_count(cardinality))
@@ -227,7 +231,7 @@ class DeletionVector:
 
 
 def vector_url(table: str, storage: str, data: str) -> str | None:
-    """The URL of a vector's file; None if the vector is in the log. Raises ValueError for a storage type that the protocol does not have."""
+    """The URL of the file that contains a vector; None if the log contains it. Raises ValueError for an unknown storage type."""
     if storage == "i":
         return None
     if storage == "p" and is_absolute(data):
@@ -246,11 +250,15 @@ _MINUTE = datetime.timedelta(minutes=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
 _ROUNDED = decimal.Decimal(2) ** -ROUNDED_BITS
 _FLOATS_AS_TEXTS = ("Infinity", "-Infinity")
-_ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole numbers beyond these
+_ENDS = (
+    decimal.Decimal(2**63 - 1),
+    decimal.Decimal(-(2**63)),
+)  # delta-rs writes these in place of greater or smaller bounds
 
 
 class DeltaSource(VersionSource):
-    """The versions of Delta tables. A data file is never rewritten in place, so it can be read at once (`lookup.settle` is not needed).
+    """The versions of Delta tables. Data files never change, so they can be read as soon as a commit names them (`lookup.settle` has no
+    effect).
 
     `mapped_from`: see `DeltaLog`.
     """
@@ -269,7 +277,9 @@ class DeltaSource(VersionSource):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        files = ufs.list_files(marker_url, "/", _NAMES_LOOKED_AT)  # names that begin with a dot come before this one
+        files = ufs.list_files(
+            marker_url, "/", _NAMES_LOOKED_AT
+        )  # listed after "/", so without names that begin with a dot
         return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
 
     @classmethod
@@ -331,7 +341,7 @@ class DeltaSource(VersionSource):
         return version
 
     def _get_files(self, table: Table, state: DeltaState) -> DeltaFiles:
-        """The builder of the table's versions. It is reused as long as the columns stay the same."""
+        """The object that builds the table's versions. It is reused as long as the columns stay the same."""
         files = self._files.get(table.url)
         if files is None or not files.fits(table, state):
             files = DeltaFiles(table, state, self._parts.ufs.url_of)
@@ -379,9 +389,9 @@ class DeltaSource(VersionSource):
 
 
 class DeltaFiles:
-    """Builds the versions of a table while its columns stay the same; keeps each built file for later versions.
+    """Builds the versions of a table as long as its columns stay the same. Each file that it has built is reused for later versions.
 
-    Raises one of `decoding.UNREADABLE` for malformed metadata, NotSupportedError for unknown types.
+    Raises one of `decoding.UNREADABLE` for malformed metadata.
     """
 
     def __init__(self, table: Table, state: DeltaState, url_of: Callable[[str], str]) -> None:
@@ -393,7 +403,7 @@ class DeltaFiles:
         self._stored = {column.name: column.stored for column in self._columns}
         self._partitions = {self._stored[name]: name for name in state.partition_columns}
         self._data = [self._schema.field(name) for name in self._schema.names if name not in state.partition_columns]
-        # Another table at this path may use a name again.
+        # Another table may later be at this path and have files of the same names.
         self._identity = f"{IMMUTABLE}{key_of(state.table_id)}"
         self._built_files: dict[Key, tuple[Add, FileVersion]] = {}
         self._columns_of_base: tuple[BaseFiles, DeltaColumns] | None = None
@@ -406,7 +416,7 @@ class DeltaFiles:
         return (table, _column_definitions(state)) == (self._table, self._definitions)
 
     def version(self, state: DeltaState) -> TableVersion:
-        """The table version for a state of the log."""
+        """The version of the table for a state of the log."""
         statistics_by_text = {add.statistics: file.statistics for add, file in self._built_files.values()}
         built_files = {}
         for key, add in state.files.added.items():
@@ -440,9 +450,9 @@ class DeltaFiles:
         return TableVersion(self._table.id, files, metadata)
 
     def urls(self, base: BaseFiles) -> pa.Array:
-        """The URLs of the files of a base, in its order."""
+        """The URLs of the files of a base, in the order of its rows."""
         urls = pc.binary_join_element_wise(pa.scalar(self._table.url), base.paths, "/")
-        # Only these paths differ from the end of their file's URL.
+        # Only encoded and absolute paths need work: any other path is the end of its file's URL.
         special = as_bools(pc.match_substring_regex(base.paths, r"%|^([A-Za-z][A-Za-z0-9+.-]*:|/)"))
         if not special.any():
             return urls
@@ -472,7 +482,7 @@ class DeltaFiles:
         )
 
     def statistics(self, base: BaseFiles, name: str) -> StatsColumns | None:
-        """The statistics of a column in the files of a base; None for a column that the files do not have."""
+        """The statistics of a column in the files of a base; None for a column that the files do not store, or that is nested."""
         field = next((field for field in self._data if field.name == name), None)
         if field is None or pa.types.is_nested(field.type):
             return None
@@ -482,7 +492,7 @@ class DeltaFiles:
         )
 
     def file(self, add: Add) -> FileVersion:
-        """The file that an action adds. Raises DamagedFileError if its deletion vector is malformed."""
+        """The file that an `add` action names. Raises DamagedFileError if its deletion vector is malformed."""
         try:
             return self._file(add, {})
         except UNREADABLE as problem:
@@ -525,21 +535,21 @@ class DeltaFiles:
 
 
 class DeltaColumns(FileColumns):
-    """The files of a base, ascending by URL."""
+    """The files of a base as the columns of a version, ascending by URL."""
 
     def __init__(self, files: DeltaFiles, base: BaseFiles) -> None:
         self._files = files
         self._base = base
         urls = files.urls(base)
         in_order = len(urls) < 2 or pc.all(pc.less_equal(urls.slice(0, len(urls) - 1), urls.slice(1))).as_py()
-        # Percent-encoded paths may be in another order than what they stand for.
+        # The base is sorted by encoded paths, whose order may differ from that of the URLs.
         self._rows = None if in_order else as_int64(pc.sort_indices(urls).cast(pa.int64()))
         self.urls = urls if self._rows is None else urls.take(as_indices(self._rows))
         self.sizes = self._base.sizes if self._rows is None else self._base.sizes[self._rows]
         self._statistics: dict[str, StatsColumns | None] = {}
 
     def find_rows(self, base_rows: Numbers) -> Numbers:
-        """The rows of these columns, ascending, for rows of the base."""
+        """The rows of these columns, ascending, for some rows of the base."""
         if self._rows is None:
             return base_rows
         is_live = np.zeros(self._base.rows, np.bool_)
@@ -585,22 +595,23 @@ def _column_definitions(state: DeltaState) -> tuple[object, ...]:
 
 
 def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:
-    """The URL of an absolute path. Raises NotSupportedError if that is in another kind of store than the table."""
+    """The URL of a file with an absolute path. Raises NotSupportedError if the file is in another kind of store than the table."""
     scheme, colon, location = path.partition(":") if not path.startswith("/") else ("file", ":", path)
     path_scheme, table_scheme = scheme.lower(), table.url.partition("://")[0].lower()
-    # After two slashes comes the name of a host, which a file of this machine does not have.
+    # A file's URL is complete if it names this machine: after two slashes comes the name of a host.
     is_complete = re.match(r"/(?!/)|///|//localhost/", location) if path_scheme == "file" else location.startswith("//")
     if not (colon and is_complete) or (
         path_scheme != table_scheme and not {path_scheme, table_scheme} <= {"s3", "s3a", "s3n"}
     ):
         raise NotSupportedError(
-            f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file of another store, which is not supported"
+            f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file in another store than the table's, which is "
+            "not supported: read the table with format('delta')"
         )
     return url_of("file:///" + location.removeprefix("//localhost").lstrip("/") if path_scheme == "file" else path)
 
 
 def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
-    """A partition value as the log has it, but with a Z after an instant without a zone, because that is in UTC."""
+    """A partition value as in the log, but with a Z after a timestamp without a zone, because such a timestamp is in UTC."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
     return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
 
@@ -628,7 +639,7 @@ def _to_statistics(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]
 
 
 def _to_column_stats(statistics: Statistics | None, stored_name: str, kind: pa.DataType) -> ColumnStats | None:
-    """The statistics of the column that the files call `stored_name`; None if the log does not tell."""
+    """The statistics of the column that the files call `stored_name`; None if the log states none."""
     if statistics is None or statistics.rows is None:
         return None
     nulls = statistics.nulls.get(stored_name)
@@ -643,12 +654,12 @@ def _to_column_stats(statistics: Statistics | None, stored_name: str, kind: pa.D
     if low is None or high is None or low > high:
         low = high = None
     elif pa.types.is_temporal(kind):
-        low, high = widened(low, high)  # files of a converted table may have dates in the calendar before 1582
+        low, high = widened(low, high)  # dates in the files of a converted table may be of the calendar before 1582
     return ColumnStats(low, high, nulls, statistics.rows) if nulls is not None or low is not None else None
 
 
 def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
-    """A bound in statistics as a value of its column's type; None if it is missing or of another type, as in Spark."""
+    """A bound in statistics as a value of its column's type; None if it is missing or has another type, which Spark ignores, too."""
     is_number = isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool)
     if not is_number and not isinstance(value, str):
         return None
@@ -677,7 +688,9 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
             if math.isnan(number):
                 return None
             float32 = number
-            with contextlib.suppress(OverflowError):  # the shortest text of a float may be that of another double
+            # A 32-bit value may be written by the shortest text that identifies it among 32-bit floats. Parsed as a double, that text may be
+            # another number, so the nearest 32-bit float is a bound, too.
+            with contextlib.suppress(OverflowError):
                 (float32,) = struct.unpack("f", struct.pack("f", number))
             return max(number, float32) if high else min(number, float32)
         if pa.types.is_date(kind):
@@ -689,14 +702,14 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
             inexact = _MINUTE if at.tzinfo is not None and text is value else datetime.timedelta(0)
             at = at.astimezone(datetime.timezone.utc) if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
             at = at if kind.tz is not None else at.replace(tzinfo=None)
-            return at + _MILLISECOND + inexact if high else at - inexact  # written in milliseconds, rounded down
+            return at + _MILLISECOND + inexact if high else at - inexact  # writers round down to milliseconds
     return None
 
 
 def _text_bound(text: str, high: bool) -> str:
-    """A bound of a text column. Older versions of Delta truncate high bounds and append U+FFFD; such a bound is raised until it holds again.
+    """A bound of a text column, raised if a writer has truncated it.
 
-    They also cut UTF-16 pairs in two, and wrote `?` for the remaining half.
+    Older versions of Delta truncate high bounds and append U+FFFD. They also cut UTF-16 pairs in two, and write `?` for the remaining half.
     """
     if not high or not text.endswith(_CUT):
         return text

@@ -1,4 +1,4 @@
-"""`DeltaState`: a Delta table at one version, as the actions of its log say; `Replay` applies these actions."""
+"""`DeltaState`: a Delta table at one version, as the actions of its log describe it. `Replay` applies the actions."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ READER_FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""The reader features that are supported. Not `catalogManaged`: such a table may have commits that its log does not show yet."""
+"""The reader features that are supported. `catalogManaged` is not: such a table may have commits that are not in its log yet."""
 _OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
-"""Features of column types that are not supported. A table may list them, and only its columns of such types are refused: delta-rs lists them even
-if no column has such a type."""
+"""Features of column types that cannot be read. A table may require them, because delta-rs lists them even if no column has such a type. Only
+columns of such types are refused."""
 Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
-"""For each of the latest commits that changed no data: (the files that it added, the files that these replace)."""
+"""For each of the latest commits that changed no data: (keys of the files that it added, keys of the files that it removed)."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
 _END_OF_TIME_MS = 253_402_300_800_000  # the year 10000
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFiles:
-    """The data files of a state: those `added` since `base`, by key, and the rows of `base` that are not `gone`.
+    """The data files of a state: those `added` since `base`, by key, and those in the rows of `base` that are not `gone`.
 
-    Only a large table has a base; the files of other tables are all in `added`.
+    Only a large table has a base. The files of other tables are all in `added`.
     """
 
     added: Mapping[Key, Add]
@@ -53,14 +53,14 @@ class DataFiles:
 
     @cached_property
     def rows(self) -> Numbers:
-        """The rows of the base that are in the state, ascending."""
+        """The rows of the base whose files are in the state, ascending."""
         if self.base is None:
             return np.zeros(0, np.int64)
         return np.delete(np.arange(self.base.rows), sorted(self.gone))
 
     @cached_property
     def sums(self) -> Sums:
-        """Sums that are equal for the same files."""
+        """Sums over the keys of the files. States with the same files have the same sums."""
         added = sum_keys(self.added)
         if self.base is None:
             return added
@@ -69,7 +69,10 @@ class DataFiles:
 
 @dataclasses.dataclass(frozen=True)
 class DeltaState:
-    """A table at a version: its `metaData` and `protocol` actions, and its data files."""
+    """A table at a version: its `metaData` and `protocol` actions, and its data files.
+
+    `rewrites`: see `Rewrites`. `memo`: values that callers have computed from this state.
+    """
 
     version: int
     metadata: Mapping[str, Any]
@@ -104,10 +107,12 @@ class DeltaState:
 
     @property
     def mapping(self) -> str:
-        """The mode of the column mapping: `none`, `name` or `id`."""
+        """How the table maps columns to the names in its files: `none`, `name` or `id`. Raises NotSupportedError for another mode."""
         mode = self.configuration.get("delta.columnMapping.mode", "none")
         if mode not in ("none", "name", "id"):
-            raise NotSupportedError(f"delta.columnMapping.mode = {mode!r} is not supported")
+            raise NotSupportedError(
+                f"it has delta.columnMapping.mode = {mode!r}, which is not supported: read it with format('delta')"
+            )
         return mode if self._maps_columns() else "none"
 
     def _maps_columns(self) -> bool:
@@ -118,17 +123,21 @@ class DeltaState:
         return any("columnMapping" in features for features in feature_lists)
 
     def check(self) -> None:
-        """Raise NotSupportedError if this package does not support the table's reader version or one of its reader features.
+        """Raise NotSupportedError if the table requires a reader version or a reader feature that this package does not support.
 
-        Raises one of `decoding.UNREADABLE` if the metadata is malformed.
+        Raises one of `decoding.UNREADABLE` for malformed metadata.
         """
         least = as_count(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
-            raise NotSupportedError(f"it requires reader version {least}; up to {_FEATURES_VERSION} is supported")
+            raise NotSupportedError(
+                f"it requires reader version {least}, and this package supports up to {_FEATURES_VERSION}: read it with format('delta')"
+            )
         required_features = set(as_texts(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
         unknown = sorted(required_features - READER_FEATURES - _OF_TYPES)
         if unknown:
-            raise NotSupportedError(f"it requires the reader feature {', '.join(unknown)}, which is not supported")
+            raise NotSupportedError(
+                f"it requires the reader feature {', '.join(unknown)}, which is not supported: read it with format('delta')"
+            )
         _ = self.mapping, self.table_id
         names = {field["name"] for field in self.schema["fields"]}
         for place, name in enumerate(self.partition_columns):
@@ -140,10 +149,10 @@ class DeltaState:
 
 @dataclasses.dataclass
 class Replay:
-    """A state under construction, to which the actions of one version after the other are applied.
+    """A state under construction, to which the actions of the log are applied, one version after the other.
 
-    `base`: the files of an earlier state, as columns. `gone`: its rows that were removed or replaced since. `added`: the files that were added
-    since. A table without a base has all its files there.
+    `base`: the files of an earlier state, as columns. `gone`: rows of the base whose files were removed or replaced since. `added`: the files
+    that were added since; without a base, all files.
     """
 
     version: int = -1
@@ -162,9 +171,10 @@ class Replay:
         )
 
     def apply(self, actions: Iterable[Mapping[str, Any]], checkpoint: bool = False) -> None:
-        """Apply the actions of one commit, or of a `checkpoint`. (All actions of a checkpoint are marked as changing no data.)
+        """Apply the actions of one commit, or of a `checkpoint`.
 
-        Raises one of `decoding.UNREADABLE` if they are malformed.
+        All actions of a checkpoint are marked as changing no data, so they say nothing about compactions. Raises one of `decoding.UNREADABLE`
+        for malformed actions.
         """
         added_files: list[Add] = []
         removed_keys: list[Key] = []
@@ -182,7 +192,9 @@ class Replay:
             metadata, protocol = action.get("metaData"), action.get("protocol")
             self.metadata = self.metadata if metadata is None else metadata
             self.protocol = self.protocol if protocol is None else protocol
-        for key in removed_keys:  # first: a file's vector may be replaced by another one in the same commit
+        for (
+            key
+        ) in removed_keys:  # before the added files: a commit may remove a file and add it with another deletion vector
             self.added.pop(key, None)
             self._remove_row(key)
         for add in added_files:
@@ -197,7 +209,7 @@ class Replay:
             self.gone.add(row)
 
     def state(self) -> DeltaState:
-        """The state so far, unchecked. Raises ValueError if the table's metadata or protocol is missing."""
+        """The state after the applied actions, unchecked. Raises ValueError if the table's metadata or protocol is missing."""
         if self.metadata is None or self.protocol is None:
             raise ValueError(f"version {self.version} lacks the table's {'protocol' if self.metadata else 'metadata'}")
         for name in ("id", "schemaString"):
@@ -217,7 +229,7 @@ class Replay:
 
 
 def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
-    """Raise one of `decoding.UNREADABLE` if a commit contradicts itself, or its time is out of range."""
+    """Raise one of `decoding.UNREADABLE` if a commit contradicts itself, or if its time is out of range."""
     Replay().apply(actions)
     for action in actions:
         info = action.get("commitInfo")

@@ -204,7 +204,8 @@ def test_files_of_nobody_knows_where(tmp_path: Path, path: str, monkeypatch: pyt
     add = {"path": named, "partitionValues": {}, "size": 9, "modificationTime": 1, "dataChange": True}
     append_commit(clone, [{"add": add}])
     with pytest.raises(
-        errors.NotSupportedError, match=f"its Delta log names {re.escape(named)}, a file of another store"
+        errors.NotSupportedError,
+        match=f"its Delta log names {re.escape(named)}, a file in another store than the table's",
     ):
         opened(clone, tmp_path / "cache").scan()
 
