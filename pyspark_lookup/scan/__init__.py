@@ -1,1 +1,1 @@
-"""Reads rows of a table's files: the formats, which parts of a file are read, and which rows are deleted."""
+"""Reads rows of a table's files: decodes the file formats, leaves out the parts of files without matching rows, and drops deleted rows."""

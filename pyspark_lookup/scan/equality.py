@@ -1,8 +1,8 @@
-"""Rows that are deleted by their values (Iceberg's equality deletes): an index from values to the highest sequence number of a delete file
-that has them. A row of a data file is deleted if this number is higher than the file's own.
+"""Finds rows that are deleted by their values (Iceberg's equality deletes).
 
-So one index serves all data files of a partition, however many commits lie between them. Values are compared as in Iceberg: null equals
-null, and NaN equals NaN, but -0.0 does not equal 0.0.
+An index has, for each combination of values in the delete files, the highest sequence number of a delete file with these values. A row of a
+data file is deleted if the number for its values is higher than the sequence number of the data file. So one index serves all data files of a
+partition, whichever commits added them. Values are compared as in Iceberg: null equals null, and NaN equals NaN, but -0.0 does not equal 0.0.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ _KEPT_BYTES = 64 * 1024 * 1024
 _POSITIONS_KEPT = 4 * 1024 * 1024
 _UNCHECKED_BYTES = 64 * 1024 * 1024
 _NO_DELETE = -1
-_ROW_BYTES = 32  # of the index, for each row: a hash, a sequence number, a share of a bucket
+_ROW_BYTES = 32  # what the index takes for each row: a hash, a sequence number, a share of a bucket
 
 PlaceRows = Callable[
     [Sequence[FileVersion], pa.Schema, Predicate | None], Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]
 ]
-"""Reads (file, positions in it, columns of a schema) of the rows of files for which a predicate may be true, in the order of the files, those
-that are deleted by value included."""
+"""A function that reads files. It yields (file, positions of rows in the file, these rows with the columns of the schema).
+
+The rows are those for which the predicate may be true, also the ones that are deleted by value. The files come in the given order.
+"""
 
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns that are equal in exactly the rows in which `columns` are equal, but have no nulls and no floats.
+    """Columns without nulls and floats, by which rows compare as by `columns`: two rows are equal in them if they are equal in `columns`.
 
-    A struct is replaced by its only field.
+    A struct must have one field, which replaces it.
     """
     values: list[pa.Array] = []
     for column in columns:
@@ -74,7 +76,7 @@ def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
 
 
 def _blank(kind: pa.DataType) -> pa.Scalar:
-    """Any value of a type, as a placeholder for nulls."""
+    """Some value of type `kind`, to be put in the place of nulls."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
     if pa.types.is_boolean(kind):
@@ -84,9 +86,9 @@ def _blank(kind: pa.DataType) -> pa.Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class IndexedDeletes:
-    """The distinct `rows` of some delete files, and for each row the highest sequence number of a file that has it.
+    """An index of the `rows` of some delete files. Each row occurs once, with the highest sequence number of a file that has it.
 
-    `files`: the names and sequence numbers of the delete files.
+    `files`: the names and sequence numbers of the delete files. `sequences`: the sequence number of each row.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -96,7 +98,7 @@ class IndexedDeletes:
 
     @classmethod
     def of_rows(cls, files: tuple[tuple[str, int], ...], rows: pa.Table, sequences: Numbers) -> IndexedDeletes:
-        """The index of these rows, which may repeat values. `sequences`: the sequence number of each row, ascending."""
+        """The index of `rows`, which may occur several times. `sequences`: the sequence number of each row, ascending."""
         columns = [one_array(column) for column in rows.columns]
         keys = Keys(comparable_values(columns))
         order = order_rows(keys, keys.hashes(SEED)).last_rows()
@@ -105,7 +107,7 @@ class IndexedDeletes:
         return cls(files, distinct, sequences[order.rows], index_rows(order, keys))
 
     def followed_by(self, later: IndexedDeletes) -> IndexedDeletes:
-        """The rows of both; `later` has the higher sequence numbers."""
+        """The index of the rows of this index and of `later`, whose sequence numbers are higher."""
         rows, sequences = (
             pa.concat_tables([self.rows, later.rows]),
             np.concatenate([self.sequences, later.sequences]),
@@ -116,7 +118,8 @@ class IndexedDeletes:
     @property
     def memory_bytes(self) -> int:
         """About how much memory the rows and their index take."""
-        return int(1 + _ROW_BYTES * self.rows.num_rows + 2 * self.rows.nbytes)  # the index has the rows, too
+        # Twice, because the index has a copy of the rows.
+        return int(1 + _ROW_BYTES * self.rows.num_rows + 2 * self.rows.nbytes)
 
     @property
     def has_nulls(self) -> bool:
@@ -124,7 +127,7 @@ class IndexedDeletes:
 
     @cached_property
     def predicate(self) -> Predicate | None:
-        """A predicate that is true for every row with deleted values; None if no column can narrow the search for such rows."""
+        """A predicate that is true for each data row with the values of one of `rows`; None if no column can rule out other rows."""
         parts: list[Predicate] = []
         for field, column in zip(self.rows.schema, self.rows.columns, strict=True):
             if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
@@ -134,51 +137,50 @@ class IndexedDeletes:
 
 @dataclasses.dataclass(frozen=True)
 class DeletedValues:
-    """The values of deleted rows in the `columns` of equality deletes. `parts`: each has the values of many delete files, in the files' order."""
+    """All deleted values of one set of columns (`columns`), as several indexes. `parts`: in the order of their delete files."""
 
     columns: EqualityColumns
     parts: tuple[IndexedDeletes, ...]
 
     def highest(self, columns: Sequence[pa.Array]) -> Numbers:
-        """For each row of `columns`, the highest sequence number of a delete that names its values; -1 if none does."""
+        """For each row of `columns`, the highest sequence number of a delete file with the row's values; -1 if no delete file has them."""
         keys = Keys(comparable_values(columns))
         hashes, highest = keys.hashes(SEED), np.full(keys.rows, _NO_DELETE, np.int64)
-        for part in self.parts:  # later parts have higher numbers
+        for part in self.parts:  # a later part has higher sequence numbers, so it overwrites those of the part before
             matches = part.index.probe(keys, hashes)
             highest[matches.keys] = part.sequences[matches.rows]
         return highest
 
     @cached_property
     def predicate(self) -> Predicate | None:
-        """As `IndexedDeletes.predicate`, for the rows of all parts."""
+        """A predicate that is true for each data row with deleted values, as `IndexedDeletes.predicate`, but for all parts."""
         predicates = [part.predicate for part in self.parts]
         known = [predicate for predicate in predicates if predicate is not None]
         return None if len(known) < len(predicates) else known[0] if len(known) == 1 else Or(tuple(known))
 
 
-_FORM = 1  # of the segments below, and of the hashes of keys in them
+_FORM = 1  # the number of the format in which segments and hashes are written; another release may have another one
 _ROWS, _SEQUENCES = "rows", "sequences"
-_KEPT_FROM = 8  # delete files of an index that is kept on the disk; the block cache has those of smaller ones
-_FLUSHED_FROM = 65536  # rows
+_KEPT_FROM = 8  # an index of fewer delete files is not written to the disk: the block cache keeps these files
+_FLUSHED_FROM = 65536  # a part with more rows is flushed to the disk
 _INDEXES_NOTED = 256
 
 
 class IndexSegments:
-    """The parts of the indexes of one table in the host's cache directory `disk`, which all processes map. `table`: a key of the table."""
+    """The `IndexedDeletes` of one table in the host's cache directory `disk`, from which all processes map them. `table`: a key of the table."""
 
     def __init__(self, disk: Disk, table: str) -> None:
         self._disk = disk
         self._table = table
-        self._parts: dict[
-            str, dict[str, IndexedDeletes]
-        ] = {}  # by the key of their index and the name of their segment
+        # By the key of an index (`_key`), and then by the name of the segment.
+        self._parts: dict[str, dict[str, IndexedDeletes]] = {}
 
     def _key(self, columns: EqualityColumns, first: str) -> str:
         stored = [column.to_json() for column in columns.file.columns or ()]
         return key_of("equality", _FORM, self._table, json.dumps(stored), text_of_schema(columns.schema), first)
 
     def find(self, columns: EqualityColumns, first: str) -> list[IndexedDeletes]:
-        """The parts on record for deletes by these columns. `first`: the name of the oldest delete file."""
+        """The recorded parts of the index of deletes by `columns`. `first`: the name of the oldest delete file."""
         key = self._key(columns, first)
         known, parts = self._parts.get(key, {}), dict[str, IndexedDeletes]()
         for name in self._disk.get_record("log", key, as_texts) or ():
@@ -190,7 +192,7 @@ class IndexSegments:
         return [*parts.values()]
 
     def keep(self, columns: EqualityColumns, first: str, parts: Sequence[IndexedDeletes]) -> None:
-        """Put parts on record, for all processes of the host. Raises OSError."""
+        """Record the parts of the index of deletes by `columns` for all processes of the host, instead of those recorded before. Raises OSError."""
         key = self._key(columns, first)
         names = {id(part): name for name, part in self._parts.get(key, {}).items()}
         for part in parts:
@@ -214,7 +216,7 @@ class IndexSegments:
         arrays = {_SEQUENCES: part.sequences, **part.index.arrays}
         regions = {_ROWS: ipc_file(batch), **{name: np.ascontiguousarray(array) for name, array in arrays.items()}}
         types = {name: array.dtype.str for name, array in arrays.items()}
-        # A small part is checked by each process that opens it, instead of flushed to the disk.
+        # A small part is not flushed to the disk. After a crash it may be damaged, so each process that opens it checks it.
         is_durable = part.rows.num_rows > _FLUSHED_FROM
         write_segment(self._disk, key, name, regions, {"files": part.files, "types": types}, is_durable)
 
@@ -239,10 +241,11 @@ class IndexSegments:
 
 
 class EqualityIndexes:
-    """The values that equality deletes of one table name. A host reads each delete file once, and many at a time.
+    """The indexes of one table's equality deletes. A host reads each delete file once, and many of them at a time.
 
-    The next version has the deletes of the one before and a few more: only these are read then, into a part of their own. `read`: reads the
-    rows of delete files that the block cache does not keep. `segments`: the host's parts; None: each process reads the delete files.
+    A version has the delete files of the version before and a few more. Only the new files are read then, and become a part of their own.
+    `place`: reads rows of data files and delete files. `read`: the same, but the block cache does not keep what it reads. `segments`: the
+    parts that the host keeps on disk; None: each process reads the delete files itself.
     """
 
     def __init__(self, read: PlaceRows, place: PlaceRows, segments: IndexSegments | None = None) -> None:
@@ -254,7 +257,7 @@ class EqualityIndexes:
         self._positions = Latest[Numbers](_POSITIONS_KEPT)
 
     def values_of(self, group: EqualityGroup) -> tuple[DeletedValues, ...]:
-        """What `read_values` returns, kept for the next call: a version's files share their groups."""
+        """What `read_values` returns, kept in memory for the next call, because many files of a version have the same group."""
         values = self._values.get((group,))
         if values is None:
             values = self.read_values(group)
@@ -262,7 +265,7 @@ class EqualityIndexes:
         return values
 
     def read_values(self, group: EqualityGroup) -> tuple[DeletedValues, ...]:
-        """The values of all deletes of a group, in the order of `EqualityGroup.by_columns`."""
+        """The deleted values of a group, for each set of columns, in the order of `EqualityGroup.by_columns`."""
         return tuple(self._read_values(columns, deletes) for columns, deletes in group.by_columns)
 
     def _read_values(self, columns: EqualityColumns, deletes: Sequence[EqualityDeletes]) -> DeletedValues:
@@ -270,11 +273,12 @@ class EqualityIndexes:
         place = columns.file.columns, columns.schema, names[0]
         known = self._parts.get(place) or ()
         parts = _matching_parts(known, names)
-        count = sum(len(part.files) for part in parts)  # of the deletes that the parts have
+        count = sum(len(part.files) for part in parts)  # how many of the delete files the parts have
         on_record: list[IndexedDeletes] = []
         segments = self._segments if len(names) >= _KEPT_FROM else None
         if count < len(names) and segments is not None:
-            # The race: other processes of the host read the same deletes. All go on with the parts of the one that was last.
+            # The race: other processes of the host read the same delete files at the same time, and record them as parts of other sizes. Each
+            # process goes on with the parts that were recorded last.
             on_record = segments.find(columns, names[0][0])
             recorded_parts = _matching_parts(on_record, names)
             recorded_count = sum(len(part.files) for part in recorded_parts)
@@ -284,15 +288,15 @@ class EqualityIndexes:
         if count < len(names):
             read = self._place if segments is None else self._read
             parts.append(self._read_rows(read, columns.schema, deletes[count:], names[count:]))
-        # Each part has at least twice the rows of the next, so there are few, and a row is seldom indexed again.
+        # Joins parts until each has at least twice the rows of the next one. So there are few parts, and a row is seldom indexed again.
         while len(parts) > 1 and 2 * parts[-1].rows.num_rows > parts[-2].rows.num_rows:
             later = parts.pop()
             parts[-1] = parts[-1].followed_by(later)
         self._parts.put(place, tuple(parts), sum(part.memory_bytes for part in parts))
-        # The record of a later version serves most readers.
+        # The parts on record may be those of a later version, which most readers need: do not replace them.
         is_later = [file for part in on_record for file in part.files][: len(names)] == [*names]
         if segments is not None and [*map(id, parts)] != [*map(id, before)] and not is_later:
-            with contextlib.suppress(OSError):  # then another process reads the delete files again
+            with contextlib.suppress(OSError):  # if this fails, other processes must read the delete files, too
                 segments.keep(columns, names[0][0], parts)
         return DeletedValues(columns, tuple(parts))
 
@@ -313,7 +317,7 @@ class EqualityIndexes:
         return IndexedDeletes.of_rows(names, pa.Table.from_batches(batches, schema), np.concatenate(numbers))
 
     def read_positions(self, files: Iterable[FileVersion]) -> dict[str, Numbers]:
-        """The positions of rows that are deleted by value, ascending, by the URL of each file that equality deletes concern."""
+        """For each file that equality deletes concern, by its URL, the positions of the rows that they delete, ascending."""
         files = [file for file in files if file.equality]
         keys = {file.url: (file.url, file.identity, file.columns, *file.equality) for file in files}
         positions: dict[str, Numbers] = {}
@@ -337,7 +341,7 @@ class EqualityIndexes:
         return positions
 
     def _find_positions(self, values: DeletedValues, files: Sequence[FileVersion]) -> Iterator[tuple[str, Numbers]]:
-        """(URL of a file, positions of rows in it that are deleted). Rows of many small files are compared together."""
+        """Pairs (URL of a file, positions of rows in it that `values` delete). The rows of many small files are compared at once."""
         sequences = {file.url: file.sequence for file in files}
         columns, schema = values.columns.file.columns, values.columns.schema
         plain = [dataclasses.replace(file, deletes=(), equality=(), columns=columns) for file in files]
@@ -354,9 +358,9 @@ class EqualityIndexes:
 
 
 def _matching_parts(parts: Sequence[IndexedDeletes], names: tuple[tuple[str, int], ...]) -> list[IndexedDeletes]:
-    """The leading parts whose delete files are, one after the other, those that `names` begins with.
+    """The first parts, as far as their delete files are, one after the other, the first ones in `names`.
 
-    Other parts belong to a later version, or to one before a compaction.
+    Parts with other delete files belong to a later version, or to one before a compaction.
     """
     matching: list[IndexedDeletes] = []
     count = 0

@@ -1,6 +1,6 @@
-"""Footers of the files of a large directory: what they say of schemas and columns is recorded for all processes of the host (`ListedColumns`).
+"""Reads the footers of a large directory's files, and records the schemas and statistics in them for all processes of the host (`ListedColumns`).
 
-So the footers are read once, some at a time, and later reads open only the files that may have matching rows.
+So a host reads each footer once, and later reads open only the files that may have matching rows.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.listed_columns import ListedColumns, columns_of
 from pyspark_lookup.versions.model import Table, partition_value, typed_partition_values
 
-_AT_ONCE = 1000  # footers in memory
-_FEW = 64  # so many footers are read with the rows, and not recorded
+_AT_ONCE = 1000  # footers that are in memory at the same time
+_FEW = 64  # up to so many unknown footers are not read here: they are read together with the rows, and not recorded
 
 OpenFiles = Callable[[ColumnFiles], Sequence[OpenFile]]
 
 
 def unit_stats(file: OpenFile, unit: Unit, projection: Projection, name: str) -> ColumnStats | None:
-    """The statistics of a column in a unit of a file, as the projection plans it; None if they are not known."""
+    """The statistics of a column, in the projection's type, in a unit of a file (such as a row group); None if they are not known."""
     if name in file.partition:
         return ColumnStats.from_constant(file.partition[name])
     planned = projection.data.field(name).type
@@ -38,8 +38,10 @@ def unit_stats(file: OpenFile, unit: Unit, projection: Projection, name: str) ->
 
 
 def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> ColumnFiles:
-    """The files that may have rows of a projection, by what is known of them without a read. Raises SchemaError for a partition value that is not of
-    the planned type."""
+    """The files that may have rows of a projection, by what is known without a read of any file.
+
+    Raises SchemaError for a partition value that is not of the planned type.
+    """
     if projection.predicate is None:
         return files
     columns, known = columns_of(files), {}
@@ -57,7 +59,7 @@ def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> Col
 
 
 def prune_by_footers(table: Table, files: ColumnFiles, projection: Projection, open_files: OpenFiles) -> ColumnFiles:
-    """The files that may have rows of a projection. If the footers of many are not known, they are read, and what they say is recorded."""
+    """The files that may have rows of a projection. If many of their footers are not known, reads these footers and records their statistics."""
     remaining = prune_files(table, files, projection)
     columns, tested = columns_of(files), _tested_columns(projection)
     if columns is None or not tested:
@@ -80,7 +82,7 @@ def prune_by_footers(table: Table, files: ColumnFiles, projection: Projection, o
 def known_bounds(
     table: Table, files: ColumnFiles, columns: ListedColumns, tested: pa.Schema
 ) -> list[list[ColumnStats | None] | None]:
-    """For each file the bounds of some columns; None if its footer is not known."""
+    """For each file the statistics of the columns `tested`; None for a file whose footer is not known."""
     needed = _mask(columns, files)
     parts = [columns.stats(table.format, field.name, field.type, needed) for field in tested]
     known = np.logical_and.reduce([needed, *(part.known for part in parts)])
@@ -92,7 +94,10 @@ def known_bounds(
 def schemas_of(
     table: Table, files: ColumnFiles, columns: ListedColumns, open_files: OpenFiles
 ) -> Iterator[tuple[str, pa.Schema]]:
-    """(the URL of a file, its schema): the first file of each schema, and files that are not in the columns, in the order of the files."""
+    """Pairs (URL of a file, its schema) for the first file with each schema, and for each file that is not in `columns`, in the files' order.
+
+    Reads the footers that are not known, and records their schemas.
+    """
     needed = _mask(columns, files)
     codes, schemas = columns.schemas(table.format, needed)
     unknown = np.flatnonzero(needed & (codes < 0))
@@ -110,7 +115,7 @@ def schemas_of(
 
 
 def _tested_columns(projection: Projection) -> list[tuple[str, pa.DataType]]:
-    """(name, type) of the columns of the files that the predicate tests and that footers have statistics of."""
+    """(name, type) of each column that the predicate tests and of which footers have statistics: no partition column, and no nested one."""
     fields = (field for field in projection.data if field.name not in projection.partitions.names)
     tested = referenced_columns(projection.predicate)
     return [(field.name, field.type) for field in fields if field.name in tested and not pa.types.is_nested(field.type)]

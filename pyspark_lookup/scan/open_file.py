@@ -1,9 +1,10 @@
-"""`OpenFile`: a file whose index (footer) is open; `decode` returns its rows.
+"""`OpenFile`: a file whose index (the decoded footer) is in memory; `decode` returns the rows of one of its units.
 
-A column that has another name or type in the file than in the table is found by its `StoredColumn`.
+A unit is the smallest part of a file that is decoded at once, such as a row group. A column that has another name or type in the file than in
+the table is found by its `StoredColumn`.
 
-`KnownFiles` keeps information about files that never change in this process: their indexes, and for small files the values of a column. So a
-lookup over many small files reads only the few that have its keys.
+`KnownFiles` keeps, in this process, what was read of files that never change: their indexes, and for small files the values of a column. So a
+lookup over many small files reads only the few files that have its keys.
 """
 
 from __future__ import annotations
@@ -46,24 +47,27 @@ _UUID_BYTES, _UUID_TEXT = 16, 36
 _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _DESCRIBED_BETTER = {
     (_LOCAL, _INSTANT),  # some writers leave out the zone of instants, which are in UTC
-    (pa.date32(), _LOCAL),  # a date that was widened to a time is the start of its day
+    (pa.date32(), _LOCAL),  # the table's column was a date before it became a time; a date is the start of its day
     (pa.binary(), pa.string()),  # some writers of Parquet do not mark bytes as text
-    (pa.int32(), pa.int16()),  # and some do not mark numbers as short
+    (pa.int32(), pa.int16()),  # some writers do not mark numbers as short
     (pa.int32(), pa.int8()),
 }
-"""(type in the file, type in the table's metadata) of columns that are converted to the latter, which tells more than the file."""
+"""(type in the file, type in the table's metadata) of columns that are read in the second type, because it says more than the first one."""
 _FEW = 16
 _wide: dict[int, tuple[Sequence[StoredColumn], dict[str, StoredColumn]]] = {}
-"""Columns by name, for the last tables with many columns. The key is the id of the tuple of columns: its hash would take as long as a search."""
+"""Stored columns by name, for the last tables with many columns.
+
+The key is the id of a tuple of columns, because computing the tuple's hash would take as long as searching the tuple.
+"""
 _HYPHENS = (8, 13, 18, 23)
 
 
 def find_names(
     file: FileVersion, index: FileIndex, planned: pa.Schema, declared: pa.Schema | None = None
 ) -> dict[str, str]:
-    """The name in a file of each planned column that the file has. `declared`: all columns that the user declares for the files, in order.
+    """For each planned column that a file has, the column's name in the file. `declared`: all columns that the user declares, in order.
 
-    Raises SchemaError for a file of columns without names that has more columns than are declared.
+    Raises SchemaError if the file's columns have no names, and there are more of them than the user declares.
     """
     if file.columns is None and declared is not None and index.nameless:
         if len(index.schema) > len(declared):
@@ -88,7 +92,10 @@ def find_names(
 
 
 def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str, planned: pa.DataType) -> pa.DataType:
-    """The type in which a file's column is read before it is cast: the file's, or the planned one if the table's metadata tells more."""
+    """The type in which a file's column is read, before it is cast to the planned type.
+
+    This is its type in the file, or the planned type if the table's metadata says more than the file. `stored`: the column's name in the file.
+    """
     if file.columns is None:
         return index.schema.field(stored).type
     return _type(index.stored_schema.field(stored).type, planned, _column(file.columns, name))
@@ -97,7 +104,10 @@ def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str,
 def stats_as_planned(
     file: FileVersion, index: FileIndex, unit: Unit, stored: str, planned: pa.DataType | None
 ) -> ColumnStats | None:
-    """The statistics of a file's column in the planned type (None: the file's type); None if they are unknown, or no bounds in that type."""
+    """The statistics of a column in a unit of a file, in the planned type (None: in the file's type). `stored`: the column's name in the file.
+
+    None if the statistics are not known, or if their bounds are no bounds for the values in the planned type.
+    """
     stored_type = index.schema.field(stored).type
     stats = index.stats(unit, stored)
     if stats is None or file.columns is None or stored_type == planned:
@@ -111,15 +121,15 @@ def stats_as_planned(
 
 
 def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: pa.DataType) -> pa.Array:
-    """A file's column in the planned type. Raises SchemaError if a value would change."""
+    """A column as it was read from a file, cast to the planned type. Raises SchemaError if a value would change."""
     if file.columns is None or (column.type == planned and not pa.types.is_nested(planned)):
         return cast_column(column, planned, name, file.url)
-    # In the file, other fields of a struct may have the planned names, so its fields are found by their `StoredColumn`s.
+    # Fields of a struct may have been renamed. So they are found by their `StoredColumn`s: in the file, another field may have a planned name.
     return _array(column, planned, _column(file.columns, name), name, file.url)
 
 
 def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
-    """The value of a column in all rows of a file that lacks it: its partition value, the column's default, or null."""
+    """The value that a column has in all rows of a file that lacks the column: the file's partition value, the column's default, or None."""
     text = dict(file.partition or ()).get(name)
     if text is not None:
         return _parse_value(text, planned)
@@ -127,13 +137,13 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
 
 
 def may_lack(file: FileVersion, name: str) -> bool:
-    """Whether a column that a file lacks may have a value other than null in its rows: a default, or its partition value."""
+    """Whether a column that a file lacks may have another value than null in the file's rows: a default, or a partition value."""
     default = None if file.columns is None else _column(file.columns, name).default
     return default is not None or name in dict(file.partition or ())
 
 
 def missing_column(file: FileVersion, name: str, planned: pa.DataType, rows: int) -> pa.Array:
-    """A column that a file lacks, for its rows: see `missing_value`."""
+    """A column that a file lacks, with its `missing_value` in each of `rows` rows."""
     return _repeat(missing_value(file, name, planned), planned, rows)
 
 
@@ -155,14 +165,14 @@ def _default(column: StoredColumn, kind: pa.DataType) -> object:
 
 
 def _parse_value(text: str, kind: pa.DataType) -> object:
-    """The value of a text in the metadata, where bytes are written in hexadecimal digits."""
+    """The value that a text in the table's metadata stands for. The metadata writes binary values in hexadecimal digits."""
     if pa.types.is_floating(kind):
         return float(text)
     return bytes.fromhex(text) if pa.types.is_binary(kind) else partition_value(text, kind)
 
 
 def _column(columns: Sequence[StoredColumn], name: str) -> StoredColumn:
-    """The stored column of the table's column `name`; one with the same name in files if `columns` does not have it."""
+    """How files store the table's column `name`. If `columns` do not have this column, files have it under the same name."""
     if len(columns) <= _FEW:
         return next((column for column in columns if column.name == name), StoredColumn(name, name, None))
     entry = _wide.get(id(columns))
@@ -195,7 +205,10 @@ class _Fields:
         return {_get_field_id(field): place for place, field in reversed(list(enumerate(self.all)))}
 
     def find(self, column: StoredColumn, by_place: bool = False) -> int | None:
-        """The position of a column; None if it is not there. `by_place`: a column without names is found by its position."""
+        """The position of a column among the fields; None if it is missing.
+
+        `by_place`: if neither the fields have ids nor the column has names in files, its field id is taken as its position, from 1.
+        """
         if column.field_id is None:
             return self._folded.get(column.stored.lower())
         if any(field_id is not None for field_id in self._by_id):
@@ -267,10 +280,11 @@ def _text_of_uuids(column: pa.Array) -> pa.Array:
     return pc.if_else(column.is_null(), pa.scalar(None, pa.string()), texts)
 
 
-_INDEXES = 64 * 1024 * 1024  # bytes of memory, approximately
-_SMALL = 1024 * 1024  # bytes of a file whose values are cached
-_VALUES = 4 * 1024 * 1024  # values in total, 8 bytes each
-_VALUES_AT_MOST = 1000  # requested values; of more than these, nearly every file would have some
+_INDEXES = 64 * 1024 * 1024  # bytes of memory that all indexes may take, approximately
+_SMALL = 1024 * 1024  # the largest size in bytes of a file whose values are kept
+_VALUES = 4 * 1024 * 1024  # how many values are kept in total, 8 bytes each
+# A predicate with more values is not compared with the kept ones: nearly every file would have some of them.
+_VALUES_AT_MOST = 1000
 _SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
 
 T = TypeVar("T")
@@ -278,7 +292,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Bytes [start, end) of one file version: the units whose middle byte is in this range."""
+    """A part of a file: the units whose middle byte is in the range [start, end) of the file's bytes."""
 
     file: FileVersion
     start: int
@@ -293,8 +307,8 @@ class Slice:
 class Projection:
     """What a scan returns: `columns` (names and types as planned, in order) of rows for which `predicate` holds.
 
-    `data`: the planned schema of all columns in the files. `partitions`: the planned schema of the columns in directories. `declared`:
-    whether the user has declared these types, as which files are then read; else planning has inferred them.
+    `data`: the planned schema of all columns in the files. `partitions`: the planned schema of the partition columns. `declared`: the user
+    has declared the types, so files are read in them; False: planning has inferred the types from the files.
     """
 
     columns: pa.Schema
@@ -310,7 +324,7 @@ class Projection:
 
 
 _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]
-"""Reads a file's index from the store. Returns it and the ranges from which it was read."""
+"""A function that reads a file's index from the store. It returns the index, and the ranges of bytes from which it has read the index."""
 
 
 @dataclasses.dataclass
@@ -320,24 +334,24 @@ class OpenFile:
     piece: Slice
     blocks: BlockCache
     index: FileIndex
-    head: dict[Range, Data]  # the bytes from which the index was read, as far as they are in memory
-    data: dict[Range, Data]  # the bytes from which rows are decoded, as far as `head` lacks them
-    names: dict[str, str]  # planned column -> its spelling in this file, for columns that the file has
+    head: dict[Range, Data]  # bytes from which the index was read, if they are in memory
+    data: dict[Range, Data]  # bytes from which rows are decoded, except those in `head`
+    names: dict[str, str]  # for each planned column that the file has: the column's name in the file
     partition: Mapping[str, object]
     reopen: _Reopen
     units: list[Unit] = dataclasses.field(default_factory=list)
     deleted: Numbers | None = None  # positions of deleted rows in the file
-    read_from: tuple[Range, ...] = ()  # the ranges from which the index was read, in memory or not
+    read_from: tuple[Range, ...] = ()  # the ranges from which the index was read, whether they are in memory or not
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
     equality_fields: Mapping[str, pa.Field] = dataclasses.field(default_factory=dict)
-    """The columns by which equality deletes concern the file, by names that no other column has."""
+    """The columns that equality deletes of this file compare, each under a name that no other column has."""
     equality_names: list[list[str]] = dataclasses.field(default_factory=list)
-    """The names of these columns, for each set of columns of the file's groups of equality deletes."""
+    """Names in `equality_fields`: a list for each set of columns that the file's equality deletes compare."""
     deleted_values: list[Any] = dataclasses.field(default_factory=list)
-    """The `DeletedValues` of these sets of columns."""
+    """The `DeletedValues` of each of these sets of columns, in the same order as `equality_names`."""
 
     def first_row(self, unit: Unit) -> int:
-        """The position in the file of a unit's first row, for a format that has the number of rows of each unit."""
+        """The position in the file of a unit's first row. Only for formats whose index says how many rows each unit has."""
         if not self.starts:
             first = 0
             for index_unit in self.index.units:
@@ -346,14 +360,14 @@ class OpenFile:
         return self.starts[unit.number]
 
     def spell(self, columns: Iterable[str]) -> list[str]:
-        """This file's names of those of the columns that it has, each once."""
+        """The names in this file of `columns`, each once, without columns that the file lacks."""
         return list(dict.fromkeys(self.names[name] for name in sorted(columns) if name in self.names))
 
     def add_equality_columns(self) -> None:
-        """Let `decode` read the columns by which equality deletes concern this file, too, by names that no other column has.
+        """Let `decode` also read the columns that equality deletes of this file compare, under names that no other column has.
 
-        The table may not have these columns any more, or in another type. Raises SchemaError if the file has one in a type that cannot be
-        read.
+        They are separate columns, because the table may no longer have them, or in another type. Raises SchemaError if the file has one of
+        them in a type that cannot be read.
         """
         file = self.piece.file
         values, columns, partition, fields = dict(file.partition or ()), list(file.columns or ()), [], {}
@@ -380,11 +394,11 @@ class OpenFile:
 
     @cached_property
     def location(self) -> BlocksAndLocations:
-        """The positions of the file's blocks, looked up when the first bytes are needed."""
+        """Which blocks of the file are cached, and where; looked up when bytes are needed for the first time."""
         return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)
 
     def bring_again(self) -> None:
-        """Read the index again from the store, bypassing the cache; the data is then read there as it is needed.
+        """Read the index again, from the store instead of the cache. From then on, all bytes of the file are read there, when they are needed.
 
         Raises DamagedFileError or UfsError.
         """
@@ -393,8 +407,8 @@ class OpenFile:
         self.blocks = self.blocks.read_only()
 
     def source(self, unit: Unit, columns: Sequence[str]) -> RangesFile:
-        """The file as a file object from which one unit is decoded. It has only this unit's ranges, however many ranges are in memory."""
-        # The race: another thread may replace both in `bring_again`, so this unit keeps the ones that it begins with.
+        """A file object from which one unit is decoded. Of all bytes in memory it has only those of the index and of this unit."""
+        # The race: another thread may replace `head` and `data` in `bring_again`. This unit keeps the two that it begins with.
         head, data = self.head, self.data
         ranges = {part: data[part] for part in self.index.ranges(unit, columns) if part in data}
 
@@ -405,7 +419,10 @@ class OpenFile:
 
 
 class Latest(Generic[T]):
-    """An LRU cache of values up to a total weight. Values that were not used in the last `rounds` rounds are dropped, too."""
+    """An LRU cache in memory of values up to a total weight. It also drops values that were not used in the last `rounds` rounds.
+
+    A round begins with each call of `begin_round`.
+    """
 
     def __init__(self, at_most: int, rounds: float = math.inf) -> None:
         self._at_most = at_most
@@ -417,7 +434,7 @@ class Latest(Generic[T]):
         self._lock = threading.Lock()
 
     def begin_round(self) -> None:
-        """Begin a round, and drop values that the last `rounds` rounds did not use, for instance of files that the table no longer has."""
+        """Begin a round. Values that were not used in the last `rounds` rounds are dropped, such as those of files that the table has lost."""
         with self._lock:
             self._round += 1
             while self._entries and self._round - next(iter(self._entries.values()))[2] > self._rounds:
@@ -446,19 +463,19 @@ class Latest(Generic[T]):
 
 
 class KnownFiles:
-    """Indexes and values of immutable files that this process used in its last `reads_kept` reads."""
+    """The indexes, and values of columns, of immutable files that this process used in its last `reads_kept` reads."""
 
     def __init__(self, reads_kept: int) -> None:
         self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES, reads_kept)
         self._values = Latest[Numbers](_VALUES, reads_kept)
 
     def begin_read(self) -> None:
-        """Begin a read, and forget files that none of the last reads used."""
+        """Begin a read. Files that none of the last reads used are forgotten."""
         self._indexes.begin_round()
         self._values.begin_round()
 
     def index(self, file: FileVersion) -> tuple[FileIndex, tuple[Range, ...]] | None:
-        """The file's index and the bytes from which it was read, if the file was opened before."""
+        """(the file's index, the ranges of bytes from which it was read) if the file was opened before; otherwise None."""
         return self._indexes.get(_place(file)) if file.immutable else None
 
     def keep(self, file: FileVersion, index: FileIndex, read_from: Iterable[Range]) -> None:
@@ -466,11 +483,11 @@ class KnownFiles:
             self._indexes.put(_place(file), (index, tuple(read_from)), index.memory_bytes)
 
     def forget(self, file: FileVersion) -> None:
-        """Forget the index of a file: it may have been read from damaged bytes."""
+        """Forget the index of a file, which may have been read from damaged bytes."""
         self._indexes.remove(_place(file))
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
-        """Whether a unit may have one of the values that the predicate requires; True if `learn` was not called for the unit."""
+        """Whether a unit of a file may have one of the values that the predicate lists; True if `learn` was not called for the unit."""
         for among in _cached_conditions(file, projection.predicate):
             hashes = _hash_values(among)
             values = self._values.get(_key(file, unit, among, projection)) if hashes is not None else None
@@ -482,7 +499,7 @@ class KnownFiles:
         return True
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
-        """Remember the values in the units of a small file that is in memory, for `may_have`."""
+        """Keep, for `may_have`, the values that a small file has in the columns of which the predicate lists values. Its bytes are in memory."""
         for among in _cached_conditions(file, projection.predicate):
             if _hash_values(among) is None:
                 continue
@@ -508,12 +525,12 @@ def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tu
 
 
 def _cached_conditions(file: OpenFile, predicate: Predicate | None) -> list[Among]:
-    """The conditions of a predicate for which `KnownFiles` caches the file's values; none if the file is not small and immutable."""
+    """The conditions `Among` of a predicate on columns that the file has; none if the file is not small and immutable."""
     return [among for among in _value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
 
 
 def _value_conditions(predicate: Predicate | None) -> list[Among]:
-    """The parts of a predicate that list the values of a column."""
+    """The conditions `Among`, which list the values of a column, that must hold for the predicate to be true."""
     if isinstance(predicate, Among):
         return [predicate]
     parts = predicate.parts if isinstance(predicate, And) else ()
@@ -522,16 +539,17 @@ def _value_conditions(predicate: Predicate | None) -> list[Among]:
 
 @functools.lru_cache(maxsize=8)
 def _hash_values(among: Among) -> Numbers | None:
-    """The hashes of the values; None for floats, because equal ones have several forms, and for too many values."""
+    """The hashes of the values; None for too many values, and for floats, because equal floats may have different bit patterns."""
     if len(among.values) > _VALUES_AT_MOST or pa.types.is_floating(among.values.type):
         return None
     return Keys([among.values]).hashes(_SEED)
 
 
 def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
-    """The rows of a unit with the named columns in their planned types, with partition values, and with the values of missing columns."""
+    """The rows of a unit, with `columns` in their planned types. Partition columns, and columns that the file lacks, are filled in."""
     stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
-    stored = list(dict.fromkeys(stored))  # an equality delete may name a column that is also read otherwise
+    # A column that an equality delete compares may also be one of the table's columns.
+    stored = list(dict.fromkeys(stored))
     for batch in _batches(file, unit, stored):
         rows = batch.num_rows
         arrays, fields = [], []
@@ -550,9 +568,9 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
 
 
 def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The batches of one unit of a file (such as a row group), with its columns `stored`.
+    """The batches of one unit of a file (such as a row group), with the file's columns `stored`.
 
-    Bytes that cannot be decoded are fetched once more, because the cached ones may be damaged.
+    If bytes cannot be decoded, they are read once more, from the store, because the cached bytes may be damaged.
     """
     yielded_rows = 0
     try:
@@ -572,9 +590,9 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
 
 
 def to_read(part: Range, file: OpenFile) -> Range:
-    """The range to read in order to get the missing range `part`.
+    """The range of bytes to read in order to get the range `part`, which is not in memory.
 
-    If a range from which the index was read includes `part`, that range is read, because it is more likely to be cached.
+    If the index was read from a range that includes `part`, it is this range, because it is more likely to be cached.
     """
     offset, length = part
     around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])
@@ -582,7 +600,7 @@ def to_read(part: Range, file: OpenFile) -> Range:
 
 
 def is_missing(part: Range, file: OpenFile) -> bool:
-    """Whether a range is not in memory, so that it must be read before rows in it can be decoded."""
+    """Whether a range of bytes must be read before rows in it can be decoded, because it is not in memory."""
     offset, length = part
     in_memory = part in file.data or any(
         start <= offset and offset + length <= start + size for start, size in file.head

@@ -1,9 +1,10 @@
-"""Reads rows of a `TableVersion` as Arrow batches: skips files and row groups, reads through the block cache, drops deleted rows, and filters.
+"""Reads the rows of a `TableVersion` as Arrow batches: skips files and row groups, reads through the block cache, drops deleted rows, filters.
 
-`TableScan` is the interface of all scans, also of those of other systems' tables; `Scan` reads files. `Scan.prepare` does all I/O of a task
-before its first batch. So a task notices that a version has vanished before it has returned any row. The prepared task only decodes.
+`TableScan` is the interface of all scans, also of tables in other systems; `Scan` reads files. `Scan.prepare` makes all calls to the store
+that a task needs before the task returns its first batch. So if a file of the version has vanished, the task notices it before it has returned
+any row. The prepared task only decodes bytes in memory.
 
-Rows are deleted by position, or by their values (see `scan.equality`), which are compared when the rows have been read.
+A row may be deleted by its position, or by its values (see `scan.equality`). Values are compared after the row has been read.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ from pyspark_lookup.versions.model import (
 
 
 def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """The positions of deleted rows by URL, from position deletes and equality deletes together."""
+    """For each file, by URL, the positions of its deleted rows, from position deletes and equality deletes together."""
     merged = dict(by_position)
     for url, positions in by_value.items():
         if len(positions):
@@ -88,7 +89,7 @@ def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, N
     return merged
 
 
-_DELETES_AT_MOST = 512  # deletes in memory, the most recently used
+_DELETES_AT_MOST = 512  # as many decoded deletes stay in memory, those that were used last
 
 
 def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Numbers]:
@@ -99,8 +100,10 @@ def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> 
 
 
 def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
-    """A mask of `rows` rows from position `first` of a file: True for rows that are not deleted; None if none is deleted. `deleted`:
-    positions, ascending."""
+    """A mask of the `rows` rows of a file from position `first` on: True for rows that are not deleted; None if none of them is deleted.
+
+    `deleted`: the positions of deleted rows, ascending; None: no row of the file is deleted.
+    """
     if deleted is None:
         return None
     low, high = np.searchsorted(deleted, [first, first + rows])
@@ -112,18 +115,20 @@ def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
 
 
 class DeletedRows:
-    """The positions of deleted rows in each file. Each delete file is decoded once per process."""
+    """Reads which rows of files are deleted by position. A process decodes each delete file once."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
         self._lock = threading.Lock()
         self._positions_by_name: dict[str, Mapping[str, Numbers]] = {}
-        # For the version that was read last: (the names of its deletes, the positions that these delete together in each file).
+        # For the version that was read last: (the names of its deletes, for each file the positions that its deletes name together). The key
+        # of a file is its URL and the number of its combination of deletes.
         self._merged: tuple[tuple[str, ...], dict[tuple[str, int], Numbers | None]] = (), {}
-        self._groups: dict[tuple[str, ...], int] = {}  # the numbers of combinations of deletes
+        # The number of each combination of deletes, by the names of the deletes.
+        self._groups: dict[tuple[str, ...], int] = {}
 
     def read_positions(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
-        """The positions of deleted rows, ascending, by the URL of each file that has some. `root`: the table's URL."""
+        """For each file with deleted rows, by URL, the positions of these rows, ascending. `root`: the table's URL."""
         files = [file for file in files if file.deletes]
         # All files of a managed table's version have the same deletes.
         distinct_deletes = {id(file.deletes): file.deletes for file in files}
@@ -150,7 +155,7 @@ class DeletedRows:
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
-        """The positions of deleted rows, by the name of each of the deletes, and then by the path of the data file."""
+        """For each of the deletes, by name, the positions that it names in each data file, by the file's path."""
         with self._lock:
             by_name = {
                 delete.name: self._positions_by_name[delete.name]
@@ -158,7 +163,7 @@ class DeletedRows:
                 if delete.name in self._positions_by_name
             }
         missing = [delete for delete in deletes if delete.name not in by_name]
-        parts: dict[FileVersion, list[Range]] = {}  # ranges in the same file are one request
+        parts: dict[FileVersion, list[Range]] = {}  # ranges in the same file are read by one request
         for file, part in (place for delete in missing if (place := delete.place) is not None):
             parts.setdefault(file, []).append(part)
         locations = {file: self._blocks.get_blocks_and_locations(file.url, file) for file in parts}
@@ -187,11 +192,11 @@ class DeletedRows:
         return by_name
 
 
-_UNCHECKED_BYTES = 64 * 1024 * 1024  # after so many more bytes of rows, the free memory is checked, and a batch ends
+_UNCHECKED_BYTES = 64 * 1024 * 1024  # after each so many bytes of rows, check how much memory is free, or end the batch
 
 
 class WholeFiles(Sequence[Slice]):
-    """One slice for each of many files, of all its bytes. The slices are made when they are asked for."""
+    """For each of many files, a slice with all its bytes. A slice is made only when it is requested."""
 
     def __init__(self, files: ColumnFiles) -> None:
         self.files = files
@@ -211,19 +216,19 @@ class WholeFiles(Sequence[Slice]):
 
 
 def to_slices(files: Sequence[FileVersion]) -> Sequence[Slice]:
-    """One slice for each file, of all its bytes."""
+    """For each file, a slice with all its bytes."""
     return WholeFiles(files) if isinstance(files, ColumnFiles) else tuple(Slice(file, 0, file.size) for file in files)
 
 
 def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
-    """The `number`-th of `count` shares of the files, about equal in bytes. A pure function, so all tasks compute the same shares.
+    """The slices of share `number` (from 0) if files are divided into `count` shares with about equal numbers of bytes.
 
-    The shares are disjoint and cover every file. Only a file of 1.5 shares or more is cut, because a file that is read as a whole can be
-    read again if it is replaced, and its footer is opened once.
+    A pure function, so all tasks compute the same shares. The shares are disjoint and cover every file. Only a file with the bytes of 1.5
+    shares or more is cut: a file that one task reads as a whole can be read again if it is replaced, and its footer is read only once.
     """
     ends = np.cumsum(file_sizes(files))
     total = int(ends[-1]) if len(ends) else 0
-    if not total:  # a file that became empty must be opened, so that its damage is noticed
+    if not total:  # an empty file must be opened, too, so that a damaged one is noticed
         return tuple(to_slices(files)) if number == 0 else ()
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
@@ -231,7 +236,7 @@ def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable:
     start = int(ends[first_file - 1]) if first_file else 0
     for file in files[first_file:end_file]:
         cuts = min(max(round(file.size * count / total), 1), file.size) if splittable else 1
-        # Considers only the cuts near this share, because a table's log may claim any file size.
+        # Only cuts near this share are tried: a table's log may claim any file size, and so any number of cuts.
         first = (low - start) * cuts // max(file.size, 1) - 1
         last = (high - start) * cuts // max(file.size, 1) + 1
         for cut in range(max(first, 0), min(last + 1, cuts)):
@@ -246,8 +251,8 @@ def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable:
 class PreparedUnit:
     """A unit of a file (e.g. a row group) whose bytes are in memory.
 
-    `middle`: the offset of its middle byte in the file. `bytes`: about its size in the file. `rows`: the exact number of its rows; None if
-    the file has no other units, and only decoding tells.
+    `middle`: the offset of the unit's middle byte in the file. `bytes`: about its size in the file. `rows`: the exact number of its rows;
+    None if the file has no other unit, and the number is known only after decoding.
     """
 
     file: FileVersion
@@ -258,18 +263,18 @@ class PreparedUnit:
 
 
 class PreparedScan(Protocol):
-    """A task whose bytes are in memory, so that its rows only have to be decoded."""
+    """A task whose bytes are all in memory: its rows only have to be decoded."""
 
     def batches(self) -> Iterator[pa.RecordBatch]: ...
     def units(self) -> Iterator[PreparedUnit]: ...
 
 
 class TableScan(abc.ABC):
-    """Reads a table's rows. The defaults are for files about which nothing is known."""
+    """Reads a table's rows. Methods that are not abstract answer here for files about which nothing is known."""
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether the scan can read all rows. If not, it can only look up rows by key."""
+        """Whether the scan can read all rows; False if it can only look up rows by key."""
         return True
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
@@ -277,39 +282,39 @@ class TableScan(abc.ABC):
         return None
 
     def close(self) -> None:  # noqa: B027 # most scans have nothing to close
-        """Close connections; the next use opens them again."""
+        """Close connections. The next use of the scan opens them again."""
 
     def forget_files(self) -> None:  # noqa: B027
-        """Drop all information about files from memory. Call it if none of these files is read again soon."""
+        """Drop from memory what is known of files. Call this if no file that was read will be read again soon."""
 
     def splittable(self, table: Table) -> bool:
-        """Whether one file's rows may be read in parts."""
+        """Whether several tasks may read parts of the same file."""
         return False
 
     @abc.abstractmethod
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories), in the types that Spark has."""
+        """(columns in the files, partition columns), in the types that Spark has."""
 
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, columns: pa.Schema
     ) -> list[list[ColumnStats | None]]:
-        """The bounds of these columns (spelled as in `schema`) in each file; None if they are not known."""
+        """For each file, the statistics of each of `columns` (spelled as in `schema`); None for a column of which they are not known."""
         return [[None for _ in columns] for _ in files]
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """The number of rows in the files, without deleted ones; None if only reading the rows would tell."""
+        """The number of rows in the files, without deleted rows; None if it would be known only after the rows were read."""
         return None
 
     def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
-        """About how many bytes these columns take in a snapshot; None if only reading the rows would tell."""
+        """About how many bytes the columns `names` take in a full cache; None if this would be known only after the rows were read."""
         return None
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
-        """The positions of deleted rows, by the URL of their file."""
+        """For each file with deleted rows, by URL, the positions of these rows."""
         return {}
 
     def deleted_values(self, table: Table, group: EqualityGroup) -> Iterable[DeletedValues]:
-        """The values that equality deletes name, for each set of columns."""
+        """The deleted values in a group of equality deletes, for each set of columns that these compare."""
         return ()
 
     @abc.abstractmethod
@@ -320,19 +325,19 @@ class TableScan(abc.ABC):
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan:
-        """The pieces as a task whose bytes are all in memory.
+        """A task that decodes `pieces`, with all bytes that it needs in memory.
 
-        `columns_of_version`: returns the columns of all files of the version. It is called if the task's own files lack a planned column: a
-        column that no file of the version has is an error. None: such a column is null.
+        `columns_of_version`: returns the columns of all files of the version. It is called if no file of the task has a planned column: if no
+        file of the version has the column either, this is an error. None: such a column is null.
         """
 
 
 Files = Callable[[bool], TableScan]
-"""A function that returns a scan of files. Its argument: whether the bytes that the scan reads stay in this host's cache, for later reads."""
+"""A function that returns a scan of files. Its argument says whether this host's cache keeps the bytes that the scan reads, for later reads."""
 
 
 def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
-    """Columns of the files, then of the directories: the order in which a table shows them."""
+    """The columns of the files, then the partition columns: the order in which a table shows them. `version_schema`: from `TableScan.schema`."""
     data, partitions = version_schema
     return pa.schema([*data, *partitions])
 
@@ -340,7 +345,7 @@ def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
 def coalesce(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, metrics: CacheMetricGroup
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of about 64k (fewer if rows are long), with exactly `schema`."""
+    """The same rows in batches of about 65,536 rows (fewer if rows are long), with exactly the schema `schema`."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -391,25 +396,24 @@ def evaluate_mask(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.Bool
     return evaluate(predicate, dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
 
 
-# A scan of up to this many units decodes its predicate's columns first, and fetches the others only where rows match. With more
-# units, a second round of requests costs more than it saves.
+# A scan of up to this many units first decodes the columns of its predicate. It fetches the other columns only of units with matching
+# rows. With more units, this second round of requests costs more than it saves.
 _TWO_PHASE_UNITS = 8
 _TWO_PHASE_BYTES = 256 * 1024
-_READ_AT_ONCE = 32 * 1024 * 1024  # bytes of delete files
-_READS_KEPT = 200  # after this many reads without a use of a file, its index is cheaper to read again than to keep
+_READ_AT_ONCE = 32 * 1024 * 1024  # about how many bytes of files `_place_rows` has in memory
+_READS_KEPT = 200  # the index of a file that was not used in so many reads is dropped: reading it again costs less than keeping it
 
 
 class Scan(TableScan):
-    """Reads the files of one table through one block cache. `rereads`: whether the same files will be read again and again."""
+    """Reads the files of one table through a block cache. `rereads`: whether the same files will be read again and again."""
 
     def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, rereads: bool = True) -> None:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
         self._deleted = DeletedRows(blocks)
-        self._reads_kept = (
-            _READS_KEPT if rereads else 1
-        )  # 1, because the parts of one large file are read one after the other
+        # 1 and not 0, because the parts of a large file are read one after the other.
+        self._reads_kept = _READS_KEPT if rereads else 1
         self._known_files = KnownFiles(self._reads_kept)
         self._equality: EqualityIndexes | None = None
 
@@ -418,16 +422,16 @@ class Scan(TableScan):
 
     def splittable(self, table: Table) -> bool:
         assert table.format is not None
-        return open_format(table.format, self._block_size).splittable  # whatever its columns
+        return open_format(table.format, self._block_size).splittable
 
     # --- schema -----------------------------------------------------------------------------------
 
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
         """Implements `TableScan.schema`.
 
-        Reads the part of each file that shows its schema (a footer; all of a CSV or JSON file) through the cache, and nothing if the columns
-        are declared. A column that is in the files and in the directories has the directories' values. A column whose types in two files
-        do not fit together gets an `unreadable_type` that names both.
+        Reads, through the cache, the part of each file that shows its schema: the footer, or all of a CSV or JSON file. Reads nothing if the
+        user has declared the columns. A column that is both in the files and in the directories' names counts as a partition column. A
+        column whose types in two files do not fit together gets an `unreadable_type`, whose reason names both files.
         """
         partitions = partition_fields(table, files)
         folded = {name.lower() for name in partitions.names}
@@ -447,7 +451,7 @@ class Scan(TableScan):
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, columns: pa.Schema
     ) -> list[list[ColumnStats | None]]:
-        """Implements `TableScan.bounds`. Reads each file's statistics through the cache, unless they are known."""
+        """Implements `TableScan.bounds`. Reads the footers of files whose statistics are not known, through the cache."""
         names, listed = columns.names, columns_of(files)
         if isinstance(files, ColumnFiles) and listed is not None and not {*names} & {*partitions.names}:
             known = known_bounds(table, files, listed, columns)
@@ -471,7 +475,8 @@ class Scan(TableScan):
             if name in values:
                 row.append(ColumnStats.from_constant(values[name]))
             elif name not in spelled:
-                # The column is null in every row. But a delete file has only those columns that were keys when it was written.
+                # A data file without the column has null in every row. But a delete file has only the columns that were keys when it was
+                # written, whatever the values of the deleted rows in others.
                 unknown = file.piece.file.identity == DELETE_FILE or may_lack(file.piece.file, name)
                 row.append(None if unknown else ColumnStats.from_constant(None))
             else:
@@ -482,7 +487,7 @@ class Scan(TableScan):
     def unit_bounds(
         self, table: Table, files: Sequence[FileVersion], projection: Projection
     ) -> list[tuple[ColumnStats | None, int]]:
-        """(bounds of the projection's only column, bytes) of each unit that may have rows of the projection."""
+        """For each unit that may have rows of the projection: (statistics of the projection's only column, size of the unit in bytes)."""
         (name,) = projection.columns.names
         bounds = []
         for file in self._open(table, to_slices(files), projection):
@@ -497,7 +502,7 @@ class Scan(TableScan):
         return bounds
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """Implements `TableScan.rows`. Reads footers through the cache, if needed."""
+        """Implements `TableScan.rows`. Reads the footers of files whose number of rows is not known, through the cache."""
         counts = [file.statistics.rows if file.statistics is not None else None for file in files]
         unknown = [file for file, count in zip(files, counts, strict=True) if count is None]
         counts = [count for count in counts if count is not None]
@@ -533,7 +538,7 @@ class Scan(TableScan):
             place, read, segments = functools.partial(self._place_rows, table), None, None
             disk = self._blocks.disk
             if disk is not None:
-                # The host keeps the index, so it needs not keep the delete files as well.
+                # The host's disk keeps the index, so the block cache need not keep the delete files as well.
                 deletes = Scan(self._blocks.read_only(), self._metrics, self._block_size, rereads=False)
                 read = functools.partial(deletes._place_rows, table)
                 segments = IndexSegments(disk, key_of(self._blocks.scope, table.url))
@@ -558,7 +563,7 @@ class Scan(TableScan):
     ) -> Prepared:
         """Implements `TableScan.prepare`: reads all bytes that the task needs. Decoding them makes no call to the store.
 
-        Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit the projection.
+        Raises SourceChangedError if a file was replaced or removed, SchemaError if a file does not fit the projection.
         """
         self._known_files.begin_read()
         return self._prepare(table, pieces, projection, columns_of_version)
@@ -586,7 +591,7 @@ class Scan(TableScan):
         self._load(opened, projection)
         for file in opened:
             self._known_files.learn(file, projection)
-            # The values of a small file rule out more than its bounds.
+            # The values of a small file may rule it out although its bounds do not.
             units = [unit for unit in file.units if self._known_files.may_have(file, unit, projection)]
             self._metrics.inc("rowGroupsPrunedCount", len(file.units) - len(units))
             file.units = units
@@ -622,11 +627,14 @@ class Scan(TableScan):
         return remaining
 
     def _footer_opener(self, table: Table, projection: Projection | None) -> OpenFiles | None:
-        """A function that opens files to read their footers; None if files of the table's format have to be read as a whole."""
+        """A function that opens files, which reads their footers; None for a format whose files have to be read as a whole."""
         return (lambda files: self._open(table, to_slices(files), projection)) if self.splittable(table) else None
 
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
-        """The files with their indexes. All indexes are read at once, in one round of requests if the tail of each file has its footer."""
+        """The files of `pieces`, with their indexes. Reads all indexes that are not known at the same time.
+
+        This takes one round of requests, unless the footer of a file is longer than the tail that is read first.
+        """
         assert table.format is not None
         declared = _declared_schema(table, pieces)
         forms = {
@@ -697,7 +705,7 @@ class Scan(TableScan):
     ) -> None:
         """Raise SchemaError if a file does not fit the projection, or no file of the version has a planned column.
 
-        `pruned_file`: one of the files, if all were left out because of what their footers say.
+        `pruned_file`: if no file was opened because the statistics of all of them rule out matching rows, one of these files.
         """
         needed_names = _scanned_columns(projection)
         for file in opened:
@@ -710,7 +718,7 @@ class Scan(TableScan):
         some_file = opened[0].piece.file if opened else pruned_file
         if projection.declared or not missing_names or some_file is None or columns_of_version is None:
             return  # as in Spark, a declared column that no file has is null
-        # Files that are not read here may have the column.
+        # Other files of the version, which this task does not read, may have the column.
         elsewhere = {name.lower() for name in columns_of_version().names}
         missing_names = [name for name in missing_names if name.lower() not in elsewhere]
         if missing_names:
@@ -725,7 +733,7 @@ class Scan(TableScan):
         return may_match(projection.predicate, functools.partial(unit_stats, file, unit, projection))
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
-        """Read the bytes of all units into memory; if that saves requests, only the bytes of units with matching rows."""
+        """Read the bytes of all units into memory; if it pays to decode the predicate's columns first, only of units with matching rows."""
         tested = referenced_columns(projection.predicate)
         units = sum(len(file.units) for file in opened)
         deferred_bytes = sum(
@@ -761,7 +769,7 @@ class Scan(TableScan):
 
 
 class Prepared:
-    """A task whose bytes are in memory."""
+    """A task of a `Scan` whose bytes are all in memory."""
 
     def __init__(self, opened: list[OpenFile], projection: Projection, metrics: CacheMetricGroup) -> None:
         self._opened = opened
@@ -769,13 +777,13 @@ class Prepared:
         self._metrics = metrics
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in file order, in batches of about 64k, with exactly the projection's schema."""
+        """The matching rows that are not deleted, in file order, in batches of about 65,536 rows, with exactly the projection's schema."""
         yield from coalesce(self._filter(), self._projection.columns, self._metrics)
 
     def units(self) -> Iterator[PreparedUnit]:
-        """The units in file order, with all their rows, also deleted ones and those that do not match. Threads may decode several units at once."""
+        """The units in file order, with all their rows, also deleted rows and rows that do not match. Threads may decode several units at once."""
         for file in self._opened:
-            size = file.piece.file.size // max(len(file.index.units), 1)  # a slice may contain the middle of no unit
+            size = file.piece.file.size // max(len(file.index.units), 1)  # a file may have no units
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
                 batches = decode(file, unit, self._projection.columns.names, self._projection)
@@ -786,9 +794,9 @@ class Prepared:
                 yield PreparedUnit(file.piece.file, unit.middle, size, rows, batches)
 
     def place(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
-        """(file, positions in it, the rows at these positions) for each batch of the rows that are not deleted.
+        """For each batch of rows that are not deleted: (file, positions of the rows in the file, the rows).
 
-        The rows are those of units that may have matching rows; the rows themselves are not filtered.
+        Units that can have no matching rows are left out, but the rows of all other units are returned, whether they match or not.
         """
         for file, unit, batches in self._decode(self._projection.columns.names):
             first = file.first_row(unit)
@@ -822,7 +830,7 @@ class Prepared:
 
 
 def _live_by_value(file: OpenFile, batch: pa.RecordBatch) -> Numbers | None:
-    """A mask of a batch of a file's rows: True for rows that no equality delete concerns; None if none is deleted."""
+    """A mask of a batch of a file's rows: True for rows that no equality delete deletes; None if none of them is deleted so."""
     if not file.equality_names or not batch.num_rows:
         return None
     live = np.ones(batch.num_rows, np.bool_)
@@ -832,7 +840,7 @@ def _live_by_value(file: OpenFile, batch: pa.RecordBatch) -> Numbers | None:
 
 
 def _rounds(files: Sequence[FileVersion]) -> Iterator[list[FileVersion]]:
-    """The files in groups that are read together, of about `_READ_AT_ONCE` bytes."""
+    """The files in groups of about `_READ_AT_ONCE` bytes. The files of a group are read at the same time."""
     some: list[FileVersion] = []
     size = 0
     for file in files:
@@ -846,7 +854,7 @@ def _rounds(files: Sequence[FileVersion]) -> Iterator[list[FileVersion]]:
 
 
 def _scanned_columns(projection: Projection) -> frozenset[str]:
-    """The columns of the files that the scan returns, or that its predicate tests."""
+    """The columns that the scan returns or its predicate tests, without partition columns."""
     return frozenset(projection.needed_columns) - frozenset(projection.partitions.names)
 
 
@@ -859,7 +867,7 @@ def _declared_schema(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
 
 
 def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
-    """(file, its schema) for each file. A column of text files gets one type, inferred from its values in all these files."""
+    """Pairs (file, its schema). A column of CSV or JSON files has one type in all of them, inferred from its values in all files together."""
     inferred_by_name: dict[str, Inferred] = {}
     for file in opened:
         for name, inferred in (file.index.inferred or {}).items():
@@ -880,7 +888,7 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
 def _described_bounds(
     table: Table, file: FileVersion, partitions: pa.Schema, names: Sequence[str]
 ) -> list[ColumnStats | None] | None:
-    """The bounds of a file's columns by the table's metadata, in the order of `names`; None if it lacks those of a column."""
+    """The statistics of a file's columns that the table's metadata has, in the order of `names`; None if it lacks those of a column."""
     values = _partition_values(table, file, partitions)
     bounds: Mapping[str, ColumnStats] = {} if file.statistics is None else file.statistics.bounds
     stats = [ColumnStats.from_constant(values[name]) if name in values else bounds.get(name) for name in names]

@@ -1,7 +1,8 @@
-"""File formats: the byte ranges of a file's schema, statistics and rows, and how these are decoded.
+"""File formats: which byte ranges of a file have its schema, statistics and rows, and how these are decoded.
 
-A format never reads from storage. It names ranges, and the caller brings their bytes; through `RangesFile` pyarrow reads them as one file.
-Call `open_index` with the bytes of more and more ranges, until it returns an index instead of ranges.
+A format never reads from storage. It names the ranges that it needs, and the caller reads their bytes. `RangesFile` shows them to pyarrow as a
+file. A file is opened step by step: `first_ranges` names the first ranges, and `open_index` takes the bytes of all ranges read so far. It
+returns further ranges, or the file's index when it has all bytes that it needs.
 """
 
 import pyarrow as pa
@@ -30,7 +31,10 @@ __all__ = [
 def open_format(
     name: FileFormatName, block_size: int, csv: CsvOptions | None = None, declared: pa.Schema | None = None
 ) -> FileFormat:
-    """The format of that name. `block_size`: in bytes, for formats without blocks of their own. `declared`: the columns that the user declares."""
+    """The format with the name `name`. `declared`: the columns that the user declares; None: each file's own columns are read.
+
+    `block_size`: for a format whose files have no parts of their own (CSV, JSON, ORC), the size in bytes of the ranges that are read.
+    """
     if name is FileFormatName.PARQUET:
         return ParquetFormat()
     if name is FileFormatName.ARROW:

@@ -1,6 +1,6 @@
-"""Arrow IPC files (Feather V2): blocks are the tail with the footer, dictionaries, and record batches.
+"""Arrow IPC files (Feather V2). The byte ranges that are read are the tail with the footer, the dictionaries, and record batches.
 
-Also parts of Arrow's schemas that pyarrow does not expose or cannot read, decoded from the flatbuffers.
+This module also decodes parts of Arrow's flatbuffers that pyarrow does not expose, or cannot read.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from pyspark_lookup.columnar.types import lenient_schema, without_counterpart
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_INT = 2  # the number of Int in the union Type
-_MOST_BITS = 64  # of integers that pyarrow reads; Polars writes some with 128, which have two buffers as well
-# In a Parquet footer, which is in Thrift's compact protocol: the key, the length of the value, the value.
+_INT = 2  # the number of the type Int in the union Type of Arrow's Schema.fbs
+# Pyarrow reads integers of up to so many bits; Polars writes some of 128, which have the same two buffers.
+_MOST_BITS = 64
+# Finds the Arrow schema in a Parquet footer, which is in Thrift's compact protocol: the key, the length of the value, the value.
 _IN_PARQUET = re.compile(rb"ARROW:schema\x18[\x80-\xff]*[\x00-\x7f]([A-Za-z0-9+/]+={0,2})")
 
 
 class Table:
-    """A table in a flatbuffer. It starts with the signed distance back to its vtable, which has a 16-bit offset for each field."""
+    """A table of a flatbuffer: a record with fields.
+
+    It starts with the signed distance back to its vtable, which has a 16-bit offset for each field.
+    """
 
     def __init__(self, data: bytearray, at: int) -> None:
         self.data, self._at = data, at
@@ -58,12 +62,12 @@ class Table:
         return "" if at is None else self.data[at + 4 : at + 4 + self.number("<I", at)].decode(errors="replace")
 
     def elements(self, field: int, size: int) -> list[int]:
-        """The positions of a vector's elements, each of `size` bytes. Raises ValueError if they are not in the data."""
+        """The positions of the elements of a field that is a vector, each of `size` bytes. Raises ValueError if one is beyond the data."""
         at = self._target(field)
         count = 0 if at is None else self.number("<I", at)
         if at is None or not count:
             return []
-        if count * size > len(self.data) - at - 4:  # before memory is allocated for their positions
+        if count * size > len(self.data) - at - 4:  # checked before memory is allocated for the positions
             raise ValueError(f"a vector of {count} elements reaches beyond the end of the data")
         return [at + 4 + size * place for place in range(count)]
 
@@ -72,28 +76,29 @@ class Table:
 
 
 def narrow_parquet(footer: bytes) -> tuple[bytes, dict[str, str]]:
-    """(a Parquet footer whose embedded Arrow schema is changed as by `narrow`, the types that `narrow` returns)."""
+    """(a Parquet footer with its embedded Arrow schema changed by `narrow`, the types that `narrow` returns)."""
     part = _IN_PARQUET.search(footer)
     if part is None:
         return footer, {}
     message = bytearray(base64.b64decode(part[1]))
-    # The message follows its length; since Arrow 0.15 a marker comes before that.
+    # The message begins after its length; since Arrow 0.15, a marker of four bytes comes before the length.
     header = Table.root(message, 8 if message.startswith(b"\xff\xff\xff\xff") else 4).table(2)
     wide = {} if header is None else narrow(header)
     return footer[: part.start(1)] + base64.b64encode(message) + footer[part.end(1) :], wide
 
 
 def narrow(schema: Table) -> dict[str, str]:
-    """Declare a schema's 128-bit integers as 64-bit ones, in place, so that pyarrow reads it. Returns the type of these integers by column.
+    """Declare the 128-bit integers of a schema as 64-bit integers, in place, so that pyarrow reads the schema.
 
-    "table Schema { endianness; fields: [Field]; … }" (Arrow's Schema.fbs)
+    Returns the name of the wide type, such as `int128`, for each column with such integers. Fields of the flatbuffer are found by their order:
+    "table Schema { endianness; fields: [Field]; … }" (Arrow's Schema.fbs).
     """
     wide = {field.text(0): _narrow(field) for field in schema.tables(1)}
     return {name: kind for name, kind in wide.items() if kind is not None}
 
 
 def _narrow(field: Table) -> str | None:
-    """The type of a column's wide integers, which are narrowed; None if it has none.
+    """Declare the wide integers in a column as 64-bit integers. Returns the name of their type; None if the column has none.
 
     "table Field { name: string; nullable: bool; type_type: Type; type: Type; dictionary: …; children: [Field]; … }",
     "table Int { bitWidth: int; is_signed: bool; }"
@@ -138,9 +143,9 @@ def _open(source: RangesFile) -> pa.ipc.RecordBatchFileReader:
 
 
 class ArrowIndex(FileIndex):
-    """The index of an Arrow IPC file. Record batches are read as a whole, so columns are left out only after the read.
+    """The index of an Arrow IPC file. A record batch is read with all its columns; those that are not requested are dropped afterwards.
 
-    `tail`: where the file's footer begins, and the bytes to read instead of it.
+    `tail`: where the file's footer begins, and the bytes to read instead of this footer; None: the footer in the file.
     """
 
     def __init__(
@@ -165,13 +170,14 @@ class ArrowIndex(FileIndex):
         with reading(self._file, ArrowFormat.name):
             file = _open(source if self._tail is None else source.with_tail(*self._tail))
             batch = file.get_batch(unit.number).select(list(columns))
-            batch.validate(full=True)  # bad offsets or codes would read other memory; checks about 2 GB/s
+            # Without this, bad offsets or codes would read foreign memory; it checks about 2 GB/s.
+            batch.validate(full=True)
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
 
 
 def _ipc_blocks(footer: bytearray) -> tuple[list[Range], list[Range]]:
-    """(dictionaries, record batches) of an IPC footer, which pyarrow reads but does not expose.
+    """(ranges of the dictionaries, ranges of the record batches) in an IPC footer, which pyarrow reads but does not expose.
 
     "table Footer { version: MetadataVersion; schema: Schema; dictionaries: [Block]; recordBatches:
     [Block]; … }", "struct Block { offset: long; metaDataLength: int; bodyLength: long }" (Arrow's

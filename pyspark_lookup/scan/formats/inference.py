@@ -1,7 +1,7 @@
-"""Infers the types of columns in text files, and converts their texts to these types.
+"""Infers the types of columns in CSV and JSON files, and converts their texts to these types.
 
-Nothing is lost: a column stays text if one of its values, converted and written again, would not be the text that was read. This holds for
-all files of a table together (`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
+Nothing is lost: a column stays text if one of its values, after conversion, would be written as another text than the one that was read. A
+column gets one type for all files of a table (`join_inferred`). Integers beyond int64 become decimals; times with an offset become instants.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pyspark_lookup.errors import SchemaError
 _INTEGER = r"^(0|-?[1-9]\d*)$"
 _SHORT_INTEGER = r"^(0|-?[1-9]\d{0,14})$"
 _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
-_SHORTEST = r"\.(0|\d*[1-9])$"  # without superfluous zeros
+_SHORTEST = r"\.(0|\d*[1-9])$"  # a fraction without superfluous zeros at its end
 _NEGATIVE_ZERO = r"^-0\.0+$"
 _SPECIAL = ("NaN", "Infinity", "-Infinity")
 _HEXADECIMAL = r"^[+-]?0[xX]"
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
-# By spelling; not as arrays, because making one imports pandas.
+# The words of each spelling of booleans. No arrays, because making one imports pandas.
 _BOOLEANS = {f"boolean {word('true')}": (word("true"), word("false")) for word in (str, str.upper, str.capitalize)}
-# How every text begins that is the value of another type than text.
+# Matches the beginning of each text that can be a value of another type than text.
 _NO_TEXT = re.compile(r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII)
-_SURE_DIGITS = 15  # a double keeps every number with so many digits
-EXACT_INTEGER = 2**53
-MANY_DIGITS = 99  # digits after the point: more than any decimal has
+_SURE_DIGITS = 15  # a double keeps each number of up to so many digits
+EXACT_INTEGER = 2**53  # a double keeps each integer up to this one
+MANY_DIGITS = 99  # more digits after the point than any decimal type has
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
@@ -40,9 +40,9 @@ _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 class Number:
     """The properties of a column's numbers that decide its type.
 
-    `whole`: the most digits before the point. `scales`: the fewest and most digits after the point, of numbers that have one. `integers`:
-    whether there are numbers without a point; `fractions`: with a point. `fits64`: all integers fit into int64. `exact`: each number is
-    a double, written without superfluous digits.
+    `whole`: the most digits that a number has before the point. `scales`: the fewest and the most digits after the point, in numbers with a
+    point. `integers`: whether there are numbers without a point. `fractions`: whether there are numbers with a point. `fits64`: whether all
+    integers fit into int64. `exact`: whether a double can hold each number, and each is written without superfluous digits.
     """
 
     whole: int
@@ -69,7 +69,7 @@ class Number:
             return pa.int64() if self.fits64 else _decimal(self.whole, 0, 20)
         if self.exact:
             return pa.float64()
-        # The precision is wider than needed, so that a larger number in a later file does not change the type.
+        # The type has more digits than needed, so that a larger number in a later file does not change the type.
         uniform = not self.integers and self.scales[0] == self.scales[1]
         return _decimal(self.whole, self.scales[0], 18) if uniform else pa.string()
 
@@ -83,8 +83,10 @@ def _decimal(whole: int, scale: int, precision: int) -> pa.DataType:
 
 @dataclasses.dataclass(frozen=True)
 class Inferred:
-    """The inferred type of a column of a text file. `kind`: a key of `_TYPES`, or "number" with `number`, "list" with `element`, "struct" with
-    `fields`."""
+    """What the values of a column in a CSV or JSON file show of its type.
+
+    `kind`: a key of `_TYPES`, "number" (described by `number`), "list" (of `element`) or "struct" (of `fields`).
+    """
 
     kind: str
     number: Number | None = None
@@ -92,7 +94,7 @@ class Inferred:
     fields: tuple[tuple[str, Inferred], ...] = ()
 
     def type(self) -> pa.DataType:
-        """The Arrow type; null if the values show none."""
+        """The Arrow type; Arrow's null type if the values show none."""
         if self.number is not None:
             return self.number.type()
         if self.element is not None:
@@ -118,7 +120,7 @@ _SPECIAL_NUMBER = Number(0, (0, MANY_DIGITS), integers=False, fractions=True, fi
 
 
 def join_inferred(first: Inferred, second: Inferred) -> Inferred:
-    """The type of a column that has values of both types."""
+    """The inferred type of a column with values that show `first` and values that show `second`."""
     if first.kind != second.kind:
         for tells_least in (NOTHING, _EMPTY):
             if tells_least in (first, second):
@@ -159,9 +161,9 @@ def fits(inferred: Inferred, kind: pa.DataType) -> bool:
 
 
 def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
-    """The type of a column of texts, as in a CSV file. `by_value`: zeros at the end of a fraction do not count as digits.
+    """The inferred type of a column of texts, as in a CSV file. `by_value`: zeros at the end of a fraction do not count as digits.
 
-    Writers that quote everything write "" for null, so empty texts show nothing if there are others.
+    Empty texts show nothing if there are other texts, because writers that quote all values write "" for null.
     """
     empty = len(texts) > texts.null_count
     texts = texts.filter(pc.not_equal(texts, ""))
@@ -184,7 +186,7 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
 
 
 def infer_times(texts: pa.Array) -> Inferred:
-    """The type of texts that may be times: instants if all have an offset, local times if none has one, else text."""
+    """The inferred type of texts that may be times: instants if all have an offset, local times if all are times without one, otherwise text."""
     for kind, pattern in (("instant", _TIME + _OFFSET), ("local", _TIME + "$")):
         if _matches(texts, pattern) and _is_in_python(texts, _TYPES[kind]):
             return Inferred(kind)
@@ -192,7 +194,7 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 
 def infer_numbers(texts: pa.Array) -> Number | None:
-    """The properties of the numbers in texts (none null); None if a text is no number, or a number in an unusual form such as `007`."""
+    """The properties of the numbers in `texts`, of which none may be null; None if a text is no number, or is spelled unusually, such as `007`."""
     if _matches(texts, _SHORT_INTEGER):
         return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)
@@ -224,13 +226,13 @@ def _exact_integers(texts: pa.Array, fits64: bool) -> bool:
 
 
 def _exact_fractions(texts: pa.Array) -> bool:
-    """Whether each text is the shortest text of its double, apart from the notation of exponents."""
+    """Whether each text is the shortest one for the double that it stands for, apart from the notation of exponents."""
     long = texts.filter(pc.greater(pc.utf8_length(texts), _SURE_DIGITS + 1))
     return all(is_exact(text) for text in long.to_pylist())
 
 
 def is_exact(text: str) -> bool:
-    """Whether a text is the shortest one of a double: with fewer digits it would be read as another double."""
+    """Whether a text is the shortest one for a double: with fewer digits it would stand for another double."""
     return f"{float(text)!r}" == text or _plain(repr(float(text))) == _plain(text)
 
 
@@ -248,9 +250,9 @@ def _plain(text: str) -> tuple[str, int]:
 
 
 def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as values of type `kind`, as Arrow parses them. An empty text is null, unless the type is text or binary.
+    """The texts as values of type `kind`, as Arrow parses them. An empty text becomes null, unless `kind` is text or binary.
 
-    Raises a SchemaError that names the first invalid text.
+    Raises a SchemaError that quotes a text that is no value of this type.
     """
     if texts.type == kind:
         return texts
@@ -277,7 +279,10 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as decimals. Arrow casts only texts in a plain form: for a text that does not fit, its cast returns a wrong number or ends the process."""
+    """The texts as decimals of type `kind`. Raises SchemaError for a text that is no such decimal.
+
+    Arrow casts only plainly written texts that fit: for others, its cast may return a wrong number or end the process.
+    """
     digits = rf"\d{{1,{kind.precision - kind.scale}}}" if kind.precision > kind.scale else "0"
     plain = pc.match_substring_regex(texts, rf"^[+-]?0*{digits}(\.\d{{0,{kind.scale}}})?$")
     if _all(plain):

@@ -1,6 +1,6 @@
-"""The interface that all formats share, and a file object over the byte ranges that are in memory.
+"""`FileFormat` and `FileIndex`: the interface of all file formats. `RangesFile`: a file object over byte ranges that are in memory.
 
-Also the format that a file's name shows, and the types that Spark noted in a file when it wrote it.
+This module also finds the format that a file's name shows, and applies the types that Spark notes in the files it writes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ _EXTENSIONS = {
 }  # fmt: skip
 TEXT_AT_MOST = 2**31 - 2  # bytes of a text file, decompressed
 _PART = 1024 * 1024
-_DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50  # a possible decompression bomb is first measured
+# Content that decompresses to more bytes than these, and to more than 50 times its size, may be a decompression bomb: it is decompressed
+# twice, first only to count the bytes.
+_DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50
 
 
 def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
-    """The decompressed content. Raises NotSupportedError, before it takes much memory, for content that is too large to be read."""
+    """The decompressed content. Raises NotSupportedError for content that is too large to be read, before this takes much memory."""
     if not content:  # a file without rows
         return b""
     doubtful = max(_DOUBTFUL_BYTES, _DOUBTFUL_RATIO * len(content))
@@ -78,7 +80,7 @@ DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def detect_format(urls: Sequence[str]) -> FileFormatName:
-    """The one format that the names of files show. Raises OptionError if a name shows none, or if they show several."""
+    """The format that the names of files show. Raises OptionError if a name shows no format, or if two names show different formats."""
     urls_by_format: dict[FileFormatName, str] = {}
     for url in urls:
         name = base_name(url)
@@ -98,15 +100,15 @@ def detect_format(urls: Sequence[str]) -> FileFormatName:
 
 
 def base_name(url: str) -> str:
-    """The last part of a URL, in lower case. A web URL's query is left out; in other URLs a `?` is part of the name."""
+    """The file name in a URL, in lower case. The query of a web URL is left out; in any other URL a `?` is part of the name."""
     path = url.partition("?")[0] if url.startswith(("http://", "https://")) else url
     return path.rsplit("/", 1)[-1].lower()
 
 
 def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url: str) -> list[pa.Field]:
-    """Fields in the types that `spark_types` (name -> Spark's JSON of a type) has for them; all others stay as they are.
+    """Fields with the types that Spark noted for them. `spark_types`: by name, Spark's JSON of a type; fields without a note keep their type.
 
-    A VARIANT, a TIME or a year-month interval is an `unreadable_type`, because a Python source cannot return it to Spark.
+    A VARIANT, a TIME or a year-month interval gets an `unreadable_type`, because a Python source cannot return such values to Spark.
     """
     return [field if field.name not in spark_types else _field(field, spark_types[field.name], url) for field in fields]
 
@@ -148,16 +150,16 @@ Data = bytes | memoryview
 
 BATCH_ROWS = 65536
 _TAIL_BYTES = 64 * 1024
-_SMALL_BYTES = 256 * 1024  # a file of up to this size is read as a whole, with its footer
+_SMALL_BYTES = 256 * 1024  # a file of up to this size is read as a whole when its footer is read
 
 
 class RangesFile(io.RawIOBase):
-    """A read-only file, some ranges of which are in memory. All other bytes are fetched when they are read."""
+    """A read-only file object. Some ranges of the file are in memory; `fetch` reads all other bytes when they are needed."""
 
     def __init__(self, size: int, ranges: Mapping[Range, Data], fetch: Callable[[Range], Data]) -> None:
         self._size = size
         self._starts: list[int] = []
-        self._parts: list[tuple[int, Data]] = []  # (end, bytes) of each
+        self._parts: list[tuple[int, Data]] = []  # (end, bytes) of each range, in the order of `_starts`
         for (offset, length), data in sorted(ranges.items(), key=lambda item: (item[0][0], -item[0][1])):
             if not self._parts or offset + length > self._parts[-1][0]:  # otherwise an earlier range includes it
                 self._starts.append(offset)
@@ -166,7 +168,7 @@ class RangesFile(io.RawIOBase):
         self._at = 0
 
     def with_tail(self, start: int, tail: bytes) -> RangesFile:
-        """The same file with `tail` instead of its bytes from `start` on."""
+        """The same file, with the bytes `tail` instead of its bytes from position `start` on."""
         parts: dict[Range, Data] = {(start, len(tail)): tail}
         for offset, (_, data) in zip(self._starts, self._parts, strict=True):
             if offset < start:
@@ -191,7 +193,7 @@ class RangesFile(io.RawIOBase):
         return self._at
 
     def read(self, length: int | None = -1) -> Data:
-        """Up to `length` bytes from here, without a copy if one range has them."""
+        """Up to `length` bytes from the current position, without a copy if one range in memory has them."""
         available = max(self._size - self._at, 0)
         requested = available if length is None or length < 0 else min(length, available)
         start, self._at = self._at, self._at + requested
@@ -210,7 +212,11 @@ class RangesFile(io.RawIOBase):
         return len(data)
 
     def _part(self, start: int, requested: int) -> Data:
-        """Bytes from `start` on: the longest piece that one range has, or if none has the first byte, the bytes up to the next range, fetched."""
+        """At least one of the `requested` bytes from `start` on.
+
+        If a range in memory has the first byte, this is all that it has of the requested bytes. Otherwise the bytes up to the next range in
+        memory are fetched.
+        """
         place = bisect.bisect_right(self._starts, start)
         if place:
             (end, data), offset = self._parts[place - 1], self._starts[place - 1]
@@ -224,7 +230,7 @@ class RangesFile(io.RawIOBase):
 class Unit:
     """The smallest part of a file that is decoded at once: a row group, a record batch, or a whole file.
 
-    `number`: its position among the file's units. `middle`: the offset of its middle byte, which tells to which `Slice` the unit belongs.
+    `number`: its position among the file's units. `middle`: the offset of its middle byte, which decides to which `Slice` the unit belongs.
     """
 
     number: int
@@ -232,14 +238,14 @@ class Unit:
 
 
 class FileIndex(abc.ABC):
-    """An opened file: its schema in the types that Spark has, its units, and the ranges of their bytes."""
+    """What must be known of a file to read its rows: its schema in the types that Spark has, its units, and the byte ranges of each unit."""
 
     schema: pa.Schema
     units: Sequence[Unit]
     inferred: Mapping[str, Inferred] | None = None
-    """For text files: the inferred types of columns that were not planned."""
+    """For CSV and JSON files: the inferred types of columns that were not planned, or have a value that does not fit the planned type."""
     misfits: Mapping[str, str] = MappingProxyType({})
-    """For text files: by column, the message about a value that is not of the planned type."""
+    """For CSV and JSON files: by column, the message about a value that does not fit the planned type."""
     nameless: bool = False
     """Whether columns have no names, so that declared columns are matched by position."""
     memory_bytes: int = 4096
@@ -247,19 +253,19 @@ class FileIndex(abc.ABC):
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The schema as the file itself has it, with its field ids."""
+        """The schema in the file, with the file's own types and field ids."""
         return self.schema
 
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
-        """The bounds of a column's values; None if they are not known."""
+        """The statistics of a column in a unit; None if they are not known."""
         return None
 
     def rows(self, unit: Unit) -> int | None:
-        """The number of rows of a unit; None if only reading them would tell."""
+        """The number of rows of a unit; None if it would be known only after the rows were read."""
         return None
 
     def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int | None:
-        """About how many bytes the unit's rows take in a snapshot, with its index; None if only reading them would tell."""
+        """About how many bytes the unit's rows take in a full cache, its key index included; None if only reading the rows would show it."""
         return None
 
     @abc.abstractmethod
@@ -280,9 +286,9 @@ class FileFormat(Protocol):
 
 
 class FooterFormat(abc.ABC):
-    """A format of files that begin with magic bytes and end with a footer, the footer's length and the magic bytes.
+    """A format whose files begin with magic bytes, and end with a footer, the footer's length and the magic bytes.
 
-    `frame`: the bytes that both magic byte strings and the length take together, with their padding.
+    `frame`: how many bytes the two magic byte strings and the length take together, with their padding.
     """
 
     splittable = True
@@ -330,7 +336,7 @@ def damaged_file_error(file: FileVersion, kind: str, problem: object) -> Damaged
 
 @contextlib.contextmanager
 def reading(file: FileVersion, kind: str) -> Iterator[None]:
-    """A context that raises DamagedFileError for any error of a decoder on bad bytes."""
+    """A context that turns any error that a decoder raises for bad bytes into a DamagedFileError, which names the file."""
     try:
         yield
     except PysparkLookupError:
@@ -353,7 +359,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
-    """The ranges that a file names for its parts. Raises DamagedFileError if one is not inside the file."""
+    """The same ranges, which the file's footer names. Raises DamagedFileError if one of them is not inside the file."""
     for offset, length in ranges:
         if not 0 <= offset <= offset + length <= file.size:
             raise damaged_file_error(

@@ -1,8 +1,9 @@
-"""ORC: one task decodes a file as a whole, with the calendar, types and time zones that the file names.
+"""Reads ORC files. One task decodes a file as a whole, with the calendar, types and time zones that the file names.
 
 This module reads the parts of an ORC footer that pyarrow reads but does not expose: the calendar, types by column, time zones, and positions
-of streams. It computes times of any year, and of writers in any time zone, from stored seconds and fractions. The fractions are unsigned
-numbers in runs, for which pyarrow has no type ("Run Length Encoding" in ORC's specification).
+of streams. pyarrow reads neither times far from 1970 nor times of writers in other time zones correctly. So this module computes them from the
+stored seconds and fractions. The fractions are unsigned numbers in runs, for which pyarrow has no type ("Run Length Encoding" in ORC's
+specification).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from pyspark_lookup.storage.stores import FileVersion, Range
 Numbers = npt.NDArray[np.int64]
 
 _WIDTHS = [*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64]
-"""The number of bits of each value in a run, by the five bits in which the run's header has it."""
+"""The number of bits of each value in a run, by the five-bit code that stands for this number in the run's header."""
 
 
 def unsigned_numbers(data: bytes | memoryview, count: int, version: int) -> Numbers:
-    """The first `count` numbers of a stream. `version`: 1 or 2, of the encoding. Raises ValueError if the stream has fewer numbers."""
+    """The first `count` numbers of a stream. `version`: of the run length encoding, 1 or 2. Raises ValueError if there are fewer numbers."""
     numbers = np.zeros(count, np.int64)
     at = place = 0
     decode = _run_of_version_1 if version == 1 else _run_of_version_2
@@ -72,14 +73,16 @@ def _run_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def _to_signed(value: int) -> int:
-    """The signed number with the bits of a 64-bit number: Arrow's writer stores negative fractions for times before 1970."""
+    """The signed number with the same 64 bits. Arrow's writer stores negative fractions for times before 1970."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
 def _run_of_version_1(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
-    """(the numbers of a run, the position after it): "a control byte of 0 to 127: length - 3, a delta of one byte, the first value"; after a
-    higher control byte come 256 - control values."""
+    """(the numbers of a run, the position behind the run).
+
+    "A control byte of 0 to 127: length - 3, a delta of one byte, the first value". A higher control byte is followed by 256 - control values.
+    """
     control = data[at]
     if control < 128:
         delta = data[at + 1]
@@ -116,10 +119,10 @@ def _run_of_version_2(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
 
 
 def _unpack_patched(data: bytes | memoryview, at: int, length: int, width: int) -> tuple[Numbers, int]:
-    """(the numbers of a run of patched values, the position after it).
+    """(the numbers of a run of patched values, the position behind the run).
 
-    The run has a base and the differences from it. Some differences have more bits than the width: for these there are "a list of gaps"
-    from the patched value before, "and patches", their upper bits.
+    The run has a base, and for each value its difference from the base in `width` bits. Differences with more bits are patched: a list has,
+    for each of them, the gap from the patched value before, and the patch, its upper bits.
     """
     size, patch_width = (data[at] >> 5) + 1, _WIDTHS[data[at] & 31]
     gap_width, patches = (data[at + 1] >> 5) + 1, data[at + 1] & 31
@@ -143,7 +146,7 @@ def _read_big_endian(data: bytes | memoryview, at: int, size: int) -> int:
 
 
 def _unpack(data: bytes | memoryview, at: int, count: int, width: int) -> tuple[Numbers, int]:
-    """(numbers of `width` bits each, the highest bit first; the position of the next byte)."""
+    """(`count` numbers of `width` bits each, the highest bit first; the position of the byte behind them)."""
     end = at + (count * width + 7) // 8
     if end > len(data):
         raise IndexError(at)
@@ -154,9 +157,9 @@ def _unpack(data: bytes | memoryview, at: int, count: int, width: int) -> tuple[
 
 
 def decompress_lzo(data: memoryview, at_most: int) -> bytes:
-    """The decompressed bytes of a block of LZO1X, which some writers of ORC use and for which pyarrow has no codec.
+    """The decompressed bytes of a block in the compression LZO1X, which some writers of ORC use and for which pyarrow has no codec.
 
-    Raises ValueError for a damaged block, or one of more than `at_most` bytes.
+    Raises ValueError for a damaged block, or if the decompressed block has more than `at_most` bytes.
     """
     try:
         return _decompress_lzo(data, at_most)
@@ -169,7 +172,7 @@ def _decompress_lzo(data: memoryview, at_most: int) -> bytes:
     at = 0
 
     def read_length(bits: int, most: int) -> int:
-        """The length in the low bits of an instruction. 0 stands for `most`, plus 255 for each zero byte that follows, plus the next byte."""
+        """The length in the low bits of an instruction. If these are 0, it is `most`, plus 255 for each zero byte that follows, plus the next byte."""
         nonlocal at
         if bits:
             return bits
@@ -190,7 +193,7 @@ def _decompress_lzo(data: memoryview, at_most: int) -> bytes:
         output += data[at : at + count]
         at += count
 
-    state = 0  # the number of literals at the end of the instruction before: 0 to 3, or 4 for four and more
+    state = 0  # how many literals the last instruction ended with: 0 to 3, or 4 for four and more
     if data[0] > 17:
         at, state = 1, min(data[0] - 17, 4)
         literals(data[0] - 17)
@@ -223,7 +226,7 @@ def _decompress_lzo(data: memoryview, at_most: int) -> bytes:
 
 
 def _repeat(output: bytearray, distance: int, length: int) -> None:
-    """Append `length` bytes copied from `distance` bytes back, repeating them if there are fewer."""
+    """Append the `length` bytes that begin `distance` bytes before the end; if `distance` is smaller than `length`, these bytes repeat."""
     start = len(output) - distance
     pattern = output[start : start + length]
     output += (pattern * (length // len(pattern) + 1))[:length]
@@ -235,18 +238,18 @@ _FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE = 1, 2, 3  # fields of the postscript
 _STRIPES, _TYPES, _METADATA, _WRITER, _CALENDAR = 3, 4, 5, 9, 11  # fields of the footer
 _SUBTYPES, _ATTRIBUTES = 2, 7  # fields of a type
 _STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3  # fields of a stripe's footer
-_STRIPE_ROWS = 5  # field of a stripe in the footer
+_STRIPE_ROWS = 5  # a field of a stripe's entry in the footer
 _NESTED = (10, 11, 12, 13)  # kinds of types: lists, maps, structs, unions
 _TIMESTAMPS, _LONG = (9, 18), 4
-_SECONDARY = 5  # a kind of streams
-_VERSION_2 = (2, 3)  # kinds of encodings
+_SECONDARY = 5  # the kind of stream that has the nanoseconds of times
+_VERSION_2 = (2, 3)  # the kinds of encodings with runs of version 2
 _LONGEST_NUMBER = 16  # bytes, more than any encoding needs for a fraction
 _ORIGINAL = 32 * 1024  # bytes of an uncompressed chunk
 _CODECS = {2: "snappy", 4: "lz4_raw", 5: "zstd", 6: "brotli"}
 _ZLIB, _LZO = 1, 3
 _PROLEPTIC = 2
 _JAVA = 0
-_LARGEST_BLOCK = 1 << 23  # as a length of 23 bits can express
+_LARGEST_BLOCK = 1 << 23  # a chunk's length has 23 bits
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -284,7 +287,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _numbers(message: memoryview, number: int) -> list[int]:
-    """The values of a repeated field of numbers, packed or not."""
+    """The values of a field that is a list of numbers, in one of the two encodings of Protocol Buffers (packed or not)."""
     numbers: list[int] = []
     for field, wire, value in parse_fields(message):
         if field == number and wire == _VARINT:
@@ -306,7 +309,7 @@ def _parts(message: memoryview, number: int) -> list[memoryview]:
 
 
 def _encode_field(number: int, wire: int, value: Any) -> bytes:
-    """The bytes of a field, from the parts that `parse_fields` returns."""
+    """The bytes of a field, given what `parse_fields` returns for it."""
     key = _encode_varint(number << 3 | wire)
     if wire == _VARINT:
         return key + _encode_varint(value)
@@ -323,7 +326,7 @@ def _encode_varint(value: int) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Stripe:
-    """A stripe's footer, and the positions of the streams that it names."""
+    """The footer of a stripe (a part of the file with some of its rows). `start`: the position in the file of the stripe's first stream."""
 
     start: int
     footer: memoryview
@@ -336,7 +339,7 @@ class Stripe:
 
 @dataclasses.dataclass(frozen=True)
 class OrcTail:
-    """The end of an ORC file. `content`: the bytes of the file; its postscript begins at `end`. `footer`: the decompressed footer."""
+    """The decoded end of an ORC file. `content`: the bytes of the file. `end`: where its postscript begins. `footer`: the decompressed footer."""
 
     content: memoryview
     end: int
@@ -346,10 +349,10 @@ class OrcTail:
 
     @cached_property
     def hybrid(self) -> bool:
-        """Whether days before 1582-10-15 are in the Julian calendar.
+        """Whether the file uses the hybrid calendar, in which days before 1582-10-15 are in the Julian calendar.
 
-        If the file does not say, only the files of Java's writers have such days. Iceberg's writer counts Gregorian days although its files
-        say that they are hybrid.
+        If the file does not name its calendar, it is hybrid if Java's writer wrote the file. A file of Iceberg's writer is never hybrid,
+        although it says so.
         """
         calendar = _number(self.footer, _CALENDAR)
         if calendar == 0:
@@ -374,7 +377,7 @@ class OrcTail:
         return stripes
 
     def leaf_columns(self, name: str, schema: pa.Schema) -> list[int]:
-        """The numbers of the file's flat columns of which the column `name` of its `schema` consists, in their order."""
+        """The numbers of the file's flat columns of which the column `name` consists, in their order. `schema`: the file's schema."""
         types = self._types
 
         def flat(number: int) -> Iterator[int]:
@@ -387,7 +390,7 @@ class OrcTail:
         return list(flat(_numbers(types[0], _SUBTYPES)[schema.get_field_index(name)]))
 
     def fractions(self, stripe: Stripe, column: int, count: int) -> Numbers:
-        """The nanoseconds of a column's times in a stripe, which are stored apart from the seconds. `count`: how many are not null."""
+        """The nanoseconds within the second of each time of a column in a stripe, except nulls. `count`: how many times are not null."""
         at = stripe.start
         for stream in _parts(stripe.footer, _STREAMS):
             kind, stream_column, length = (_number(stream, field) for field in (1, 2, 3))
@@ -397,7 +400,7 @@ class OrcTail:
                 )
                 data = self._decompress_stream(self.content[at : at + length], _LONGEST_NUMBER * count + 1024)
                 packed = unsigned_numbers(data, count, 2 if encoding in _VERSION_2 else 1)
-                # "The low three bits: how many zeros are left out, less one".
+                # "The low three bits": how many zeros at the end of the number are left out, minus one.
                 zeros = packed & 7
                 fractions: Numbers = (packed >> 3) * 10 ** np.where(zeros > 0, zeros + 1, 0)
                 return fractions
@@ -407,7 +410,10 @@ class OrcTail:
         return np.zeros(0, np.int64)
 
     def with_seconds(self) -> RangesFile:
-        """The same file with a footer that declares times as numbers: pyarrow then reads seconds since 2015 in the writer's time zone, in any year."""
+        """The same file, with a footer that declares times as numbers.
+
+        For such columns, pyarrow reads the stored seconds since 2015 in the writer's time zone, in any year.
+        """
         footer = b""
         for number, wire, value in parse_fields(self.footer):
             if number == _TYPES and wire == _BYTES:
@@ -444,7 +450,7 @@ class OrcTail:
 
 
 def read_tail(content: bytes) -> OrcTail:
-    """The tail of an ORC file with these bytes. Raises ValueError if they do not end like an ORC file."""
+    """The decoded end of the ORC file with the bytes `content`. Raises ValueError if these do not end like an ORC file."""
     data = memoryview(content)
     length = data[-1] if data else 0
     postscript = data[len(data) - 1 - length : len(data) - 1] if length < len(data) else data[:0]
@@ -463,9 +469,9 @@ def _refuse_read(part: Range) -> Data:
 
 
 def _decompress_stream(data: memoryview, compression: int, block_size: int, at_most: int | None = None) -> memoryview:
-    """The decompressed bytes of a stream. `at_most`: stop after about so many bytes.
+    """The decompressed bytes of a stream. `at_most`: stop after about this many bytes.
 
-    The stream consists of chunks, each after "3 bytes: length << 1 | is original".
+    The stream consists of chunks. Before each are three bytes, "length << 1 | is original": an original chunk is not compressed.
     """
     if compression == 0:
         return data
@@ -490,7 +496,10 @@ def _decompress(chunk: memoryview, compression: int, at_most: int) -> bytes:
     codec = _CODECS.get(compression)
     if codec is None:
         raise ValueError(f"compression {compression} cannot be read")
-    if codec in ("zstd", "brotli"):  # their chunks mark their own end
+    if codec in (
+        "zstd",
+        "brotli",
+    ):  # the compressed data mark where they end, so the decompressed length need not be known
         return bytes(pa.CompressedInputStream(pa.BufferReader(chunk), codec).read(at_most))
     try:
         length = _varint(chunk, 0)[0] if codec == "snappy" else _lz4_length(chunk)
@@ -502,7 +511,7 @@ def _decompress(chunk: memoryview, compression: int, at_most: int) -> bytes:
 
 
 def _lz4_length(chunk: memoryview) -> int:
-    """The decompressed length of an LZ4 block: "token, literals, offset, match", repeated, the last without a match."""
+    """The decompressed length of an LZ4 block, which repeats "token, literals, offset, match"; the last time without a match."""
     at = total = 0
 
     def longer(length: int) -> int:
@@ -547,9 +556,9 @@ _LONGEST = 2**63 // _MICROS
 
 
 class StoredTimes:
-    """Converts the times of a column in one stripe, where they are read as numbers of seconds. `column_label`: the column, as errors name it.
+    """Converts the times of a column in one stripe, which pyarrow has read as numbers of seconds. `column_label`: the column, as errors name it.
 
-    In its functions, `column` has the seconds, and `number` is the number of the flat column in the file.
+    In the methods, `column` has the seconds, and `number` is the number of the flat column in the file.
     """
 
     def __init__(self, tail: OrcTail, stripe: Stripe, column_label: str) -> None:
@@ -561,13 +570,13 @@ class StoredTimes:
         return self._array(column, _gregorian(seconds, "UTC", self._tail.hybrid), fractions, "UTC")
 
     def instants(self, column: pa.Array, number: int) -> pa.Array:
-        """The times of a column without a zone as instants: those at which the writer's clock showed them."""
+        """The times of a column without a zone as instants: when a clock in the writer's time zone showed these times."""
         zone = self._zone
         seconds, fractions = self._seconds(column, number, _base(zone))
         return self._array(column, _gregorian(seconds, zone, self._tail.hybrid), fractions, "UTC")
 
     def local(self, column: pa.Array, number: int) -> pa.Array:
-        """The times of a column without a zone, as the writer's clock showed them."""
+        """The times of a column without a zone, as a clock in the writer's time zone showed them."""
         zone = self._zone
         seconds, fractions = self._seconds(column, number, _base(zone))
         old = seconds < LOCAL_MEAN_TIME_END
@@ -581,7 +590,7 @@ class StoredTimes:
         return "UTC" if self._stripe.time_zone in UTC_NAMES else self._stripe.time_zone
 
     def _seconds(self, column: pa.Array, number: int, base: int) -> tuple[Numbers, Numbers]:
-        """(seconds since 1970, nanoseconds) of each row; 0 for null."""
+        """(seconds since 1970, nanoseconds within the second) of each row; 0 where the column is null."""
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         fractions = np.zeros(len(column), np.int64)
         fractions[valid] = self._tail.fractions(self._stripe, number, int(valid.sum()))
@@ -615,13 +624,14 @@ def _gregorian(seconds: Numbers, zone: str, hybrid: bool) -> Numbers:
 def _base(zone: str) -> int:
     """The Unix second at which 2015 began in a time zone."""
     at = _BASE
-    for _ in range(2):  # the first guess may have another offset
+    # Twice, because the offset at the first guess may differ from the offset at the beginning of 2015.
+    for _ in range(2):
         at += _BASE - int(_to_local(np.array([at], np.int64), zone)[0])
     return at
 
 
 def _to_local(seconds: Numbers, zone: str) -> Numbers:
-    """The local times in a zone at some instants (Unix seconds), as the Unix seconds at which a clock in UTC shows the same."""
+    """For each instant (Unix seconds), the Unix second at which a clock in UTC shows what a clock in `zone` shows at the instant."""
     fixed = fixed_offset(zone)
     if fixed is not None:
         return seconds + fixed
@@ -634,14 +644,13 @@ def _to_local(seconds: Numbers, zone: str) -> Numbers:
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 _SPARK_VERSION = b"org.apache.spark.version"
-_OUT_OF_RANGE = (
-    "out of range for nanosecond resolution"  # pyarrow's message about a time in an ORC file that it cannot read
-)
+# Pyarrow's message about a time in an ORC file that it cannot read.
+_OUT_OF_RANGE = "out of range for nanosecond resolution"
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
 class OrcIndex(FileIndex):
-    """The index of an ORC file. `declared`: the columns that the table declares, because Hive's files do not say which times are instants."""
+    """The index of an ORC file. `declared`: the columns that the user declares, because Hive's files do not say which times are instants."""
 
     def __init__(
         self, file: FileVersion, content: bytes, ranges: list[Range], declared: pa.Schema | None = None
@@ -649,7 +658,7 @@ class OrcIndex(FileIndex):
         self._file, self._ranges, self._content = file, ranges, content
         self._raw = pa.orc.ORCFile(pa.BufferReader(content)).schema
         names = self._raw.names
-        # Old versions of Hive write these names, whatever the names in the table.
+        # Old versions of Hive write `_col0`, `_col1`, … into files instead of the names of the table's columns.
         self.nameless = bool(names) and all(name.startswith("_col") for name in names)
         spark_types = {field.name: _read_spark_type(field) for field in self._raw}
         typed = typed_fields(list(self._raw), {name: kind for name, kind in spark_types.items() if kind}, file.url)
@@ -684,7 +693,7 @@ class OrcIndex(FileIndex):
         return read_tail(self._content)
 
     def _leaves(self, raw: pa.DataType, stored: pa.DataType) -> Iterator[Convert | None]:
-        """For each flat part of a column, the conversion of what pyarrow reads to the type that the file names and to the Gregorian calendar."""
+        """For each flat part of a column, the function that converts what pyarrow reads to the file's type and to the Gregorian calendar."""
         shape, parts = split_type(raw)
         if shape is not None:
             for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
@@ -692,7 +701,7 @@ class OrcIndex(FileIndex):
         elif pa.types.is_date32(raw):
             yield gregorian_dates if self._tail.hybrid else None
         elif pa.types.is_timestamp(raw):
-            # A time that pyarrow can hold is the same in both calendars, if it was written in UTC.
+            # pyarrow's nanoseconds can hold only times for which both calendars agree, if they were written in UTC.
             instant = stored.tz is not None and raw.tz is None
             yield functools.partial(_cast, kind=pa.timestamp("ns", tz="UTC")) if instant else None
         else:
@@ -703,7 +712,7 @@ class OrcIndex(FileIndex):
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         with reading(self._file, "orc"):
-            # Without any column the reader returns no rows.
+            # If no column is requested, the reader returns no rows, so the first column is read to count them.
             read = list(columns) or self.schema.names[:1]
             file = pa.orc.ORCFile(pa.BufferReader(self._content))
             as_it_is = self._times.isdisjoint(read) or all(
@@ -725,7 +734,7 @@ class OrcIndex(FileIndex):
                     yield batch.slice(start, BATCH_ROWS)
 
     def _check_room(self, number: int, columns: Sequence[str]) -> None:
-        """Raise MemoryError if a stripe does not fit into free memory. Stripes are read as a whole, and few bytes may stand for many rows."""
+        """Raise MemoryError if a stripe does not fit into free memory. A stripe is read as a whole, and a few bytes may stand for many rows."""
         rows = self._tail.rows[number]
         size = rows * sum(_least_bytes(self._raw.field(name).type) for name in columns)
         if not memory.has_room(size):
@@ -734,13 +743,16 @@ class OrcIndex(FileIndex):
             )
 
     def _select_columns(self, columns: Sequence[str]) -> list[str] | None:
-        """The columns to request from the reader; None (all) if it would take a name with a dot for a field of a struct."""
+        """The columns to request from pyarrow's reader; None (all columns) if it would take a name with a dot for a field of a struct."""
         structs = {field.name for field in self._raw if pa.types.is_nested(field.type)}
         mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
         return None if mistaken else list(columns)
 
     def _read_exact_times(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
-        """The rows of a stripe, with times of any year, and of writers in any time zone."""
+        """The rows of a stripe, also if it has times that pyarrow cannot hold, or times of a writer in another time zone than UTC.
+
+        `read`: the columns to read. `columns`: the columns to return.
+        """
         converts = dict(self._converts)
         for name in self._times.intersection(read):
             times = StoredTimes(self._tail, self._tail.stripes[number], f"column {name!r} of {self._file.url}")
@@ -763,7 +775,7 @@ def _exact_leaves(
     numbers: Iterator[int],
     converts: Iterator[Convert | None],
 ) -> Iterator[Convert | None]:
-    """For each flat part of a column, the conversion to use where times are read as numbers. `converts`: the usual conversions."""
+    """For each flat part of a column, its conversion if times are read as numbers. `converts`: the conversions for all other types."""
     shape, parts = split_type(raw)
     if shape is not None:
         for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
@@ -781,7 +793,7 @@ def _exact_leaves(
 
 
 def _least_bytes(kind: pa.DataType) -> int:
-    """The least bytes that a value of that type takes."""
+    """The smallest number of bytes that a value of type `kind` may take."""
     try:
         return int(kind.bit_width + 7) // 8
     except ValueError:  # for text and nested types
@@ -807,7 +819,7 @@ def _by_name(names: Sequence[str], declared: pa.Schema | None) -> list[pa.Field 
 
 
 def _read_spark_type(field: pa.Field) -> Any:
-    """The type that Spark has noted for a field, from Spark's JSON; None without such a note."""
+    """The type that Spark has noted in the file for a field, as Spark's JSON of a type; None without such a note."""
     kind = field.type
     if pa.types.is_struct(kind):
         return {"type": "struct", "fields": [{"name": part.name, "type": _read_spark_type(part)} for part in kind]}
@@ -824,7 +836,10 @@ def _read_spark_type(field: pa.Field) -> Any:
 
 
 def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
-    """The type `kind` with instants where Spark's note or the declared type says so: Spark writes its TIMESTAMP without a zone."""
+    """The type `kind`, with instants instead of times without a zone where Spark's note or the declared type says so.
+
+    Spark writes its type TIMESTAMP, an instant, as a time without a zone. `by_spark`: Spark has written the file.
+    """
     if pa.types.is_timestamp(kind) and kind.tz is None:
         if spark_type is None:
             return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL

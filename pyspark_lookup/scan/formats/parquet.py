@@ -1,4 +1,4 @@
-"""Parquet: blocks are the tail with the footer, and column chunks."""
+"""Reads Parquet files. The byte ranges that are read are the tail with the footer, and column chunks."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ from pyspark_lookup.scan.formats.model import (
 )
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_DECODED_FOOTER = 12  # bytes of memory per byte of footer: measured 670 kB for 63 kB with 300 columns
-_BATCH_BYTES = 16 * 1024 * 1024  # about this many bytes, as encoded: with many columns a batch has few rows
+# Bytes of memory that a decoded footer takes for each of its bytes: measured 670 kB for 63 kB with 300 columns.
+_DECODED_FOOTER = 12
+# About how many bytes of the decompressed file become one batch: with many columns, a batch has few rows.
+_BATCH_BYTES = 16 * 1024 * 1024
 _BOUND_BYTES = 256 * 1024 * 1024  # the bytes of memory that a batch may take
 _VALUE_BYTES = 8  # the most bytes of a number
 _WIDTHS = {"INT32": 4, "FLOAT": 4, "BOOLEAN": 1}
-# Bytes of memory per byte of the file above which lists may be a decompression bomb: embeddings take about 1, ids up to 8.
+# Lists that take more bytes of memory than this for each byte in the file may be a decompression bomb. Embeddings take about 1, ids up to 8.
 _BOMB_SHARE = 16
 # If a row group has more columns than the first number, and at most the second number of bytes, it is read as a whole: separate reads of its
 # columns would cost more than they save.
@@ -76,7 +78,7 @@ class ParquetFormat(FooterFormat):
 
 
 class ParquetIndex(FileIndex):
-    """The index of a Parquet file. `wide`: for each column whose integers are too wide for pyarrow, their type."""
+    """The index of a Parquet file. `wide`: for each column with integers that are too wide for pyarrow, the name of their type."""
 
     def __init__(
         self, file: FileVersion, metadata: pq.FileMetaData, wide: Mapping[str, str] = MappingProxyType({})
@@ -110,10 +112,9 @@ class ParquetIndex(FileIndex):
         flat = {field.name for field in self.schema if not pa.types.is_nested(field.type)}
         self._flat = {field.name for field in fields if field.name in flat and _has_comparable_bounds(field.type)}
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
-        self._together: dict[int, list[Range]] = {}  # row groups that are read as a whole
-        self._longest: dict[
-            tuple[int, int], int
-        ] = {}  # by row group and column, for later scans: it decodes a dictionary
+        self._together: dict[int, list[Range]] = {}  # for each row group that is read as a whole, its range
+        # `_read_longest_text` by row group and column: kept, because it has to decode a dictionary.
+        self._longest: dict[tuple[int, int], int] = {}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
     @cached_property
@@ -149,11 +150,12 @@ class ParquetIndex(FileIndex):
         if statistics.has_min_max and column in self._converts:
             low, high = self._gregorian_bounds(column, statistics.min_raw, statistics.max_raw)
         elif statistics.has_min_max:
-            # A date or time beyond Python's years, or a text that was cut inside a character, is not a bound here.
+            # A date or time in a year that Python lacks, and a text that was cut inside a character, cannot be used as bounds.
             with contextlib.suppress(OverflowError, ValueError):
                 low, high = _comparable(statistics.min), _comparable(statistics.max)
             if isinstance(low, bytes) and not pa.types.is_binary(self.schema.field(column).type):
-                low = high = None  # half floats and JSON texts are in their stored form
+                # Statistics have half floats and JSON texts as stored bytes, which do not compare like values.
+                low = high = None
         return ColumnStats(low, high, statistics.null_count if statistics.has_null_count else None, group.num_rows)
 
     def _gregorian_bounds(self, column: str, low: int, high: int) -> tuple[Any, Any]:
@@ -186,7 +188,7 @@ class ParquetIndex(FileIndex):
         return int(size)
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
-        # By number, because a name with a dot could also be the path of a struct's field.
+        # Columns are requested by number, because a name with a dot could also be the path of a struct's field.
         leaves = [leaf for name in columns for leaf in self._leaves[name]]
         with reading(self._file, "parquet"):
             rows = self._batch_rows(unit, leaves, source)
@@ -208,14 +210,17 @@ class ParquetIndex(FileIndex):
         yield from file.reader.iter_batches(rows, row_groups=[unit.number], column_indices=leaves, use_threads=False)
 
     def _batch_rows(self, unit: Unit, leaves: Sequence[int], source: RangesFile) -> int:
-        """The number of rows that a batch may have without taking too much memory: a few bytes may stand for many long values."""
+        """How many rows a batch may have, so that it does not take too much memory: a few bytes in the file may stand for many long values.
+
+        Raises MemoryError for lists that may be a decompression bomb.
+        """
         group, schema = self._metadata.row_group(unit.number), self._metadata.schema
         chunks = [group.column(leaf) for leaf in leaves]
         size = sum(chunk.total_uncompressed_size for chunk in chunks)
         rows = min(max(_BATCH_BYTES * group.num_rows // max(size, 1), 1), BATCH_ROWS)
         most = max((chunk.num_values for chunk in chunks), default=0)
         if most * max(size, _VALUE_BYTES) <= _BOUND_BYTES:
-            return int(rows)  # they fit, even if each value is as long as all of them together
+            return int(rows)  # these rows fit, even if each value were as long as all values in the file together
         decoded = 0
         for leaf, chunk in zip(leaves, chunks, strict=True):
             width, batch_rows = _WIDTHS.get(chunk.physical_type, _VALUE_BYTES), min(rows, group.num_rows)
@@ -229,14 +234,14 @@ class ParquetIndex(FileIndex):
                 width = max(width, self._longest_text_bytes(unit, leaf, source))
             size = width * chunk.num_values
             decoded += size
-            # Lists that take many bytes in the file are many values of many rows, but a few bytes may stand for one huge list.
+            # Lists with many bytes in the file are usually spread over many rows. But a few bytes may stand for one huge list, in one row.
             is_bomb = chunk.num_values > group.num_rows and size > _BOMB_SHARE * chunk.total_compressed_size
             if is_bomb and size > max(_BOUND_BYTES, free_bytes()):
                 raise MemoryError(f"{chunk.num_values} list elements in {group.num_rows} rows")
         return max(int(min(rows, _BOUND_BYTES * group.num_rows // max(decoded, 1))), 1)
 
     def _longest_text_bytes(self, unit: Unit, leaf: int, source: RangesFile) -> int:
-        """The bytes of the longest text in a column's dictionary; 0 if there is no dictionary, or the column is nested."""
+        """The number of bytes of the longest text in a column's dictionary; 0 if there is no dictionary, or the column is nested."""
         if (unit.number, leaf) not in self._longest:
             self._longest[unit.number, leaf] = self._read_longest_text(unit, leaf, source)
         return self._longest[unit.number, leaf]
@@ -253,10 +258,10 @@ class ParquetIndex(FileIndex):
 
 @dataclasses.dataclass(frozen=True)
 class HybridTimes:
-    """Which times of a Parquet file Spark has written in the hybrid calendar, as Spark 2.4 does, and later versions in LEGACY mode.
+    """Which dates and times of a Parquet file are in the hybrid calendar. Spark 2.4 writes so, and later versions do in LEGACY mode.
 
-    `annotated`: whether dates, and instants in milli- and microseconds, are. `int96`: whether instants in INT96 are. `zone`: the time zone
-    of the session that wrote the file. Times without a zone are never in the hybrid calendar.
+    `annotated`: whether dates, and instants in milliseconds and microseconds, are in the hybrid calendar. `int96`: whether instants of the type
+    INT96 are. `zone`: the time zone of the session that wrote the file. Times without a zone are never in the hybrid calendar.
     """
 
     annotated: bool
@@ -265,7 +270,7 @@ class HybridTimes:
 
     @classmethod
     def from_footer(cls, footer: Mapping[bytes, bytes] | None) -> HybridTimes | None:
-        """The hybrid times according to a footer; None: all times are Gregorian."""
+        """Which times are in the hybrid calendar, by the metadata in a file's footer; None if all are in the Gregorian calendar."""
         version = re.match(rb"(\d+)\.(\d+)", (footer or {}).get(_SPARK + b"version", b""))
         if footer is None or version is None:
             return None
@@ -276,7 +281,7 @@ class HybridTimes:
         return cls(annotated, int96, zone) if annotated or int96 else None
 
     def converts(self, kind: pa.DataType, int96: Iterator[bool]) -> Iterator[Convert | None]:
-        """For each flat part of a column, its conversion to the Gregorian calendar."""
+        """For each flat part of a column, its conversion to the Gregorian calendar (None: no conversion). `int96`: whether a part is INT96."""
         shape, parts = split_type(kind)
         if shape is not None:
             for part in parts:
@@ -292,10 +297,10 @@ class HybridTimes:
 
 
 def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
-    """The size in bytes of a column's dictionary, by its page header; the size of the whole column if the header cannot be read.
+    """The size in bytes of a column's dictionary, by its page header; the size of the whole column chunk if the header cannot be read.
 
-    No value in the dictionary is longer. "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size;
-    … }", in Thrift's compact protocol. The larger of the two sizes counts.
+    So no value in the dictionary is longer than this. The header is "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size;
+    3: i32 compressed_page_size; … }" in Thrift's compact protocol. The larger of its two sizes counts.
     """
     source.seek(_chunk_range(chunk)[0])
     head = _PAGE_HEAD.match(bytes(source.read(_PAGE_HEAD_BYTES)))
@@ -306,13 +311,13 @@ def _dictionary_bytes(chunk: pq.ColumnChunkMetaData, source: RangesFile) -> int:
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     start = chunk.data_page_offset
-    if chunk.dictionary_page_offset:  # some writers use 0 for none
+    if chunk.dictionary_page_offset:  # some writers write 0 if there is no dictionary
         start = min(start, chunk.dictionary_page_offset)
     return start, chunk.total_compressed_size
 
 
 def _variants(arrow: pa.Schema, schema: pq.ParquetSchema) -> set[int]:
-    """The positions of the VARIANT columns. Parquet stores them as groups, and pyarrow shows their type only in the schema's text."""
+    """The positions of the VARIANT columns. Parquet stores a VARIANT as a group, and pyarrow shows its type only in the text of the schema."""
     if not any(_has_variant_parts(field.type) for field in arrow):
         return set()
     place, positions = -1, set()
@@ -337,7 +342,7 @@ def _leaf_count(kind: pa.DataType) -> int:
 
 
 def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
-    """`kind` with INT96 timestamps as instants in UTC, which they are for Spark and Hive."""
+    """The type `kind` with instants in UTC instead of INT96 timestamps, because these are instants for Spark and Hive."""
     shape, parts = split_type(kind)
     if shape is not None:
         return with_parts(kind, [_with_instants(part, int96) for part in parts])
@@ -345,9 +350,9 @@ def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
 
 
 def _has_comparable_bounds(kind: pa.DataType) -> bool:
-    """Whether the bounds of this type in Parquet statistics compare like its values.
+    """Whether the bounds of a column of type `kind` in Parquet statistics compare like the column's values.
 
-    The bounds of timestamps with nanoseconds do not, because they lose digits; nor do those of durations, which are plain numbers.
+    The bounds of timestamps with nanoseconds do not, because they lose digits; nor do the bounds of durations, which are plain numbers.
     """
     if pa.types.is_dictionary(kind):
         return _has_comparable_bounds(kind.value_type)
@@ -363,10 +368,10 @@ def _comparable(value: Any) -> Any:
 
 
 def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
-    """The fields of a Parquet file in the types that Spark noted when it wrote the file; fields without a note stay as they are.
+    """The fields of a Parquet file with the types that Spark noted when it wrote the file; a field without a note keeps its type.
 
-    In Parquet a day-time interval is a plain number of microseconds, and a VARIANT is two binary columns. A VARIANT or a year-month interval
-    gets an `unreadable_type`, because a Python source cannot return it to Spark.
+    In Parquet, a day-time interval is a plain number of microseconds, and a VARIANT is two binary columns. A VARIANT or a year-month interval
+    gets an `unreadable_type`, because a Python source cannot return such values to Spark.
     """
     fields_by_name = _read_spark_fields(footer)
     typed = typed_fields(fields, {name: field["type"] for name, field in fields_by_name.items()}, url)
@@ -382,5 +387,5 @@ def _read_spark_fields(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
         return {}
     try:
         return {field["name"]: field for field in json.loads(text)["fields"] if "type" in field}
-    except (ValueError, KeyError, TypeError, RecursionError):  # the writer uses this key for something else
+    except (ValueError, KeyError, TypeError, RecursionError):  # another writer uses Spark's key for something else
         return {}

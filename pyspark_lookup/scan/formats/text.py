@@ -1,7 +1,7 @@
 """Reads the columns of CSV and JSON files, in inferred types or in types that the caller names.
 
-A JSON file has an object in each line, or one array of objects. pyarrow reads a file that it can read without a loss. Any other file (an
-array, numbers beyond pyarrow's types, values of several types in one column) is read by the standard library, which is much slower.
+A JSON file consists of objects, or is one array of objects. pyarrow reads each file that it can read without a loss. Python's standard library,
+which is much slower, reads all other files: arrays, numbers beyond pyarrow's types, and columns with values of several types.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _BLANKS = bytes(range(33))
 
 
 class CsvFile:
-    """The columns of a CSV file: `infer` returns the type of a column's values, and `column` the values in a type.
+    """The columns of a CSV file. `infer` returns what a column's values show of its type, `column` returns the values in a given type.
 
-    `declared`: the names of the columns that the user declares, for files without a header. Raises ArrowInvalid for a file that is not CSV.
+    `declared`: the names of the columns that the user declares, for files without a header; None: none are declared. Raises ArrowInvalid or
+    ValueError for a file that cannot be parsed.
     """
 
     def __init__(self, content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> None:
@@ -52,13 +53,13 @@ class CsvFile:
         self.names: list[str] = self._texts.schema.names
 
     def infer(self, name: str, by_value: bool = False) -> Inferred:
-        """The type of a column; without `lookup.csv.infer-schema` it is text. `by_value`: see `infer_texts`."""
+        """The inferred type of a column; text if `lookup.csv.infer-schema` is false. `by_value`: as in `infer_texts`."""
         if not self._options.infer_schema:
             return NOTHING if self._column(name).null_count == self.rows else TEXT
         return infer_texts(self._column(name), by_value)
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """A column's values in the type `kind`. Raises a SchemaError that names a value that is not of this type."""
+        """A column's values in the type `kind`. Raises a SchemaError that quotes a value that is not of this type."""
         return convert(self._column(name), kind)
 
     @property
@@ -81,7 +82,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
         content += b"\n"  # pyarrow refuses a header line that has no line break
     content = _without_blank_lines(content, options)
     if not content:
-        return pa.table({})  # Spark writes empty files for no rows
+        return pa.table({})  # when Spark writes no rows, it writes an empty file
     one_block = max(len(content) + 1, 1024)
     parse = pa.csv.ParseOptions(
         delimiter=options.sep, quote_char=options.quote or False, double_quote=True, newlines_in_values=True
@@ -89,7 +90,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
     raw_names = pa.csv.open_csv(pa.BufferReader(_first_row(content, options)), head, parse).schema.names
     names = _name(raw_names, options.header, url, declared)
-    # Checked before columns are requested by name: a name that comes twice is an error.
+    # Raises an error for a name that occurs twice, before columns are requested by name.
     spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
     read = pa.csv.ReadOptions(
         block_size=one_block, column_names=names, skip_rows_after_names=1 if options.header else 0
@@ -114,9 +115,9 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
 
 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
-    """Raise OptionError if quotes in quoted text are escaped by a backslash instead of doubled."""
+    """Raise OptionError if quoted text has a quote with a backslash in front, although without `lookup.csv.escape` quotes must be doubled."""
     quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
-    # A quote that is neither doubled nor at the end of the text.
+    # A quote behind a backslash that is neither doubled nor at the end of the quoted text.
     if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
         raise OptionError(
             f"{url} has \\{options.quote} inside quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
@@ -125,7 +126,7 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
 
 
 class _Quoting:
-    """Finds where quoted text begins and ends. Each regular expression matches a bounded piece, and so needs bounded memory."""
+    """Finds where quoted text begins and ends. Long text is matched in pieces of bounded length, so that matching takes bounded memory."""
 
     def __init__(self, options: CsvOptions) -> None:
         self.quote = options.quote.encode()
@@ -143,7 +144,7 @@ class _Quoting:
         self._plain = (rb"\A(?:" + field + rb"[\r\n" + sep + rb"])*" + field + rb"\z").decode()
 
     def is_plain(self, content: bytes) -> bool:
-        """Whether each quoted text is a whole value with doubled quotes in it. Most files are like that, and this check is fast."""
+        """Whether each quoted text is a whole value, in which quotes are doubled. Most files are like that, and this check is fast."""
         if self.quote not in content:
             return True
         buffers = [None, pa.array([0, len(content)], pa.int64()).buffers()[1], pa.py_buffer(content)]
@@ -166,15 +167,15 @@ class _Quoting:
             yield begin.start(), close, end
 
     def unescape(self, text: bytes) -> bytes:
-        """Quoted text without its escape characters. An escape character before an ordinary character stands for itself, as in Spark."""
+        """Quoted text without its escape characters. An escape character before an ordinary character stays, as in Spark."""
         return self._escaped.sub(rb"\1", text) if self.escape in text else text
 
 
 def _double(content: bytes, options: CsvOptions) -> bytes:
-    """The file, rewritten so that each quoted text is a whole value with doubled quotes in it. The values are those that Spark reads.
+    """The file's content, rewritten so that each quoted text is a whole value, in which quotes are doubled. The values are those that Spark reads.
 
-    Blanks behind a closing quote are dropped. Any other text there makes the quotes of the value ordinary characters. Raises ValueError if
-    such a value spans several lines, because these may be several rows, or if its quotes can be read in several ways.
+    Blanks behind a closing quote are dropped. If other text follows a closing quote, all quotes of the value are ordinary characters. Raises
+    ValueError if such a value spans several lines, because these may be several rows, or if its quotes can be read in several ways.
     """
     quoting = _Quoting(options)
     if quoting.is_plain(content):
@@ -197,7 +198,7 @@ def _double(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _problem(content: bytes, begin: int, problem: str) -> ValueError:
-    """The error about the quoted text at `begin`, with what to do."""
+    """An error about the quoted text at position `begin`. `problem`: what is wrong with it."""
     line = content.count(b"\n" if b"\n" in content else b"\r", 0, begin) + 1
     return ValueError(
         f"line {line}: quoted text {problem}: {_show_text(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
@@ -210,7 +211,7 @@ def _show_text(text: bytes) -> str:
 
 
 def _first_row(content: bytes, options: CsvOptions) -> bytes:
-    """The file's first row, which may have the names of the columns; the whole file if it is unclear where the row ends."""
+    """The file's first row, which may have the names of the columns; the whole content if it is not clear where the row ends."""
     quote = re.escape(options.quote.encode())
     row = rb"(?:[^\r\n" + quote + rb"]+|" + quote + rb"[^" + quote + rb"]*" + quote + rb")*" if quote else rb"[^\r\n]*"
     match = re.match(row + rb"\r?\n?", content)
@@ -219,14 +220,15 @@ def _first_row(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
-    """The file without the lines that Spark skips; empty lines after the first row stay, because pyarrow skips them.
+    """The file's content without the lines that Spark skips, except empty lines after the first row, which pyarrow skips, too.
 
-    A line of blanks counts as blank, as in Spark, unless the blank is the separator: then it is a row. Lines inside quoted text stay.
+    Spark skips empty lines, and lines that consist of blanks. A line that contains the separator is a row, even if the separator is a tab or
+    a space. Lines inside quoted text stay.
     """
     blank = b"[" + b"".join(b"\\x%02x" % code for code in _BLANKS if code not in b"\r\n" + options.sep.encode()) + b"]"
     content = content[re.match(rb"(?:" + blank + rb"*[\r\n])*", content).end() :]  # type: ignore[union-attr]
     if not any(re.search(line_end + blank, content) for line_end in (b"\n", b"\r")):
-        return content  # these two searches are ten times as fast as the substitution
+        return content  # most files end here: these two searches are ten times as fast as the substitution below
     of_blanks = re.compile(rb"(?<=[\r\n])" + blank + rb"+(?=[\r\n])")
     if of_blanks.search(content) is None or not options.quote:
         return of_blanks.sub(b"", content)
@@ -238,7 +240,7 @@ def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _name(raw_names: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
-    """The names of the columns. As in Spark, a column without a name is called `_c` and its position."""
+    """The names of the columns. As in Spark, a column without a name gets the name `_c` with its position, such as `_c0`."""
     if header:
         return [name or f"_c{number}" for number, name in enumerate(raw_names)]
     if declared is None:
@@ -251,20 +253,21 @@ def _name(raw_names: list[str], header: bool, url: str, declared: list[str] | No
     return declared
 
 
-_LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double always keeps
+# A number that a double may not keep: it has 16 digits or an exponent.
+_LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")
 _LONGEST_INTEGER = 19
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 _OPENING, _CLOSING, _QUOTE = b"[{", b"]}", b'"'
-_STEPS = np.zeros(256, np.int8)  # how each byte changes the depth
+_STEPS = np.zeros(256, np.int8)  # for each byte, by how much it changes the depth of nesting
 _STEPS[list(_OPENING)], _STEPS[list(_CLOSING)] = 1, -1
 _UNNESTED = bytes(set(range(256)) - {*_OPENING, *_CLOSING, *_QUOTE})
 _PART = 1024 * 1024  # bytes
 
 
 class JsonFile:
-    """The columns of a JSON file: `infer` returns the type of a column's values, and `column` the values in a type.
+    """The columns of a JSON file. `infer` returns what a column's values show of its type, `column` returns the values in a given type.
 
     Raises ValueError for a file that is not JSON.
     """
@@ -273,10 +276,10 @@ class JsonFile:
         _check_depth(content)
         content = content.removeprefix(codecs.BOM_UTF8)
         if _SURROGATE.search(content) is not None:
-            # Half of a UTF-16 pair is no character; Spark reads a question mark.
+            # Half of a UTF-16 surrogate pair is no character: Spark reads a question mark instead.
             content = _ESCAPE.sub(lambda escape: b"?" if escape[1] else escape[0], content)
         self._content = content
-        # Arrow's parser refuses an array, and ends the process at a null before all objects.
+        # Arrow's parser refuses an array, and ends the process if a null comes before the first object.
         self._table = _read_by_arrow(content) if content.lstrip()[:1] in (b"{", b"") else None
         self._objects: list[dict[str, Any]] | None = None
         self._columns: dict[str, list[Any]] = {}
@@ -287,13 +290,13 @@ class JsonFile:
         return int(self._table.num_rows) if self._table is not None else len(self._objects or ())
 
     def infer(self, name: str, by_value: bool = False) -> Inferred:
-        """The type of a column. JSON's numbers count by their values, however they are written, so `by_value` has no effect."""
+        """The inferred type of a column. `by_value` has no effect: numbers in JSON always count by their values, however they are written."""
         if self._table is not None:
             return _infer_array(self._table.column(name).combine_chunks())
         return _infer(self._all()[name])
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """A column's values. Raises SchemaError that names a value which is not of that type."""
+        """A column's values in the type `kind`. Raises a SchemaError that quotes a value that is not of this type."""
         if self._table is not None:
             stored = self._table.column(name).combine_chunks()
             if stored.type == kind or pa.types.is_null(stored.type):
@@ -309,7 +312,7 @@ class JsonFile:
         return _build(self._all()[name], kind)
 
     def _all(self) -> dict[str, list[Any]]:
-        """All values by column, as the standard library reads them. Numbers stay texts."""
+        """All values by column, as the standard library reads them. Numbers are kept as texts (`_Number`)."""
         if self._objects is None:
             self._objects = _objects(self._content)
             names = dict.fromkeys(name for row in self._objects for name in row)
@@ -318,13 +321,13 @@ class JsonFile:
 
 
 class _Number(str):
-    """The text of a number."""
+    """The text of a number in JSON, which differs in type from a string in JSON."""
 
     __slots__ = ()
 
 
 def _check_depth(content: bytes) -> None:
-    """Raise ValueError for values that are nested deeper than a column may be: Arrow's parser would end the process."""
+    """Raise ValueError if values are nested deeper than a column may be. Arrow's parser would end the process for a very deep value."""
     if sum(map(content.count, (b"[", b"{"))) <= MOST_NESTED:
         return
     if b"\\" in content:
@@ -333,7 +336,8 @@ def _check_depth(content: bytes) -> None:
     depth, quotes = 0, np.uint8(0)
     for start in range(0, len(marks), _PART):
         part = marks[start : start + _PART]
-        quoted = np.cumsum(part == _QUOTE[0], dtype=np.uint8)  # only the last bit counts
+        # May overflow: only the last bit counts, which is 1 inside a string.
+        quoted = np.cumsum(part == _QUOTE[0], dtype=np.uint8)
         quoted += quotes
         steps = _STEPS[part]
         steps[(quoted & 1).view(np.bool_)] = 0
@@ -344,7 +348,10 @@ def _check_depth(content: bytes) -> None:
 
 
 def _read_by_arrow(content: bytes) -> pa.Table | None:
-    """The file as pyarrow reads it, except that texts which look like times stay texts; None if pyarrow cannot read it without a loss."""
+    """The columns of a file as pyarrow reads them, except that texts that look like times stay texts.
+
+    None if pyarrow cannot read the file without a loss.
+    """
     read = pa.json.ReadOptions(block_size=max(len(content) + 1, 1024))
     try:
         table = pa.json.read_json(pa.BufferReader(content), read, _parse(None))
@@ -374,7 +381,7 @@ def _texts_for_times(kind: pa.DataType) -> pa.DataType:
 
 
 def _infer_array(array: pa.Array) -> Inferred:
-    """The type to infer for values that pyarrow has read. Nulls tell nothing of it but how they are nested."""
+    """What values that pyarrow has read show of their type. Values that are all null show only how the column is nested."""
     kind = array.type
     if array.null_count == len(array):
         return NOTHING if not pa.types.is_struct(kind) and not pa.types.is_list(kind) else _shape(kind)
@@ -403,7 +410,10 @@ def _shape(kind: pa.DataType) -> Inferred:
 
 
 def _times(texts: pa.Array) -> Inferred:
-    """The type of texts in JSON: text, or instants if all are times with an offset. All else that can be inferred has a type of JSON's own."""
+    """The inferred type of JSON strings: instants if all are times with an offset, otherwise text.
+
+    Numbers and booleans are not inferred from strings, because JSON has its own spelling for them.
+    """
     texts = texts.drop_null()
     inferred = infer_times(texts) if len(texts) else NOTHING
     return TEXT if inferred.kind == "local" else inferred
@@ -428,13 +438,13 @@ def _objects(content: bytes) -> list[dict[str, Any]]:
 
 
 def _next(text: str, at: int) -> int:
-    """The position at which the next value begins, if there is one."""
+    """The position of the next character that is no white space, or the end of the text."""
     space = _SPACE.match(text, at)
     return space.end() if space is not None else at
 
 
 def _infer(values: list[Any]) -> Inferred:
-    """The type of values that the standard library has read."""
+    """What values that the standard library has read show of their type."""
     non_nulls = [value for value in values if value is not None]
     kinds = set(map(type, non_nulls))
     if len(kinds) != 1:
@@ -474,7 +484,7 @@ def _number(texts: Iterable[str]) -> Number:
 
 
 def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array of type `kind`. Raises a SchemaError that names a value that is not of this type."""
+    """The values as an array of type `kind`. Raises a SchemaError that quotes a value that is not of this type."""
     non_nulls = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
         _check(non_nulls, dict, kind)
@@ -507,7 +517,7 @@ def _check(values: list[Any], python_type: type | tuple[type, ...], kind: pa.Dat
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """The position at which each list begins (null for a null), and that at which the last one ends."""
+    """The position at which the items of each value begin (null for a null value), and as the last one the position at which they end."""
     at, offsets = 0, []
     for value in values:
         offsets.append(None if value is None else at)
@@ -516,7 +526,7 @@ def _offsets(values: list[Any]) -> pa.Array:
 
 
 def _text(value: Any) -> str:
-    """A text as it is, any other value as JSON without spaces."""
+    """The text of a value: a string as it is, any other value as JSON without spaces."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""CSV, JSON and ORC: blocks are aligned ranges, and one task decodes a file as a whole."""
+"""CSV, JSON and ORC files, each of which one task reads and decodes as a whole."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.scan.formats.text import CsvFile, JsonFile
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_COPIES = 3  # copies of a text in memory while it is read
+_COPIES = 3  # as many copies of a text are in memory while it is read
 
 
 class WholeFileFormat:
-    """A format whose blocks are aligned ranges. One task decodes a file as a whole; the schema of a text file is inferred from all of it.
+    """A format whose files are decoded as a whole, by one task. The schema of a CSV or JSON file is inferred from all its values.
 
-    `declared`: the columns that the user declares (`lookup.schema`); text is parsed as their types.
+    Files are read and cached in ranges of `block_size` bytes. `declared`: the columns that the user declares (`lookup.schema`); text is parsed
+    as their types.
     """
 
     splittable = False
@@ -84,9 +85,9 @@ class WholeFileFormat:
 
 
 class _TextIndex(FileIndex):
-    """The index of a text file. Its columns have the planned types if their values fit, else the types inferred from their values.
+    """The index of a CSV or JSON file. A column has the planned type if its values fit that type, otherwise the type inferred from its values.
 
-    `parsed`: the planned types were declared, so that texts are parsed as these types, whatever the inferred ones.
+    `parsed`: the user has declared the planned types, so texts are parsed as these types, whatever types would be inferred.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class _TextIndex(FileIndex):
             kind = types.get(column.lower())
             if kind is not None:
                 try:
-                    # A number in a file that was added later may be written differently from those that determined the type.
+                    # The type was inferred from other files. Here numbers may be written with more zeros, so they are compared by value, too.
                     if parsed or fits(text.infer(column), kind) or fits(text.infer(column, by_value=True), kind):
                         self._arrays[column] = text.column(column, kind)
                         kinds[column] = kind
