@@ -1,8 +1,8 @@
-"""The block cache: (file version, byte range) -> bytes, from this host's disk or by one fetch.
+"""`BlockCache`: returns the bytes of a range of a file's version, from this host's disk, or by a single fetch from the store.
 
-A block is a natural unit of its format: a parquet footer or column chunk, an Arrow record batch, an aligned range of another file. The
-caller knows the current version from the store; the cache answers for exactly the version that it is asked for (Alluxio's
-getBlocksAndLocations, by equality of versions).
+A block is a range that a file format reads as a whole: a Parquet footer or column chunk, an Arrow record batch, or an aligned range of
+another file. The caller knows the file's current version from the store. The cache returns only bytes of exactly this version (like Alluxio's
+getBlocksAndLocations, but versions are compared by equality).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Data = bytes | memoryview
 _Block = tuple[int, Range]
 """A block of one of several files: the file's number, and the range."""
 
-_CLAIMED_AT_ONCE = 256  # blocks, and so open lock files, per round
-_MERGE_GAP_BYTES = 64 * 1024  # ranges this close are one request
-_MERGED_BYTES = 16 * 1024 * 1024
+_CLAIMED_AT_ONCE = 256  # blocks that a process locks and fetches in one round, each with an open lock file
+_MERGE_GAP_BYTES = 64 * 1024  # blocks with at most this gap between them are fetched by one request
+_MERGED_BYTES = 16 * 1024 * 1024  # the most bytes of such a request
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlocksAndLocations:
-    """The blocks of one file version that are on disk, as (offset, length), and the keys under which they are there.
+    """A file's version, the ranges of its blocks that are on disk, as (offset, length), and the keys of these blocks.
 
-    A block may vanish afterwards (evicted, damaged); reading it is then a miss.
+    A block may vanish afterwards because it is evicted or damaged. Reading it then fetches it from the store.
     """
 
     file: FileVersion
@@ -45,15 +45,15 @@ class BlocksAndLocations:
 
 
 def make_path_key(scope: str, path: str) -> str:
-    """The hash that names a store's file in the cache. `scope`: as in `Ufs.scope`."""
+    """The hash by which the cache identifies a file of a store. `scope`: as in `Ufs.scope`."""
     return key_of(scope, path)
 
 
 class BlockCache:
-    """Blocks of one store's files, on this host's disk; without a disk, straight from the store.
+    """Blocks of one store's files, cached on this host's disk. Without a disk they come straight from the store.
 
-    The race: processes of the host may need the same block at once. One of them fetches it, the others wait up to `wait_s` and then fetch
-    it themselves. A failing cache never fails a read.
+    The race: several processes of the host may need the same block at once. One of them fetches it. The others wait for up to `wait_s`, and
+    then fetch it themselves. If the cache fails, reads still succeed.
     """
 
     def __init__(self, ufs: Ufs, context: HostContext, wait_s: float) -> None:
@@ -73,7 +73,7 @@ class BlockCache:
         return self._ufs.scope
 
     def read_only(self) -> BlockCache:
-        """The same cache, but it does not keep fetched bytes: for a reader that stores them elsewhere."""
+        """The same cache, except that it does not keep the bytes that it fetches: for a reader that stores them elsewhere."""
         twin = copy.copy(self)
         twin._keeps = False
         return twin
@@ -87,7 +87,7 @@ class BlockCache:
         cached_blocks: frozenset[Range] = frozenset()
         if disk and version_key in versions:
             counter_name, cached_blocks = "fileCachedCount", disk.blocks_held(path_key, version_key)
-        else:  # its blocks will be fetched as they are read
+        else:  # no block of this version is on disk yet
             counter_name = "fileResyncedCount" if versions else "fileLoadedCount"
         self._context.metrics.inc("getBlocksAndLocationsCount")
         self._context.metrics.inc(counter_name)
@@ -96,7 +96,7 @@ class BlockCache:
     def read(self, requests: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
         """The bytes of each block of each file, in the order of `requests`. Missing blocks are fetched and cached.
 
-        Raises SourceChangedError if a file that must be fetched is no longer in its version, another UfsError if the store fails.
+        Raises SourceChangedError if a file that must be fetched no longer has the requested version, another UfsError if the store fails.
         """
         block_data: dict[_Block, Data] = {}
         missing: list[_Block] = []
@@ -116,8 +116,8 @@ class BlockCache:
     def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
         """The bytes of blocks, fetched again and not cached. All cached blocks of the file's version are removed.
 
-        Call this for bytes that cannot be decoded: they may have been damaged on their way from the store. If the new bytes can be
-        decoded, call `count_damaged`. Raises the errors of `read`.
+        Call this if bytes cannot be decoded, because they may have been damaged on their way from the store. If the new bytes can be decoded,
+        call `count_damaged`. Raises the errors of `read`.
         """
         if self._context.disk is not None:
             self._context.disk.forget_blocks(location.path_key, location.version_key)
@@ -126,7 +126,7 @@ class BlockCache:
         return [block_data[0, block] for block in blocks]
 
     def count_damaged(self) -> None:
-        """Count a block that arrived damaged, though the store's file is intact."""
+        """Count a block that arrived damaged although the store's file is intact."""
         self._context.metrics.inc("blockDamagedCount")
 
     def _read_cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
@@ -135,7 +135,7 @@ class BlockCache:
         return self._context.disk.get_block(location.key(block))
 
     def _load(self, locations: list[BlocksAndLocations], missing: list[_Block], block_data: dict[_Block, Data]) -> None:
-        """Fetch the blocks that no other process is fetching, then wait for the others' blocks.
+        """Fetch the blocks that no other process is fetching, then wait for the blocks of the other processes.
 
         No lock is held while waiting, so two loaders cannot wait for each other.
         """
@@ -164,12 +164,14 @@ class BlockCache:
             with contextlib.ExitStack() as locks:
                 self._context.metrics.inc("blockWaitCount")
                 if not self._claim(disk, key.name, wait_s, locks):
-                    wait_s = 0  # `wait_s` is for the whole read: do not wait again for each block of a stuck loader
+                    wait_s = (
+                        0  # `wait_s` is the limit for the whole read, not for each block of another process that hangs
+                    )
                 if not self._find(disk, key, block_data, index):  # the other loader failed, died, or takes too long
                     self._fetch(locations, [(index, block)], block_data)
 
     def _find(self, disk: Disk, key: BlockKey, block_data: dict[_Block, Data], index: int) -> bool:
-        """Add a block to `block_data` if it is on disk. Returns whether it is."""
+        """Add a block to `block_data` if it is on disk. Returns whether it is on disk."""
         data = disk.get_block(key)
         if data is not None:
             block_data[index, (key.offset, key.length)] = data
@@ -177,9 +179,9 @@ class BlockCache:
         return data is not None
 
     def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
-        """Acquire a block's lock, which `locks` releases. Returns whether this process should load the block.
+        """Acquire a block's lock, which `locks` later releases. Returns whether this process should fetch the block.
 
-        It should if it has the lock; also, without a lock, if the cache directory fails.
+        It should if it has the lock. It also should, without a lock, if the cache directory fails.
         """
         try:
             lock = disk.acquire("block", name, timeout_s)
@@ -213,7 +215,7 @@ class BlockCache:
                 disk.put_blocks(cached_blocks)
 
     def _target_disk(self, location: BlocksAndLocations) -> Disk | None:
-        """The disk that keeps the blocks of a file; None if they are not kept."""
+        """The disk on which the blocks of a file are kept; None if they are not kept."""
         return self._context.disk if self._keeps and location.file.cacheable else None
 
 

@@ -1,4 +1,4 @@
-"""`HostContext`: what all parts of a table reference share in this process."""
+"""`HostContext`: the objects that all parts of a table reference share in this process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def in_thread(name: str, run: Callable[[], None]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class HostContext:
-    """The cache directory (None: there is none), the counters, the clock and the random numbers of one table reference.
+    """The cache directory (None: there is none), the counters, the clock and the random numbers that a table reference uses.
 
-    `start`: runs a function in a thread with the given name. `timer`: runs the reload schedules of several tables (None: each has its own
-    timer). `name`: the host's name, from which the jitter of its schedules is computed.
+    `start`: runs a function in a thread with the given name. `timer`: runs the reload schedules of several tables (None: each table has its
+    own timer). `name`: the host's name; the jitter of its schedules is computed from it.
     """
 
     disk: Disk | None

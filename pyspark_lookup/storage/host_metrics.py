@@ -1,7 +1,7 @@
 """`Publisher` and `read_table_counts`: the counters of a host's processes, shared in the cache directory (FLIP-221's metric group).
 
-Each process has a file per table, and writes its numbers there after each batch of a Spark task and each call. So the sums over a host's
-processes are exact, except for the running batch of a process that was killed.
+Each process has a file for each table. It writes its numbers there after each batch of a Spark task and after each call. So the sums over a
+host's processes are exact, but for the last batch of a process that was killed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pyspark_lookup.core.decoding import as_count, as_number, as_text
 from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup, add_metrics
 from pyspark_lookup.storage.disk import CounterFile, Counts, Disk, key_of
 
-_MERGE_ABOVE = 64
-_APPLICATIONS_KEPT = 16  # ended applications with a total of their own; older ones are merged
+_MERGE_ABOVE = 64  # files of a table; if there are more, those of ended processes are merged
+_APPLICATIONS_KEPT = 16  # ended applications that keep a separate total; those that ended earlier are merged
 _OLDER = "older"
 _GAUGES_AT = "gaugesAt"  # Unix microseconds at which a gauge last changed in the process
 _NUMBER = struct.Struct("=q")
@@ -30,7 +30,7 @@ _NAMES = (*COUNTERS, *GAUGES, _GAUGES_AT)
 
 
 class Publisher:
-    """Publishes one table's counters in this process to the other processes of the host. A forked child must not use it."""
+    """Publishes this process's counters of one table to the other processes of the host. Must not be used after a fork."""
 
     def __init__(self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str, clock: HostClock) -> None:
         self.metrics = metrics
@@ -42,18 +42,20 @@ class Publisher:
         self._lock = threading.Lock()
         self._file: CounterFile | None = None
         self._published = self._before = CacheMetricGroup().pack()
-        self._counted = _counts_in(self._before)  # what files that this process has closed have of the counters
+        self._counted = _counts_in(self._before)  # counts that are already in files that this process has closed
         self._gauges_at = 0
         self._closed = False
 
     def publish(self) -> None:
         """Publish this process's counters to the other processes of the host."""
         if self._disk is not None:
-            with self._lock:  # otherwise a thread could overwrite newer numbers with older ones that it has read
+            with (
+                self._lock
+            ):  # the race: a thread could read its numbers, be overtaken, and overwrite newer numbers with them
                 self._write(self._disk, self.metrics.pack())
 
     def close(self) -> None:
-        """Close the file. Later counts go into a new one."""
+        """Close this process's file. Later counts are written to a new file."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -61,7 +63,7 @@ class Publisher:
                 self._counted = _counts_in(self._before)
 
     def _write(self, disk: Disk, packed: bytes) -> None:
-        if self._closed and packed == self._before:  # nothing has changed since
+        if self._closed and packed == self._before:  # nothing has changed since the file was closed
             return
         if packed == self._published and self._file is not None:
             return
@@ -98,7 +100,7 @@ class Publisher:
         return {**about, "applications": applications}, values
 
     def host_total(self) -> dict[str, int]:
-        """The sum of the published counters of all processes of this host, including this one, and the host's gauges."""
+        """The sum of the published counters of all processes of this host, including this process, and the host's gauges."""
         if self._disk is None:
             return {**self.metrics.snapshot(), **dict.fromkeys(HOST_GAUGES, UNSET)}
         self.publish()
@@ -106,7 +108,7 @@ class Publisher:
         return {**total, **host_gauges(self._disk, total, self._clock)}
 
     def by_worker(self) -> dict[str, dict[str, int]]:
-        """The published counters of each process of this host, including this one, by `<host>-<process>`.
+        """The published counters of each process of this host, including this process, by `<host>-<process>`.
 
         The counters of processes that ended long ago are merged into one entry, `ended`.
         """
@@ -118,12 +120,12 @@ class Publisher:
 
 
 def _counts_in(packed: bytes) -> list[tuple[int, int]]:
-    """(place, number) of each counter that is not 0."""
+    """(position, number) of each counter that is not 0, in numbers that `CacheMetricGroup.pack` has packed."""
     return [(place, number) for place, number in enumerate(array.array("q", packed)[: len(COUNTERS)]) if number]
 
 
 def _less(packed: bytes, counted: Sequence[tuple[int, int]]) -> bytes:
-    """The packed numbers, with counters reduced by `counted` (see `_counts_in`); gauges stay as they are."""
+    """The packed numbers, with counters reduced by `counted` (see `_counts_in`). Gauges stay as they are."""
     if not counted:
         return packed
     numbers = array.array("q", packed)
@@ -134,7 +136,7 @@ def _less(packed: bytes, counted: Sequence[tuple[int, int]]) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class ApplicationCounts:
-    """The counts of one table by a host's processes that belong to one Spark application, or to none."""
+    """The counts of one table by those of a host's processes that belong to one Spark application, or to none."""
 
     values: Mapping[str, int]
     processes: int
@@ -142,7 +144,7 @@ class ApplicationCounts:
 
 @dataclasses.dataclass(frozen=True)
 class TableCounts:
-    """The counts of one table by all processes of a host. `by_application`: without applications that ended long ago."""
+    """The counts of one table by all processes of a host. `by_application`: the same by application, without those that ended long ago."""
 
     label: str
     url: str
@@ -153,11 +155,11 @@ class TableCounts:
 
 
 _OF_QUESTIONS = {"ufsHeadCount", "ufsListCount", "ufsRetryCount"}
-"""The counters that grow even at a path without a table."""
+"""The counters that also count calls for a path at which there is no table."""
 
 
 def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
-    """The counts of each table that was read or written on this host, by URL. Paths at which there never was a table are left out."""
+    """The counts of each table that was read or written on this host, by URL. Paths that never had a table are left out."""
     counts_by_label: dict[str, list[Counts]] = {}
     for counts in disk.counters(""):
         counts_by_label.setdefault(counts.name.split("-", 1)[0], []).append(counts)
@@ -183,7 +185,7 @@ def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
 
 
 def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[str, int]:
-    """The `HOST_GAUGES` of a table with these counters."""
+    """The `HOST_GAUGES` of a table. `total`: the table's counters, summed over the host."""
     space = disk.space()
     return {
         "reloadLag": _lag(total, clock),
@@ -197,7 +199,7 @@ def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[
 
 def _lag(total: Mapping[str, int], clock: HostClock) -> int:
     as_of = total["versionAsOf"]
-    # Without CACHE mode every query asks the store, however long ago the last one was.
+    # Only in CACHE mode does a reader depend on when the store was last asked: in UFS mode every query asks it.
     return UNSET if as_of == UNSET or not total["metadataCacheCount"] else max(int(clock.wall_s() * 1000) - as_of, 0)
 
 
@@ -218,15 +220,15 @@ def _applications(counts: Counts) -> list[str]:
 
 
 def _application(counts: Counts) -> str | None:
-    """The application that counts belong to ("": none); None for the counts of several applications."""
+    """The application to which counts belong ("": none); None for counts of several applications."""
     return None if counts.about.get("applications") else str(counts.about.get("application", ""))
 
 
 def _assign_totals(every: list[Counts]) -> dict[str, str]:
-    """The name of the total that each file belongs to: one per application that is alive or ended lately, one for all others."""
+    """The name of the total into which each file may be merged: one per application that is alive or ended lately, and one for all others."""
     of_one = [(name, counts) for counts in every if (name := _application(counts)) is not None]
     living = {name for name, counts in of_one if counts.alive}
-    # Counts that are in no total yet are the latest.
+    # Counts without `ended_s` are not in a total yet, so their processes ended last.
     ended = sorted(of_one, key=lambda one: float(one[1].about.get("ended_s", "inf")))
     lately = list(dict.fromkeys(name for name, _ in reversed(ended)))[:_APPLICATIONS_KEPT]
     totals = {"": "", **{name: key_of(name)[:16] for name in (*living, *lately) if name}}
@@ -237,15 +239,15 @@ def _assign_totals(every: list[Counts]) -> dict[str, str]:
 
 # --- reloads ----------------------------------------------------------------------------------------
 
-_RELOADS_KEPT = 200
+_RELOADS_KEPT = 200  # loads on record for each snapshot
 
 
 @dataclasses.dataclass(frozen=True)
 class Reload:
-    """One load of a snapshot on this host: its start (Unix time), how long it took, and its outcome.
+    """One load of a snapshot on this host: when it began (Unix time), how many seconds it took, and its outcome.
 
-    `error` is empty if it succeeded; then `version`, `rows` and `bytes` are those of the snapshot. `fetched`: the bytes received from the
-    store meanwhile.
+    If it succeeded, `error` is empty, and `version`, `rows` and `bytes` are those of the snapshot. `fetched`: the bytes received from the
+    store during the load.
     """
 
     at_s: float
@@ -258,14 +260,15 @@ class Reload:
 
 
 def remember_reload(disk: Disk, key: str, url: str, reload: Reload) -> None:
-    """Put a load on record. The latest 200 of each snapshot are kept. The caller holds the table's lock. Raises OSError if the disk fails."""
+    """Record a load. The latest 200 loads of each snapshot are kept. The caller must hold the table's lock. Raises OSError if the disk
+    fails."""
     _, before = disk.get_record("reloads", key, _parse_reloads) or (url, [])
     reload_records = [dataclasses.asdict(recent) for recent in [*before, reload][-_RELOADS_KEPT:]]
     disk.replace_record("reloads", key, {"url": url, "reloads": reload_records})
 
 
 def _parse_reloads(record: Any) -> tuple[str, list[Reload]]:
-    """(URL, loads) of a record. Raises one of `decoding.UNREADABLE` if it is malformed."""
+    """(URL, loads) in a record. Raises one of `decoding.UNREADABLE` for a malformed record."""
     reloads = []
     for row in record["reloads"]:
         at_s, seconds = (as_number(row[name]) for name in ("at_s", "seconds"))
@@ -275,7 +278,7 @@ def _parse_reloads(record: Any) -> tuple[str, list[Reload]]:
 
 
 def read_reloads(disk: Disk) -> dict[str, list[Reload]]:
-    """The loads that are on record on this host, by the table's URL, oldest first."""
+    """The recorded loads of this host by the table's URL, oldest first."""
     reloads_by_url: dict[str, list[Reload]] = {}
     for _, (url, reloads) in disk.records("reloads", "", _parse_reloads):
         reloads_by_url.setdefault(url, []).extend(reloads)

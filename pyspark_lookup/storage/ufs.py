@@ -1,7 +1,7 @@
-"""The only door to remote storage: `get_meta`, `list_status`, `read_ranges`, `put_if_absent` over any fsspec URL.
+"""`Ufs`: the only access to remote storage, over any fsspec URL. It lists files, and reads and puts them.
 
-`Ufs` counts every attempt by kind and by bytes, repeats attempts after transient errors, and translates foreign errors into ours. Nothing
-is cached, not even listings: an answer is the store's answer now. Reads are pinned to a `FileVersion`: bytes of another version are never
+`Ufs` counts every attempt by kind and by bytes, repeats attempts after transient errors, and translates foreign errors into ours. It caches
+nothing, not even listings, so each answer is the store's answer now. Reads are pinned to a `FileVersion`: bytes of another version are never
 returned.
 """
 
@@ -32,12 +32,12 @@ from pyspark_lookup.storage.stores.store import is_own, whole_name
 
 T = TypeVar("T")
 
-_CONCURRENT_GETS = 16
+_CONCURRENT_GETS = 16  # requests for bytes that run at the same time
 _UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
-"""Errors after which a request may have been executed nevertheless; another attempt may succeed."""
+"""Errors of requests that the store may have executed nevertheless. Another attempt may succeed."""
 _PATIENCE_S = 60.0
-"""For so long, pauses added up, a request is repeated that the store refuses because it gets too many. If it were given up earlier, its query
-or load would begin anew, and the store would get still more requests."""
+"""How long a request is repeated if the store refuses it because it gets too many requests, as the sum of the pauses. If the request failed
+earlier, its query or load would begin again, and the store would get still more requests."""
 
 
 class _ShortReadError(UfsUnavailableError):
@@ -45,7 +45,7 @@ class _ShortReadError(UfsUnavailableError):
 
 
 class _LastAttempt(tenacity.stop.stop_base):
-    """Whether an attempt is the last one. Refusals of a store that gets too many requests do not count until `_PATIENCE_S` is over."""
+    """Tells whether an attempt is the last one. Refusals by a store that gets too many requests do not count until `_PATIENCE_S` is over."""
 
     def __init__(self, max_retries: int) -> None:
         self._max_retries = max_retries
@@ -59,10 +59,11 @@ class _LastAttempt(tenacity.stop.stop_base):
 
 
 class Ufs:
-    """The store of one table: its calls are counted and, after transient errors, repeated; its reads are pinned to a version.
+    """The store of one table. Its calls are counted, and repeated after transient errors; its reads are pinned to a version of a file.
 
-    Up to `max_retries` (>= 0) attempts follow the first one, after transient errors only; more if the store refuses requests because it gets
-    too many, but none if it is 0. `sleep` waits the seconds between them. One instance belongs to one process.
+    Up to `max_retries` (>= 0) attempts follow the first one, after transient errors only. More follow if the store refuses requests because
+    it gets too many, unless `max_retries` is 0. `sleep` waits for the seconds between two attempts. An instance must not be used after a
+    fork.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Ufs:
 
     @property
     def scope(self) -> str:
-        """The store's identity: protocol, endpoint and host. Equal paths in stores of other scopes are other files."""
+        """The store's identity: protocol, endpoint and host. The same path in stores of different scopes means different files."""
         return self._store.scope
 
     def url_of(self, path: str) -> str:
@@ -103,35 +104,35 @@ class Ufs:
         return self._store.url_of(path)
 
     def get_meta(self, path: str) -> FileVersion:
-        """Identity and size of one file, from the store now (one call).
+        """The identity and size of a file, from the store now (one call).
 
-        Raises UfsNotFoundError if it is absent, another UfsError otherwise.
+        Raises UfsNotFoundError if there is no such file, another UfsError if the store fails.
         """
         return self._call(self._store.get_meta, path, self._count)
 
     def list_status(self, path: str) -> Listing:
-        """Every file below a directory, in the order of their URLs (one call per directory or page).
+        """All files below a directory, in the order of their URLs (one call per directory or page).
 
-        Directories named `.…` or `_…` are reported but not entered, except for `_spark_metadata`. Raises UfsNotFoundError if nothing is
-        there, another UfsError otherwise.
+        Directories named `.…` or `_…` are reported, but their files are not listed, except for `_spark_metadata`. Raises UfsNotFoundError if
+        the directory does not exist, another UfsError if the store fails.
         """
         return self._call(self._store.list_status, path, self._count)
 
     def get_status(self, path: str) -> FileVersion | Listing:
         """The version of a file or the listing of a directory, for a path that may be either.
 
-        One call if the store or the name shows which; two otherwise.
+        One call if the store or the name shows which it is; otherwise two.
         """
         return self._retry(self._store.get_status, path, self._count)
 
     def read_ranges(self, file: FileVersion, ranges: Sequence[Range], at_once: int = _CONCURRENT_GETS) -> list[bytes]:
-        """The bytes of each range, all of exactly this version (one call per range, `at_once` of them at a time).
+        """The bytes of each range, all of exactly this version of the file (one call per range, `at_once` calls at a time).
 
-        Raises SourceChangedError if the file is no longer `file` (replaced or removed), another UfsError otherwise.
+        Raises SourceChangedError if the file was replaced or removed, another UfsError if the store fails.
         """
         if not ranges:
             return []
-        # A table's log or metadata may claim any size for a file.
+        # The sizes may come from a table's log or metadata, which may be wrong, so the memory is checked first.
         check_room(sum(length for _, length in ranges), f"{redact('path', file.url)}: the ranges to read")
         try:
             parts = self._read_pinned(file, ranges, at_once)
@@ -149,14 +150,14 @@ class Ufs:
 
             if len(ranges) == 1 or at_once == 1:
                 return [get(part) for part in ranges]
-            # The threads live for this call only: nothing may be left that a fork would break.
+            # The threads end with this call: a thread that ran on would be missing in a forked child.
             return list(run_in_order(get, ranges, min(at_once, len(ranges))))
 
     def _check_unchanged(self, file: FileVersion) -> None:
-        """Ask a store that cannot pin once more, after the bytes.
+        """Raise SourceChangedError if the file is no longer this version. Called after the bytes were read, for stores that cannot pin.
 
-        The race: the file may be replaced between the bytes and the version. An identity never returns once it has changed, so if it is
-        equal before and after, all bytes are of this version.
+        The race: the file may be replaced between the question for its version and the read of its bytes. An identity never returns once it
+        has changed. So if the identity is equal before and after, all bytes are of this version.
         """
         if self._store.pins or file.immutable:
             return
@@ -168,7 +169,7 @@ class Ufs:
             raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
 
     def read_many(self, requests: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
-        """The bytes of `read_ranges` for several files at once, in the given order."""
+        """The results of `read_ranges` for several files, read at the same time, in the given order."""
         jobs = list(requests)
         if len(jobs) <= 1:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]
@@ -176,14 +177,14 @@ class Ufs:
         return list(run_in_order(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs, files))
 
     def list_files(self, path: str, after: str = "", at_most: int | None = None) -> tuple[FileVersion, ...]:
-        """The files in a directory itself whose names come after `after`, by name (one call per page).
+        """The files directly in a directory whose names come after `after`, sorted by name (one call per page).
 
-        Raises UfsNotFoundError if nothing is there (S3: returns none), another UfsError otherwise.
+        Raises UfsNotFoundError if the directory does not exist (on S3 the result is empty instead), another UfsError if the store fails.
         """
         return self._call(self._store.list_files, path, after, at_most, self._count)
 
     def has_directory(self, path: str) -> bool:
-        """Whether a path is a directory (one call; a stat of a local disk, which is not counted). Raises UfsError."""
+        """Whether a path is a directory (one call; on a local disk a stat, which is not counted). Raises UfsError if the store fails."""
         return self._call(self._store.has_directory, path, self._count)
 
     def list_tree(self, path: str) -> tuple[FileVersion, ...]:
@@ -191,38 +192,39 @@ class Ufs:
         return self._retry(self._store.list_tree, path, self._count)
 
     def last_change_s(self, path: str) -> tuple[float | None, float]:
-        """(when a directory or anything in it last changed, the time now). The first is None if the store does not say.
+        """(when a directory or anything in it last changed, the present time). The first is None if the store does not say.
 
-        Both are Unix times on the store's clock. Raises UfsNotFoundError if nothing is there.
+        Both are Unix times on the store's clock. Raises UfsNotFoundError if the directory does not exist.
         """
         return self._retry(self._store.last_change_s, path, self._count)
 
     def delete(self, path: str) -> None:
-        """Remove a file of a managed table, if it is there (one call).
+        """Remove a file of a managed table, if it exists (one call).
 
-        Raises ValueError for a name that we do not give to files, NotSupportedError for stores that cannot have managed tables.
+        Raises ValueError for a name that lookupcache does not give to files, NotSupportedError for stores that cannot have managed tables.
         """
         _check_own(path)
         self._retry(self._store.delete, path, self._count)
 
     def delete_many(self, directory: str, names: Sequence[str]) -> None:
-        """Remove the named files of a directory that exist, in any order (S3: a call per thousand). Raises like `delete`."""
+        """Remove the named files of a directory, as far as they exist, in any order (S3: a call per thousand). Raises the errors of
+        `delete`."""
         for name in names:
             _check_own(f"{directory}/{name}")
         self._retry(self._store.delete_many, directory, names, self._count)
 
     @property
     def lists_after(self) -> bool:
-        """Whether `list_files(after=...)` costs only what it returns, however many files come before."""
+        """Whether `list_files(after=...)` costs only as much as the files that it returns, however many files come before these."""
         return self._store.lists_after
 
     def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
-        """Put `data` if there is no file yet. Returns the file if this call has put it; None if there is another one.
+        """Put `data` as a new file. Returns the file if this call has put it; None if another file is there.
 
-        The race: another writer may put the same path, and an answer may get lost. So `data` must differ from what anybody else would put
-        there (by a nonce) and not be empty: an attempt without an answer, or one that the store refuses after that, is decided by reading
-        the file back. Raises NotSupportedError for stores without an exclusive create, PutUnknownError if an attempt had no answer and the
-        file cannot be read back either, and another UfsError if the file was not put.
+        The race: another writer may put a file at the same path, and the store's answer may get lost. So `data` must not be empty, and must
+        differ from anything that another writer would put there, by a nonce. After an attempt without an answer, the file is read back: its
+        bytes show who has put it. Raises NotSupportedError for stores without an exclusive create, PutUnknownError if an attempt had no
+        answer and the file cannot be read back either, and another UfsError if the file was not put.
         """
         if not data:
             raise ValueError("data is empty: an empty file would not show which writer wrote it")
@@ -268,7 +270,7 @@ class Ufs:
             return file
         second_read = self.read_ranges(file, [(0, file.size)])[0]
         if second_read not in (first_read, data):
-            raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrived damaged")
+            raise UfsUnavailableError(f"{redact('path', path)}: two reads returned different bytes: try again later")
         return file if second_read == data else None
 
     def _read(self, file: FileVersion, read: Callable[[int, int], bytes], part: Range) -> bytes:
@@ -277,7 +279,9 @@ class Ufs:
         data = read(offset, length)
         self._metrics.inc("ufsGetBytes", len(data))
         if len(data) != length:
-            raise _ShortReadError(f"{redact('path', file.url)}: short read: {len(data)} of {length} bytes at {offset}")
+            raise _ShortReadError(
+                f"{redact('path', file.url)}: the store returned only {len(data)} of {length} bytes at {offset}: try again later"
+            )
         return data
 
     def _count(self, kind: str) -> None:
@@ -285,6 +289,6 @@ class Ufs:
 
 
 def _check_own(path: str) -> None:
-    """Raise ValueError unless the name is one that we give to the files of managed tables."""
+    """Raise ValueError unless lookupcache gives such a name to files of managed tables."""
     if not is_own(path) and not is_own(whole_name(path)):
-        raise ValueError(f"{redact('path', path)} is not removed: it is not a name that lookupcache gives to files")
+        raise ValueError(f"{redact('path', path)} is not removed: lookupcache gives no file such a name")

@@ -108,7 +108,7 @@ def test_a_short_read_is_tried_again_and_never_handed_out(unpinned: MemoryFileSy
     host = make_host("memory://f", None, max_retries=2)
     file = file_of(host, "memory://f").as_immutable()  # so it cannot have changed
     unpinned.pipe_file("memory://f", BYTES[:14])
-    with pytest.raises(errors.UfsUnavailableError, match="short read: 9 of 10 bytes at 5"):
+    with pytest.raises(errors.UfsUnavailableError, match="the store returned only 9 of 10 bytes at 5"):
         host.ufs.read_ranges(file, [(5, 10)])
     assert counts(host) == {"ufsGetCount": 3, "ufsGetBytes": 27, "ufsRetryCount": 2}
 

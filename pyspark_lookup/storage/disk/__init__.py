@@ -1,20 +1,22 @@
-"""The host's cache directory: its blocks, records, segments, counters, claims and locks, and its budget. No other package touches its files.
+"""The host's cache directory: blocks, records, segments, counters, claims, locks, and a budget for all of them. Only this package touches its
+files.
 
 Layout, below a directory of mode 0700 that this user owns::
 
-    v1/CACHEDIR.TAG                                                says that all below v1 is ours
+    v1/CACHEDIR.TAG                                                a marker: everything below v1 is a cache of lookupcache
     v1/blocks/<2 hex>/<path key>/<version key>/<offset>-<length>   one block
     v1/records/<kind>/<key>                                        one small JSON value
     v1/snapshots/<table key>/<name>                                one segment of a table's snapshots
     v1/counters/<table key>-<host>-<process>-<8 hex>               a process's counters, written in place
-    v1/claims/<table key>/<name>                                   keys being loaded
+    v1/claims/<table key>/<name>                                   keys that a process is loading
     v1/locks/<kind>-<3 hex>                                        an empty file to lock; never removed
-    v1/tmp/                                                        files being written; `*.reserved`: those of long builds
-    v1/usage                                                       the account of bytes: blocks with their directories, segments, records with counters
+    v1/tmp/                                                        files that are being written; `*.reserved`: those of long builds
+    v1/usage                                                       the bytes that all files take, as three numbers, see `space`
 
-Every file is a header (magic, length, CRC-32, digest of its name) and a payload. Files are whole or not there: writers rename or
-link them into place. Readers take no lock; a missing or damaged file is a miss. Nothing is ever unpickled. The directory belongs
-to one user, for all worker processes of the host. If it, or a part of it, is removed while in use, the next writer makes it again.
+Every file has a header (magic, length, CRC-32, digest of its name) and a payload. A file is complete or missing, because writers rename or
+link it into place. Readers take no lock; to them, a damaged file is the same as a missing one. Nothing is ever unpickled. The directory
+belongs to one user, for all worker processes of the host. If somebody removes it, or a part of it, while it is in use, the next writer makes
+it again.
 """
 
 from pyspark_lookup.storage.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space

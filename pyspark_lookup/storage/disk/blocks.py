@@ -1,11 +1,10 @@
 """`Disk`: a whole cache directory, with its blocks, the order of eviction when the budget is short, `sweep` and `check`.
 
-`Claims` are files that tell other processes what this one is about to do, until it is done or dead. A claim is a file
-`claims/<space>/<group>-<name>`, on which its writer holds an exclusive lock. The kernel releases the lock when the writer dies; the next
-reader then removes the claim.
+`Claims`: claims tell other processes what this process is about to do. A claim is a file `claims/<space>/<group>-<name>`, on which its writer
+holds an exclusive lock until the work is done. If the writer dies, the kernel releases the lock, and the next reader removes the claim.
 
-The race: two processes could read the claims, find none, and both create one. So a caller reads the claims and creates its own under one
-lock.
+The race: two processes could read the claims, find none, and both create one. So a caller reads the claims and creates its own while it holds
+a lock of `Directory.acquire`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _POLL_AT_MOST_S = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim that this process holds. Release it when the work has ended, even with an error."""
+    """A claim that this process holds. Release it when the work has ended, even if it ended with an error."""
 
     directory: Claims
     path: Path
@@ -66,7 +65,7 @@ class Claims(Directory):
     """A directory with claims. Read the claims and create a new one under one lock, so that no two processes claim the same."""
 
     def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
-        """Create a claim, which this process holds. Raises OSError if it cannot be written."""
+        """Create a claim, which this process then holds. Raises OSError if the claim cannot be written."""
         return self._retry(lambda: self._create_claim(space, group, payload))
 
     def _create_claim(self, space: str, group: str, payload: bytes) -> Claim:
@@ -74,7 +73,7 @@ class Claims(Directory):
         fd = self._open(temporary, NEW_FILE)
         path = self._root / "claims" / space / f"{group}-{temporary.name}"
         try:
-            # Locked before it has its name: a reader would remove a claim without a lock.
+            # The race: a reader would remove a claim that is not locked. So the file is locked before it gets its name.
             fcntl.flock(fd, fcntl.LOCK_EX)
             view = memoryview(payload)
             while view:
@@ -87,7 +86,7 @@ class Claims(Directory):
         return Claim(self, path, fd)
 
     def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
-        """(name, payload) of the claims of a group that their processes still hold. Other claims are removed."""
+        """(name, payload) of those claims of a group that live processes hold. Claims of dead processes are removed."""
         directory = self._root / "claims" / space
         active_claims = []
         try:
@@ -112,7 +111,7 @@ class Claims(Directory):
         return active_claims
 
     def wait_for_claim(self, space: str, name: str, timeout_s: float, clock: HostClock) -> bool:
-        """Wait until a claim is released, or its process has died. Returns False after `timeout_s`."""
+        """Wait until a claim is released, or its process has died. Returns False if that takes longer than `timeout_s`."""
         until_s = clock.steady_s() + timeout_s
         pause_s = _POLL_S
         while True:
@@ -135,14 +134,14 @@ class Claims(Directory):
                     self._remove(path)
 
 
-_EVICT_MORE = 10  # an eviction also frees a tenth of what blocks may take
-_LARGEST_SHARE = 8  # a block above an eighth of the budget would evict too many others
-_SHARE_AT_MOST = 16 * 1024 * 1024  # bytes of blocks that are put at once
+_EVICT_MORE = 10  # an eviction frees the missing bytes and a tenth of the bytes that blocks may take
+_LARGEST_SHARE = 8  # a block above an eighth of the budget is not kept: it would evict too many others
+_SHARE_AT_MOST = 16 * 1024 * 1024  # the most bytes of blocks that are taken from the budget at once
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
 _IN_USE_S = 600.0  # a table that was used within this time is not evicted for another table
-# The kinds of records that may be evicted, because they only save calls of the store. Other records say what this host has
-# committed, or on which versions its processes have agreed.
+# The kinds of records that may be evicted, because they only save calls to the store. Other records say what this host has committed, or
+# which versions its processes have agreed on.
 _FORGOTTEN_FOR_SPACE = (
     "asked",
     "bounds",
@@ -179,7 +178,7 @@ class BlockKey:
 
 @dataclasses.dataclass(frozen=True)
 class DiskReport:
-    """What `Disk.check` reports: blocks and their bytes, damaged files, leftovers of killed writers."""
+    """The result of `Disk.check`: the number of blocks and their bytes, the damaged files, and the files that killed writers have left."""
 
     blocks: int
     bytes: int
@@ -189,8 +188,8 @@ class DiskReport:
 
 @dataclasses.dataclass(frozen=True)
 class DiskSpace:
-    """The bytes of the blocks, segments and records of a cache directory, its budget for all of them, and the free bytes of its disk (-1:
-    unknown)."""
+    """The bytes of a cache directory: those of its blocks, segments and records, its budget for all of them, and the free bytes of its disk
+    (-1: unknown)."""
 
     blocks: int
     budget: int
@@ -213,7 +212,7 @@ def empty_space(above: Path, max_bytes: int | None) -> DiskSpace:
 class Disk(Segments, Claims, Counters):
     """One host's cache directory, within its budget (`max_bytes`; None: the default). Safe to use from many processes and threads.
 
-    Reads and writes of blocks never raise: a failure is counted, and is a miss.
+    Reads and writes of blocks never raise. A failure is counted, and a failed read has the same result as a missing block.
     """
 
     def __init__(
@@ -236,13 +235,13 @@ class Disk(Segments, Claims, Counters):
         return frozenset(list_names(self._root / "blocks" / path_key[:2] / path_key))
 
     def blocks_held(self, path_key: str, version_key: str) -> frozenset[tuple[int, int]]:
-        """(offset, length) of the blocks of one file version that are on disk now."""
+        """(offset, length) of each block of a file version that is on disk now."""
         names = list_names(self._root / "blocks" / path_key[:2] / path_key / version_key)
         pairs = (name.split("-") for name in names)
         return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p)))
 
     def get_block(self, key: BlockKey) -> memoryview | None:
-        """A block's bytes, verified; None if it is missing or was damaged (then it is removed)."""
+        """A block's bytes, checked against their checksum; None if the block is missing or damaged. A damaged block is removed."""
         path = self._root / "blocks" / key.name
         try:
             content, used_at = read_content(path, key.length + HEADER_BYTES)
@@ -257,13 +256,13 @@ class Disk(Segments, Claims, Counters):
             self._remove(path)
             return None
         if abs(self._now_s() - used_at) > _TOUCH_AFTER_S:
-            # Eviction orders by this time. It is set once a minute at most, so hot blocks cost few writes.
+            # Eviction removes the blocks with the oldest modification time first. The time is set at most once a minute, to save writes.
             with contextlib.suppress(OSError):
                 os.utime(path)
         return data
 
     def put_blocks(self, blocks: Mapping[BlockKey, bytes | memoryview]) -> None:
-        """Publish blocks, evicting older ones for space. A block that cannot be kept is counted; nothing is raised."""
+        """Publish blocks, and evict older blocks if there is no room. A block that cannot be kept is counted; no error is raised."""
         largest = self.budget() // _LARGEST_SHARE
         fitting = {key: data for key, data in blocks.items() if len(data) <= largest}
         self._metrics.inc("blockRefusedCount", len(blocks) - len(fitting))
@@ -306,18 +305,18 @@ class Disk(Segments, Claims, Counters):
             self.take("blocks", -unused)
 
     def _make_directories(self, path: Path) -> int:
-        """Make the directories that a block's file needs. Returns the bytes that the new directories take."""
+        """Make the missing directories for a block's file. Returns the bytes that the new directories take."""
         if path.parent.is_dir():
             return 0
         above = (path.parent.parent, path.parent)
         return PAGE * self._retry(lambda: sum(map(self._make_directory, above)))
 
     def _remove_empty(self, *paths: Path) -> int:
-        """Remove the empty ones of these directories. Returns the bytes that this frees."""
+        """Remove those of these directories that are empty. Returns the bytes that this frees."""
         return PAGE * sum(map(self._remove_directory, paths))
 
     def forget_blocks(self, path_key: str, version_key: str) -> None:
-        """Remove the blocks of one file version."""
+        """Remove the blocks of a file version."""
         freed, place = 0, self._root / "blocks" / path_key[:2] / path_key
         for _, size, path in self._walk(place / version_key):
             freed += size if self._remove(path) else 0
@@ -326,7 +325,7 @@ class Disk(Segments, Claims, Counters):
             self.take("blocks", -freed)
 
     def forget_files(self, path_keys: Iterable[str]) -> None:
-        """Remove the blocks of files, of all versions of each."""
+        """Remove the blocks of all versions of the files."""
         freed = 0
         for path_key in path_keys:
             place = self._root / "blocks" / path_key[:2] / path_key
@@ -340,9 +339,10 @@ class Disk(Segments, Claims, Counters):
     # --- space ------------------------------------------------------------------------------------
 
     def _make_room(self, kind: Kind, amount: int) -> None:
-        """Free bytes, in this order: leftovers of dead writers, superseded snapshots, old records (for a record), blocks, unused tables.
+        """Free bytes, in this order: unfinished files of dead writers, superseded snapshots, old records (for a record), blocks, unused
+        tables.
 
-        Tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for too long.
+        Unused tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for too long.
         """
         steps = [self._remove_dead, self._evict_superseded]
         steps += [self._evict_records] if kind == "records" else []
@@ -356,12 +356,13 @@ class Disk(Segments, Claims, Counters):
                 step(shortage)
 
     def reserve_room(self, size: int) -> ReservedFile:
-        """Reserve room for a build that needs about `size` bytes. If there is none, raises CacheFullError before it evicts anything."""
+        """Reserve room for a build that needs about `size` bytes. If there cannot be enough room, raises CacheFullError without evicting
+        anything."""
         self.check_room(size)
         return self.reserve(size)
 
     def check_room(self, size: int) -> None:
-        """Raise CacheFullError if there is no room for `size` bytes, even after evicting all that may be evicted."""
+        """Raise CacheFullError if there is no room for `size` bytes, even after evicting everything that may be evicted."""
         lacking = self.lacks("segments", size)
         if lacking > 0 and lacking > self._evictable():
             raise self._full(size)
@@ -385,7 +386,7 @@ class Disk(Segments, Claims, Counters):
                 self._drop("segments", path)
 
     def _superseded(self) -> list[tuple[str, str]]:
-        """(table, name) of the segments that only superseded versions need."""
+        """(table, name) of each segment that only superseded versions need."""
         records = self.records("superseded", "", as_texts)
         return [(table, name) for table, names in records for name in names]
 
@@ -394,7 +395,7 @@ class Disk(Segments, Claims, Counters):
             self.remove_segment(table, name)
 
     def _unused_tables(self) -> list[str]:
-        """The tables whose segments are not mapped and have not been used recently, the least recently used first."""
+        """The tables whose segments nobody has mapped and which were not used recently, the least recently used first."""
         unused: list[tuple[float, str]] = []
         now_s = self._now_s()
         for directory in list_directories(self._root / "snapshots"):
@@ -418,9 +419,9 @@ class Disk(Segments, Claims, Counters):
             shortage -= before - self.usage().segments
 
     def _evict_blocks(self, shortage: int) -> None:
-        """Remove the least recently used blocks of a sample of shards: as many bytes as are missing, and a tenth of what blocks may take.
+        """Remove the least recently used blocks in a sample of shards. Frees `shortage` bytes and a tenth of the bytes that blocks may take.
 
-        The work is bounded: shards are visited in random order, until the sample holds four times the bytes to free.
+        The work is limited: shards are visited in random order, until the sample has four times the bytes to free.
         """
         usage = self.usage()
         shortage += max(self.budget() - usage.segments - usage.records, 0) // _EVICT_MORE
@@ -434,7 +435,7 @@ class Disk(Segments, Claims, Counters):
                 sampled += block[1]
             if sampled >= 4 * shortage:
                 break
-        if sampled < min(shortage, usage.blocks):  # the account is wrong: it has more bytes of blocks than there are
+        if sampled < min(shortage, usage.blocks):  # the account is wrong: it states more bytes of blocks than there are
             self.recount()
             shortage -= usage.total - self.usage().total
         freed = 0
@@ -448,9 +449,9 @@ class Disk(Segments, Claims, Counters):
         self.take("blocks", -freed)
 
     def _evict_records(self, shortage: int) -> None:
-        """Remove the least recently used records, except for those used in the last minutes, which running queries need."""
+        """Remove the least recently used records, except for those used in the last minutes, which running queries may need."""
         now_s = self._now_s()
-        # Including kinds that only another release has.
+        # These include the kinds that only another release knows.
         kinds = [kind for kind in list_directories(self._root / "records") if _is_forgotten_for_space(kind.name)]
         old = [
             (at_s, size, path) for kind in kinds for at_s, size, path in self._walk(kind) if now_s - at_s > _IN_USE_S
@@ -461,11 +462,11 @@ class Disk(Segments, Claims, Counters):
             shortage -= size if self._drop("records", path) else 0
 
     def used_bytes(self) -> int:
-        """Bytes of all files on disk, by listing them."""
+        """The bytes that all files take on disk, by listing them."""
         return self._count().total
 
     def space(self) -> DiskSpace:
-        """The space that the directory takes, from its account, without listing files."""
+        """The space that the directory takes, according to its account, without listing files."""
         usage = self.usage()
         try:
             disk = os.statvfs(self._root)
@@ -475,7 +476,7 @@ class Disk(Segments, Claims, Counters):
         return DiskSpace(usage.blocks, budget, usage.segments, free, usage.records)
 
     def sweep_is_due(self) -> bool:
-        """Whether this process should start a sweep; at most every 10 minutes."""
+        """Whether this process should start a sweep. True at most once every 10 minutes."""
         now_s = self._now_s()
         if abs(now_s - self._swept_s) < _SWEEP_EVERY_S:
             return False
@@ -483,14 +484,19 @@ class Disk(Segments, Claims, Counters):
         return True
 
     def sweep(self) -> None:
-        """Remove leftovers of killed writers and expired files, and recount. Does nothing if a process of the host has done so in the last 10
-        minutes."""
+        """Remove files of killed writers and expired files, and correct the account.
+
+        Does nothing if a process of the host has done this in the last 10 minutes.
+        """
         marker = self._root / "swept"
         now_s = self._swept_s = self._now_s()
         with contextlib.suppress(OSError):
             if marker.exists() and abs(now_s - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
                 return
-            for path in (marker, self._root / MARKER):  # so that programs which remove old files leave the marker
+            for path in (
+                marker,
+                self._root / MARKER,
+            ):  # CACHEDIR.TAG is touched, so that programs which remove old files leave it
                 with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
                     os.utime(fd)
             for path in self._leftovers(now_s):
@@ -504,9 +510,10 @@ class Disk(Segments, Claims, Counters):
             self._evict_records(self.usage().records - self.budget() // RECORDS_SHARE)
 
     def clear(self) -> tuple[int, int]:
-        """Remove everything. Returns (files, bytes). Readers have misses meanwhile, and a running query may lose its version.
+        """Remove everything that no running process writes. Returns (number of files, bytes).
 
-        It keeps the counters of live processes, files that are being written, and the marks that stand for removed series of records.
+        Counters of live processes stay, as do files that are being written, and the marks of removed series of records. Readers find nothing
+        meanwhile, and a running query may lose its version.
         """
         self._remove_dead(0)
         alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}
@@ -531,7 +538,8 @@ class Disk(Segments, Claims, Counters):
         return files, freed
 
     def check(self, repair: bool = False) -> DiskReport:
-        """Read every block, record, segment and file of counters and report the damaged ones. `repair`: remove these and leftovers, and recount."""
+        """Read every block, record, segment and file of counters, and report the damaged files. `repair`: remove these and leftovers, and
+        recount."""
         damaged: list[str] = []
         blocks = total = 0
         for _, size, path in self._walk(self._root / "blocks"):

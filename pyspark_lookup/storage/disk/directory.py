@@ -1,7 +1,7 @@
-"""A private directory of the host, in which files appear and vanish as a whole: by rename, or not at all.
+"""`Directory`: a private directory of the host, in which each file is complete or missing, because files get their names by rename or link.
 
-A marker says that the directory is ours. Without it nothing in the directory is removed, and nothing is added. Files below it are written
-and removed by the descriptor of their directory, without following links.
+A marker file says that the directory is a cache of lookupcache. Without the marker, nothing in the directory is removed, and nothing is
+added. Files in the directory are written and removed through the descriptors of their directories, without following links.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class PlaceTakenError(OSError):
-    """Somebody has put something else where a directory of ours belongs."""
+    """There is something else where a directory of the cache belongs."""
 
 
 @contextlib.contextmanager
 def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | None = None) -> Iterator[int]:
-    """A descriptor of the directory `names` below `root`. The path of `root` itself may have links.
+    """A descriptor of the directory `names` below `root`. The path of `root` itself may contain links.
 
-    `mode`: the mode of missing directories, which are then made so that they survive a crash; None: none is made. Raises the errors of
-    `descend`.
+    `mode`: the mode of missing directories, which are then made, so that they survive a crash; None: missing directories are not made. Raises
+    the errors of `descend`.
     """
     fd = descend(os.open(root, DIRECTORY), names, os.fspath(root), mode, durable=True)
     try:
@@ -49,8 +49,8 @@ def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | N
 def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable: bool) -> int:
     """A descriptor of the directory `names` below the open directory `fd`, which is closed. `root`: the path of `fd`, for errors.
 
-    `mode`: the mode of missing directories, which are then made; None: they raise FileNotFoundError. `durable`: new directories survive a
-    crash. Raises PlaceTakenError for a link or a file where a directory should be.
+    `mode`: the mode of missing directories, which are then made; None: a missing directory raises FileNotFoundError. `durable`: whether new
+    directories must survive a crash. Raises PlaceTakenError for a link or a file where a directory should be.
     """
     for depth, name in enumerate(names):
         try:
@@ -67,7 +67,7 @@ def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable:
 
 
 def _enter(above: int, name: str, mode: int | None, durable: bool) -> int:
-    """A descriptor of the directory `name` in the open directory `above`. Raises NotADirectoryError, also for a link."""
+    """A descriptor of the directory `name` in the open directory `above`. Raises NotADirectoryError for a file or a link."""
     while True:
         try:
             return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
@@ -87,7 +87,7 @@ def _enter(above: int, name: str, mode: int | None, durable: bool) -> int:
 LAYOUT = "v1"
 _MARKER_TRIES = 10
 INNER = ("blocks", "records", "locks", "tmp", "snapshots", "claims", "counters")
-MARKER = "CACHEDIR.TAG"  # name and first line as in bford.info/cachedir, so that backups leave caches out
+MARKER = "CACHEDIR.TAG"  # name and first line follow bford.info/cachedir, by which backups leave caches out
 _MARKER_TEXT = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
     b"# A cache directory of lookupcache (pyspark_lookup), which removes what lies in it.\n"
@@ -96,8 +96,8 @@ MAGIC, SEGMENT_MAGIC = b"LKUPBLK1", b"LKUPSEG1"
 
 _MARKER_BEGUN = re.compile(rf"\.{re.escape(MARKER)}\.[0-9a-f]{{16}}")
 _HEX, _NAME = "[0-9a-f]", "[^/]+"
-# The entries that a release without markers has made in a cache directory: the form of their names, and the first bytes of such files
-# (None: these files are empty).
+# The files that a release without markers made in a cache directory: the form of their names, and the first bytes of these files (b"": any
+# bytes; None: the files are empty).
 _CACHE_FILES = {
     re.compile(rf"blocks/{_HEX}{{2}}/{_HEX}{{32}}/{_HEX}{{32}}/[0-9]+-[0-9]+"): MAGIC,
     re.compile(rf"records/{_NAME}/{_NAME}|counters/{_NAME}"): MAGIC,
@@ -109,7 +109,8 @@ _CACHE_FILES = {
 
 
 def make_whole(root: Path) -> None:
-    """Make the cache directory `root`, private and marked as ours, with its fixed subdirectories. Raises CacheDirectoryError."""
+    """Make the cache directory `root`, private and marked, with its fixed subdirectories. Raises CacheDirectoryError if that is
+    impossible."""
     for _ in range(_MARKER_TRIES):
         with contextlib.suppress(FileNotFoundError):  # the race: another process removes the directory meanwhile
             _make_whole(root)
@@ -134,7 +135,7 @@ def _make_whole(root: Path) -> None:
 
 
 def check_ours(root: Path) -> None:
-    """Raise CacheDirectoryError unless `root` is a private cache directory of ours. Makes nothing."""
+    """Raise CacheDirectoryError unless `root` is a private cache directory of lookupcache. Makes nothing."""
     layout = root / LAYOUT
     if not is_marked(layout):
         raise CacheDirectoryError(
@@ -148,12 +149,12 @@ def check_ours(root: Path) -> None:
 
 
 def is_cache_directory(root: Path) -> bool:
-    """Whether a directory is marked as a cache of ours."""
+    """Whether a directory is marked as a cache of lookupcache."""
     return is_marked(root / LAYOUT)
 
 
 def is_marked(layout: Path) -> bool:
-    """Whether a directory, which may not be a link, has our marker."""
+    """Whether a directory has the marker. A link to a directory has not."""
     try:
         directory = os.open(layout, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -175,7 +176,7 @@ def is_marked(layout: Path) -> bool:
 
 
 def _mark(layout: Path) -> None:
-    """Write the marker unless there is one. The directory must be empty, or made by an earlier release."""
+    """Write the marker unless there is one. The directory must be empty, or be the cache of an earlier release."""
     if is_marked(layout):
         return
     foreign = _foreign(layout)
@@ -188,7 +189,7 @@ def _mark(layout: Path) -> None:
         with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
             file.write(_MARKER_TEXT)
             file.flush()
-            os.fsync(file.fileno())  # after a crash, an empty marker would look like another program's
+            os.fsync(file.fileno())  # after a crash, an empty marker would look like a file of another program
         os.replace(temporary, layout / MARKER)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -197,13 +198,13 @@ def _mark(layout: Path) -> None:
 
 
 def _foreign(layout: Path) -> str | None:
-    """The name of an entry that none of our releases has made; None if there is none."""
+    """The name of an entry that no release of lookupcache has made; None if there is none."""
     for directory, directories, names in os.walk(layout):
         below = os.path.relpath(directory, layout)
         if below == ".":
             unknown_names = [name for name in directories if name not in INNER]
             names = [name for name in names if not _MARKER_BEGUN.fullmatch(name)]
-            # A marker with another text is our own, damaged, if there are cache files beside it.
+            # A marker with another text counts as ours, but damaged, if there are cache files beside it.
             if MARKER in names and _is_cache(layout):
                 names.remove(MARKER)
             if unknown_names:
@@ -245,7 +246,7 @@ def _is_of_ours(path: Path, name: str) -> bool:
 
 
 def _is_ours_alone(root: Path) -> bool:
-    """Whether a directory has our cache and nothing else, and nobody but this user can write to the cache."""
+    """Whether a directory has a cache of lookupcache and nothing else, and only this user can write to the cache."""
     layout = root / LAYOUT
     try:
         return is_marked(layout) and not _mode(_status(layout)) & 0o022 and os.listdir(root) == [LAYOUT]
@@ -286,7 +287,7 @@ def _open_to_others(path: Path, mode: int) -> CacheDirectoryError:
 
 
 def _directory(path: Path, instead: bool = False) -> os.stat_result:
-    """Make a directory if it is missing, and return its status. `instead`: replace a file of that name."""
+    """Make a directory if it is missing, and return its status. `instead`: whether to replace a file of that name."""
     try:
         _make(path)
         if instead and stat.S_ISREG(path.lstat().st_mode):
@@ -331,15 +332,16 @@ T = TypeVar("T")
 _HEADER = struct.Struct("<8sQI16s")
 HEADER_BYTES = _HEADER.size
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
-_TRIES = 5  # attempts to do something in a directory that others are removing
+_TRIES = 5  # attempts to act in a directory that others are removing
 _LOCK_POLL_S, _ACQUIRE_POLL_S = 0.001, 0.01
-_LOCK_WAIT_S = 1.0  # for counters, evictions and segments: longer than these take, but short for a read that waits
-LEFTOVER_AFTER_S = 3600.0
-CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim; ours are far smaller
+_LOCK_WAIT_S = 1.0  # the wait for a lock that is held for short work only; a longer wait would delay reads
+LEFTOVER_AFTER_S = 3600.0  # after this time an unfinished file counts as left by a killed writer
+CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim; those that we write are far smaller
 
 
 def key_of(*parts: object) -> str:
-    """A hash of the texts of some parts, as 32 hex digits. Parts that only join to the same text have different hashes."""
+    """A hash of the texts of some parts, as 32 hex digits. Parts with the same joined text, but divided differently, have different
+    hashes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         text = _encode(str(part))
@@ -348,18 +350,19 @@ def key_of(*parts: object) -> str:
 
 
 def digest_of(*parts: object) -> str:
-    """A hash of the texts of some parts, as 15 hex digits: 60 bits, which fit into a BIGINT beside the number of a table's kind."""
+    """A hash of the texts of some parts, as 15 hex digits: 60 bits, so that a BIGINT also has room for the number of the table's kind."""
     return key_of(*parts)[:15]
 
 
 def key_of_texts(texts: Sequence[str]) -> str:
-    """A hash of many texts, as 32 hex digits, computed without a step for each of them."""
+    """A hash of many texts, as 32 hex digits, computed without a hashing step for each text."""
     lengths = ",".join(map(str, map(len, texts)))
     return key_of(lengths, "".join(texts))
 
 
 def _encode(text: str) -> bytes:
-    """A text as UTF-8. Surrogate escapes become the bytes of the file name that they stand for; a lone surrogate is encoded like a character."""
+    """A text as UTF-8. Surrogate escapes become the bytes of the file name that they stand for; other lone surrogates are encoded like
+    characters."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -387,13 +390,12 @@ class Lock:
 
 
 class Directory:
-    """The directory `root` of one user, for all worker processes of the host: locks and whole files.
+    """The directory `root` of one user, for all worker processes of the host, with locks and complete files.
 
-    The next writer makes missing directories again. Without `creates` the directory must exist and have our marker. Raises
-    CacheDirectoryError on creation if the directory is not private to this user, or holds other programs' files.
+    The next writer makes missing directories again. If `creates` is false, the directory must exist and have the marker. The constructor
+    raises CacheDirectoryError if the directory is not private to this user, or has other programs' files.
 
-    Everything is written and removed through `_open_parent` or `_use`: these follow no link, and work only below a directory with our
-    marker.
+    Everything is written and removed through `_open_parent` or `_use`, which follow no link and work only below a directory with the marker.
     """
 
     def __init__(self, root: Path, metrics: CacheMetricGroup, now_s: Callable[[], float], creates: bool = True) -> None:
@@ -408,10 +410,10 @@ class Directory:
 
     @contextlib.contextmanager
     def _open_parent(self, path: Path, makes: bool = False) -> Iterator[tuple[int, str]]:
-        """A descriptor of the directory in which a path lies, and the path's name in it.
+        """(a descriptor of the directory in which a path lies, the path's name in this directory), for a `with` block.
 
-        `makes`: whether to make missing directories; otherwise they raise FileNotFoundError. Raises CacheDirectoryError or PlaceTakenError
-        if something on the way is not ours.
+        `makes`: whether to make missing directories; if not, they raise FileNotFoundError. Raises CacheDirectoryError or PlaceTakenError if a
+        directory on the way does not belong to the cache.
         """
         names = str(path)[len(str(self._root)) + 1 :].split("/")
         try:
@@ -432,7 +434,8 @@ class Directory:
             os.close(fd)
 
     def _open_directory(self, names: Sequence[str], makes: bool) -> int:
-        """A descriptor of a directory below the root. Raises FileNotFoundError unless the root is private, this user's and has our marker."""
+        """A descriptor of a directory below the root. Raises FileNotFoundError unless the root is private, belongs to this user and has the
+        marker."""
         root = str(self._root)
         try:
             fd = os.open(root, DIRECTORY | os.O_NOFOLLOW)
@@ -449,14 +452,17 @@ class Directory:
         return descend(fd, names, root, 0o700 if makes else None, durable=False)
 
     def _clear_way(self, path: Path) -> None:
-        """Remove a file of this user's that is where a directory above a path belongs. Links stay."""
+        """Remove a file of this user that is in the place of a directory above a path. Links stay."""
         for above in reversed(path.relative_to(self._root).parents[:-1]):
             with contextlib.suppress(OSError):
                 if is_own_file((self._root / above).lstat()):
                     self._remove(self._root / above)
 
     def _retry(self, act: Callable[[], T]) -> T:
-        """The result of `act`. The race: another process may remove a directory that `act` has just found or made. Then it is called again."""
+        """The result of `act`. If it raises FileNotFoundError, it is called again.
+
+        The race: another process may remove a directory that `act` has just found or made.
+        """
         for _ in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 return act()
@@ -464,7 +470,7 @@ class Directory:
 
     @contextlib.contextmanager
     def _use(self, path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """A descriptor of a file, like `use_file`. With O_CREAT, missing directories above it are made."""
+        """A descriptor of a file, as from `use_file`, for a `with` block. With O_CREAT, missing directories above the file are made."""
         fd = self._retry(lambda: self._open(path, flags)) if flags & os.O_CREAT else self._open(path, flags)
         try:
             yield fd
@@ -476,14 +482,14 @@ class Directory:
             fd = open_file(name, flags, directory)
             status = os.fstat(fd)
             if flags & os.O_CREAT and not (is_own_file(status) and status.st_nlink <= 1):
-                # Files here are written in place: one with another hard link may be somebody's document.
+                # The file will be written in place. If it has another hard link, that may be a document of the user, so it is not written.
                 os.close(fd)
                 self._remove(path)
                 fd = open_file(name, flags, directory)
             return fd
 
     def counting(self: Self, metrics: CacheMetricGroup) -> Self:
-        """The same directory, without opening and checking it again, but with other counters."""
+        """The same directory with other counters. It is not opened and checked again."""
         twin = copy.copy(self)
         twin._metrics = metrics
         return twin
@@ -493,9 +499,9 @@ class Directory:
     def acquire(self, kind: str, name: str, timeout_s: float) -> Lock | None:
         """Acquire this host's lock `name`; None if another process still holds it after `timeout_s` (>= 0).
 
-        Release it when done; the kernel does so if the process dies. Raises OSError if the directory cannot be written. Names of one kind
-        share 4096 lock files (those of kind reload have their own). To avoid deadlocks, wait for a lock only while holding none, or one of
-        an earlier kind in the order discover, reload, resolve, refresh, block.
+        Release the lock when done. The kernel releases it if the process dies. Raises OSError if the directory cannot be written. The names
+        of a kind share 4096 lock files, except for the kind reload, where each has its own. To avoid deadlocks, wait for a lock only while
+        holding none, or one of an earlier kind in the order discover, reload, resolve, refresh, block.
         """
         path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
         while True:
@@ -505,13 +511,13 @@ class Directory:
             time.sleep(_ACQUIRE_POLL_S)
 
     def _try_lock(self, path: Path) -> Lock | None:
-        """Lock a file; None if somebody else holds its lock."""
+        """Lock a file; None if another process or thread holds its lock."""
         with self._open_parent(path, makes=True) as (directory, name):
             fd = open_file(name, os.O_RDWR | os.O_CREAT, directory)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The race: if the file was removed after we opened it, others lock the new file of that name, and our lock
-                # excludes nobody.
+                # The race: if the file was removed after it was opened here, others lock the new file of that name, and this lock excludes
+                # nobody. So the lock counts only if the name still leads to the locked file.
                 if os.fstat(fd).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
                     return Lock(fd)
             except BlockingIOError:
@@ -524,7 +530,7 @@ class Directory:
 
     @contextlib.contextmanager
     def hold(self, kind: str, name: str, timeout_s: float) -> Iterator[bool]:
-        """`acquire` a lock and release it at the end of the block. Yields whether it was acquired."""
+        """`acquire` a lock, and release it at the end of a `with` block. Yields whether it was acquired."""
         lock = self.acquire(kind, name, timeout_s)
         try:
             yield lock is not None
@@ -533,24 +539,27 @@ class Directory:
                 lock.release()
 
     def lock_path(self, kind: str, name: str) -> Path:
-        """The file of a lock. Several names may share a file, and then exclude each other."""
+        """The path of the file for a lock. Several names may share a file, and then exclude each other."""
         shared = key_of(name)[:3] if kind != "reload" else key_of(name)
         return self._root / "locks" / f"{kind}-{shared}"
 
     def use_lock(self, path: Path) -> None:
-        """Show that the holder of a lock makes progress. A failure is ignored."""
+        """Show other processes that the holder of a lock makes progress. Errors are ignored."""
         with contextlib.suppress(OSError), self._use(path) as fd:
             os.utime(fd)
 
     def latest_lock_use(self, path: Path) -> int:
-        """The time of the last `use_lock` of a lock, in ns (Unix time); 0 if there is no such lock."""
+        """When `use_lock` was last called for a lock, in ns (Unix time); 0 if there is no such lock."""
         with contextlib.suppress(OSError), use_file(path) as fd:
             return os.fstat(fd).st_mtime_ns
         return 0
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """Hold one of the directory's own locks. Raises TimeoutError if another process keeps it, another OSError if the directory is gone."""
+        """Hold one of the directory's own locks during a `with` block.
+
+        Raises TimeoutError if another process keeps it, another OSError if the directory is gone.
+        """
         path = self._root / name
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             if not lock_soon(fd, fcntl.LOCK_EX):
@@ -565,19 +574,19 @@ class Directory:
     # --- files ------------------------------------------------------------------------------------
 
     def _place(self, *names: str) -> Path:
-        """The path of these names below the root. They may come from a record: raises OSError if they lead elsewhere."""
+        """The path of these names below the root. They may come from a record, so a name that leads elsewhere raises OSError."""
         try:
             return self._root.joinpath(*map(as_name, names))
         except ValueError as problem:
             raise OSError(errno.EINVAL, str(problem)) from None
 
     def _temporary(self) -> Path:
-        """A path in `tmp/` that nobody else uses."""
+        """A path in `tmp/` that no other writer uses."""
         return self._root / "tmp" / os.urandom(16).hex()
 
     @contextlib.contextmanager
     def _temporary_file(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """A temporary file with `data`: a descriptor of its directory, and its name. It is removed at the end of the block."""
+        """(a descriptor of the directory, the name) of a temporary file with `data`, which is removed at the end of the `with` block."""
         with self._open_parent(self._temporary(), makes=True) as (directory, name):
             try:
                 with open(open_file(name, NEW_FILE, directory), "wb") as file:
@@ -609,12 +618,12 @@ class Directory:
         return self._retry(publish)
 
     def _rename(self, path: Path, new: Path) -> None:
-        """Rename a file, replacing what has the new name. Raises FileNotFoundError if the file is gone."""
+        """Rename a file. A file that has the new name is replaced. Raises FileNotFoundError if the file to rename is gone."""
         with self._open_parent(path) as (source, name), self._open_parent(new, makes=True) as (target, new_name):
             os.replace(name, new_name, src_dir_fd=source, dst_dir_fd=target)
 
     def _remove(self, path: Path) -> bool:
-        """Remove a file, or the link in its place. Returns whether this call removed it."""
+        """Remove a file, or the link in its place. Returns whether this call has removed it."""
         try:
             with self._open_parent(path) as (directory, name):
                 os.unlink(name, dir_fd=directory)
@@ -632,7 +641,7 @@ class Directory:
             return True
 
     def _remove_directory(self, path: Path) -> bool:
-        """Remove an empty directory. Returns whether this call removed it."""
+        """Remove an empty directory. Returns whether this call has removed it."""
         try:
             with self._open_parent(path) as (directory, name):
                 os.rmdir(name, dir_fd=directory)
@@ -660,7 +669,8 @@ class Directory:
 
 @contextlib.contextmanager
 def use_file(path: Path) -> Iterator[int]:
-    """A descriptor of a file, for reading. Follows no link and waits for no pipe. Raises the errors of `os.open`."""
+    """A descriptor of a file to read, for a `with` block. Follows no link and does not wait for the writer of a pipe. Raises the errors of
+    `os.open`."""
     fd = open_file(path)
     try:
         yield fd
@@ -669,7 +679,7 @@ def use_file(path: Path) -> Iterator[int]:
 
 
 def open_file(path: str | Path, flags: int = os.O_RDONLY, directory: int | None = None) -> int:
-    """Open a file as `use_file` does; the caller closes the descriptor. `directory`: an open directory, in which `path` is a name."""
+    """Open a file as `use_file` does. The caller closes the descriptor. `directory`: an open directory, in which `path` is a name."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory)
 
 
@@ -683,12 +693,12 @@ def sync_directory(path: str | Path) -> None:
 
 
 def is_own_file(status: os.stat_result) -> bool:
-    """Whether this is a regular file of this user's."""
+    """Whether `status` is that of a regular file of this user."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def lock_soon(fd: int, kind: int) -> bool:
-    """Lock a file (`kind`: as in `fcntl`); False after `_LOCK_WAIT_S`, because the holder may be a suspended process."""
+    """Lock a file (`kind`: as in `fcntl`). Returns False if that takes longer than `_LOCK_WAIT_S`, because the holder may be suspended."""
     until_s = time.monotonic() + _LOCK_WAIT_S
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -700,7 +710,7 @@ def lock_soon(fd: int, kind: int) -> bool:
 
 
 def is_unlocked(fd: int) -> bool:
-    """Whether nobody holds a lock on a file: then the process that made it has ended. Raises OSError if the file cannot be locked."""
+    """Whether nobody holds a lock on a file. If so, the process that made the file has ended. Raises OSError if the file cannot be locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -710,9 +720,9 @@ def is_unlocked(fd: int) -> bool:
 
 
 def read_content(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float]:
-    """(bytes, modification time) of a file made by `wrap`; b"" for any other file, or one larger than `at_most`.
+    """(bytes, modification time) of a file made by `wrap`. The bytes are b"" for any other file, or for a file larger than `at_most`.
 
-    A file without the size that its header says is not read. Raises OSError if there is no file, or the disk fails.
+    If the file's size is not the one in its header, the file is not read. Raises OSError if there is no file, or the disk fails.
     """
     try:
         with use_file(path) as fd:
@@ -759,7 +769,7 @@ def find_older(age_s: float, now_s: float, paths: Iterable[Path]) -> list[Path]:
 
 
 def list_entries_below(path: Path) -> list[Path]:
-    """The paths of everything in the directories of a directory."""
+    """The paths of everything in the subdirectories of a directory."""
     entries: list[Path] = []
     for directory in list_directories(path):
         entries += list_entries(directory)
@@ -767,7 +777,7 @@ def list_entries_below(path: Path) -> list[Path]:
 
 
 def memory_backed(path: Path) -> bool:
-    """Whether a directory lies on tmpfs, as far as the system can tell."""
+    """Whether a directory lies on a file system in memory (tmpfs), as far as the operating system tells."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
@@ -782,7 +792,7 @@ def wrap(data: bytes | memoryview, name: str) -> bytes:
 
 
 def unwrap(blob: bytes, name: str) -> memoryview | None:
-    """The payload of a file made for `name`; None if the file is damaged or was made for another name."""
+    """The payload of a file that `wrap` made for `name`; None if the file is damaged or was made for another name."""
     if len(blob) < HEADER_BYTES:
         return None
     magic, length, crc, name_digest = _HEADER.unpack_from(blob)

@@ -1,10 +1,10 @@
-"""Records: small JSON values of the host, created exclusively or replaced as a whole; counters of processes.
+"""`Records`: small JSON values of the host, each created exclusively or replaced as a whole. `Counters`: the counters of processes.
 
-A series is a set of records with ascending numbers. Only the newest record counts; the next one gets the number after it.
+A series is a set of records with ascending numbers. Only the newest record counts; the next record gets the next number.
 
-Each process has a small file of counters, which outlives the process: a header with the process and the names of the numbers, then the
-numbers and their checksum, which one write replaces in place. The process holds a lock on its file. If the lock is free, the process has
-ended, and its numbers may be merged into a total.
+Each process has a small file of counters, which outlives the process. The file has a header with the process and the names of the numbers,
+then the numbers and their checksum, which are replaced in place by one write. The process holds a lock on its file. If nobody holds the lock,
+the process has ended, and its numbers may be merged into a total.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from pyspark_lookup.storage.disk.space import Space, on_disk
 T = TypeVar("T")
 
 _DAY_S = 86400.0
-_HELD_AT_MOST_S = 3600.0  # after this time a value is read again, which marks its record as used
-_GRANULE_S = 0.02  # the resolution of a disk's clock: a file that changed within this time may change again and have the same times
+_HELD_AT_MOST_S = 3600.0  # after this time a cached value is read again, which marks its record as used
+_GRANULE_S = 0.02  # the resolution of file times: a file that changed this recently may change again without a new time
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked", "missing"),
     7: ("bounds", "definition", "files", "listed", "manifest", "manifests", "place", "schema"),
@@ -60,14 +60,14 @@ _DAYS_KEPT = {
         "version",
         "token",
     ),
-    # Without the first kind a segment is read once more; the second outlives the snapshots that it describes.
+    # Without its record "segment", a segment is checked once more. Records "invalidated" must outlive the snapshots that they describe.
     60: ("segment", "invalidated"),
-    math.inf: ("metrics",),  # sums that continue
+    math.inf: ("metrics",),  # sums that are never reset
 }
 # These times count from the last use. Records in use are touched once a day, so they are never swept.
-_OTHERS_KEPT_S = 30 * _DAY_S  # for kinds that another release has
+_OTHERS_KEPT_S = 30 * _DAY_S  # for kinds that only another release knows
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
-SERIES = "~"  # between kind and key in the name of a directory with a series of records
+SERIES = "~"  # separates kind and key in the name of a directory with a series of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
 _NEWEST_TRIES = 8
 _FORGOTTEN = "forgotten"  # the value of the newest record of a removed series
@@ -82,7 +82,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 class Held(Generic[T]):
-    """The value of a file or directory, kept in memory until a stat shows that it has changed.
+    """The value of a file or directory. It is kept in memory, and read again when a stat shows that the file has changed.
 
     `absent`: the value if there is no file.
     """
@@ -115,11 +115,11 @@ class Held(Generic[T]):
 class Records(Space):
     """A directory with records, each with a kind and a key.
 
-    Readers check a value with `parse`: if it raises one of `UNREADABLE`, the record counts as damaged.
+    Readers check a record's value with a function `parse`. If it raises one of `UNREADABLE`, the record counts as damaged.
     """
 
     def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
-        """A record's value, as `parse` returns it; None if there is no record, or if it is damaged, which is counted."""
+        """A record's value, as `parse` returns it; None if there is no record, or if it is damaged. Damaged records are counted."""
         try:
             path = self._place("records", kind, key)
             data, used_at = read_content(path)
@@ -137,7 +137,7 @@ class Records(Space):
         return parsed
 
     def hold_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[Any | None]:
-        """The value of `get_record`, for frequent calls: it is read again only after a change."""
+        """The value of `get_record`, for frequent calls: the file is read again only after a change."""
         path = self._root / "records" / kind / as_name(key)
         return Held(path, lambda: self.get_record(kind, key, parse), None, self._now_s)
 
@@ -150,7 +150,7 @@ class Records(Space):
         return unwrap(data, f"{kind}/{key}") is not None
 
     def create_record(self, kind: str, key: str, value: Any, parse: Callable[[Any], Any] = _as_it_is) -> Any:
-        """Record `value` unless the key already has a value. Returns the recorded value, as `parse` returns it.
+        """Record `value`, unless there is a record with this key. Returns the recorded value, as `parse` returns it.
 
         The race: several processes may record at once. Creation is exclusive, so all of them return the same value. Raises OSError if the
         directory cannot be written.
@@ -162,17 +162,20 @@ class Records(Space):
             winner = self.get_record(kind, key, parse)
             if winner is not None:
                 return winner
-            # The race: another process may just have replaced the damaged record by a good one. So it is read again, and removed, under
-            # a lock.
+            # The race: another process may just have replaced the damaged record by a good one. So it is read again under a lock, and removed
+            # only if it is still damaged.
             with self._lock("repair.lock"):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
-                    self._drop("records", path)  # damaged: the next attempt creates it anew
+                    self._drop("records", path)  # the next attempt creates it anew
         raise OSError(
-            f"record {path} cannot be created, because there is something at this path that is no record: remove it"
+            f"record {path} cannot be created, because the file or directory at this path is not a record: remove it"
         )
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
-        """(number, value) of the newest record of a series; (0, None) if the series is empty, (number, None) if that record is damaged or removed."""
+        """(number, value) of the newest record of a series.
+
+        (0, None) if the series is empty, (number, None) if the newest record is damaged or says that the series was removed.
+        """
         series = f"{kind}{SERIES}{key}"
         number = 0
 
@@ -189,12 +192,13 @@ class Records(Space):
         return number, None  # other processes replace the newest record faster than it can be read
 
     def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
-        """The value of `newest_record`, for frequent calls: it is read again only after a change."""
+        """The value of `newest_record`, for frequent calls: the record is read again only after a change."""
         path = self._root / "records" / as_name(f"{kind}{SERIES}{key}")
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
-        """The number, inode and times of the newest record of a series, without reading it. They also differ if the series has begun again."""
+        """The number, inode and times of the newest record of a series, without reading it. A series that was removed and begun again has
+        other signs."""
         series = f"{kind}{SERIES}{key}"
         number = max(self._numbers(series), default=0)
         try:
@@ -204,27 +208,29 @@ class Records(Space):
         return number, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
-        """Add the record after number `number` to a series. Returns False if another process was first: then read the newest one again.
+        """Add a record to a series, after the record `number`. Returns False if another process was first; the caller then reads the newest
+        record again.
 
-        The race: two processes may follow the same record. Exclusive create of the next number lets one of them win. There is no lock: a
-        process that is suspended between reading and writing blocks nobody, and overwrites nothing newer. Raises OSError if the directory
-        cannot be written.
+        The race: two processes may follow the same record. Exclusive create of the next number lets only one of them win. There is no lock: a
+        process that is suspended between reading and writing blocks no other process, and overwrites no newer record. Raises OSError if the
+        directory cannot be written.
         """
         series = f"{kind}{SERIES}{key}"
         path = self._place("records", series, _numbered(number + 1))
         if not self._put_new(path, wrap(json_bytes(value), f"{series}/{path.name}")):
             return False
         numbers = self._numbers(series)
-        # The name may have been free because later records had replaced it, or another process has already added one after ours.
+        # The race: later records may have replaced this number before, so that its name was free; or another process has already added the
+        # next record.
         if max(numbers, default=0) != number + 1:
             return False
         for older in numbers:
-            if older < number:  # record `number` stays: a process that is listing the directory may miss the new name
+            if older < number:  # record `number` stays, because a listing that is under way may miss the new name
                 self.remove_record(series, _numbered(older))
         return True
 
     def forget_records(self, kind: str, key: str) -> None:
-        """Remove a series of records. Its numbers go on, so that a process that read the series before cannot add to it."""
+        """Remove a series of records. Its numbers go on, so that a process that read the series earlier cannot add to it."""
         series = f"{kind}{SERIES}{key}"
         with contextlib.suppress(OSError):
             for _ in range(_NEWEST_TRIES):
@@ -234,7 +240,7 @@ class Records(Space):
                 if self.succeed_record(kind, key, number, _FORGOTTEN):
                     self.remove_record(series, _numbered(number))
                     return
-        # On a full disk the mark cannot be written, but the records can be removed.
+        # The mark that the series is removed cannot be written to a full disk, but the records can be removed.
         for number in self._numbers(series):
             self.remove_record(series, _numbered(number))
 
@@ -245,7 +251,7 @@ class Records(Space):
         return set()
 
     def replace_record(self, kind: str, key: str, value: Any) -> None:
-        """Write a record, replacing any other. Raises OSError if the directory cannot be written."""
+        """Write a record. A record with the same key is replaced. Raises OSError if the directory cannot be written."""
         path = self._place("records", kind, key)
         data = wrap(json_bytes(value), f"{kind}/{key}")
         before = 0
@@ -268,12 +274,13 @@ class Records(Space):
 
     @contextlib.contextmanager
     def _within_budget(self, size: int) -> Iterator[None]:
-        """Take `size` bytes of the budget for the block, and give them back if the block fails. A negative `size` is given back after the block."""
+        """Take `size` bytes of the budget for a `with` block, and give them back if the block fails. A negative `size` is given back after
+        the block."""
         reserved = max(size, 0)
         try:
             self.take("records", reserved)
         except TimeoutError:
-            # The holder of the account's lock is suspended: write nevertheless, a recount will find the record.
+            # The process that holds the account's lock is suspended. The record is written nevertheless; a recount will find it.
             reserved = 0
         try:
             yield
@@ -285,13 +292,13 @@ class Records(Space):
             self.take("records", min(size, 0))
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
-        """(key, value) of the undamaged records of a kind whose key starts with `prefix`; values as `parse` returns them."""
+        """(key, value) of each undamaged record of a kind whose key starts with `prefix`. `parse` returns the values."""
         for name in sorted(list_names(self._root / "records" / kind)):
             if name.startswith(prefix) and (value := self.get_record(kind, name, parse)) is not None:
                 yield name, value
 
     def remove_record(self, kind: str, key: str) -> None:
-        """Remove a record, if there is one."""
+        """Remove a record, if it exists."""
         with contextlib.suppress(OSError):
             self._drop("records", self._place("records", kind, key))
 
@@ -334,13 +341,16 @@ def record_value(blob: bytes, name: str) -> Any | None:
 
 
 _READS = 20  # attempts to read a file whose process may be writing it
-_TOTAL_KEPT_S = 90 * 86400.0
-_LARGEST_HEAD = 1 << 20
+_TOTAL_KEPT_S = 90 * 86400.0  # totals that have not changed for this long are removed
+_LARGEST_HEAD = 1 << 20  # bytes of a file of counters that are read
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """The counts of a process, or the total of several. `name`: that of their file. `about`: the table and process that they belong to."""
+    """The counts of a process, or the total of several processes. `name`: the name of the file. `about`: the table and the process.
+
+    `alive`: whether the process is running.
+    """
 
     name: str
     about: Mapping[str, Any]
@@ -349,12 +359,12 @@ class Counts:
 
     @property
     def includes(self) -> frozenset[str]:
-        """The names of the files whose numbers this total includes; none for the counts of one process."""
+        """The names of the files whose numbers this total includes; empty for the counts of one process."""
         return frozenset(self.about.get("includes", ()))
 
 
 class CounterFile:
-    """The file of this process's counters, written in place. A forked child must not use it."""
+    """The file with this process's counters, which is written in place. Must not be used after a fork."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor = descriptor
@@ -365,7 +375,7 @@ class CounterFile:
         os.pwrite(self._descriptor, data + _checksum(data), self._start)
 
     def is_removed(self) -> bool:
-        """Whether the file has lost its name, because the cache directory was removed."""
+        """Whether the file has no name any more, because the cache directory was removed."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
@@ -380,10 +390,10 @@ class CounterFile:
 
 
 class Counters(Records):
-    """A directory with the counters of processes. The prefix of a file's name shows which table they belong to."""
+    """A directory with the counters of processes. The prefix of a file's name shows to which table the counters belong."""
 
     def new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
-        """A new file with this process's counters, which begin with these values. Raises OSError if the directory cannot be written."""
+        """A new file for this process's counters, with these first values. Raises OSError if the directory cannot be written."""
         return self._retry(lambda: self._new_counters(name, about, values))
 
     def _new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
@@ -392,7 +402,7 @@ class Counters(Records):
         descriptor = self._open(temporary, NEW_FILE)
         file = CounterFile(descriptor, len(head))
         try:
-            with contextlib.suppress(OSError):  # some file systems have no such locks: then the file is never merged
+            with contextlib.suppress(OSError):  # some file systems have no such locks; the file is then never merged
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with self._within_budget(on_disk(len(head) + _numbers(values).size)):
                 os.pwrite(descriptor, head, 0)
@@ -404,21 +414,21 @@ class Counters(Records):
         return file
 
     def counters(self, prefix: str) -> list[Counts]:
-        """The counts of all processes, by name, each counted once. Damaged files are left out."""
+        """The counts of all processes, by name. Each process is counted once. Damaged files are left out."""
         for _ in range(_READS):
             before = self._totals(prefix)
             process_counts = [
                 counts for name in self._counter_names(prefix) if (counts := self._counts(name)) is not None
             ]
-            # The race: a total may be replaced meanwhile, and the files that it includes be missed or read twice. Then all are
-            # read again.
+            # The race: a total may be replaced during this loop, so that the files that it includes are missed or read twice. Then all files
+            # are read again.
             if self._totals(prefix) == before:
                 break
         included = frozenset[str]().union(*(counts.includes for counts in process_counts))
         return [counts for counts in process_counts if counts.name not in included]
 
     def _totals(self, prefix: str) -> list[tuple[str, int]]:
-        """The totals of a prefix as (name, inode): a replaced total has another inode."""
+        """(name, inode) of each total with a prefix. A total that was replaced has another inode."""
         totals = []
         for name in self._counter_names(prefix):
             with contextlib.suppress(OSError):
@@ -435,13 +445,13 @@ class Counters(Records):
     ) -> None:
         """Replace the files of ended processes by totals, if a prefix has more than `above` files.
 
-        `group`: returns the name of the total of each file, by the file's name; files without one belong to the total "". `merge`: returns
-        a total's `about` and numbers. Raises OSError if the directory cannot be written.
+        `group`: returns the name of the total into which each file goes, by the file's name; files that it leaves out go into the total "".
+        `merge`: returns a total's `about` and numbers. Raises OSError if the directory cannot be written.
         """
         if len(self._counter_names(prefix)) <= above:
             return
         with self._lock("total.lock"):
-            # The race: a process may have died after it wrote a total and before it removed the files that the total includes.
+            # The race: a process may have died after it wrote a total, and before it removed the files that the total includes.
             leftovers = {name: self._forget_included(name) for name, _ in self._totals(prefix)}
             every = self.counters(prefix)
             groups, ended = group(every), dict[str, list[Counts]]()
@@ -454,13 +464,13 @@ class Counters(Records):
                 if merged_names:
                     about, values = merge(parts)
                     unremoved = [name for counts in parts for name in leftovers.get(counts.name, ())]
-                    # The total names the files that it includes. So a reader counts them once, even between this line and their
-                    # removal, or if this process dies in between.
+                    # The race: a reader may come after this line and before the files are removed, and this process may die in between. So
+                    # the total names the files that it includes, and readers count them once.
                     self.new_counters(total, {**about, "includes": [*merged_names, *unremoved]}, values)
                     self._forget_included(total)
 
     def _forget_included(self, total: str) -> list[str]:
-        """Remove the files that a total includes. Returns the names of those that could not be removed."""
+        """Remove the files that a total includes. Returns the names of the files that could not be removed."""
         counts = self._counts(total) if (self._root / "counters" / total).exists() else None
         paths = [self._root / "counters" / name for name in sorted(counts.includes)] if counts is not None else []
         return [path.name for path in paths if not self._drop("records", path) and path.exists()]
@@ -494,7 +504,7 @@ class Counters(Records):
 
 
 def _is_alive(descriptor: int) -> bool:
-    """Whether the process that counts in a file may be alive. If so, the file is not merged into a total."""
+    """Whether the process that writes a file of counters may be alive. If so, the file is not merged into a total."""
     try:
         return not is_unlocked(descriptor)
     except OSError:
@@ -502,7 +512,7 @@ def _is_alive(descriptor: int) -> bool:
 
 
 def _parse(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | None:
-    """(about, values) of a file; None if it is damaged."""
+    """(about, values) in a file of counters; None if the file is damaged."""
     length = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
     head = record_value(blob[:length], f"counters/{name}")
     if not isinstance(head, dict):
@@ -525,5 +535,5 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _numbers(names: Collection[str]) -> struct.Struct:
-    """One int64 for each name, in this machine's byte order: no other machine reads its cache directory."""
+    """One int64 for each name, in this machine's byte order, because no other machine reads its cache directory."""
     return struct.Struct(f"={len(names)}q")

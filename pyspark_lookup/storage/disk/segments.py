@@ -1,14 +1,15 @@
-"""Segments: large files of named regions, written once, mapped by every process that reads them.
+"""`Segments`: large files of named regions, each written once, and mapped into memory by every process that reads it.
 
-    "LKUPSEG1", and a digest of its name    8 bytes, 16 bytes
+    "LKUPSEG1", and a digest of the name    8 bytes, 16 bytes
     regions, each from a multiple of 64     as many bytes as were reserved
     footer                                  JSON: {"meta": …, "regions": {name: [offset, length, CRC-32]}}
     footer's length, its CRC-32, magic      <QI8s
 
-A file gets its name (`snapshots/<table>/<name>`) by rename, after it was flushed to the disk. Opening it checks the digest and
-the footer. The regions are checked once; a record then has the file's size, time and inode, and they are read again if these change.
-Beside the file may be `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file as long
-as anything uses it. This pins the file: it is not removed.
+A file gets its name (`snapshots/<table>/<name>`) by rename, after it was flushed to the disk. Opening it checks the digest and the footer.
+The regions are checked only once: a record then has the file's size, time and inode, and the regions are checked again if these change.
+
+Beside the file may be `<name>.used`, with int64 numbers that are written in place. A mapping holds a shared lock on its file as long as
+anything uses the mapping. This pins the file: it is not removed.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ from pyspark_lookup.storage.disk.space import ReservedFile, on_disk
 _HEAD_BYTES = len(SEGMENT_MAGIC) + 16
 _TAIL = struct.Struct("<QI8s")
 _ALIGNMENT = 64
-_CHECKED_AT_ONCE = 16 * 1024 * 1024
+_CHECKED_AT_ONCE = 16 * 1024 * 1024  # bytes
 _NUMBERS = ".used"
 _TOUCH_AFTER_S = 60.0
 
 _Regions = Mapping[str, tuple[int, int, int]]
-"""Offset, length and CRC-32 of each region, all of them within the file."""
+"""The offset, length and CRC-32 of each region. All regions are within the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenSegment:
-    """A mapped segment: its writer's metadata and its regions. Pinned while any region is in use."""
+    """A mapped segment: its metadata, its regions, and its size in bytes. The file is pinned while any region is in use."""
 
     meta: dict[str, Any]
     regions: Mapping[str, memoryview]
@@ -67,7 +68,7 @@ class OpenSegment:
 
 
 class SegmentWriter:
-    """A segment being written, within the budget. Give every region its bytes in order, then publish or close it."""
+    """A segment that is being written, within the budget. Append the bytes of every region in order, then publish or close the segment."""
 
     def __init__(self, file: ReservedFile, sizes: Mapping[str, int]) -> None:
         self.file = file
@@ -95,7 +96,7 @@ class SegmentWriter:
         self._end += size
 
     def append(self, name: str, data: Any) -> None:
-        """Append `data` (any buffer) to a region. Raises ValueError if it exceeds the region's size."""
+        """Append `data` (any buffer) to a region. Raises ValueError if the region would exceed its size."""
         view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
         (offset, size, crc), start = self._regions[name], self._bytes_written[name]
         if start + len(view) > size:
@@ -116,7 +117,8 @@ class SegmentWriter:
         self.append(name, data)
 
     def finish(self, meta: Mapping[str, Any], durable: bool = True) -> None:
-        """Write the footer. `durable`: flush the file to the disk before it gets its name. Raises ValueError if a region lacks bytes."""
+        """Write the footer. `durable`: whether to flush the file to the disk before it gets its name. Raises ValueError if a region is
+        incomplete."""
         short = [name for name, (_, size, _) in self._regions.items() if self._bytes_written[name] != size]
         if short:
             raise ValueError(f"regions {short} are not complete")
@@ -127,7 +129,7 @@ class SegmentWriter:
         self.durable = durable
 
     def bind(self, table: str, name: str) -> None:
-        """Write the segment's name into it, and flush a durable one to the disk. Raises OSError if it cannot be written."""
+        """Write a digest of the segment's name into it, and flush a durable segment to the disk. Raises OSError if that fails."""
         self._write(_name_digest(table, name), len(SEGMENT_MAGIC))
         if self.durable:
             os.fsync(self.file.fd)
@@ -149,12 +151,12 @@ class Segments(Records):
         creates: bool = True,
     ) -> None:
         super().__init__(root, max_bytes, metrics, now_s, creates)
-        self._used_s: dict[str, float] = {}  # when each table was last recorded as in use, by any process
+        self._used_s: dict[str, float] = {}  # by table: when a process last recorded that the table is in use
 
     def create_segment(self, sizes: Mapping[str, int], out_of: ReservedFile | None = None) -> SegmentWriter:
         """A new segment with regions of these sizes in bytes. It first uses the bytes that `out_of` has reserved.
 
-        Raises CacheFullError if there is no room for it, another OSError if it cannot be written.
+        Raises CacheFullError if there is no room for the segment, another OSError if it cannot be written.
         """
         return SegmentWriter(self.reserve(0, out_of), sizes)
 
@@ -164,15 +166,16 @@ class Segments(Records):
         writer.bind(table, name)
         status = os.fstat(writer.file.fd)
         writer.file.publish(directory / name)
-        # Without the record below, opening it checks every byte, because a crash may have torn it.
+        # A segment that was not flushed gets no record that its bytes are checked: after a crash it may be incomplete.
         if not writer.durable:
             return
         self.replace_record("segment", f"{table}-{name}", _signature(status))
-        with contextlib.suppress(OSError):  # if a crash loses the name, that is a miss
+        with contextlib.suppress(OSError):  # if a crash loses the name, the segment is only missing
             sync_directory(directory)
 
     def use_table(self, table: str) -> None:
-        """Record that a table's segments are in use: unused tables are evicted first. Recorded at most once a minute, to save writes."""
+        """Record that a table's segments are in use, because unused tables are evicted first. Recorded at most once a minute, to save
+        writes."""
         now_s = self._now_s()
         if abs(now_s - self._used_s.get(table, -math.inf)) <= _TOUCH_AFTER_S:
             return
@@ -185,12 +188,13 @@ class Segments(Records):
             self._used_s[table] = used_s
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
-        """Record which segments of a table its latest version does not need: these are evicted first. Raises OSError if that fails."""
+        """Record which segments the latest version of a table does not need, because these are evicted first. Raises OSError if that
+        fails."""
         if tuple(sorted(names)) != self.superseded_segments(table):
             self.replace_record("superseded", table, sorted(names))
 
     def superseded_segments(self, table: str) -> tuple[str, ...]:
-        """The segments of a table on record as not needed by its latest version."""
+        """The segments that the latest version of a table does not need, according to the record."""
         return self.get_record("superseded", table, as_texts) or ()
 
     def segments(self, table: str) -> list[str]:
@@ -198,7 +202,7 @@ class Segments(Records):
         return sorted(name for name in list_names(self._root / "snapshots" / table) if not name.endswith(_NUMBERS))
 
     def open_segment(self, table: str, name: str) -> OpenSegment | None:
-        """A segment, mapped and pinned; None if it is missing, damaged (then it is removed) or cannot be mapped."""
+        """A segment, mapped and pinned; None if it is missing, damaged or cannot be mapped. A damaged segment is removed."""
         try:
             with use_file(self._place("snapshots", table, name)) as fd:
                 status = os.fstat(fd)
@@ -244,13 +248,12 @@ class Segments(Records):
         return True
 
     def remove_segment(self, table: str, name: str) -> bool:
-        """Remove a segment unless somebody has mapped it. Returns whether it is gone."""
+        """Remove a segment unless a process has mapped it. Returns whether it is gone."""
         try:
             path = self._place("snapshots", table, name)
             with use_file(path) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The race: a reader may open the segment now. The reader waits for this lock, and then finds no file, or keeps the
-                # removed file mapped.
+                # The race: a reader may open the segment now. It waits for this lock, and then maps the removed file, which stays valid.
                 is_removed = self._drop("segments", path)
         except FileNotFoundError:
             return True
@@ -262,7 +265,7 @@ class Segments(Records):
         return is_removed
 
     def is_mapped(self, table: str, name: str) -> bool:
-        """Whether anybody has mapped a segment; False if there is no such segment."""
+        """Whether a process has mapped a segment; False if there is no such segment."""
         try:
             with use_file(self._place("snapshots", table, name)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,17 +276,17 @@ class Segments(Records):
         return False
 
     def unlink_segment(self, table: str, name: str) -> None:
-        """Remove a segment and its numbers, even if it is mapped: its readers keep their mapping."""
+        """Remove a segment and its numbers, even if it is mapped. Readers keep their mapping."""
         for suffix in ("", _NUMBERS):
             with contextlib.suppress(OSError):
                 self._drop("segments", self._place("snapshots", table, f"{name}{suffix}"))
         self.remove_record("segment", f"{table}-{name}")
 
     def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
-        """`count` (> 0) int64 numbers beside a segment, zero at first, which all processes map for writing; None if that fails.
+        """`count` (> 0) int64 numbers beside a segment, which all processes map for writing; None if that fails. They are 0 at first.
 
-        Nothing protects the numbers, so use them for values that may be lost or wrong. The process that publishes the segment creates them
-        first.
+        Nothing protects the numbers, so use them only for values that may be lost or wrong. The process that publishes the segment creates
+        them first (`create`).
         """
         size = 8 * max(count, 1)
         try:
@@ -315,7 +318,7 @@ class Segments(Records):
                 self._remove_directory(directory)
 
     def _damaged_segments(self) -> list[Path]:
-        """Segments whose footer or regions are not as they were written. Reads every byte."""
+        """The segments whose footer or regions are not as they were written. Reads every byte."""
         damaged = []
         for path in list_entries_below(self._root / "snapshots"):
             if path.suffix == _NUMBERS:
@@ -347,7 +350,10 @@ def _name_digest(table: str, name: str) -> bytes:
 
 
 def _has_ends(fd: int, status: os.stat_result, table: str, name: str) -> bool:
-    """Whether an open file begins and ends like the segment of that name. Files that a crash has torn, and other programs' files, are not mapped."""
+    """Whether an open file begins and ends like the segment with this name.
+
+    Other files are not mapped: files that are incomplete after a crash, and files of other programs.
+    """
     if not is_own_file(status) or status.st_size < _HEAD_BYTES + _TAIL.size:
         return False
     last = os.pread(fd, len(SEGMENT_MAGIC), status.st_size - len(SEGMENT_MAGIC))

@@ -1,9 +1,11 @@
-"""The budget of a cache directory: one account of the bytes of all its files, and files that are written within the budget.
+"""The budget of a cache directory: an account of the bytes that its files take, and files that are written within the budget.
 
 The account is three numbers in the file `usage`, changed in place under a lock, so that nobody has to list the directory. The race: several
-processes write at once, and each could see the same free bytes. So bytes are taken from the budget before they are written, and all
-together never exceed it. A file that takes long to write has its reserved size from the beginning, and its writer holds a lock on it. A
-file without a lock is a dead process's, and is removed when others need room.
+processes write at once, and each could see the same free bytes. So a process takes bytes from the budget before it writes them, and the files
+of all processes together never exceed the budget.
+
+A file that takes long to write has its reserved size from the beginning, and its writer holds a lock on it. If nobody holds that lock, the
+writer has died, and the file is removed when others need room.
 """
 
 from __future__ import annotations
@@ -35,17 +37,20 @@ from pyspark_lookup.storage.disk.directory import (
 
 Kind = Literal["blocks", "segments", "records"]
 
-PAGE = 4096  # the bytes that files and directories take on disk are multiples of it
-_DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, but at most half of the bytes that are free or already ours
+PAGE = 4096  # files and directories take multiples of this many bytes on disk
+_DISK_SHARE, _FREE_SHARE = (
+    4,
+    2,
+)  # the default budget: a quarter of the disk, but at most half of the bytes that are free or already used here
 RECORDS_SHARE = 16  # blocks and segments leave one sixteenth of the budget to records
-_TRIES = 3  # attempts, because others may take the room that was made
+_TRIES = 3  # attempts to take bytes: others may take those that an eviction has just freed
 _RESERVED = ".reserved"
 _USAGE = "%020d %020d %020d\n"
 
 
 @dataclasses.dataclass
 class Usage:
-    """The bytes that the files of a directory take: blocks, segments and files being built, records and counters."""
+    """The bytes that the files of a directory take: blocks; segments, with files that are being built; records, with counters."""
 
     blocks: int = 0
     segments: int = 0
@@ -60,12 +65,12 @@ class Usage:
 
 
 def on_disk(size: int) -> int:
-    """The bytes that a file of that size takes on disk: whole pages."""
+    """The bytes that a file of `size` bytes takes on disk: whole pages."""
     return -(-size // PAGE) * PAGE
 
 
 def default_budget(path: Path, used_bytes: int) -> int:
-    """The default budget of a cache directory at `path`, a share of its disk. `used_bytes`: the bytes that the directory already takes."""
+    """The default budget of a cache directory at `path`: a share of its disk. `used_bytes`: the bytes that the directory takes already."""
     for above in (path, *path.parents):
         with contextlib.suppress(OSError):
             disk = os.statvfs(above)
@@ -77,9 +82,9 @@ def default_budget(path: Path, used_bytes: int) -> int:
 
 
 class ReservedFile:
-    """A file being written, within the budget. Other files of the same build may use the bytes that it has reserved (`out_of`).
+    """A file that is being written within the budget. It may first use the bytes that another file of the same build has reserved (`out_of`).
 
-    `publish` gives it its name. A file that is closed before that is removed, and its bytes go back to the budget.
+    `publish` gives the file its name. If the file is closed before that, it is removed, and its bytes go back to the budget.
     """
 
     def __init__(self, space: Space, path: Path, size: int, out_of: ReservedFile | None) -> None:
@@ -87,7 +92,8 @@ class ReservedFile:
         self.reserved_bytes = 0
         self._space = space
         self._out_of = out_of
-        # Locked before it gets a name that other processes look for: these take an unlocked file for a dead process's, and remove it.
+        # The race: other processes take an unlocked file with the suffix `.reserved` for that of a dead process, and remove it. So the file is
+        # locked under another name first.
         unseen = path.with_suffix("")
         self.fd = space._retry(lambda: space._open(unseen, NEW_FILE))
         try:
@@ -101,7 +107,7 @@ class ReservedFile:
             raise
 
     def resize(self, size: int) -> None:
-        """Reserve more bytes, or give some back, then set the file's size. Raises CacheFullError, or another OSError."""
+        """Reserve more bytes, or give some back, and set the file's size. Raises CacheFullError, or another OSError."""
         more = on_disk(size) - self.reserved_bytes
         if more > 0 and self._out_of is not None:
             shared = min(more, self._out_of.reserved_bytes)
@@ -121,18 +127,21 @@ class ReservedFile:
         os.ftruncate(self.fd, size)
 
     def publish(self, path: Path) -> None:
-        """Give the file its name. Raises OSError if that fails."""
+        """Give the file its name. Raises OSError if the file cannot be renamed."""
         self._space._rename(self.path, path)
         self.reserved_bytes = 0
-        # After the rename: without a lock, the old name would look like a dead process's file.
+        # The lock is released after the rename: under its old name, an unlocked file would be taken for that of a dead process.
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)  # readers lock it themselves
 
     def close(self) -> None:
-        """Remove the file if it was not published, and close it."""
+        """Close the file, and remove it if it was not published."""
         if self.fd < 0:
             return
-        fd, self.fd = self.fd, -1  # first: a child that is forked now must not close another file that gets this number
+        fd, self.fd = (
+            self.fd,
+            -1,
+        )  # before the close: a child forked after it would close another file that has got this number
         self._space._remove(self.path)
         os.close(fd)
         with contextlib.suppress(OSError):
@@ -144,7 +153,8 @@ _being_written: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Close unfinished files in a forked child: if it kept their locks, they would look alive after the parent's death."""
+    """Close unfinished files in a forked child. If the child kept their locks, the files would seem to have a live writer after the parent's
+    death."""
     for file in list(_being_written):
         if file.fd >= 0:
             os.close(file.fd)
@@ -155,7 +165,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Space(Directory, abc.ABC):
-    """A directory with a budget. `max_bytes` None: a quarter of its disk, or half of the free bytes if that is less."""
+    """A directory with a budget. `max_bytes`: the budget in bytes; None: a quarter of the disk, or half of the free bytes if that is less."""
 
     def __init__(
         self,
@@ -177,13 +187,13 @@ class Space(Directory, abc.ABC):
         return self._max_bytes if self._max_bytes is not None else default_budget(self._root, usage.total)
 
     def lacks(self, kind: Kind, amount: int) -> int:
-        """The bytes that must be freed before `amount` bytes can be taken; 0 or less if none."""
+        """How many bytes must be freed before `amount` bytes can be taken; 0 or less if none."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         return usage.total + amount - (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
     def take(self, kind: Kind, amount: int) -> None:
-        """Take bytes from the budget, making room for them, or give some back (< 0).
+        """Take bytes from the budget, and evict files if there are not enough. A negative `amount` gives bytes back.
 
         Raises CacheFullError if there is no room, another OSError if the directory fails.
         """
@@ -203,7 +213,7 @@ class Space(Directory, abc.ABC):
         return usage.total + amount <= (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
     def most(self) -> int:
-        """The most bytes that the segments of this directory can have, after everything else is evicted."""
+        """The most bytes that the segments of this directory can have once everything else is evicted."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         return max(limit - limit // RECORDS_SHARE - usage.records, 0)
@@ -220,7 +230,7 @@ class Space(Directory, abc.ABC):
         return problem
 
     def _free_space(self, amount: int) -> str:
-        """The part of an error's text that says that the disk is full; "" if it is not."""
+        """The part of an error's text that says that the disk is full; "" if the disk is not full."""
         with contextlib.suppress(OSError):
             disk = os.statvfs(self._root.parent)
             free = disk.f_bavail * disk.f_frsize
@@ -235,8 +245,11 @@ class Space(Directory, abc.ABC):
 
     @contextlib.contextmanager
     def _account(self) -> Iterator[Usage]:
-        """The account, for a `with` block: its lock is held, and at the end it is written back. Raises OSError if another process keeps the lock."""
-        # The threads of this process queue for a mutex first: if many poll for a file's lock, one may starve.
+        """The account, for a `with` block that may change it. The block holds the account's lock, and the account is written back at its end.
+
+        Raises OSError if another process keeps the lock.
+        """
+        # The threads of this process queue for a mutex first. If all of them polled for the file's lock, one might wait for ever.
         with self._turns, self._lock("usage.lock"), self._open_account() as fd:
             before = _parse(fd)
             usage = dataclasses.replace(before) if before is not None else self._count()
@@ -254,27 +267,27 @@ class Space(Directory, abc.ABC):
                 is_usable = is_own_file(os.fstat(fd))
         except OSError as problem:
             is_usable = isinstance(problem, FileNotFoundError)
-        if not is_usable:  # a link, a socket; a directory
+        if not is_usable:  # e.g. a link, a socket or a directory
             self._remove_tree(path)
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             yield fd
 
     def _read_usage(self) -> Usage | None:
-        """The account, read without its lock; None if there is none."""
+        """The account, read without its lock; None if there is no account."""
         with contextlib.suppress(OSError), use_file(self._root / "usage") as fd:
             return _parse(fd)
         return None
 
     def usage(self) -> Usage:
-        """The bytes that the directory's files take, as recorded in the account file. The files are counted only if there is no record."""
+        """The bytes that the directory's files take, according to the account. The files are counted only if there is no account."""
         return self._read_usage() or self._count()
 
     def recount(self) -> None:
-        """Correct the account from the files on disk: killed writers and files removed by hand make it wrong."""
+        """Correct the account by counting the files on disk. It becomes wrong if writers are killed, or files are removed by hand."""
         before = self._read_usage()
         counted = self._count()
         with self._account() as usage:
-            # The race: counting takes a while. So the changes that other processes have made to the account meanwhile are added.
+            # The race: other processes change the account while the files are counted. So their changes are added to the result.
             changed = before or dataclasses.replace(usage)
             usage.blocks = max(counted.blocks + usage.blocks - changed.blocks, 0)
             usage.records = max(counted.records + usage.records - changed.records, 0)
@@ -288,12 +301,13 @@ class Space(Directory, abc.ABC):
         return Usage(blocks, self._count_segments(), records)
 
     def _count_directories(self) -> int:
-        """The bytes of the directories of blocks, which for small files are more than the bytes of the files; without the 256 shards."""
+        """The bytes of the directories with blocks, without the 256 shards. If the files are small, these are more than the bytes of the
+        files."""
         shards = list_directories(self._root / "blocks")
         return PAGE * sum(len(names) for shard in shards for _, names, _ in os.walk(shard))
 
     def _count_temporary(self) -> int:
-        """The bytes of temporary files, of killed writers and live ones. A file that also has its final name is counted there."""
+        """The bytes of temporary files, of killed writers and live ones. A file that also has its final name is counted under that name."""
         size = 0
         for name in list_names(self._root / "tmp"):
             with contextlib.suppress(OSError):
@@ -307,7 +321,7 @@ class Space(Directory, abc.ABC):
         return sum(size for _, size, _ in self._walk(self._root / "snapshots")) + sum(reserved)
 
     def _walk(self, root: Path) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes on disk, path) of the files below a directory."""
+        """(last use, bytes on disk, path) of each file below a directory."""
         for directory, _, names in os.walk(root):
             check()
             for name in names:
@@ -319,11 +333,11 @@ class Space(Directory, abc.ABC):
     # --- files within the budget ------------------------------------------------------------------
 
     def reserve(self, size: int, out_of: ReservedFile | None = None) -> ReservedFile:
-        """A new file of that size within the budget. Raises CacheFullError, or another OSError if it cannot be written."""
+        """A new file of `size` bytes within the budget. Raises CacheFullError, or another OSError if the file cannot be written."""
         return ReservedFile(self, self._root / "tmp" / f"{os.urandom(16).hex()}{_RESERVED}", size, out_of)
 
     def _reserved(self) -> Iterator[tuple[Path, bool]]:
-        """(path, whether its writer has died) of the files that were reserved."""
+        """(path, whether its writer has died) of each reserved file that was not published."""
         for path in list_entries(self._root / "tmp"):
             if path.suffix != _RESERVED:
                 continue
@@ -331,12 +345,12 @@ class Space(Directory, abc.ABC):
                 yield path, is_unlocked(fd)
 
     def _leftovers(self, now_s: float) -> list[Path]:
-        """Old temporary files of killed writers. Those of live writers are left out, however old they are."""
+        """Old temporary files of killed writers. Files of live writers are left out, however old they are."""
         living = {path for path, is_dead in self._reserved() if not is_dead}
         return [path for path in super()._leftovers(now_s) if path not in living]
 
     def _drop(self, kind: Kind, path: Path) -> bool:
-        """Remove a file and give its bytes back to the budget. Returns whether this call has removed it."""
+        """Remove a file and give its bytes back to the budget. Returns whether this call has removed the file."""
         try:
             size = path.lstat().st_size
         except OSError:
@@ -349,7 +363,7 @@ class Space(Directory, abc.ABC):
 
 
 def _parse(fd: int) -> Usage | None:
-    """The usage in an account file; None if it is damaged."""
+    """The usage in an account file; None if the file is damaged."""
     try:
         if not is_own_file(os.fstat(fd)):
             return None

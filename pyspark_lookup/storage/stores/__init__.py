@@ -1,6 +1,6 @@
-"""The stores (local disks, S3, and all others through fsspec), which identify, list, read and write files.
+"""The stores: local disks, S3, and all others through fsspec. They identify, list, read and write files.
 
-This is the only one of our packages that imports fsspec. A store belongs to one process.
+No other package of ours imports fsspec. A store must not be used after a fork.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores other than S3 and local disks, through fsspec."""
+"""`FsspecStore`: stores other than S3 and local disks, through fsspec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from pyspark_lookup.storage.stores.store import (
 
 @translate_errors
 class FsspecStore:
-    """Any fsspec filesystem except S3 and local disks. It cannot pin a read to a version, so `Ufs` compares the version after each read."""
+    """Any fsspec filesystem except S3 and local disks.
+
+    It cannot pin a read to a version, so `Ufs` compares the version after each read.
+    """
 
     pins = False
     lists_after = False
@@ -67,7 +70,7 @@ class FsspecStore:
         modified = _instant(info)
         token = next((f"{key}:{info[key]}" for key in _STRONG if info.get(key)), "")
         if self._web or not token:
-            # Web servers often build ETags from whole seconds, so the time is added.
+            # Web servers often compute ETags from times in whole seconds, so other signs of a change are added.
             times = [f"{key}:{info[key]}" for key in _WEAK if info.get(key) is not None]
             token = ";".join([token, *times] if token else times)
         strong = (token.startswith(_STRONG) and not self._web) or modified is None or self._protocol == "memory"
@@ -84,7 +87,9 @@ class FsspecStore:
     def _info(self, path: str) -> dict[str, Any]:
         info = dict(self._fs.info(path))
         if self._protocol == "memory" and info["type"] == "file":
-            info["modified"] = self._fs.modified(path)  # not in info, and equal sizes are common
+            info["modified"] = self._fs.modified(
+                path
+            )  # fsspec leaves the time out here; without it, equal sizes would look like equal files
         return info
 
     def _listed(self, info: Mapping[str, Any]) -> FileVersion:
@@ -117,7 +122,7 @@ class FsspecStore:
         return Listing(self.url_of(root), sort_files(files), frozenset(directories))
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """The file or listing of a path. A name with an extension is tried as a file first, any other as a directory."""
+        """The file or the listing of a path. A name with an extension is tried as a file first, any other name as a directory."""
         looks_file = self._web or ("." in path.rstrip("/").rsplit("/", 1)[-1] and not path.endswith("/"))
         first, second = (self.get_meta, self.list_status) if looks_file else (self.list_status, self.get_meta)
         try:
@@ -165,13 +170,14 @@ class FsspecStore:
         return max(times, default=None), self._now_s()
 
     def _refuse(self, path: str, *_: object) -> NoReturn:
-        """Raises NotSupportedError: in most of these filesystems an exclusive create is a check followed by a write."""
+        """Raise NotSupportedError. In most of these filesystems an exclusive create is a check followed by a write, between which others may
+        write."""
         raise NotSupportedError(
             f"{redact('path', path)}: managed tables can be written to local disks and to S3 only; for {self._protocol} it is not "
             "certain that a file is created only if it does not exist"
         )
 
-    # Only managed tables call these functions, for files of their own.
+    # Only managed tables need these operations.
     list_tree = delete = delete_many = put_if_absent = _refuse
 
 
@@ -189,7 +195,7 @@ _WEAK = (
 
 
 def _instant(info: Mapping[str, Any]) -> float | None:
-    """The file's modification time as Unix seconds, from the various forms that filesystems use."""
+    """When a file was modified, as Unix seconds, from the various forms that filesystems use; None if none is found."""
     for key in _WEAK:
         value = info.get(key)
         if isinstance(value, datetime):

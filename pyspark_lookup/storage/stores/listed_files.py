@@ -1,4 +1,4 @@
-"""`ListedFiles`: the files of a large listing, as columns. An object is made only for a file that is asked for."""
+"""`ListedFiles`: the files of a large listing, as columns. An object is made only for a file that somebody asks for."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ _NS = 10**9
 
 
 class ListedFiles(Sequence[FileVersion]):
-    """Files about which nothing is known but what a listing says, ascending by URL. `batch`: a row for each, whose columns are the fields of
-    `FileVersion`.
+    """The files in a listing, ascending by URL. `batch`: one row for each, with those fields of `FileVersion` that a listing shows.
 
-    `least`: listings of fewer files are lists of objects.
+    `least`: listings of fewer files are tuples of objects instead.
     """
 
     least: ClassVar[int] = 1000
@@ -43,7 +42,7 @@ class ListedFiles(Sequence[FileVersion]):
 
     @classmethod
     def from_batch(cls, batch: pa.RecordBatch) -> ListedFiles:
-        """The files that another process wrote. Raises ValueError or an ArrowException if they cannot be files of a listing."""
+        """The files in a batch that another process wrote. Raises ValueError or an ArrowException if the batch cannot be one of a listing."""
         batch.validate(full=True)
         if batch.schema != _SCHEMA or any(
             batch.column(name).null_count for name in ("url", "size", "identity", "settled")
@@ -65,7 +64,7 @@ class ListedFiles(Sequence[FileVersion]):
 
     @classmethod
     def from_columns(cls, columns: list[pa.Array]) -> ListedFiles:
-        """The files with these urls, sizes, identities, times and marks whether they are settled, in any order."""
+        """The files with these URLs, sizes, identities, times and `settled` values, in any order."""
         batch = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
         if not _is_ascending(columns[0]):
             batch = batch.take(pc.sort_indices(columns[0]))
@@ -93,7 +92,7 @@ class ListedFiles(Sequence[FileVersion]):
         return map(FileVersion, *(column.to_pylist() for column in self.batch.columns))
 
     def take(self, rows: Numbers) -> ListedFiles:
-        """Some of the files, by their rows, ascending."""
+        """The files in some rows. `rows`: ascending."""
         return ListedFiles(self.batch.take(as_indices(rows)))
 
     def filter(self, mask: Numbers) -> ListedFiles:
@@ -101,13 +100,13 @@ class ListedFiles(Sequence[FileVersion]):
         return self if mask.all() else ListedFiles(self.batch.filter(pa.array(mask)))
 
     def urls_ending(self, end: str) -> list[str]:
-        """The URLs that end with a text."""
+        """The URLs that end with `end`."""
         urls: list[str] = self.urls.filter(pc.ends_with(self.urls, end)).to_pylist()
         return urls
 
     @cached_property
     def modified_at_s(self) -> Numbers:
-        """When the files were modified (Unix time); 0.0: that is not known."""
+        """When each file was modified (Unix time); 0.0 if that is not known."""
         return np.asarray(pc.fill_null(self.batch.column("modified_at_s"), 0.0))
 
     @cached_property
@@ -116,16 +115,16 @@ class ListedFiles(Sequence[FileVersion]):
 
     @cached_property
     def cacheable(self) -> Numbers:
-        """For each file, `FileVersion.cacheable`."""
+        """`FileVersion.cacheable` of each file."""
         return self.settled & as_bools(pc.not_equal(self.identities, ""))
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """Hashes of the URLs, of the sizes and of the identities, as `key_of_texts` computes them."""
+        """The hash of all URLs, that of all sizes, and that of all identities, as `key_of_texts` computes them."""
         return tuple(map(key_of_column, (self.urls, self.batch.column("size").cast(pa.string()), self.identities)))
 
     def find(self, other: ListedFiles) -> Numbers:
-        """For each file of `other` the row of the same state of the same file here; -1 if there is none."""
+        """For each file of `other`, the row of this listing that has the same file in the same state; -1 if there is none."""
         if not len(self) or not len(other):
             return np.full(len(other), -1)
         rows = as_int64(pc.fill_null(pc.index_in(other.urls, value_set=self.urls), -1).cast(pa.int64()))
@@ -137,7 +136,7 @@ class ListedFiles(Sequence[FileVersion]):
 
 
 def key_of_column(texts: pa.Array) -> str:
-    """What `key_of_texts` returns for these texts, none of which is null."""
+    """The hash of the texts, as `key_of_texts` computes it. None of the texts is null."""
     if not len(texts):
         return key_of("", "")
     lengths = pc.utf8_length(texts).cast(pa.string())
@@ -149,7 +148,7 @@ def _join(texts: pa.Array, separator: str) -> str:
 
 
 def split_urls(urls: pa.Array) -> tuple[list[str], Numbers, pa.Array]:
-    """(the directories of some files, each once; for each file the place of its directory among them; the names of the files)."""
+    """(the distinct directories of the files; for each file, the position of its directory among them; the names of the files)."""
     parts = pc.split_pattern(urls, "/", max_splits=1, reverse=True)
     directories = pc.list_element(parts, 0).dictionary_encode()
     places = as_int64(directories.indices.cast(pa.int64()))
@@ -163,10 +162,10 @@ def _is_ascending(urls: pa.Array) -> bool:
 def listed_local_files(
     prefix: str, names: Sequence[str], times: array.array[int], inodes: array.array[int], settled_until_s: float
 ) -> ListedFiles:
-    """Files of this machine. `prefix`: the directory's URL. `times`: for each file its size, mtime and ctime, both in ns. `settled_until_s`: files
-    that changed before are settled.
+    """Files of this machine, as columns.
 
-    Raises UnicodeEncodeError for a name that is not UTF-8.
+    `prefix`: the directory's URL and a slash. `times`: size, mtime and ctime of each file, one after the other, both times in ns.
+    `settled_until_s`: files that last changed before this time (Unix) are settled. Raises UnicodeEncodeError for a name that is not UTF-8.
     """
     urls = pc.binary_join_element_wise(prefix, pa.array(names, pa.string()), "")
     sizes, modified_ns, changed_ns = np.frombuffer(times, np.int64).reshape(-1, 3).T
@@ -178,7 +177,7 @@ def listed_local_files(
 
 
 def sort_files(files: Iterable[FileVersion]) -> tuple[FileVersion, ...] | ListedFiles:
-    """The files of a listing by URL, as columns if there are many."""
+    """The files of a listing by URL, as columns if they are many."""
     files = list(files)
     if len(files) >= ListedFiles.least:
         try:

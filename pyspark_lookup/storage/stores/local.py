@@ -1,4 +1,4 @@
-"""Files of this machine, through the operating system, because fsspec rounds mtime_ns to a float."""
+"""`LocalStore`: files of this machine, read through the operating system, because fsspec rounds mtime_ns to a float."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from pyspark_lookup.storage.stores.store import (
     translate_errors,
 )
 
-_WALKS = 5  # attempts to list a directory whose name leads to another one after each attempt
-_HELD_AT_MOST, _HELD_FILES = 8, 200_000  # directories whose last listing is kept, and files in all of them
-_PUTS = 100  # attempts to put a file into a directory that others are removing
+_WALKS = 5  # attempts to list a directory that is replaced during each attempt
+_HELD_AT_MOST, _HELD_FILES = 8, 200_000  # the most listings that are cached, and the most files in all of them
+_PUTS = 100  # attempts to put a file into a directory that others keep removing
 _Inode = tuple[int, int]
 
 
 class _Walk:
-    """The files that a walk through a directory meets, in its order, and the subdirectories. Equal to another one that met the same states."""
+    """The files and subdirectories that a walk through a directory has met, in the order of the walk."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -50,11 +50,12 @@ class _Walk:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Equal for walks that met the same files in the same states. A single object for all names is smaller than one for each."""
+        """A value that is equal for walks that met the same files in the same states. All names are one text, which is smaller than one
+        object for each."""
         return "\0".join(self.names), self.times, self.inodes, self.directories
 
     def files(self, prefix: str, now_s: float) -> tuple[FileVersion, ...] | ListedFiles:
-        """The files by URL, as columns if there are many. `prefix`: the directory's URL and a slash."""
+        """The files by URL, as columns if they are many. `prefix`: the directory's URL and a slash."""
         if len(self.names) >= ListedFiles.least:
             with contextlib.suppress(UnicodeEncodeError):  # a name that is not UTF-8
                 return listed_local_files(prefix, self.names, self.times, self.inodes, now_s - LOCAL_GRANULE_S)
@@ -64,13 +65,13 @@ class _Walk:
 
 
 def _to_version(url: str, now_s: float, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> FileVersion:
-    """The state of a file that was looked at."""
+    """The version of a file, from the values that a stat has returned."""
     return FileVersion(
         url,
         size,
         f"{mtime_ns}:{ctime_ns}:{inode}",
         _seconds(mtime_ns),
-        # A change time ahead of the clock proves nothing, so such a file counts as too new.
+        # If the file's time is ahead of the clock, its age is unknown, so it counts as too new.
         settled=now_s - max(_seconds(mtime_ns), _seconds(ctime_ns)) > LOCAL_GRANULE_S,
     )
 
@@ -86,7 +87,7 @@ def _inode(status: os.stat_result) -> _Inode:
 
 @translate_errors
 class LocalStore:
-    """Files of this machine (or mounted on it), identified by (mtime_ns, ctime_ns, inode)."""
+    """Files of this machine, or mounted on it. Their identity is (mtime_ns, ctime_ns, inode)."""
 
     scope = "file"
     pins = True
@@ -96,10 +97,10 @@ class LocalStore:
         self._now_s = now_s
         self._held: dict[
             str, tuple[tuple[object, ...], Listing]
-        ] = {}  # the state and the listing of a directory's last walk
+        ] = {}  # by directory: the state and the listing of the last walk
 
     def url_of(self, path: str) -> str:
-        """The `file:///absolute/path` for any spelling, without resolving links."""
+        """The URL `file:///absolute/path` of a path in any spelling, without resolving links."""
         return "file://" + self._path(path)
 
     @staticmethod
@@ -109,7 +110,7 @@ class LocalStore:
         return os.path.abspath(str(make_path_posix(path.removeprefix("file://").removeprefix("local://"))))
 
     def _version(self, path: str, status: os.stat_result) -> FileVersion:
-        """The file at an absolute path that `_path` returned, or an entry below one."""
+        """The version of the file at an absolute path."""
         numbers = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
         return _to_version(f"file://{path}", self._now_s(), *numbers)
 
@@ -125,8 +126,9 @@ class LocalStore:
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
         for _ in range(_WALKS):
-            # The race: a link may be set to another directory while it is listed, but all entries must be of one directory. Inode
-            # numbers show this while the directory is open; the number of a removed and closed one may be used again.
+            # The race: `root` may be a link, and be set to another directory during the walk, but all entries must come from one directory.
+            # The directory's inode number shows this. The directory stays open meanwhile, because the number of a removed directory may
+            # otherwise be used again.
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
@@ -144,7 +146,7 @@ class LocalStore:
     def _walk(self, root: str, descriptor: int, inode: _Inode, count: Count) -> Listing | None:
         """List the open directory with this `inode`, which is called `root`; None if that name now leads to another directory.
 
-        If nothing has changed since the last walk, the listing is the same object again.
+        If nothing has changed since the last walk, the result is the same object as before.
         """
         walk = _Walk()
         pending: list[tuple[str, frozenset[_Inode]]] = []
@@ -158,7 +160,7 @@ class LocalStore:
                 elif stat.S_ISREG((status := entry.stat()).st_mode):
                     walk.add(below + entry.name, status)
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
+                if error.errno not in (errno.ENOENT, errno.ELOOP):  # the entry was removed, or is a dead link
                     raise
 
         count("list")
@@ -184,7 +186,7 @@ class LocalStore:
         return self._to_listing(root, walk)
 
     def _to_listing(self, root: str, walk: _Walk) -> Listing:
-        """The listing of a walk; the same object as last time if nothing has changed, and all files were settled."""
+        """The listing of a walk. It is the same object as last time if nothing has changed and all files were settled."""
         state = walk.state
         held = self._held.pop(root, None)
         if held is None or held[0] != state:
@@ -210,7 +212,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
-        """Reads through one descriptor, which must be `file` before the first read and after the last."""
+        """Reads through one descriptor. Before the first read and after the last, the descriptor's file must be this version."""
         try:
             # Non-blocking, because a pipe may have replaced the file, and opening a pipe would wait for its writer.
             descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
@@ -266,7 +268,7 @@ class LocalStore:
         return self._versions(paths, os.lstat)
 
     def _versions(self, paths: Iterable[str], ask: Callable[[str], os.stat_result]) -> tuple[FileVersion, ...]:
-        """The versions of those paths that are regular files. `ask`: `os.stat` or `os.lstat`."""
+        """The versions of those of the paths that are regular files. `ask`: `os.stat` or `os.lstat`."""
         versions = []
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
@@ -286,7 +288,7 @@ class LocalStore:
         return newest_s, self._now_s()
 
     def delete(self, path: str, count: Count) -> None:
-        """Remove a file, if there is one, and its directory if that is then empty. Raises OSError if the way to it is a link."""
+        """Remove a file, if it exists, and its directory if that is then empty. Raises OSError if a directory on the way is a link."""
         root, names = split_path(self._path(path))
         count("delete")
         with contextlib.suppress(FileNotFoundError), open_below(root, names[:-1]) as directory:
@@ -300,7 +302,7 @@ class LocalStore:
             self.delete(f"{directory}/{name}", count)
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """The version of the file that this writes; None if `path` has a file already. After a crash the file is complete or missing.
+        """Write a new file, and return its version; None if `path` has a file already. After a crash the file is complete or missing.
 
         Raises UfsUnavailableError if the file was written but may not survive a crash, another OSError if a directory on the way is a link.
         """
@@ -319,7 +321,7 @@ class LocalStore:
                 except OSError as error:
                     raise_ours(
                         UfsUnavailableError(
-                            f"{path} was written, but the disk does not confirm that it is durable: {error}"
+                            f"{path} was written, but the disk does not confirm that the file will survive a crash: {error}"
                         ),
                         error,
                     )
@@ -331,7 +333,7 @@ class LocalStore:
     @staticmethod
     def _write_new(directory: int, name: str, data: bytes) -> os.stat_result | None:
         """Write a whole file in an open directory. Returns its status; None if the name is taken."""
-        # Write under a temporary name, then link: otherwise readers could see an empty file, which would stay if the writer dies.
+        # The file gets its name by a link, once it is complete. Otherwise readers could see an empty file, which would stay if the writer died.
         temporary = f".{name}.{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as file:
@@ -348,7 +350,7 @@ class LocalStore:
             return os.fstat(file.fileno())
 
     def _make_directory(self, directory: str) -> None:
-        """Make a directory and those above it, so that they survive a crash."""
+        """Make a directory and the missing directories above it, so that they survive a crash."""
         missing = []
         while not os.path.isdir(directory):
             missing.append(directory)

@@ -1,4 +1,7 @@
-"""S3, by single calls of the client of s3fs: `info` and `cat_ranges` of s3fs trust listings, and do not pin a read to a version."""
+"""`S3Store`: S3, through single calls of the client of s3fs.
+
+`info` and `cat_ranges` of s3fs are not used, because they trust cached listings and do not pin a read to a version.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,14 @@ _CHECK_ENDPOINT = "check the endpoint (lookup.storage.endpoint_url)"
 
 
 def _sent_once() -> dict[str, Any]:
-    """The part of a client's configuration that makes it send each request once, and to no other host.
+    """The part of a client's configuration that makes it send each request once, and only to the host that it is for.
 
-    aiohttp would repeat a request if its connection ends without an answer. If the first one was executed, the second is refused, and a
-    commit that is in the log would look like a failed one. It would also follow redirects, and pass on the session token, the object's key
-    and the written bytes; botocore asks for the bucket's region instead, and signs again.
+    Otherwise, aiohttp would repeat a request whose connection ends without an answer. If the store had executed the first one, it would
+    refuse the second, and a commit that is in the log would look like a failed one. aiohttp would also follow redirects, and send the session
+    token, the object's key and the written bytes to another host. botocore handles redirects itself: it asks for the bucket's region, and
+    signs again.
     """
-    # These come with s3fs and take long to import, so they are imported only when a store is opened.
+    # These modules come with s3fs and take long to import, so they are imported only when a store is opened.
     from aiobotocore.config import AioConfig
     from aiobotocore.httpsession import AIOHTTPSession
     from botocore.exceptions import ClientError
@@ -67,7 +71,8 @@ def _sent_once() -> dict[str, Any]:
 
         async def send(self, request: Any) -> Any:
             answer = await super().send(request)
-            # botocore asks for a region by HEAD, and again if that is redirected. If no answer names a region, it never stops.
+            # botocore asks for the bucket's region by HEAD, and asks again if the HEAD is redirected. Without this error it would never stop
+            # if no answer names a region.
             if (
                 request.method == "HEAD"
                 and answer.status_code in REDIRECTS
@@ -84,14 +89,14 @@ def _sent_once() -> dict[str, Any]:
 
 @translate_errors
 class S3Store:
-    """S3 and compatible stores, identified by ETag (equal from HEAD and LIST), pinned by If-Match."""
+    """S3 and compatible stores. Files are identified by their ETag, which HEAD and LIST return alike, and reads are pinned by If-Match."""
 
     pins = True
     lists_after = True
 
     def __init__(self, storage_options: Mapping[str, Any]) -> None:
         options = dict(storage_options)
-        # One attempt each: `Ufs` retries, so that every attempt is counted and bounded by one option.
+        # The client makes one attempt only. `Ufs` repeats it, so that every attempt is counted, and one option limits them all.
         config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **_sent_once()}
         config |= options.pop("config_kwargs", {})
         self._fs = fsspec.filesystem(
@@ -121,7 +126,8 @@ class S3Store:
     def _pages(
         self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = "", below: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """The pages of a listing: at most `at_most` objects after the key `after`. `below`: also list subdirectories."""
+        """The pages of a listing: at most `at_most` objects, beginning after the key `after`. `below`: whether to list subdirectories,
+        too."""
         kind = {} if below else {"Delimiter": "/"}
         more: dict[str, Any] = {"StartAfter": after} if after else {}
         while True:
@@ -145,7 +151,7 @@ class S3Store:
                 raise
             url = redact("path", f"s3://{bucket}/{prefix}")
             raise_ours(UfsUnavailableError(f"{url}: the answer is not a listing ({error}): {_CHECK_ENDPOINT}"), error)
-        # The client turns an empty body, or a gateway's error page, into an empty listing.
+        # The client would show an empty body, or the error page of a gateway, as an empty listing.
         is_incomplete = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
         if is_incomplete or not all(item["Key"].startswith(prefix) for item in page.get("Contents", [])):
             raise UfsUnavailableError(
@@ -164,9 +170,10 @@ class S3Store:
         return listed_objects.listing()
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """The file or listing of a path, by one LIST with the path as prefix, where the object itself comes first. If that is denied, by one HEAD.
+        """The file or the listing of a path, by one LIST with the path as prefix, which returns the object itself first. If LIST is denied,
+        by one HEAD.
 
-        Many tools put an empty object with a directory's name beside the directory's objects: that is not a file.
+        Many tools put an empty object with a directory's name beside the directory's objects. Such an object is not a file.
         """
         bucket, key = self._bucket_key(path)
         if not key or key.endswith("/"):
@@ -193,10 +200,12 @@ class S3Store:
             if logs:
                 return Listing(f"s3://{bucket}/{key}", (), logs)
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
-                break  # past the name: the other keys only begin like it
+                break  # the listing has passed the directory: the keys that follow only begin with the same letters
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
                 try:
-                    return self.list_status(path, count)  # many siblings come before it: list the directory alone
+                    return self.list_status(
+                        path, count
+                    )  # many other keys come before the directory: list the directory alone
                 except UfsNotFoundError:
                     if empty is None:
                         raise
@@ -221,7 +230,7 @@ class S3Store:
                 raise UfsUnavailableError(
                     f"{url}: the answer has no ETag, so it is not from an S3 store: {_CHECK_ENDPOINT}"
                 )
-            # A gateway may not know If-Match. Then its answer shows the version of these bytes.
+            # A gateway may ignore If-Match. Then the ETag of its answer shows which version the bytes are of.
             if etag and answer_etag != etag:
                 raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
             return data
@@ -262,7 +271,7 @@ class S3Store:
         return max(times), now_s
 
     def delete(self, path: str, count: Count) -> None:
-        """Remove an object, if there is one."""
+        """Remove an object, if it exists."""
         bucket, key = self._bucket_key(path)
         count("delete")
         self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
@@ -279,9 +288,10 @@ class S3Store:
                 )
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Put an object unless there is one, by If-None-Match. Returns None if there is one.
+        """Put an object by If-None-Match, and return its version; None if there is an object already.
 
-        Raises UfsUnavailableError if another writer puts it at the same moment (409), and if the answer leaves open whether it was put.
+        Raises UfsUnavailableError if another writer puts the object at the same moment (409), or if the answer does not show whether it was
+        put.
         """
         bucket, key = self._bucket_key(path)
         count("put")
@@ -307,7 +317,7 @@ def _to_version(bucket: str, key: str, size: int | None, info: Mapping[str, Any]
 
 
 class _ListedObjects:
-    """The objects below a directory (a key that ends with a slash, or "") that the pages of a listing show."""
+    """The objects below a directory that the pages of a listing show. `directory`: a key that ends with a slash, or ""."""
 
     def __init__(self, bucket: str, directory: str) -> None:
         self._bucket = bucket
@@ -318,14 +328,15 @@ class _ListedObjects:
         self.count = 0
 
     def add(self, page: dict[str, Any], objects: Sequence[dict[str, Any]]) -> frozenset[str]:
-        """Take the objects of a page. Returns the names of table logs among them: if there is one, the rest of a long listing is not needed."""
+        """Add the objects of a page. Returns the names of directories of logs among them: if there is one, the rest of the listing is not
+        needed."""
         self._listed_at_s = self._listed_at_s or _answered_at_s(page)
         self.count += len(objects)
         names = {parents[0] for item in objects if (parents := self._take(item))}
         return frozenset(names.intersection(log_directories))
 
     def _take(self, item: dict[str, Any]) -> list[str]:
-        """Take an object. Returns the names of the directories in which it lies."""
+        """Add an object. Returns the names of the directories in which it lies."""
         relative = item["Key"][len(self._directory) :]
         parents: list[str] = relative.split("/")[:-1]
         if parents and relative.rpartition("/")[0] not in self._directories:
@@ -335,7 +346,7 @@ class _ListedObjects:
         return parents
 
     def listing(self) -> Listing:
-        """All that was listed. Raises UfsNotFoundError if there was nothing."""
+        """The listing of all objects that were added. Raises UfsNotFoundError if there is none."""
         url = f"s3://{self._bucket}/{self._directory}".rstrip("/")
         if not self.count:
             raise UfsNotFoundError(f"{url} does not exist")
@@ -345,7 +356,7 @@ class _ListedObjects:
 
 
 def _answered_at_s(page: dict[str, Any]) -> float | None:
-    """The time of a store's answer (Unix seconds) on the store's clock; None if the answer does not have it."""
+    """The time of a store's answer (Unix seconds), on the store's clock; None if the answer does not state it."""
     date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return None if date is None else parsedate_to_datetime(date).timestamp()

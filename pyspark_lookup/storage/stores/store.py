@@ -1,7 +1,8 @@
-"""The interface that all stores share, and its values, above all `FileVersion`: one state of one file, with what a table's metadata says of it.
+"""The interface of all stores, and the values that it uses, above all `FileVersion`: one state of one file, and what a table's metadata says
+of it.
 
-Also the names of the files of managed tables, and how the errors of other libraries become ours. In a table's directory, files with other
-names are never written or removed.
+The module also knows the names of the files of managed tables, and translates the errors of other libraries into ours. Files with other
+names, in a table's directory, are never written or removed.
 """
 
 from __future__ import annotations
@@ -43,49 +44,53 @@ if TYPE_CHECKING:
 Range = tuple[int, int]
 """(offset, length) in bytes."""
 PartitionValues = tuple[tuple[str, str | None], ...]
-"""(column, value as text; None: null) of each partition column."""
+"""For each partition column: (column, value as text; None: null)."""
 
 IMMUTABLE = "immutable:"
-"""The prefix of the identity of a file that never changes: its name identifies it, even after it is copied."""
+"""The prefix of the identity of a file that never changes. Its name alone identifies its bytes, even after the file is copied."""
 DELETE_FILE = IMMUTABLE + "deletes"
 """The identity of an immutable delete file."""
 PART_OF_FILE = IMMUTABLE + "part"
-"""The identity of an immutable file of unknown size, of which only some bytes are read: its size is given as 0."""
+"""The identity of an immutable file of which only some bytes are read. Its size is not known, and is given as 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EqualityColumns:
-    """The columns (`schema`) whose values in a row of `file` say which rows are deleted."""
+    """The columns of a delete file by whose values it deletes rows. `schema`: these columns."""
 
     file: FileVersion
     schema: pa.Schema
 
 
 class EqualityDeletes(Protocol):
-    """A delete file that names rows by their values. They are deleted in data files whose sequence number is lower than its `sequence`."""
+    """A delete file that names the deleted rows by their values. It deletes rows of data files with a lower sequence number than
+    `sequence`."""
 
     @property
     def name(self) -> str:
-        """A name, equal for files that delete the same rows."""
+        """A name that is equal for files that delete the same rows."""
 
     @property
     def sequence(self) -> int: ...
 
     @property
     def keys(self) -> FileVersion:
-        """The file, with those of its columns that the table still has: their bounds show which keys may be affected."""
+        """The delete file, with those of its columns that the table still has. Their bounds show which keys the deletes may affect."""
 
     @property
     def equality(self) -> EqualityColumns:
         """The columns by whose values rows are deleted."""
 
     def to_json(self) -> list[Any]:
-        """The value as a JSON list; its first item is the kind that `versions.model.DELETES` looks up to parse it."""
+        """The deletes as a JSON list. Its first item is the kind, for which `versions.model.DELETES` has the parser."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EqualityGroup:
-    """The equality deletes of one partition, or of all partitions, in the order of their sequence numbers. All files that they concern share it."""
+    """The equality deletes of one partition, or of all partitions, in the order of their sequence numbers.
+
+    All data files that they concern share one group.
+    """
 
     files: tuple[EqualityDeletes, ...]
 
@@ -95,12 +100,12 @@ class EqualityGroup:
         return self.files[-1].sequence
 
     def after(self, sequence: int) -> tuple[EqualityDeletes, ...]:
-        """The deletes with higher sequence numbers."""
+        """The deletes with higher sequence numbers than `sequence`."""
         return self.files[bisect.bisect_right(self.files, sequence, key=lambda deletes: deletes.sequence) :]
 
     @cached_property
     def by_columns(self) -> tuple[tuple[EqualityColumns, tuple[EqualityDeletes, ...]], ...]:
-        """The deletes that compare the same columns, in their order, for each set of columns."""
+        """For each set of columns: these columns, and the deletes that compare them, in order."""
         groups: dict[tuple[object, ...], list[EqualityDeletes]] = {}
         for deletes in self.files:
             columns = deletes.equality
@@ -113,36 +118,37 @@ class EqualityGroup:
 
 
 class Deletes(Protocol):
-    """Tells which rows of data files are deleted by position: by a delete file, by a deletion vector, or by the value itself.
+    """Tells which rows of data files are deleted by position. The positions are in a delete file, in a deletion vector, or in this object.
 
-    The value travels with the files of a version, also to other processes.
+    The object travels with the files of a version, also to other processes.
     """
 
     @property
     def name(self) -> str:
-        """A name, equal for files that delete the same rows."""
+        """A name that is equal for objects that delete the same rows."""
 
     @property
     def place(self) -> tuple[FileVersion, Range] | None:
-        """The bytes that name the rows; None if the value itself has their positions."""
+        """The file and the range of bytes that name the rows; None if this object has the positions."""
 
     @property
     def keys(self) -> FileVersion | None:
-        """A file with the key columns of the deleted rows, whose bounds show caches which keys may be affected; None: there is none."""
+        """A file with the key columns of the deleted rows; None if there is none. The file's bounds show caches which keys the deletes may
+        affect."""
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
-        """The positions of deleted rows (ascending, from 0), by the data file's path below its table.
+        """The positions of the deleted rows (ascending, from 0), by the path of their data file below its table.
 
-        `data`: the bytes of `place`, empty without one. Raises DamagedFileError.
+        `data`: the bytes at `place`; empty if there is no place. Raises DamagedFileError for malformed bytes.
         """
 
     def to_json(self) -> list[Any]:
-        """The value as a JSON list; its first item is the kind that `versions.model.DELETES` looks up to parse it."""
+        """The deletes as a JSON list. Its first item is the kind, for which `versions.model.DELETES` has the parser."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileStatistics:
-    """What a table's metadata says of a file's rows: their number (deleted ones included), and the bounds of columns by name."""
+    """The number of a file's rows, deleted ones included, and the bounds of its columns by name, as the table's metadata states them."""
 
     rows: int | None = None
     bounds: Mapping[str, ColumnStats] = dataclasses.field(default_factory=dict)
@@ -150,10 +156,12 @@ class FileStatistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """How files store a column that the table calls `name`: as `stored`, or under a field id. `parts`: the columns inside a nested column.
+    """How files store the column that the table calls `name`: under the name `stored`, or under a field id. `parts`: the columns inside a
+    nested column.
 
-    `names`: its possible names in files without field ids (None: there it is found by position, or in ORC by `stored`). `default`: its
-    value, as text, in files that lack it (None: null). `uuid`: the files have 16 bytes for what is text in the table.
+    `names`: the names that the column may have in files without field ids (None: such files have no names for it; it is found by its
+    position, or, in ORC files, by `stored`). `default`: the column's value, as text, in files that lack the column (None: null). `uuid`:
+    files store 16 bytes, which the table shows as text.
     """
 
     name: str
@@ -165,13 +173,13 @@ class StoredColumn:
     uuid: bool = False
 
     def to_json(self) -> list[Any]:
-        """The column as a JSON value."""
+        """The column as a JSON list, which `from_json` reads."""
         parts = [part.to_json() for part in self.parts]
         return [self.name, self.stored, self.field_id, parts, self.names, self.default, self.uuid]
 
     @classmethod
     def from_json(cls, record: Any) -> StoredColumn:
-        """The column in a list from `to_json`. Raises TypeError or ValueError for any other value."""
+        """The column that `to_json` wrote. Raises TypeError or ValueError for a malformed record."""
         name, stored, field_id, parts, names, default, uuid = record
         number = None if field_id is None else as_count(field_id)
         called = None if names is None else as_texts(names)
@@ -182,13 +190,16 @@ class StoredColumn:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class FileVersion:
-    """One state of one file: its URL, size in bytes and identity, compared by equality only.
+    """One state of one file: its URL, size in bytes and identity. File versions are equal if these three are equal.
 
-    `identity`: the store's strongest token; "" means that it has none, and the bytes are not cached. `modified_at_s` (Unix time of the
-    store's clock, None if unknown) and `settled` (False: so new that the identity may yet stand for other bytes) describe the observation,
-    not the state. From the table's metadata, for the version that the file belongs to: `partition` (None: its directories say it),
-    `deletes`, `statistics` (None: its footer has them), `columns` (None: their names are those in the file), `format` (None: that of the
-    table's other files), `equality` (deletes by value, of which those after the file's `sequence` number concern it).
+    `identity`: the strongest token of the store that tells two states of the file apart. If it is "", the store has no such token, and the
+    bytes are not cached. `modified_at_s` (Unix time on the store's clock, None if unknown) and `settled` (False: the file is so new that
+    later bytes may get the same identity) describe the observation, not the state.
+
+    The other fields come from the table's metadata, for the version that the file belongs to. `partition` (None: the names of the file's
+    directories tell it), `deletes`, `statistics` (None: the file's footer has them), `columns` (None: the file has the table's column names),
+    `format` (None: the format of the table's other files), `equality`: deletes by value, of which those with a higher sequence number than
+    the file's `sequence` concern it.
     """
 
     url: str
@@ -209,7 +220,7 @@ class FileVersion:
 
     @property
     def cacheable(self) -> bool:
-        """Whether bytes read under this version may be cached."""
+        """Whether bytes that were read under this version may be cached."""
         return bool(self.identity) and self.settled
 
     @property
@@ -218,12 +229,12 @@ class FileVersion:
         return self.identity.startswith(IMMUTABLE)
 
     def to_json(self) -> list[Any]:
-        """The file as a JSON value, without what the table's metadata says of it."""
+        """The file as a JSON list, without the fields that come from the table's metadata."""
         return [self.url, self.size, self.identity, self.modified_at_s, self.settled]
 
     @classmethod
     def from_json(cls, record: Any) -> FileVersion:
-        """The file that `to_json` wrote. Raises TypeError or ValueError if it is malformed."""
+        """The file that `to_json` wrote. Raises TypeError or ValueError for a malformed record."""
         url, size, identity, modified_at_s, settled = record
         modified_at_s = None if modified_at_s is None else as_number(modified_at_s)
         return cls(as_text(url), as_count(size), as_text(identity), modified_at_s, settled is True)
@@ -237,25 +248,26 @@ Count = Callable[[str], None]
 """Called with "head", "list", "get", "put" or "delete" before each call to the store."""
 
 CATALOG_SCHEME = "catalog://"
-"""The prefix of the URL of a table that a catalog knows by name, instead of a store by its files."""
+"""The prefix of the URL of a table that is identified by its name in a catalog, not by a path in a store."""
 LOG_DIRECTORY = "_lookup"
 """The directory of a managed table's log, beside its data."""
 log_directories = [LOG_DIRECTORY]
-"""Names of the directories that mark tables with a log. Listings stop at them. Kinds of tables add theirs."""
+"""The names of directories that mark a table with a log. A listing that finds one stops there. Kinds of tables add their names."""
 
-# With an mtime this close to now, two contents may have the same one (git's "racy" entries): one timer tick of an older kernel
-# for local files, the whole seconds of HTTP and some slack for others.
+# A file that was modified this recently may change again without a new mtime (git calls such entries "racy"). For local files this is one
+# timer tick of an older kernel; for others a whole second, as HTTP has, and some slack.
 LOCAL_GRANULE_S = 0.02
 REMOTE_GRANULE_S = 2.0
 SETTLED_AFTER_S = REMOTE_GRANULE_S
-"""If a file still has the identity that it had this long ago, that identity stands for one content, in any store."""
+"""Seconds. If a file has had the same identity for this long, that identity stands for one content, in any store."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listing:
-    """The files below a directory: `files` by URL, and the `directories` that were seen (relative paths). Many files are columns (`ListedFiles`).
+    """The files below a directory: `files` by URL (many files are a `ListedFiles`), and the relative paths of the `directories` that were
+    seen.
 
-    `listed_at_s`: the time of the listing on the store's clock, which also sets the files' times; None if that is the host's clock.
+    `listed_at_s`: the time of the listing on the store's clock, which also sets the times of the files; None if that is the host's clock.
     """
 
     url: str
@@ -264,7 +276,7 @@ class Listing:
     listed_at_s: float | None = None
 
     def urls_ending(self, end: str) -> list[str]:
-        """The URLs of files that end with a text."""
+        """The URLs of the files that end with `end`."""
         urls = self.files.urls_ending(end) if not isinstance(self.files, tuple) else (file.url for file in self.files)
         return [url for url in urls if url.endswith(end)]
 
@@ -272,8 +284,8 @@ class Listing:
 class Store(Protocol):
     """One storage system with one set of options. `Ufs` says what its functions return.
 
-    `pins`: whether a read inside `pin` fails by itself if the file has another version. `lists_after`: whether a listing of the names after
-    a given one costs only what it returns.
+    `pins`: whether a read inside `pin` fails by itself if the file has another version. `lists_after`: whether a listing of the names after a
+    given name costs only as much as the files that it returns.
     """
 
     scope: str
@@ -295,14 +307,14 @@ class Store(Protocol):
 
 
 def add_log_directory(name: str) -> str:
-    """Let listings stop at directories of this name, and return it. Modules of kinds of tables call it when they are imported."""
+    """Make listings stop at directories with this name, and return the name. Modules of kinds of tables call this when they are imported."""
     if name not in log_directories:
         log_directories.append(name)
     return name
 
 
 def is_entered(name: str) -> bool:
-    """Whether listings enter a directory of this name. Like Spark and Hive they skip `_…` and `.…`, but not `_k=v`."""
+    """Whether listings include the files in a directory of this name. Like Spark and Hive, they skip `_…` and `.…`, but not `_k=v`."""
     return not name.startswith(".") and (not name.startswith("_") or "=" in name or name == "_spark_metadata")
 
 
@@ -316,7 +328,8 @@ _TEMPORARY = re.compile(rf"(.*/)\.([^/]+)\.{_HEX}+", re.DOTALL)
 
 
 def split_path(path: str) -> tuple[str, list[str]]:
-    """(the table's directory, the names below it) for the path of a managed table's file; (its directory, [its name]) for any other path."""
+    """(the table's directory, the names below it) for the path of a managed table's file; (the file's directory, [its name]) for any other
+    path."""
     named = _FILE.fullmatch(path)
     if named is None or not named[1].strip("/"):
         directory, _, name = path.rpartition("/")
@@ -325,12 +338,12 @@ def split_path(path: str) -> tuple[str, list[str]]:
 
 
 def is_own(path: str) -> bool:
-    """Whether a path is one that a managed table's file can have."""
+    """Whether a path has the form of the path of a managed table's file."""
     return _FILE.fullmatch(path) is not None
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a name below a table's directory is one that we give to data files."""
+    """Whether lookupcache gives such a name, below a table's directory, to data files."""
     return _DATA_FILE.fullmatch(name) is not None
 
 
@@ -357,7 +370,7 @@ _OPERATIONS = (
 
 
 def translate_errors(store: type[S]) -> type[S]:
-    """Decorate a store's class so that its operations on a path raise only our errors."""
+    """Change a store's class so that its operations on a path raise only our errors."""
     for name in _OPERATIONS:
         setattr(store, name, _translate(getattr(store, name)))
     return store
@@ -377,13 +390,13 @@ def _translate(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def our_error(error: BaseException, url: str) -> BaseException:
-    """The error of ours that stands for an error of another library; an error of ours is returned unchanged."""
+    """Our error that corresponds to an error of another library. An error of ours is returned unchanged."""
     if isinstance(error, PysparkLookupError):
         return error
     url = redact("path", url)
     chain, code, status = _chain(error), error_code(error), http_status(error)
     names = {base.__name__ for e in chain for base in type(e).__mro__}
-    # fsspec's web client raises FileNotFoundError for every failure; its cause shows which.
+    # fsspec's web client raises FileNotFoundError for every failure; the cause of that error shows what has failed.
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
     # 409: another conditional write of this key was under way.
@@ -407,14 +420,14 @@ def our_error(error: BaseException, url: str) -> BaseException:
         return UfsPermissionError(text if advice else f"{text} ({_CHECK})")
     if timed_out:
         return UfsTimeoutError(text)
-    # S3 answers HEAD without a body, so without a code other than the status.
+    # S3's answer to HEAD has no body, and so no code besides the status.
     if status == 429 or code == "SlowDown" or (status == 503 and code == "503"):
         return UfsThrottledError(text)
     return UfsUnavailableError(text) if transient else UfsError(text)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and a few of its causes, nearest first; the error twice if it has no cause."""
+    """An error and a few of its causes, the error first; the error twice if it has no cause."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and len(chain) < _CAUSES:
         chain.append(cause)
@@ -422,17 +435,17 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _reason(chain: Sequence[BaseException], missing: bool) -> str:
-    """The reason that the store gives, else the error's text, in one line. The numbers of s3fs (`[Errno 22]`) help nobody."""
+    """The reason in the store's answer, or otherwise the error's text, in one line and without the error numbers of s3fs (`[Errno 22]`)."""
     answer = _answer(chain[0]).get("Error", {})
     code, message = answer.get("Code"), answer.get("Message")
     reason = message or str(chain[missing]) or type(chain[0]).__name__
-    # Secrets are hidden before lines are joined: one may span several.
+    # Secrets are hidden before the lines are joined, because a secret may span several lines.
     line = " ".join(foreign_text(reason[:_LONGEST_REASON]).split()).rstrip(".")
     return line if not message or not code or code.isdigit() else f"{line} ({code})"
 
 
 def _advice(error: BaseException, code: str | None, status: int | None) -> str | None:
-    """Advice about a refusal of S3; None if the answer does not show what is wrong."""
+    """Advice on what to do about a refusal by S3; None if the answer does not show what is wrong."""
     answer = _answer(error)
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region = answer.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
@@ -462,13 +475,13 @@ def _advice(error: BaseException, code: str | None, status: int | None) -> str |
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
-    """S3's answer in an error; {} if there is none."""
+    """S3's answer in an error; {} if the error has none."""
     answers = (getattr(cause, "response", None) for cause in _chain(error))
     return next((answer for answer in answers if isinstance(answer, dict)), {})
 
 
 def read_error(error: Exception, url: str) -> BaseException:
-    """Like `our_error`, for reads: a file that is gone, is a directory now, or ends before the range is a SourceChangedError."""
+    """Like `our_error`, for reads. A file that is gone, or is a directory now, or ends before the range, is a SourceChangedError."""
     mapped = our_error(error, url)
     if error_code(error) == "NoSuchBucket":
         return mapped
@@ -516,7 +529,8 @@ _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestT
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status in an error or a cause of it: botocore's ClientError, aiohttp's ClientResponseError."""
+    """The HTTP status in an error or in one of its causes: botocore's ClientError, aiohttp's ClientResponseError. None if there is no
+    status."""
     return next((status for cause in _chain(error) if (status := _status(cause)) is not None), None)
 
 
@@ -529,5 +543,5 @@ def _status(error: BaseException) -> int | None:
 
 
 def error_code(error: BaseException) -> str | None:
-    """S3's code for an error or its cause; None without one."""
+    """S3's code in an error or in one of its causes; None if there is no code."""
     return cast("str | None", _answer(error).get("Error", {}).get("Code"))
