@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import re
+import sys
+import zipimport
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.lookup.lookup import read_rows
@@ -42,7 +45,7 @@ def read(
 
     `columns`: the columns of the batches; columns that the plan does not read are null.
     """
-    freeze_modules()
+    prepare_worker()
     count_for_application()
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options())
     engine = runtime().engine(options)
@@ -75,15 +78,34 @@ def count_for_application() -> None:
         runtime().of_application(name)
 
 
+def prepare_worker() -> None:
+    """Make the tasks that this worker runs from now on start sooner. Called when a task begins, before it opens a table."""
+    if TaskContext.get() is not None:
+        _freeze_modules()
+        _forget_archives()
+
+
+def _forget_archives() -> None:
+    """Drop the import system's finders for zip files and jars; an import makes a new one.
+
+    Up to Spark 4.1, each task begins with `importlib.invalidate_caches()`, and up to Python 3.12, each finder for an archive then reads the
+    archive's whole directory. There are some 15 of them for PySpark's archive and for a jar of Spark: in all, 60 to 90 ms of CPU time a task.
+    Those for files of `SparkContext.addPyFile` stay, because such a file may be replaced.
+    """
+    added = SparkFiles.getRootDirectory()
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimport.zipimporter) and not finder.archive.startswith(added + os.sep):
+            sys.path_importer_cache.pop(path, None)
+
+
 @functools.cache
-def freeze_modules() -> None:
+def _freeze_modules() -> None:
     """Exempt what this worker has imported from garbage collections: Spark's daemon collects after each task, which takes 50 ms with these modules.
 
     Called before the worker opens its first table, so that nothing of a table is exempt.
     """
-    if TaskContext.get() is not None:
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 def session_options() -> dict[str, str]:
@@ -156,7 +178,7 @@ class Resolve:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
-        freeze_modules()
+        prepare_worker()
         count_for_application()
         session = session_options()
         requests = [(text, current_execution(build)) for text, build in self._tables]
@@ -181,7 +203,7 @@ class Probe:
 
     @without_traceback
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        freeze_modules()
+        prepare_worker()
         count_for_application()
         lookups = open_pass(self._spec, session_options())
         executions = [current_execution(stage.build) for stage in lookups.spec.stages]

@@ -1,0 +1,50 @@
+"""What a worker does when a task begins."""
+
+import importlib.util
+import sys
+import zipfile
+import zipimport
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import SparkFiles
+from pyspark.sql import SparkSession
+
+from pyspark_lookup.spark.reading import prepare_worker
+
+pytestmark = pytest.mark.spark
+
+
+def test_archives_that_a_task_reads_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Of the archives on its path, a worker that has begun a lookup reads only those that a user may replace; it still imports from all."""
+    with zipfile.ZipFile(tmp_path / "of_the_cluster.zip", "w") as archive:
+        archive.writestr("of_the_cluster.py", "value = 1")
+
+    def archives(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        added = Path(SparkFiles.getRootDirectory(), "of_a_user.zip")
+        with zipfile.ZipFile(added, "w") as archive:
+            archive.writestr("of_a_user.py", "value = 2")
+        invalidated: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", [*sys.path, str(tmp_path / "of_the_cluster.zip"), str(added)])
+            importlib.util.find_spec("no_such_module")  # makes a finder for each entry of the path
+            patch.setattr(zipimport.zipimporter, "invalidate_caches", lambda finder: invalidated.append(finder.archive))
+            importlib.invalidate_caches()
+            yield pa.RecordBatch.from_pylist([{"archives": sorted(map(str, invalidated))}])
+            invalidated.clear()
+            prepare_worker()
+            importlib.invalidate_caches()
+            yield pa.RecordBatch.from_pylist([{"archives": invalidated}])
+            modules = [importlib.import_module(name) for name in ("of_the_cluster", "of_a_user")]
+        yield pa.RecordBatch.from_pylist([{"archives": [f"{module.__name__} {module.value}" for module in modules]}])
+
+    rows = spark.range(0, 1, 1, 1).mapInArrow(archives, "archives array<string>").collect()
+    before, after, imported = ([Path(archive).name for archive in row.archives] for row in rows)
+    assert {"of_the_cluster.zip", "of_a_user.zip"} <= {*before}
+    assert any(name.endswith(".jar") for name in before)
+    assert after == ["of_a_user.zip"]
+    assert imported == ["of_the_cluster 1", "of_a_user 2"]
