@@ -1,8 +1,8 @@
-"""`pyspark-lookup`: the command line, for people and for scripts. Needs neither Spark nor Java.
+"""`pyspark-lookup`: the command line, for people and for scripts. It needs neither Spark nor Java.
 
-Exit codes: 0 success; 1 failure (the store, the table, the disk); 2 wrong arguments or options; 3 a key has no row (`get`), this host has no
-counters of the table (`stats`), or something is damaged (`check`). With `--json` each command prints one JSON document, and nothing else,
-to stdout.
+Exit codes: 0 success; 1 failure of the store, the table or the disk; 2 wrong arguments or options; 3 a key has no row (`get`), this host has
+no counters of the table (`stats`), or something is damaged (`check`). With `--json`, each command prints one JSON document to stdout, and
+nothing else.
 """
 
 try:

@@ -1,7 +1,7 @@
-"""`advise`: recommends a cache mode and sizes for a table, from its statistics and, if there is one, from a trace of keys.
+"""`advise`: recommends a cache mode and sizes for a table, from the table's statistics and, if there is one, from a trace of keys.
 
-The trace is replayed through the partial cache itself, once for each of several sizes. So the hit rate for a size is the one that a cache of
-that size would have had. Keys come in batches, as in lookups; a key that is missed twice in a batch is loaded once.
+The trace is replayed through the real partial cache, once for each of several sizes. So the hit rate for a size is the one that a cache of
+this size would have had. Keys come in batches, as in lookups. A key that a batch has twice, and the cache does not have, is loaded once.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.storage.disk import DiskSpace
 
 _READ_AT_MOST = 64 * 1024 * 1024  # bytes of files: a smaller table is read to measure its decoded rows
-_DECODED_SHARE = 4  # decoded rows are guessed to take this many bytes for each byte of the files
-_BATCH = 10_000
-_SIZES = 8
-_NEARLY_AS_GOOD = 0.98  # a size counts as good enough with this share of the hits of the largest size
-_SMALL = 256 * 1024 * 1024  # decoded bytes that every host can keep
-_RELOAD = 2  # a reload needs the old and the new snapshot on disk
+_DECODED_SHARE = 4  # an estimate: decoded rows take this many bytes for each byte of the files
+_BATCH = 10_000  # keys that are replayed at a time
+_SIZES = 8  # cache sizes for which the trace is replayed
+_NEARLY_AS_GOOD = 0.98  # a size is good enough if it has this share of the hits of the best size
+_SMALL = 256 * 1024 * 1024  # a table of up to so many decoded bytes can be cached on every host
+_RELOAD = 2  # a reload needs room for the old and the new snapshot on disk
 
 
 @click.command()
@@ -67,7 +67,7 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
 
 
 def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
-    """The keys of a trace, in the types of the key columns. Raises OptionError for a file without these columns."""
+    """The keys of a trace, in the types of the key columns. Raises OptionError for a file that lacks one of these columns."""
     names = table.keys
     if trace.suffix == ".parquet":
         trace_table = pq.read_table(trace)
@@ -84,7 +84,7 @@ def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """The hits that a partial cache of `max_rows` keys would have had with a trace."""
+    """The number of hits that a partial cache of `max_rows` keys would have had with a trace, and the number of its `requests`."""
 
     max_rows: int
     requests: int
@@ -113,10 +113,10 @@ def advice(
     estimated: bool = False,
     refused: int = 0,
 ) -> Advice:
-    """The recommended settings for a table of `decoded_bytes` on a host with this disk and memory (-1: unknown).
+    """The recommended options for a table of `decoded_bytes`, on a host with this disk and memory (-1: unknown).
 
-    `estimated`: `decoded_bytes` is estimated from the files' size. `trace`: the key columns of lookups, in their order.
-    `refused`: how often this host had no disk space for the table's snapshot.
+    `estimated`: whether `decoded_bytes` is estimated from the size of the files. `trace`: the key columns of lookups, in order. `refused`:
+    how often this host had no disk space for the table's snapshot.
     """
     sizes: tuple[Replayed, ...] = ()
     distinct = None
@@ -148,7 +148,7 @@ def advice(
 
 
 def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
-    """The options of a partial cache. Appends the reasons for them to `reasons`."""
+    """The options for a partial cache. The reasons for them are appended to `reasons`."""
     rows = 1_000_000
     if sizes:
         best = _choose_size(sizes)
@@ -162,19 +162,19 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
 
 
 def _choose_size(sizes: Sequence[Replayed]) -> Replayed:
-    """The smallest size that has nearly as many hits as the best one."""
+    """The smallest size that has nearly as many hits as the best size."""
     most = max(size.hits for size in sizes)
     return next(size for size in sizes if size.hits >= _NEARLY_AS_GOOD * most)
 
 
 def _sizes(distinct: int) -> list[int]:
-    """Sizes up to the number of distinct keys, each about 2.7 times the one before."""
+    """Sizes up to the number of distinct keys, each about 2.7 times as large as the one before."""
     shares = np.geomspace(0.001, 1.0, _SIZES)
     return sorted({max(int(np.ceil(distinct * share)), 1) for share in shares})
 
 
 def replay(trace: pa.Table, max_rows: int) -> Replayed:
-    """The hits of a partial cache of `max_rows` rows. `trace`: key columns, one request per row; rows with a null are ignored."""
+    """The hits of a partial cache of `max_rows` rows. `trace`: the key columns, one request per row; rows with a null are ignored."""
     cache = DefaultLookupCache(max_rows=max_rows)
     empty = pa.table({KEY_INDEX: pa.array([], pa.int64())})
     requests = hits = 0

@@ -1,4 +1,4 @@
-"""Commands about this host's cache directory."""
+"""Commands that work on this host's cache directory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _time(name: str) -> str:
 
 
 def series_names() -> frozenset[str]:
-    """The names of all Prometheus series, as queries use them."""
+    """The names of all Prometheus series that this host serves, as queries use them."""
     counters = {f"{_counter(name)}_total" for name in COUNTERS if name not in _IN_HISTOGRAMS}
     gauges = {_gauge(name) for name in (*GAUGES, *HOST_GAUGES)}
     times = {f"{_time(name)}_{part}" for name in TIMES for part in ("bucket", "count", "sum")}

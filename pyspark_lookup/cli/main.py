@@ -22,7 +22,7 @@ for _command in (*table_commands.COMMANDS, *host_commands.COMMANDS, *advise.COMM
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command in the arguments (None: the arguments of the process), and end the process with the command's exit code."""
+    """Run the command that the arguments name (None: the arguments of the process), and end the process with the command's exit code."""
     try:
         code = _group.main(arguments, standalone_mode=False)
     except click.ClickException as problem:

@@ -1,4 +1,4 @@
-"""The options and the printing that several commands share."""
+"""Options and printing that several commands share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyspark_lookup.storage.disk import Disk, DiskSpace, empty_space, is_cache_d
 from pyspark_lookup.storage.stores import CATALOG_SCHEME
 
 ABSENT = 3
-"""The exit code if a requested key or table was not found, or a check has found damage."""
+"""The exit code if a requested key or table was not found, or if a check has found damage."""
 
 CLOCK = HostClock()
 
@@ -44,7 +44,10 @@ OPTION = click.option(
 
 
 def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, str]:
-    """The options of a table as a mapping, from texts KEY=VALUE. Raises click.BadParameter for a text of another form, or a repeated key."""
+    """The options of a table by name, from texts KEY=VALUE and the option `--cache-dir`.
+
+    Raises click.BadParameter for a text of another form, or a repeated key.
+    """
     option_texts: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -59,8 +62,10 @@ def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, st
 
 
 def open_disk(cache_dir: str | None) -> Disk:
-    """This host's cache directory, opened without creating anything. Raises click.UsageError if it does not exist, CacheDirectoryError if it is not
-    a cache directory of this package."""
+    """This host's cache directory, opened without creating anything.
+
+    Raises click.UsageError if the directory does not exist, CacheDirectoryError if it is not a cache directory of this package.
+    """
     directory, max_bytes = _cache_directory(cache_dir)
     if not directory.exists():
         raise click.UsageError(f"there is no cache directory {directory}: name it with --cache-dir")
@@ -76,14 +81,16 @@ def disk_space(cache_dir: str | None) -> DiskSpace:
 
 
 def _cache_directory(cache_dir: str | None) -> tuple[Path, int | None]:
-    """(the path of this host's cache directory, the limit of its bytes if one is set)."""
+    """(the path of this host's cache directory, the limit of its bytes, or None if no limit is set)."""
     options = parse_options({"path": "/", **given_options((), cache_dir)})
     return options.cache.directory(), options.cache.max_bytes
 
 
 def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, origin: str) -> pa.Table:
-    """Keys that were given as text, in the types of the key columns. Raises click.BadParameter for a text that is not a value of its column's
-    type."""
+    """Keys given as text, converted to the types of the key columns.
+
+    Raises click.BadParameter for a text that is not a value of its column's type.
+    """
     parts = [[key] if len(names) == 1 else key.split(",") for key in keys]
     for key, values in zip(keys, parts, strict=True):
         if len(values) != len(names):
@@ -101,7 +108,7 @@ def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, ori
 
 
 def show(facts: Mapping[str, Any], as_json: bool) -> None:
-    """Print facts: as JSON, or one per line."""
+    """Print facts, as JSON or one per line."""
     if as_json:
         click.echo(json.dumps(facts, default=_plain))
         return
@@ -116,7 +123,7 @@ def show(facts: Mapping[str, Any], as_json: bool) -> None:
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[str] | None = None) -> None:
-    """Print rows: as a JSON list, or as a table with these columns (None: the columns of the first row)."""
+    """Print rows, as a JSON list or as a table with these columns (None: the columns of the first row)."""
     if as_json:
         click.echo(json.dumps(list(rows), default=_plain))
         return
@@ -150,7 +157,7 @@ def count_text(name: str, value: int) -> str:
 
 
 def shown_url(path: str, cache_dir: str | None) -> str:
-    """A table's URL as messages show it, the same for all spellings of its path."""
+    """A table's URL in the form in which messages show it. It is the same for all spellings of the table's path."""
     if path.startswith(CATALOG_SCHEME):
         return redact("path", path)
     options = parse_options({"path": path, **given_options((), cache_dir)})

@@ -1,4 +1,4 @@
-"""`report`: an HTML page about this host's caches that a person reads in a minute. The page loads nothing from the network."""
+"""`report`: an HTML page about this host's caches that can be read in a minute. The page loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pyspark_lookup.core.metrics import BOUNDS_MS, UNSET, cumulate_buckets
 from pyspark_lookup.storage.disk import Disk, DiskSpace
 from pyspark_lookup.storage.host_metrics import Reload, TableCounts, read_reloads, read_table_counts
 
-_ENOUGH = 20  # with fewer events than this, a rate says nothing
+_ENOUGH = 20  # some advice needs at least this many events, because fewer may be chance
 
 
 @dataclasses.dataclass(frozen=True)
 class Hint:
-    """Advice: a symptom, and what would help. `urgent`: rows or queries are at stake, and not only speed."""
+    """Advice to the operator: a symptom, and a remedy. `urgent`: rows or queries are at stake, not only speed."""
 
     symptom: str
     advice: str
@@ -42,13 +42,15 @@ def block_hit_rate(values: Mapping[str, int]) -> float | None:
 
 
 def saved_bytes(values: Mapping[str, int]) -> int:
-    """The bytes that reading the table again for every query would have fetched, minus those that were fetched."""
+    """How many more bytes would have been fetched if every query had read its whole table again."""
     return max(values["resolvedBytes"] - values["ufsGetBytes"], 0)
 
 
 def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | None:
-    """The lowest of the bounds `BOUNDS_MS` that at least a `share` of the durations counted under `name` does not exceed. Infinite if there is no
-    such bound; None if no duration was counted."""
+    """The lowest bound of `BOUNDS_MS` such that at least a `share` of the durations counted under `name` are not longer.
+
+    Infinite if there is no such bound; None if no duration was counted.
+    """
     count = values[f"{name}Count"]
     if not count:
         return None
@@ -59,12 +61,12 @@ def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | N
 
 
 def hints(values: Mapping[str, int]) -> list[Hint]:
-    """The advice that follows from the counters of one table on one host, the most urgent first; [] if none."""
+    """The advice that follows from the counters of one table on one host, the most urgent first."""
     return sorted(_find_hints(values), key=lambda hint: not hint.urgent)
 
 
 def disk_hints(space: DiskSpace) -> list[Hint]:
-    """The advice that follows from the use of a cache directory."""
+    """The advice that follows from the space that a cache directory takes."""
     if not 0 <= space.free < space.budget - space.used_bytes:
         return []
     return [
@@ -153,14 +155,14 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
 
 _TEMPLATE = importlib.resources.files("pyspark_lookup.cli").joinpath("report.html.jinja")  # works from a zip, too
 _SHOWN_RELOADS = 100
-_FIRST = 5  # tables in a line of the overview
-_UNFOLDED = 8  # with more tables, each section is folded
+_FIRST = 5  # the most tables in a line of the overview
+_UNFOLDED = 8  # if there are more tables, their sections are folded
 _STALE_S, _SLOW_MS, _LARGE_BYTES = 60.0, 10.0, 256 * 2**20
 _WIDTH, _HEIGHT = 600.0, 90.0
 
 
 class _Bar(NamedTuple):
-    """A reload in the timeline: its position in the drawing, and its tooltip."""
+    """A reload in the timeline: its position in the drawing, and the text of its tooltip (`says`)."""
 
     x: float
     y: float
@@ -179,7 +181,7 @@ class _Timeline(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _TableSection:
-    """A table's section of the page. `anchor`: the target of links. `failing`: what has gone wrong, in words."""
+    """A table's section of the page. `anchor`: the target of links. `failing`: the table's failures, in words."""
 
     anchor: str
     counts: TableCounts
@@ -200,7 +202,8 @@ class _TableSection:
 
 
 class _Finding(NamedTuple):
-    """A line of the overview: a kind of problem, the tables that have it most, each with a remark, and how many other tables have it."""
+    """A line of the overview: a kind of problem, the tables that have it most, each with a remark, and the number of other tables that have
+    it."""
 
     title: str
     tables: Sequence[tuple[_TableSection, str]]
@@ -237,7 +240,7 @@ def report(disk: Disk, clock: HostClock) -> str:
 
 
 def _overview(sections: Sequence[_TableSection]) -> list[_Finding]:
-    """The tables with failures, then the stale tables, the slow and the large ones; in each group the worst first."""
+    """The tables with failures, then the stale tables, the slow and the large ones. In each group, the worst tables come first."""
     ranked: list[tuple[str, list[tuple[float, _TableSection, str]]]] = [
         ("Failing", [(len(table.failing), table, table.failing) for table in sections if table.failing]),
         (
@@ -257,7 +260,7 @@ def _overview(sections: Sequence[_TableSection]) -> list[_Finding]:
 
 
 def _failing(table: TableCounts, reloads: Sequence[Reload]) -> str:
-    """The table's failures in words; "" if there are none."""
+    """The failures of a table in words; "" if there are none."""
     parts = []
     if reloads and reloads[-1].error:
         parts.append(f"the last reload failed: {reloads[-1].error}")
@@ -289,7 +292,8 @@ def _table_section(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -
 
 
 def _timeline(reloads: Sequence[Reload]) -> _Timeline | None:
-    """The reloads as bars over time; None without reloads. A bar's width and height show how long the reload took; each is at least 3 pixels."""
+    """The reloads as bars over time; None if there are none. A bar's width and height show how long the reload took. Both are at least 3
+    pixels."""
     if not reloads:
         return None
     first, last = reloads[0].at_s, max(reload.at_s + reload.seconds for reload in reloads)

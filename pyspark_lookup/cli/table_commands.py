@@ -1,4 +1,4 @@
-"""Commands about one table: its description, its rows, and its upkeep."""
+"""Commands that work on one table: they describe it, read its rows, or maintain it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from pyspark_lookup.options.conf_file import redact
 
 
 def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProxyType({})) -> Callable[..., Any]:
-    """Makes a command that takes a table's path and options from a function that takes the opened table. `more`: options that the command always
-    sets."""
+    """Make a command that takes a table's path and options, from a function that takes the open table. `more`: options that the command
+    always sets."""
 
     @functools.wraps(command)
     def run(path: str, options: tuple[str, ...], cache_dir: str | None, **arguments: Any) -> None:
@@ -46,7 +46,7 @@ def describe(table: LookupTable, as_json: bool) -> None:
     facts = table.describe()
     if not as_json:
         names = [key for key, value in facts.items() if value not in (None, {}, [], ())]
-        if facts["kind"] == "PROVIDER":  # a provider's table counts as one file, whose size is not known
+        if facts["kind"] == "PROVIDER":  # a provider's table counts as one file, whose size has no meaning
             names = [key for key in names if key not in ("files", "bytes")]
         facts = {key: bytes_text(facts[key]) if key == "bytes" else facts[key] for key in names}
         option_texts = {key: redact(key, value) for key, value in table.given.items() if key != "path"}

@@ -1,4 +1,4 @@
-"""Shared by all other packages: clocks, metrics, threads, and checks of decoded values."""
+"""What all other packages share: clocks, metrics, threads, and checks of decoded values."""
 
 import platform
 import sys

@@ -1,7 +1,7 @@
-"""`HostClock`: a host's clocks, passed as one argument; `Timer`: runs the periodic tasks of a process on one thread.
+"""`HostClock`: a host's clocks, passed as one argument. `Timer`: runs the periodic tasks of a process on one thread.
 
-`wall_s` is Unix time, for comparing with the times of files. `steady_s` counts from the host's start
-and is never stepped. Its values can be compared between processes of the same `boot`, and only between those.
+`wall_s` is Unix time, to be compared with the times of files. `steady_s` counts from the host's start, and is never set back or forward. Its values can be
+compared between processes of the same `boot`, but not of different ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pyspark_lookup.core.threads import ends_with_process, sleep
 
-# It goes on while the machine is suspended, and an age must include that time.
+# Unlike CLOCK_MONOTONIC, this clock goes on while the machine is suspended. An age must include that time.
 _STEADY_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -38,7 +38,7 @@ def _boot_id() -> str:
 class HostClock:
     """The functions that read a host's two clocks, in seconds, and a function that sleeps.
 
-    `boot`: the id of the host's present boot; empty if the system does not tell it.
+    `boot`: the id of the host's present boot; empty if the operating system does not tell it.
     """
 
     wall_s: Callable[[], float] = time.time
@@ -48,25 +48,27 @@ class HostClock:
 
 
 Task = Callable[[], float | None]
-"""A function that does the work that is due, without waiting for anything. It returns the seconds until its next run; None: never again."""
+"""A function that does the work that is due, and never waits. Returns the seconds until its next run (None: it is not run again)."""
 
 _log = logging.getLogger("pyspark_lookup.timer")
-_AFTER_ERROR_S = 60.0
-_AT_ONCE = 8
-_LONG_S = 10.0
+_AFTER_ERROR_S = 60.0  # a task that has failed runs again after this time
+_AT_ONCE = 8  # pieces of background work, see `Timer.has_room`
+_LONG_S = 10.0  # work that takes longer than this no longer counts for `Timer.has_room`
 
 
 class Timer:
-    """Runs tasks one after the other on one thread, each at the time that it asked for. The thread ends when no task is left.
+    """Runs tasks one after the other on one thread, each at the time that it has asked for. The thread ends when no task is left.
 
-    `start`: a function that starts a thread with the given name and work. A forked child must not use the timer of its parent.
+    `start`: a function that starts a thread with the given name and function. Must not be used after a fork.
     """
 
     def __init__(self, start: Callable[[str, Callable[[], None]], object]) -> None:
         self._start = start
         self._changed = threading.Condition()
-        self._times: dict[Task, float] = {}  # when each runs next, on Python's monotonic clock
-        self._queue: list[tuple[float, int, Task]] = []  # these times, and times that `run_soon` has replaced
+        self._times: dict[Task, float] = {}  # by task: when it runs next, on Python's monotonic clock
+        self._queue: list[
+            tuple[float, int, Task]
+        ] = []  # (time, number, task); some entries are out of date, see `_next`
         self._numbers = itertools.count()
         self._running = self._ended = False
         self._thread: threading.Thread | None = None
@@ -74,7 +76,7 @@ class Timer:
         ends_with_process(self)
 
     def run_soon(self, task: Task) -> None:
-        """Run a task as soon as possible; if it is running now, once more. Raises RuntimeError if no thread can be started."""
+        """Run a task as soon as possible. If it is running now, it runs once more. Raises RuntimeError if no thread can be started."""
         with self._changed:
             if self._ended:
                 raise RuntimeError("the process is ending")
@@ -94,11 +96,11 @@ class Timer:
 
     @property
     def can_be_awaited(self) -> bool:
-        """Whether the current thread may wait for a task to run: the timer has a thread, which is not the current one."""
+        """Whether the current thread may wait until a task has run: the timer has a thread, and that is not the current thread."""
         return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
 
     def has_room(self) -> bool:
-        """Whether a task may start background work: of the work that began in the last 10 seconds, fewer than 8 pieces still run."""
+        """Whether a task may start background work: fewer than 8 of the works that began in the last 10 seconds are still running."""
         since_s = time.monotonic() - _LONG_S
         self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
         return len(self._running_work) < _AT_ONCE
@@ -108,7 +110,7 @@ class Timer:
         self._running_work.append((time.monotonic(), work))
 
     def end(self) -> None:
-        """Run no more tasks."""
+        """Stop running tasks."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -123,7 +125,9 @@ class Timer:
             while self._times and not self._ended:
                 at_s, _, task = self._queue[0]
                 wait_s = at_s - time.monotonic()
-                if self._times.get(task) != at_s:  # the task now has another time, or none
+                if (
+                    self._times.get(task) != at_s
+                ):  # out of date: `run_soon` has given the task another time, or it was removed
                     heapq.heappop(self._queue)
                 elif wait_s > 0:
                     self._changed.wait(wait_s)

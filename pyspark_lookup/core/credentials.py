@@ -1,4 +1,5 @@
-"""Makes text from outside, such as paths and error messages, safe to show: no credentials, and no harm to terminals, logs or pages."""
+"""Makes text from outside, such as paths and error messages, safe to show: hides credentials, and escapes characters that could control a
+terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _NAMES_COMPARED = 1000
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """The text with its unprintable characters escaped, so that it cannot control a terminal. Line ends are kept if `lines` is true."""
+    """The text with its unprintable characters escaped, so that it cannot control a terminal. If `lines` is true, line ends stay."""
     if text.isprintable():
         return text
     return "".join(
@@ -21,7 +22,7 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def names_shown(names: Sequence[str], unknown_name: str = "") -> str:
-    """What an error about `unknown_name` says of the known `names`: the first 30, and the name that was probably meant."""
+    """The known `names` as text for an error about `unknown_name`: the first 30, and the name that was probably meant."""
     more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
     spelled = {name.lower(): name for name in names[:_NAMES_COMPARED]}
     close_names = difflib.get_close_matches(unknown_name.lower(), spelled, 1, 0.7)
@@ -112,22 +113,22 @@ _OWN_OPTION = re.compile(r"lookup\.[\w.-]*$")
 
 
 def names_secret(name: str) -> bool:
-    """Whether an option of this name has a credential as its value."""
+    """Whether an option with this name has a credential as its value."""
     return _SECRET_OPTION.search(name) is not None
 
 
 def names_bucket_with_credentials(path: str) -> bool:
-    """Whether a URL has a user or a key before the name of its bucket, where no store reads credentials."""
+    """Whether a URL has a user or a key before the name of its bucket. No store reads credentials there."""
     return _KEY_PAIR.match(path) is not None or _BUCKET_USER.match(path) is not None
 
 
 def without_url_credentials(text: str) -> str:
-    """A path, or the value of another option, with the credentials in its URLs and connection strings hidden."""
+    """A path, or the value of another option, without the credentials in its URLs and connection strings."""
     return _CONNECTION.sub(rf"\1{_HIDDEN}", _without_parts(text)) if _MAY_HOLD.search(text) else text
 
 
 def without_credentials(text: str) -> str:
-    """A text of any origin with its credentials hidden; a harmless text that looks like one may be hidden, too."""
+    """A text of any origin without its credentials. Harmless text that looks like a credential may be hidden, too."""
     if not _MAY_HOLD.search(text):
         return text
     text = _without_parts(_PEM.sub(_HIDDEN, text))
@@ -146,14 +147,14 @@ def _without_parts(url: str) -> str:
 
 def _without_user(match: re.Match[str]) -> str:
     scheme, user = match[1], match[2]
-    # The part before the @ is a container.
+    # In these URLs, the part before the @ is the name of a container.
     if scheme.lower() in ("abfs://", "abfss://", "wasb://", "wasbs://") and ":" not in user:
         return match[0]
     return f"{scheme}{_HIDDEN}@"
 
 
 def _without_last(match: re.Match[str]) -> str:
-    """The match with the credential at its end hidden; its quotes stay."""
+    """The matched text without the credential at its end. Quotes around the credential stay."""
     quote = match.groupdict().get("q") or ""
     before = match[1] if quote else next(filter(None, match.groups()), "")
     return match[0] if _HIDDEN[:-1] in match[0][len(before) :] else f"{before}{quote}{_HIDDEN}{quote}"
@@ -162,7 +163,7 @@ def _without_last(match: re.Match[str]) -> str:
 def _without_value(match: re.Match[str]) -> str:
     prefix = match["name"] + match["sep"]
     secret = match[0][len(prefix) :]
-    # `option lookup.storage.token: …` is a message of ours, and not a secret.
+    # Our own messages begin with the name of an option, as in `option lookup.storage.token: …`, and what follows is not a secret.
     if _HIDDEN in secret or (match["sep"].startswith(":") and _OWN_OPTION.search(match.string, 0, match.start())):
         return match[0]
     quote = match["q"] or ""

@@ -1,6 +1,6 @@
-"""Checks of values that were read from JSON: `as_text(value)` returns a str, or raises TypeError or ValueError.
+"""Checks of values that were read from JSON. `as_text(value)`, for instance, returns a str, or raises TypeError or ValueError.
 
-Files on a disk or in a store may be damaged, or written by another version of this package.
+The checks are needed because files may be damaged, or written by another version of this package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import reprlib
 from typing import Any
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""The errors that decoding raises for a value that does not have the expected form."""
+"""The errors that decoding raises for malformed values."""
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
@@ -36,7 +36,7 @@ def as_texts(value: Any) -> tuple[str, ...]:
 
 
 def as_name(value: Any) -> str:
-    """A file name that stays within its directory: no separators, not `.` or `..`."""
+    """A file name that stays within its directory: without separators, and not `.` or `..`."""
     name = as_text(value)
     if name in ("", ".", "..") or "/" in name or not is_encodable(name):
         raise ValueError(f"{show(name)} is not a file name")
@@ -44,7 +44,7 @@ def as_name(value: Any) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a file name can have this text on this system."""
+    """Whether this system can have a file with this name."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -52,7 +52,10 @@ def is_encodable(text: str) -> bool:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8, as stores and Arrow need. A text from JSON may have one half of a UTF-16 pair, which cannot."""
+    """Whether a text can be encoded as UTF-8, as stores and Arrow require.
+
+    A text from JSON may contain one half of a UTF-16 pair, which cannot be encoded.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -88,7 +91,7 @@ def as_number(value: Any) -> float:
 
 
 def as_decimal(text: str) -> decimal.Decimal | None:
-    """The number in a text; None if the text is no number, or is NaN, infinite or of an exponent that no column can have.
+    """The number in a text; None if the text is not a number, or is NaN, infinite, or has an exponent that no column can have.
 
     Arithmetic with larger exponents could take minutes.
     """

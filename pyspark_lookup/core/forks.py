@@ -1,8 +1,9 @@
-"""Keeps a forked child from inheriting locks that a thread held in its parent, or state that was half changed under such a lock.
+"""Protects a forked child from locks that a thread of its parent held, and from state that was half changed under such a lock.
 
-Only the thread that forks goes on in the child. A lock that another thread held stays locked for ever, so locks are in objects that each
-process makes anew (`lookup.runtime`), or are made here. Before Python 3.12 each `functools.cached_property` has a lock, which all objects
-share; `cached_property` here has none. A module that another thread was importing during the fork is imported again by the child.
+Only the thread that forks goes on in the child. A lock that another thread held would stay locked for ever. So locks are in objects that each
+process makes anew (`lookup.runtime`), or are a `ForkSafeLock`. Before Python 3.12, each `functools.cached_property` has a lock that all
+objects share; the `cached_property` here has none. If another thread was importing a module during the fork, the child imports that module
+again.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
-_LOCKED_PROPERTIES_IN = ("fsspec", "pyiceberg")  # other packages that we call in threads
+_LOCKED_PROPERTIES_IN = ("fsspec", "pyiceberg")  # packages with cached properties that we call in threads
 
 
 class Inherited(Protocol):
-    """An object that a forked child resets: `reset_in_child` is called there before anything else runs."""
+    """An object that is reset in a forked child: `reset_in_child` is called there before other code runs."""
 
     def reset_in_child(self) -> None: ...
 
@@ -31,12 +32,13 @@ _inherited: weakref.WeakValueDictionary[int, Inherited] = weakref.WeakValueDicti
 
 
 def resets_in_child(owner: Inherited) -> None:
-    """Register an object to be reset in each child that this process forks, for as long as the object lives."""
+    """Register an object. It is reset in each child that this process forks while the object exists."""
     _inherited[id(owner)] = owner
 
 
 class ForkSafeLock:
-    """A lock for objects that outlive a fork, such as a module's globals: it is free in a child, whoever held it in the parent."""
+    """A lock for objects that outlive a fork, such as a module's globals. In a forked child it is free, even if a thread held it in the
+    parent."""
 
     def __init__(self) -> None:
         self.reset_in_child()
@@ -57,8 +59,10 @@ class ForkSafeLock:
 
 
 class cached_property(Generic[T]):  # noqa: N801 # the name that functools uses
-    """A property that is computed once for each object, without a lock. The race: threads that ask at the same time may each compute it; all
-    get the same value."""
+    """A property that is computed once for each object, without a lock.
+
+    The race: threads that read the property at the same time may each compute it. All of them get the same value.
+    """
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make
@@ -87,7 +91,7 @@ def _reset_all() -> None:
 
 
 def _leave_imports() -> None:
-    """Forget the modules that other threads were importing: nobody finishes them in a child, and their locks stay locked."""
+    """Forget the modules that other threads were importing during the fork. No thread would finish these imports in the child."""
     locks = getattr(importlib._bootstrap, "_module_locks", {})  # Python does not reset these locks
     for name, reference in list(locks.items()):
         lock = reference()

@@ -1,4 +1,4 @@
-"""Checks the free memory, so that data that does not fit raises an error instead of killing the process."""
+"""Checks the free memory, so that data that is too large raises an error instead of killing the process."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 from pyspark_lookup.errors import NotSupportedError
 
 _GROUP = Path("/sys/fs/cgroup")
-_LARGE = 64 * 1024 * 1024  # bytes; less is not checked
+_LARGE = 64 * 1024 * 1024  # smaller sizes, in bytes, are not checked
 
 
 def free_bytes() -> int:
-    """About how many bytes of memory this process may still take."""
+    """About how many bytes of memory this process can still take."""
     return min(_read_free(), default=sys.maxsize)
 
 
 def has_room(size: int) -> bool:
-    """Whether `size` bytes of memory are free. A small size is not checked."""
+    """Whether `size` bytes of memory are free. Sizes up to 64 MiB are not checked."""
     return size <= _LARGE or size <= free_bytes()
 
 
 def check_room(size: int, purpose: str) -> None:
     """Raise NotSupportedError if fewer than `size` bytes of memory are free.
 
-    `purpose`: the words with which the message begins, in the plural; they name the data that needs the memory.
+    `purpose`: the first words of the message, a plural that names the data for which the memory is needed.
     """
     if not has_room(size):
         raise NotSupportedError(
@@ -36,7 +36,7 @@ def check_room(size: int, purpose: str) -> None:
 
 
 def _read_free() -> Iterator[int]:
-    """The free bytes of the host, those of the container, and those below the process's own limit, without the ones that are unknown."""
+    """The free bytes of the host, of the container, and below the process's own limit, as far as they are known."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         yield _numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -44,7 +44,7 @@ def _read_free() -> Iterator[int]:
         # `memory.current` includes the page cache and mapped snapshots, which the kernel drops when memory runs short.
         current_bytes = int((_GROUP / "memory.current").read_text())
         used_bytes = max(current_bytes - statistics["inactive_file"] - statistics["active_file"], 0)
-        # Without a limit the file says `max`, and int() fails.
+        # If there is no limit, the file contains `max`, and int() raises ValueError.
         yield int((_GROUP / "memory.max").read_text()) - used_bytes
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
@@ -53,5 +53,5 @@ def _read_free() -> Iterator[int]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The numbers by name in a file of which every line begins with a name and its number."""
+    """The numbers in a file by name. Every line of the file begins with a name and a number."""
     return {line.split()[0]: int(line.split()[1]) for line in path.read_text().splitlines()}

@@ -1,13 +1,13 @@
 """`CacheMetricGroup`: named counters and gauges of one table in one process (FLIP-221).
 
-The FLIP's seven names are kept as Flink ships them; ours stand beside them. Rules:
+The seven metrics of the FLIP have the names that Flink gives them. The others are ours. Rules:
 
-- A counter only grows. A gauge that nobody has set is `UNSET` (-1), as in Flink.
+- A counter only grows. A gauge that was never set is `UNSET` (-1), as in Flink.
 - The durations of each name in `TIMES` are a histogram, kept as counters: `<name>Count`, `<name>Micros`, and for each of `BOUNDS_MS`
-  `<name>UpTo<bound>`, the number of durations of at most that many milliseconds that are longer than the bound before. A duration
+  `<name>UpTo<bound>`, which counts the durations of at most `bound` milliseconds that are longer than the bound before it. A duration
   above the last bound is in no bucket.
-- Each `ufs*Count` grows by one with each attempt to call the store, failed attempts included.
-- `blockHitCount` + `blockMissCount` = blocks asked for. A damaged block is a miss too.
+- Each `ufs*Count` grows by one with each attempt to call the store, even if the attempt fails.
+- `blockHitCount` + `blockMissCount` is the number of requested blocks. A damaged block is also a miss.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ HOST_GAUGES: Mapping[str, str] = {
     "diskBudget": "maximum bytes of the cache directory (lookup.cache.max-bytes)",
     "diskFreeBytes": "free bytes on the disk of the cache directory",
 }
-"""Gauges that are computed when somebody reads them, and that no process sets."""
+"""Gauges that are computed when they are read, and that no process sets."""
 
 _PLACES = {name: place for place, name in enumerate(COUNTERS)}
 _GAUGE_PLACES = {name: place for place, name in enumerate(GAUGES, len(COUNTERS))}
@@ -136,11 +136,11 @@ _TIME_PLACES = {
 
 
 class CacheMetricGroup:
-    """Counters and gauges of one table in this process; safe from many threads."""
+    """Counters and gauges of one table in this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # An array, because after each batch its bytes are written into the host's file of metrics.
+        # The values are an array, because its bytes are written to the process's file of counters after each batch.
         self._values = array.array("q", [0] * len(COUNTERS) + [UNSET] * len(GAUGES))
 
     def inc(self, name: str, amount: int = 1) -> None:
@@ -164,7 +164,7 @@ class CacheMetricGroup:
             self._values[_GAUGE_PLACES[name]] = value
 
     def pack(self) -> bytes:
-        """All values at one moment as int64s of this machine: those of `COUNTERS`, then those of `GAUGES`, in their order."""
+        """All values at one moment, as int64s in this machine's byte order: first those of `COUNTERS`, then those of `GAUGES`."""
         with self._lock:
             return self._values.tobytes()
 
@@ -176,7 +176,10 @@ class CacheMetricGroup:
 
 
 class MetricsOfCache(CacheMetricGroup):
-    """The metric group for a user's own cache. It has the numbers of `live`, but ignores the cache's hits and misses: lookups count these."""
+    """The metric group for a cache that a user has written. It shares the numbers of `live`.
+
+    It ignores the hits and misses that the cache counts, because lookups count them.
+    """
 
     def __init__(self, live: CacheMetricGroup) -> None:
         self._lock, self._values = live._lock, live._values
@@ -187,7 +190,10 @@ class MetricsOfCache(CacheMetricGroup):
 
 
 def add_metrics(snapshots: list[Mapping[str, int]]) -> dict[str, int]:
-    """The metrics of several processes together. `snapshots`: oldest first. Counters are added; a gauge has the last value that was set."""
+    """The metrics of several processes in sum. Counters are added; a gauge has the value that was set last.
+
+    `snapshots`: the metrics of each process, oldest first.
+    """
     total = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, UNSET)}
     for snapshot in snapshots:
         for name in COUNTERS:

@@ -1,9 +1,9 @@
-"""Background threads, which end before the interpreter does; and threads that work for one caller, who gets their results in order.
+"""Background threads that end before the interpreter does, and threads that work for one caller, who gets their results in order.
 
-The race: while the process is ending, Python (before 3.14) ends a daemon thread that acquires the GIL, wherever that thread is. In a
-destructor of Arrow's, for instance of a batch over a mapped file, this aborts the process. So all our threads are started here. At the end
-of the process they are asked to end, and awaited: they stop their work at the next place where nothing is half done (`check`). They are
-daemons nevertheless, so that a thread that hangs in foreign code, or in a store that does not answer, keeps no process from ending.
+The race: while the process is ending, Python (before 3.14) ends a daemon thread that acquires the GIL, wherever that thread is. If it is in a
+destructor of Arrow's, for instance that of a batch over a mapped file, this aborts the process. So all our threads are started here. At the
+end of the process they are asked to end, and awaited. Each stops at its next call of `check`, where no work is half done. They are daemons
+nevertheless, so that a thread that hangs in foreign code, or waits for a store, does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _log = logging.getLogger("pyspark_lookup.threads")
 _END_S = (
     10.0  # far longer than the time between two calls of `check`, but short for somebody who waits for a process to end
 )
-_FOREIGN_END_S = 2.0  # for threads that run a user's code, which calls no `check`
+_FOREIGN_END_S = 2.0  # the same for threads that run a user's code, which does not call `check`
 
 
 class ProcessEndsError(BaseException):
-    """The process is ending, so a background thread stops its work: nothing has failed."""
+    """Raised in a background thread to stop its work because the process is ending. Nothing has failed."""
 
 
 class Ending(Protocol):
-    """An owner of waiting threads: `end` makes them return soon."""
+    """An owner of waiting threads. `end` makes these threads return soon."""
 
     def end(self) -> None: ...
 
@@ -46,7 +46,8 @@ class _Thread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._work = work
         self.foreign = foreign
-        # `end_all` may see a thread that another thread is about to start; join() would fail for it, and this event does not.
+        # The race: `end_all` may see this thread before another thread has started it. join() would then fail, so `end_all` waits for this
+        # event first.
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -55,13 +56,13 @@ class _Thread(threading.Thread):
         except ProcessEndsError:
             pass
         finally:
-            del self._work  # frees what the function holds, although somebody may still have this thread
+            del self._work  # frees the objects that the function refers to, even if somebody keeps this thread object
             _threads.running.discard(self)
             self.over.set()
 
 
 class _Threads:
-    """The threads of this process. A forked child has none."""
+    """The threads of this process that `start` has started. A forked child begins without any."""
 
     def __init__(self) -> None:
         self.reset_in_child()
@@ -77,9 +78,9 @@ _threads = _Threads()
 
 
 def start(name: str, work: Callable[[], None], *, foreign: bool = False) -> threading.Thread:
-    """Start a thread that runs a function, and return it. Raises RuntimeError if there can be no more threads.
+    """Start a thread that runs a function, and return it. Raises RuntimeError if no more threads can be started.
 
-    `foreign`: the function runs a user's code, and somebody waits for its result. Without `foreign`, RuntimeError is also raised once the
+    `foreign`: the function runs a user's code, and a caller waits for its result. Without `foreign`, RuntimeError is also raised once the
     process is ending.
     """
     if _threads.ended.is_set() and not foreign:
@@ -95,7 +96,7 @@ def start(name: str, work: Callable[[], None], *, foreign: bool = False) -> thre
 
 
 def ends_with_process(owner: Ending) -> None:
-    """Register an owner whose `end` is called when the process ends, if the owner still exists."""
+    """Register an owner. Its `end` is called when the process ends, if the owner still exists then."""
     _threads.endings[id(owner)] = owner
 
 
@@ -105,18 +106,18 @@ def has_ended() -> bool:
 
 
 def is_ending() -> bool:
-    """Whether the process is ending, and the current thread is one of ours."""
+    """Whether the process is ending and the current thread is one that `start` has started."""
     return _threads.ended.is_set() and isinstance(threading.current_thread(), _Thread)
 
 
 def check() -> None:
-    """Raise ProcessEndsError in a thread of ours if the process is ending. Call it where no work is half done."""
+    """Raise ProcessEndsError in a thread of ours if the process is ending. Call this where no work is half done."""
     if is_ending():
         raise ProcessEndsError
 
 
 def sleep(seconds: float) -> None:
-    """`time.sleep`, except that a thread of ours wakes up with ProcessEndsError when the process is ending."""
+    """Like `time.sleep`, but a thread that `start` has started wakes up with ProcessEndsError when the process is ending."""
     if isinstance(threading.current_thread(), _Thread):
         _threads.ended.wait(seconds)
         check()
@@ -126,14 +127,14 @@ def sleep(seconds: float) -> None:
 
 @atexit.register
 def end_all() -> None:
-    """End all threads that were started here, and wait for them: up to 10 seconds, for a user's code up to 2."""
-    if _threads.ended.is_set():  # called again: threads that still run did not stop in time before
+    """End all threads that `start` has started, and wait for them: up to 10 seconds, for threads with a user's code up to 2."""
+    if _threads.ended.is_set():  # this is a second call: threads that still run did not stop in time at the first
         return
     _threads.ended.set()
     for owner in list(_threads.endings.values()):
         owner.end()
     since_s, late_threads = time.monotonic(), set[_Thread]()
-    # The threads that were awaited may have started others just before.
+    # A thread may have started others just before it ended, so the set of running threads is looked at again.
     while unfinished := _threads.running - late_threads - {threading.current_thread()}:
         thread = min(unfinished, key=lambda thread: thread.foreign)
         left_s = since_s + (_FOREIGN_END_S if thread.foreign else _END_S) - time.monotonic()
@@ -197,7 +198,8 @@ class _Workers(Generic[T, R]):
 
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """The results of `do` for each item, in order, from `threads` threads that run only a little ahead of the caller.
+    """The results of `do` for each item, in the order of the items. They are computed by `threads` threads, only a little ahead of the
+    caller.
 
     If `threads` is 0, or no thread can be started, the caller's thread runs `do`.
     """

@@ -1,8 +1,11 @@
-"""`ValidWriteIdList`: which of a table's writes a reader may see (HIVE-21637).
+"""`ValidWriteIdList`: the writes of a table that a reader may see (HIVE-21637).
 
-A table's writes are numbered from 1. A list has the highest number that its reader knows (the high watermark), and the writes up to it that
-are not committed: still open, or aborted. All others up to the watermark are valid; none above it is. Lists are values. They are compared
-as the sets of writes that they let through, never by an order of their own (Hive's order was wrong for one history in seven, HIVE-24975).
+A table's writes are numbered from 1. A list has the highest number that its reader knows (the high watermark), and the numbers up to it of
+the writes that are not committed: they are open or aborted. All other writes up to the watermark are valid. No write above the watermark is
+valid.
+
+Lists are values. They are compared as the sets of their valid writes, never by an order of their own (Hive's order was wrong for one history
+in seven, HIVE-24975).
 """
 
 from __future__ import annotations
@@ -14,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote
 
 NO_OPEN_WRITE_ID = 2**63 - 1
-"""The least open write id in the text of a list that has none, as in Hive."""
+"""If a list has no open write, its text has this number as the least open write id, as in Hive."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _UNESCAPED = re.compile(r"[^:,$]+")
 
 
 class RangeResponse(enum.Enum):
-    """For how many of a range of write ids a condition is true."""
+    """For how many of the write ids in a range a condition is true."""
 
     NONE = "NONE"
     SOME = "SOME"
@@ -31,9 +34,9 @@ class RangeResponse(enum.Enum):
 class ValidWriteIdList:
     """The writes of `table` that a reader may see: those up to `high_watermark` that are neither open nor aborted.
 
-    `open_ids`: the ids of writes that have not ended, ascending. `aborted_ids`: the ids of writes that no reader will ever see, ascending.
-    Raises ValueError for an empty name, a watermark below 0 or above 2**63 - 2, and ids that are below 1, above the watermark, or in both
-    lists.
+    `open_ids`: the ids of writes that have not ended, ascending. `aborted_ids`: the ids of writes whose rows no reader will ever see,
+    ascending. Raises ValueError for an empty name, for a watermark below 0 or above 2**63 - 2, and for ids that are below 1, above the
+    watermark, or in both lists.
     """
 
     __slots__ = ("_exceptions", "aborted_ids", "high_watermark", "open_ids", "table")
@@ -57,9 +60,10 @@ class ValidWriteIdList:
 
     @classmethod
     def parse(cls, text: str) -> ValidWriteIdList:
-        """The list that `str()` wrote, `table:highWatermark:minOpen:open,…:aborted,…`, as Hive writes it.
+        """The list in a text that `str()` wrote: `table:highWatermark:minOpen:open,…:aborted,…`, as in Hive.
 
-        Raises ValueError for any other text, also for an empty one and for one that was cut off: neither may let more writes through.
+        Raises ValueError for any other text. An empty text, or one that was cut off, is refused, too, because a shorter list could include
+        more writes.
         """
         parts = text.split(":") if isinstance(text, str) else []
         if len(parts) != 5:
@@ -69,13 +73,13 @@ class ValidWriteIdList:
             raise _parse_error(text, "the name of a table in the first part")
         write_ids = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
         lowest = _number(text, least)
-        # Hive takes this number from its caller: it is one of the open ids, not always the least.
+        # Hive gets this number from its caller. It is one of the open ids, but not always the least.
         if lowest != NO_OPEN_WRITE_ID if not write_ids.open_ids else lowest not in write_ids.open_ids:
             raise _parse_error(text, f"an open id in the third part, or {NO_OPEN_WRITE_ID} if no write is open")
         return write_ids
 
     def __str__(self) -> str:
-        """Hive's form, `t1:5:2:2,4:`; a name's `:`, `,`, `$` and `%` are percent-encoded."""
+        """The list as text, in Hive's form: `t1:5:2:2,4:`. The characters `:`, `,`, `$` and `%` of the table's name are percent-encoded."""
         least = self.min_open if self.open_ids else NO_OPEN_WRITE_ID
         name = "".join(quote(char) if char in ":,$%" else char for char in self.table)
         ids = (",".join(map(str, group)) for group in (self.open_ids, self.aborted_ids))
@@ -106,17 +110,18 @@ class ValidWriteIdList:
     # --- questions --------------------------------------------------------------------------------
 
     def is_valid(self, id_: int) -> bool:
-        """Whether the write's rows may be seen. Raises ValueError for an id below 1."""
+        """Whether the rows of a write may be seen. Raises ValueError for an id below 1."""
         return self._check_number(id_) <= self.high_watermark and not _contains(self._exceptions, id_)
 
     def is_aborted(self, id_: int) -> bool:
-        """Whether the write is known to have been aborted. Raises ValueError for an id below 1."""
+        """Whether the list says that a write was aborted. Raises ValueError for an id below 1."""
         return _contains(self.aborted_ids, self._check_number(id_))
 
     def is_range_valid(self, low: int, high: int) -> RangeResponse:
         """How many of the ids from `low` to `high` are valid. Raises ValueError for an empty range.
 
-        Ids above the watermark are not valid. (Hive says ALL if no exception lies below `high`, even above the watermark.)
+        Ids above the watermark are not valid. (Here Hive differs: it says ALL if no open or aborted id lies below `high`, even above the
+        watermark.)
         """
         above = max(high - max(low - 1, self.high_watermark), 0)
         return self._response(low, high, high - low + 1 - above - _count(self._exceptions, low, high))
@@ -133,9 +138,9 @@ class ValidWriteIdList:
         return RangeResponse.ALL if count == high - low + 1 else RangeResponse.SOME
 
     def covers(self, other: ValidWriteIdList) -> bool:
-        """Whether every write that is visible in `other` is visible here, too.
+        """Whether every write that is valid in `other` is also valid in this list.
 
-        Raises ValueError for the list of another table, with which it cannot be compared.
+        Raises ValueError if `other` is a list of another table, because such lists cannot be compared.
         """
         if other.table != self.table:
             raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
@@ -146,13 +151,14 @@ class ValidWriteIdList:
         return all(id_ in other_exceptions for id_ in exceptions if id_ <= other.high_watermark)
 
     def equivalent(self, other: ValidWriteIdList) -> bool:
-        """Whether the same writes are visible in both, whatever else the lists know (`t:12:8:8:12` and `t:11:8:8:` are equivalent)."""
+        """Whether the same writes are valid in both lists, even if the lists differ otherwise (`t:12:8:8:12` and `t:11:8:8:` are
+        equivalent)."""
         return self.covers(other) and other.covers(self)
 
     # --- new values -------------------------------------------------------------------------------
 
     def open(self, id_: int) -> ValidWriteIdList:
-        """The list in which `id_` is open. Ids between the watermark and `id_` become open, too.
+        """A new list in which `id_` is open. Ids between the watermark and `id_` become open, too.
 
         Raises ValueError for an id that is committed or aborted.
         """
@@ -161,13 +167,13 @@ class ValidWriteIdList:
         return self._extend(id_, self.open_ids, self.aborted_ids, (id_,))
 
     def commit(self, id_: int) -> ValidWriteIdList:
-        """The list in which `id_` is valid. Ids between the watermark and `id_` become open. Raises ValueError for an aborted id."""
+        """A new list in which `id_` is valid. Ids between the watermark and `id_` become open. Raises ValueError for an aborted id."""
         if _contains(self.aborted_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} was aborted: it cannot be committed")
         return self._extend(id_, {*self.open_ids} - {id_}, self.aborted_ids)
 
     def abort(self, id_: int) -> ValidWriteIdList:
-        """The list in which `id_` is aborted. Ids between the watermark and `id_` become open. Raises ValueError for a committed id."""
+        """A new list in which `id_` is aborted. Ids between the watermark and `id_` become open. Raises ValueError for a committed id."""
         if id_ <= self.high_watermark and self.is_valid(id_):
             raise ValueError(f"write id {id_} of {self.table} was committed: it cannot be aborted")
         return self._extend(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._check_number(id_)})
@@ -190,7 +196,7 @@ def _contains(ids: Sequence[int], id_: int) -> bool:
 
 
 def _count(ids: Sequence[int], low: int, high: int) -> int:
-    """How many of the ascending ids lie from `low` to `high`."""
+    """How many of the ascending `ids` are from `low` to `high`."""
     return max(bisect.bisect_right(ids, high) - bisect.bisect_left(ids, low), 0)
 
 
