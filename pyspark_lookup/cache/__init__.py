@@ -1,1 +1,1 @@
-"""A host's cached rows of a table (FLIP-221): all of them, or those of the requested keys."""
+"""The rows of a table that a host caches (FLIP-221): all rows (the full cache), or those of the keys that were looked up (the partial cache)."""

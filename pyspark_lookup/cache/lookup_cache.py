@@ -1,8 +1,8 @@
-"""`LookupCache`: rows by key, in batches (FLIP-221).
+"""`LookupCache`: a cache of rows by key.
 
-It has the FLIP's operations `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. `get_if_present`, `put` and `invalidate`
-take one key; their `_many` forms take a table of keys and move whole columns. Implement the `_many` forms in a subclass of `LookupCache`,
-or those for one key in a subclass of `KeyLookupCache`.
+It has the operations of FLIP-221: `open`, `get_if_present`, `put`, `invalidate`, `size` and `close`. `get_if_present`, `put` and `invalidate`
+take one key. `get_many`, `put_many` and `invalidate_many` take a table of keys, and move whole columns. A subclass of `LookupCache` implements
+the functions for many keys, a subclass of `KeyLookupCache` those for one key.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Row = Mapping[str, Any]  # column -> value
 class CachedRows:
     """The cached rows of some keys.
 
-    `present`: bool per key, also True for a key that is known to have no rows. `rows`: the rows of these keys, with `KEY_INDEX` as their
-    last column, ascending; rows of one key in the order in which they were put. None: the cache was never given a row, so it does not know
-    their columns.
+    `present`: for each key, whether the cache knows its rows; True also for a key that is known to have no rows. `rows`: the rows of the keys
+    that are present, with `KEY_INDEX` as the last column, ascending; rows of one key in the order in which they were put. None: no row was
+    ever put, so the cache does not know the columns of rows.
     """
 
     present: Numbers
@@ -38,67 +38,68 @@ class CachedRows:
 
 
 class LookupCache(abc.ABC):
-    """A cache of rows by key. Every implementation promises:
+    """A cache of rows by key. Each implementation promises:
 
-    - Every operation may be called from any thread, also at the same time.
-    - A key that was put with no rows is present and has none: that is a hit.
+    - Any thread may call any operation, also while another thread calls one.
+    - A key that was put without rows is present: a lookup of it is a hit, and returns no rows.
     - An entry whose age reaches its time to live is gone at that moment. Reading or putting an entry restarts the time since
       its last access; only putting restarts the time since it was written.
     - `put` replaces all rows of a key. Keys are compared as in `pyspark_lookup.columnar.keys`: NaN equals NaN, -0.0 equals 0.0.
-    - Rows come back as they were put: later changes of what was passed in do not show.
-    - Key tables have the same columns (in name, order and type) in all calls, and so have row tables.
+    - Rows are returned as they were put. If the caller changes the lists or arrays afterwards, this does not show.
+
+    Callers promise that all tables of keys have the same columns, in name, order and type, and so do all tables of rows.
     """
 
     @abc.abstractmethod
     def open(self, metrics: CacheMetricGroup) -> None:
-        """Begin to count hits and misses into `metrics`. Called before use, and again by each further user.
+        """Begin to count hits and misses in `metrics`. Each user of the cache calls this before using it.
 
-        A provider's own cache gets the table's live metrics. In these, lookups already count hits and misses, so those that the cache counts
-        are ignored.
+        A provider's own cache gets the metrics of the table. Lookups already count hits and misses there, so the metrics ignore the hits and
+        misses that such a cache counts.
         """
 
     @abc.abstractmethod
     def get_many(self, keys: pa.Table) -> CachedRows:
-        """The rows of those of `keys` that are present. Counts a hit or a miss per key; a key with a null counts as neither, and is absent."""
+        """The cached rows of `keys`. Counts a hit or a miss for each key. A key with a null is never present, and counts as neither."""
 
     @abc.abstractmethod
     def peek_many(self, keys: pa.Table) -> CachedRows:
-        """Like `get_many`, but counts nothing and is not an access."""
+        """The same rows as `get_many`, but counts no hits and misses, and does not count as an access."""
 
     @abc.abstractmethod
     def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
-        """Cache `rows` (with the column `KEY_INDEX`) for `keys`; a key without a row is cached as having none.
+        """Cache `rows` (with the column `KEY_INDEX`) for `keys`. A key without rows is cached as a key that has no rows.
 
-        `ages_s`: seconds since each key was loaded (None: now). If a key comes twice, the later one counts. Raises ValueError for a key
-        with a null, or rows without a key.
+        `ages_s`: for each key, the seconds since it was loaded (None: all were loaded now). If a key occurs twice, the second occurrence
+        counts. Raises ValueError for a key with a null, and for rows whose `KEY_INDEX` names no key.
         """
 
     @abc.abstractmethod
     def invalidate_many(self, keys: pa.Table) -> None:
-        """Drop these keys. Counts nothing."""
+        """Drop these keys. Counts no hits or misses."""
 
     @abc.abstractmethod
     def size(self) -> int:
-        """The size of the cache, in the unit of its bound: for `DefaultLookupCache` rows, where a key without rows counts as one."""
+        """The size of the cache, in the unit in which it is bounded. For `DefaultLookupCache`: rows; a key without rows counts as one row."""
 
     @abc.abstractmethod
     def bytes(self) -> int:
-        """Bytes of the cached rows."""
+        """The number of bytes that the cached rows take."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Drop everything. It may be called before `open`, and twice; `open` may follow."""
+        """Drop all entries. May be called before `open`, and several times; afterwards `open` may be called again."""
 
     # --- one key at a time ------------------------------------------------------------------------
 
     def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
-        """The rows of a key, [] if it is known to have none; None if the cache has no answer."""
+        """The cached rows of a key; [] if the key is known to have no rows, None if the cache does not know."""
         return _to_rows(self.get_many(_key_table(key)))
 
     def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
-        """Cache rows for a key. Returns its former rows, None if it was not present.
+        """Cache rows for a key. Returns the rows that were cached for it before; None if there were none.
 
-        Raises ValueError for a null key or if `rows` is None.
+        Raises ValueError for a key with a null, and if `rows` is None.
         """
         if rows is None:
             raise ValueError(f"null value for key {key!r}: give [] for a key without rows")
@@ -115,36 +116,36 @@ class LookupCache(abc.ABC):
 
 
 class KeyLookupCache(LookupCache):
-    """A cache of one key at a time, as in FLIP-221: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
+    """A cache that is asked for one key at a time, as in FLIP-221: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
 
-    These functions get keys without nulls, as Python values (so without dates before the year 1). The tuple of a key's values can be used in
-    a dictionary: NaN is always `math.nan`, and no zero is negative. Rows come without the key columns, which the caller adds. If several
-    processes share the cache, all rows in it must have the same columns.
+    Keys are Python values without nulls, and so without dates before the year 1. The tuple of a key's values can be the key of a dictionary:
+    NaN is always `math.nan`, and no zero is negative. Rows do not have the key columns, which the caller adds. If several processes share the
+    cache, all rows in it must have the same columns.
     """
 
-    _schema: pa.Schema | None = None  # of the rows that were last put
+    _schema: pa.Schema | None = None  # the columns of the rows that were put last
 
-    def open(self, metrics: CacheMetricGroup) -> None:  # lookups count, so `metrics` is not needed
-        """Like `LookupCache.open`."""
+    def open(self, metrics: CacheMetricGroup) -> None:
+        """Does nothing: lookups count hits and misses themselves, so `metrics` is not needed."""
 
     @abc.abstractmethod
     def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
-        """The rows of a key, [] if it is known to have none; None if the cache has no answer."""
+        """The cached rows of a key; [] if the key is known to have no rows, None if the cache does not know."""
 
     def peek(self, key: Key) -> list[dict[str, Any]] | None:
-        """Like `get_if_present`, but not an access. Override it in a cache that counts accesses."""
+        """The same rows as `get_if_present`, but not as an access. Override this method in a cache that counts accesses."""
         return self.get_if_present(key)
 
     @abc.abstractmethod
     def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
-        """Cache rows for a key in place of its former rows, which may be returned."""
+        """Cache rows for a key instead of the rows that were cached for it before. May return these."""
 
     @abc.abstractmethod
     def invalidate(self, key: Key) -> None:
         """Drop a key."""
 
     def bytes(self) -> int:
-        """Bytes of the cached rows; -1 if unknown."""
+        """The number of bytes that the cached rows take; -1 if it is not known."""
         return UNSET
 
     def get_many(self, keys: pa.Table) -> CachedRows:
@@ -182,7 +183,7 @@ class KeyLookupCache(LookupCache):
 
 
 def _canonical_keys(keys: pa.Table) -> Iterator[Key]:
-    """The keys one by one. Equal floats have the same form: `math.nan` for NaN, 0.0 for -0.0."""
+    """The keys, one at a time. Equal floats become the same object or value: each NaN is `math.nan`, and -0.0 is 0.0."""
     for key in keys.to_pylist():
         yield {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
 

@@ -1,12 +1,13 @@
-"""Segments of rows: rows on disk with an index of their keys, memory-mapped (`Segment`), and built in bounded memory (`SegmentBuilder`).
+"""Segments of rows: files with rows and an index of their keys. `Segment` maps one into memory, `SegmentBuilder` writes one in bounded memory.
 
-Regions: the streams of column n as `c<n>…` (`buffers`), the dictionary of a column of codes as `d<n>…`, `ordinals` (each row's position
-when all files are read in order) and `index.…` (`columnar.keys`).
+A segment has these regions: for column number n its streams `c<n>…` (see `columnar.buffers`); for a column of codes the dictionary `d<n>…`;
+`ordinals`, for each row its position if all files are read in order; and the arrays of the index, `index.…` (see `columnar.keys`).
 
-A builder takes rows in any order, and writes them in the order of their keys' hashes. Rows are first divided into partitions by the upper
-bits of their key's hash, a chunk at a time. Then each partition is sorted and appended to the file. Chunks that do not fit in memory wait in
-temporary files, partition by partition. Several threads do both steps: nearly all time is spent in Arrow and numpy, which release the GIL.
-Columns with few distinct texts become codes with a dictionary, because gathering codes costs a tenth of gathering text.
+A builder takes rows in any order, and writes them in the order of their keys' hashes. It takes a chunk of rows at a time, and divides the
+chunk into partitions by the upper bits of the hashes. At the end it sorts each partition and appends it to the file. Chunks that do not fit in
+memory wait in temporary files, partition by partition. Several threads do both steps: nearly all time is spent in Arrow and numpy, which
+release the GIL. A text column with few distinct texts is stored as codes with a dictionary, because gathering codes costs a tenth of gathering
+texts.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from pyspark_lookup.storage.disk import Disk, OpenSegment, ReservedFile, Segment
 
 CODES = pa.uint16()
 _CODES_AT_MOST = 2**16
-HELD_AT_MOST = 2**30  # bytes of chunks, even with more memory: they would all be written at once
+HELD_AT_MOST = 2**30  # the most bytes of chunks in memory: more would be written to disk at the same time
 _SPILL_FILES = 16
-_FRAME_BYTES = 1024  # of a batch and of each column, at most, in addition to the values
+_FRAME_BYTES = 1024  # the most bytes that the file format adds to the values, for each batch and for each column
 _INT32_AT_MOST = 2**31 - 1
 
 
 @dataclasses.dataclass
 class Chunk:
-    """Rows that were added together, sorted by partition, with their positions as the last column. `ends`: where each partition ends."""
+    """Rows that were added at the same time, sorted by partition, with their positions as the last column. `ends`: where each partition ends."""
 
     rows: pa.RecordBatch
     ends: list[int]
@@ -65,22 +66,23 @@ class Chunk:
         return cls(pa.RecordBatch.from_arrays(arrays, [f"{number}" for number in range(len(arrays))]), ends)
 
     def piece(self, part: int) -> pa.RecordBatch:
-        """The rows of a partition."""
+        """The rows of the partition with the number `part`."""
         start = self.ends[part - 1] if part else 0
         return self.rows.slice(start, self.ends[part] - start)
 
 
 def read_positions(rows: pa.RecordBatch) -> Numbers:
-    """The positions of the rows of a chunk, or of a part of it."""
+    """The positions of rows (see `SegmentBuilder.add`), which are the last column of a chunk and of its pieces."""
     column = rows.column(rows.num_columns - 1)
     return np.frombuffer(column.buffers()[1], np.uint64, len(column), 8 * column.offset)
 
 
 class ChunkStore:
-    """Chunks in memory, and pieces of them in temporary files. Threads may add chunks at once, and then take partitions.
+    """Keeps chunks in memory, and pieces of chunks in temporary files. Several threads may add chunks at once, and then take partitions.
 
-    The store takes `at_most` bytes of memory, and as many again while chunks are written. A temporary file has the pieces of some
+    Chunks take up to `at_most` bytes of memory, and twice as many while chunks are written. A temporary file has the pieces of some
     neighbouring partitions. It is removed after the last of these partitions is taken, mostly before the system has flushed it to the disk.
+    `codes`: the `Codes` of columns, by column number.
     """
 
     def __init__(self, spill: Callable[[int], ReservedFile], at_most: int, codes: Mapping[int, Codes]) -> None:
@@ -100,7 +102,7 @@ class ChunkStore:
             self._chunk_bytes += chunk.rows.nbytes
             if self._chunk_bytes <= self._at_most:
                 return
-        with self._spilling:  # other threads with more chunks wait here
+        with self._spilling:  # threads that add more chunks wait here while one thread writes
             with self._lock:
                 if self._chunk_bytes <= self._at_most:
                     return
@@ -108,7 +110,7 @@ class ChunkStore:
             self._write(chunks)
 
     def take(self, part: int) -> list[pa.RecordBatch]:
-        """The pieces of a partition, ordered by position. Call it after the last `add`, and once per partition."""
+        """The pieces of a partition, ordered by position. Call this after the last `add`, and once for each partition."""
         with self._spilling:
             self._full += self._open.values()
             self._open.clear()
@@ -117,7 +119,7 @@ class ChunkStore:
 
     def _write(self, chunks: list[Chunk]) -> None:
         """Write chunks to the temporary files."""
-        # A file has one schema, but codes may have been given up since a chunk was made.
+        # A file has one schema. So decode the codes of a column that has turned out, since a chunk was made, to have too many texts for codes.
         for number in [number for number, codes in self._codes.items() if codes.entries is None]:
             for chunk in chunks:
                 column = chunk.rows.column(number)
@@ -134,7 +136,7 @@ class ChunkStore:
                 self._full.append(self._open.pop(group))
             if group not in self._open:
                 self._open[group] = _SpillFile(self._spill(0), schema)
-            # One batch, or several if 32-bit offsets do not reach all of the text.
+            # One batch, or several if a column's text is longer than 32-bit offsets can express.
             for batch in pa.Table.from_batches(pieces).combine_chunks().to_batches():
                 self._open[group].write(part, batch)
 
@@ -148,7 +150,7 @@ class ChunkStore:
 
 
 class _SpillFile:
-    """A temporary file of record batches: written first, then mapped and taken."""
+    """A temporary file of record batches, which are first written and then taken."""
 
     def __init__(self, file: ReservedFile, schema: pa.Schema) -> None:
         self.schema = schema
@@ -168,7 +170,7 @@ class _SpillFile:
         self._count += 1
 
     def take(self, part: int) -> list[pa.RecordBatch]:
-        """The rows of a partition. With the last one the file is closed and removed; the rows stay mapped while in use."""
+        """The rows of a partition, which stay mapped while they are in use. When the last partition is taken, the file is removed."""
         if self._writer is not None:
             self._end()
             self._reader = pa.ipc.open_file(pa.memory_map(str(self._file.path)))
@@ -195,9 +197,9 @@ class _SpillFile:
 
 
 class Codes:
-    """The distinct texts of a column, numbered in order of appearance.
+    """The distinct texts of a column. The code of a text is its number, in the order in which texts appear.
 
-    If there are too many texts, `encode` makes no more codes, and `entries` is None; `decode` still decodes the codes made until then.
+    When there are too many texts, `encode` makes no more codes, and `entries` becomes None; `decode` still decodes the codes made before.
     Several threads may use the object at once.
     """
 
@@ -208,7 +210,7 @@ class Codes:
         self._lock = threading.Lock()
 
     def encode(self, column: pa.Array) -> pa.Array:
-        """The column as codes; unchanged once there are too many texts."""
+        """The column as codes; the column itself if there are too many texts."""
         if self.entries is None:
             return column
         encoded = pc.dictionary_encode(column)
@@ -226,12 +228,12 @@ class Codes:
         return pc.take(numbers, encoded.indices)
 
     def decode(self, column: pa.Array) -> pa.Array:
-        """Codes as text; text is returned unchanged."""
+        """A column of codes as text; a column of text is returned as it is."""
         return pc.take(self._texts, column) if column.type == CODES else column
 
 
 def _pieces(chunks: Sequence[Chunk], part: int) -> list[pa.RecordBatch]:
-    """The pieces of a partition, ordered by the position of their first rows."""
+    """The non-empty pieces of a partition in `chunks`, ordered by the position of their first rows."""
     return _in_order([piece for piece in (chunk.piece(part) for chunk in chunks) if piece.num_rows])
 
 
@@ -246,7 +248,10 @@ def joined(arrays: Sequence[Numbers]) -> Numbers:
 
 
 def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
-    """Concatenate arrays. More text than 32-bit offsets reach becomes large text, if `kind` is the column's type."""
+    """The arrays, one after the other, as one array. `kind`: the column's type, if it may be text or binary.
+
+    Text that is longer than 32-bit offsets can express becomes Arrow's large text; without `kind` this is an error of Arrow's.
+    """
     if len(arrays) == 1:
         return arrays[0]
     if kind is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -259,7 +264,7 @@ def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SegmentFile:
-    """One file whose rows are in a segment. `units`: (middle byte, rows) of its row groups, in order."""
+    """A data file whose rows are in a segment. `units`: for each of its row groups, in order: (position of the middle byte, number of rows)."""
 
     url: str
     size: int
@@ -270,7 +275,7 @@ class SegmentFile:
 
 
 class Segment:
-    """Rows in hash order (see `columnar.keys`), over memory that all processes of the host share.
+    """A segment in memory that is mapped from its file, so that all processes of the host share it. Rows are in hash order (`columnar.keys`).
 
     Raises one of `UNREADABLE` if the parts of the file do not fit together.
     """
@@ -308,7 +313,7 @@ class Segment:
                 self._check_first(Keys([column.slice(0, 1) for column in stored]))
 
     def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
-        """Raise ValueError or KeyError unless every column is there. The contents are not checked, because they have a checksum."""
+        """Raise ValueError or KeyError unless the streams of each column exist and have the right sizes. A checksum protects their contents."""
         if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):
             raise ValueError("column names are not unique, or a key is not among them")
         for number, field in enumerate(self.schema):
@@ -318,18 +323,18 @@ class Segment:
                 check_column(f"d{number}", pa.string(), entries, regions)
 
     def _check_first(self, key: Keys) -> None:
-        """Raise ValueError unless a probe finds the first row by its key: else the seed or the index is wrong."""
+        """Raise ValueError unless a lookup of `key`, the first row's key, finds this row. If not, the seed or the index is wrong."""
         rows = self.probe(key, key.hashes(self.seed)).rows
         if not len(rows) or rows[0] != 0:
-            raise ValueError("a probe with the first row's key does not find it: the seed or the index is wrong")
+            raise ValueError("a lookup of the first row's key does not find the row: the seed or the index is wrong")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
-        """The rows that have any of `keys`. `hashes`: those of `keys`, with this segment's seed."""
+        """The rows that have any of `keys`. `hashes`: the hashes of `keys`, computed with this segment's seed."""
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
     def locate_rows(self, key: OneKey, hashed: int) -> range:
-        """All rows of one key of a single column. `hashed`: the hash of `key`, with this segment's seed."""
+        """The rows that have `key`, if keys are a single column. `hashed`: its hash, computed with this segment's seed."""
         assert self._index is not None
         return self._index.find_rows(key, hashed)
 
@@ -339,12 +344,12 @@ class Segment:
         return self._index is not None and self._index.unique
 
     def key_numbers(self, rows: Numbers) -> Numbers:
-        """The number of each row's key. Only rows with the same key have the same number."""
+        """For each of `rows`, the number of its key. Rows with the same key have the same number, other rows another one."""
         assert self._index is not None
         return self._index.find_key_numbers(rows)
 
     def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
-        """A column, and the dictionary of its texts if it has codes."""
+        """(a column, None), or for a column of codes (the codes, the dictionary of their texts)."""
         if name not in self._columns:
             number = self.schema.get_field_index(name)
             entries = self._dictionaries.get(str(number))
@@ -355,21 +360,24 @@ class Segment:
         return self._columns[name]
 
     def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:
-        """The named columns of these rows, with codes decoded."""
+        """The columns `names` of `rows`, with texts instead of codes."""
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 
     def row(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
-        """The named columns of one row, as Python values."""
+        """The values of one row in the columns `names`, as Python values."""
         return tuple(_value(*self._column(name), row) for name in names)
 
     def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
-        """The named columns of the rows from `start` up to `stop`."""
+        """The columns `names` of the rows from `start` to before `stop`, with texts instead of codes."""
         return [_text(column.slice(start, stop - start), texts) for column, texts in map(self._column, names)]
 
 
 def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
-    """Open a segment of rows, pinned; None if there is none, or it is damaged or of another form (then it is removed)."""
+    """A segment of rows, mapped, which is not evicted while it is in use.
+
+    None if there is no segment of this name, or if it is damaged or not a segment of rows. Such a segment is removed.
+    """
     opened = disk.open_segment(table, name)
     if opened is None:
         return None
@@ -409,25 +417,24 @@ def _index_array(name: str, region: memoryview, keyed_rows: int) -> Numbers:
     return np.frombuffer(region, np.uint32 if keyed_rows < 2**32 - 1 else np.uint64)
 
 
-ROW_BITS = np.uint64(
-    40
-)  # the lower bits of a position, which have the row's place in the file; the upper bits have the file's number
-_DEAL_ABOVE_BYTES = 32 * 1024 * 1024
+# The lower bits of a position, which have the row's place in the file; the upper bits have the file's number.
+ROW_BITS = np.uint64(40)
+_DEAL_ABOVE_BYTES = 32 * 1024 * 1024  # fewer bytes of rows are not divided into partitions
 _CHUNK_BYTES = 16 * 1024 * 1024
 _PARTITION_BYTES = 16 * 1024 * 1024
 _PARTITIONS_AT_MOST = 1024
-_MAPPED_ABOVE_BYTES = 32 * 1024 * 1024  # a larger array of the index is made in a temporary file
-_SHARES = 16  # each thread's memory has so many shares, and it works on one or two at a time
+_MAPPED_ABOVE_BYTES = 32 * 1024 * 1024  # a larger array of the index is made in a temporary file, not in memory
+_SHARES = 16  # a thread's memory is for so many chunks or partitions; the thread works on one or two at a time
 
-_Columns = tuple[list[pa.Array], Numbers]  # columns, and the positions of their rows
+_Columns = tuple[list[pa.Array], Numbers]  # the columns of some rows, and the positions of these rows
 
 
 class SegmentBuilder:
-    """Takes the rows of a segment and writes it.
+    """Takes the rows of a segment (`add`), and then writes the segment (`finish`). Always call `close` at the end.
 
     `keys` (names of columns of `schema`) may be empty: then rows keep their order, and there is no index. `spill`: returns a new temporary
-    file of a size in bytes. `memory_bytes`: about how much memory the builder may use. `threads`: the number of threads that add rows, and
-    write the segment; 0: only the caller's. Always call `close`.
+    file of a size in bytes. `memory_bytes`: about how much memory the builder may use. `threads`: how many threads add rows, and write the
+    segment; 0: only the caller's thread.
     """
 
     def __init__(
@@ -454,20 +461,22 @@ class SegmentBuilder:
         self._store = ChunkStore(spill, memory_bytes // 4, self._codes)
         self._mapped: list[ReservedFile] = []
         self._lock = threading.Lock()  # guards all attributes that follow
-        self._bounds: tuple[int, int] | None = None  # of a key that is a single whole number
+        # The lowest and the highest key, if keys are one column of whole numbers.
+        self._bounds: tuple[int, int] | None = None
         self._keyless_rows = 0
         self._sizes = [ColumnSizes(f"c{n}", field.type) for n, field in enumerate(schema)]
         self._waiting: list[_Columns] = []
         self._waiting_bytes, self._waiting_share = 0, 0.0
-        self._partition_bits: int | None = None  # set once rows are dealt
+        self._partition_bits: int | None = None  # set once rows are divided into partitions
         self.rows = 0
-        self.meta: dict[str, Any] = {}  # the footer's contents, after `finish`; the caller fills in `files`
+        # After `finish`, the content of the segment's footer; the caller fills in `files`.
+        self.meta: dict[str, Any] = {}
 
     def add(self, rows: Iterable[tuple[pa.RecordBatch, Numbers, float]]) -> None:
-        """Add batches with the segment's schema, in any order; several threads may do so at once.
+        """Add batches with the segment's schema, in any order. Several threads may call this at once.
 
-        Each batch comes with the positions of its rows (uint64: file number << ROW_BITS | row in the file), and with its approximate share
-        of all rows.
+        `rows`: tuples (batch, positions of its rows, about which share of all rows it has). A position is a uint64: file number << ROW_BITS |
+        row in the file.
         """
         chunk: list[tuple[pa.RecordBatch, Numbers, float]] = []
         size = 0
@@ -502,18 +511,18 @@ class SegmentBuilder:
             self._deal(*dealt_rows)
 
     def _begin_dealing(self, partition_bits: int) -> list[_Columns]:
-        """Set the number of partitions. Returns the rows that have waited for it."""
+        """Set the number of partitions, 2 ** `partition_bits`. Returns the rows that were added before."""
         self._partition_bits = partition_bits
         waiting, self._waiting = self._waiting, []
         return waiting
 
     @property
     def _partitions(self) -> int:
-        """The number of partitions. Rows without a key are in one more, after the others."""
+        """The number of partitions of rows with a key. Rows without a key are in one more partition behind these."""
         return 1 << (self._partition_bits or 0) if self._keys else 0
 
     def _deal(self, columns: list[pa.Array], positions: Numbers) -> None:
-        """Bring the rows of each partition together; rows without a key come last."""
+        """Put rows into the store, sorted by partition; rows without a key come last."""
         encoded = [self._codes[n].encode(column) if n in self._codes else column for n, column in enumerate(columns)]
         if not self._keys:
             self._store.add(Chunk.from_columns(encoded, positions, [len(positions)]))
@@ -541,10 +550,11 @@ class SegmentBuilder:
         strict: bool = True,
         progress: Callable[[float], None] = lambda share: None,
     ) -> SegmentWriter:
-        """Write the segment except for its footer, and return it. `file_rows`: the number of rows of each file, by its number.
+        """Write the segment except for its footer. Returns its writer, which the caller finishes and closes.
 
-        `progress` is called with the share of the rows that is written. Raises SkewedError if the seed does not suit the keys, unless
-        `strict` is False. The caller finishes and closes the writer.
+        `create`: returns the writer, given the size of each region. `file_rows`: the number of rows of each file, by the file's number.
+        `progress`: called with the share of the rows that is written. If `strict`, raises SkewedError if with this seed too many keys share a
+        bucket of the index.
         """
         if self._partition_bits is None:
             for waiting in self._begin_dealing(0):
@@ -594,7 +604,7 @@ class SegmentBuilder:
         return writer
 
     def _count(self, keys: Keys, keyless: int) -> None:
-        """Count rows without a key, and track the bounds of whole-number keys: the index needs both before its first key."""
+        """Count rows without a key, and note the lowest and highest key if keys are whole numbers: the index needs both before its first key."""
         low = high = None
         if len(self._keys) == 1 and _is_whole(self._schema.field(self._keys[0]).type):
             values = keys.columns[0].values
@@ -616,7 +626,7 @@ class SegmentBuilder:
         return IndexBuilder(keyed, self._bounds, wide, self._zeros)
 
     def _zeros(self, count: int, kind: np.dtype[Any]) -> Numbers:
-        """An array of zeros. A large one is mapped from a temporary file, so it takes no memory of the process."""
+        """An array of zeros. A large array is mapped from a temporary file, so that it takes no memory of the process."""
         size = count * kind.itemsize
         if size <= _MAPPED_ABOVE_BYTES:
             return np.zeros(count, kind)
@@ -624,12 +634,16 @@ class SegmentBuilder:
         self._mapped.append(file)
         # On a full disk, writing to a hole in a mapped file would kill the process.
         os.posix_fallocate(file.fd, 0, size)
-        # Opened again, because a mapping keeps its descriptor open, also in a forked child, and with it the lock of `file`.
+        # The mapping keeps a descriptor open, also in a forked child. With the descriptor of `file`, this would keep its lock. So the file is
+        # opened again.
         with open(file.path, "r+b") as reopened:
             return np.frombuffer(mmap.mmap(reopened.fileno(), size), kind)
 
     def _arrange(self, part: int, starts: Numbers, narrow: type[np.unsignedinteger[Any]]) -> _Arranged | None:
-        """The rows of a partition in the order that they have in the file; None if there are none. `starts`: the first row of each file."""
+        """The rows of a partition in the order in which they are written; None if the partition is empty.
+
+        `starts`: the number of rows in all files before each data file. `narrow`: the type of ordinals.
+        """
         pieces = self._store.take(part)
         if not pieces:
             return None
@@ -639,7 +653,7 @@ class SegmentBuilder:
             columns.append(concat(arrays, field.type))
         positions = joined(list(map(read_positions, pieces)))
         by_position = None
-        if not (positions[1:] > positions[:-1]).all():  # chunks came from layers, or overlapped
+        if not (positions[1:] > positions[:-1]).all():  # chunks came from layers, or from several threads
             by_position = np.argsort(positions, kind="stable")
         keyed, rows = None, by_position
         if part < self._partitions:
@@ -655,7 +669,7 @@ class SegmentBuilder:
         return _Arranged(columns, ordinals.astype(narrow), keyed)
 
     def _final(self, number: int, array: pa.Array) -> pa.Array:
-        """A column as it is written: codes become text again if the column had too many distinct texts."""
+        """A column in the form in which it is written: codes become text again if the column turned out to have too many distinct texts."""
         codes = self._codes.get(number)
         return array if codes is None or codes.entries is not None else codes.decode(array)
 
@@ -683,7 +697,10 @@ class SegmentBuilder:
 
 @dataclasses.dataclass(frozen=True)
 class _Arranged:
-    """A partition in the order that it has in the file. `keyed`: the sort order, and the keys of the rows before sorting."""
+    """The rows of a partition in the order in which they are written.
+
+    `keyed`: (the order in which they were sorted, their keys before sorting); None for rows without a key.
+    """
 
     columns: list[pa.Array]
     ordinals: Numbers
@@ -691,7 +708,7 @@ class _Arranged:
 
 
 def _is_whole(kind: pa.DataType) -> bool:
-    """Whether values are whole numbers, which can serve as addresses of slots."""
+    """Whether values of a type are stored as whole numbers, so that the index may use them as positions in an array."""
     return bool(
         pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_boolean(kind)
     )

@@ -1,1 +1,1 @@
-"""The full cache: a decoded, indexed copy of a version on the host's disk, shared by all its processes."""
+"""The full cache: all rows of a version, decoded and indexed, on the host's disk, for all processes of the host."""

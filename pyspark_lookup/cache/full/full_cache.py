@@ -1,9 +1,9 @@
-"""`FullCache`: finds the snapshot that answers a query, and makes the next one (FLIP-221's full cache).
+"""`FullCache` finds the snapshot that answers a query, and builds the next one (FLIP-221's full cache). A snapshot has all rows of a version.
 
-UFS mode: a query asks for the snapshot of the version that it has resolved. If there is none yet, it waits a while and then reads the
-files. CACHE mode: the latest snapshot answers, even if the store has a newer version, and the schedule replaces it from time to time; a
-query that finds a reload overdue waits a while for it. In both modes all rows of an answer are of the version that is reported, and no
-snapshot is visible before it is complete.
+In UFS mode, a query asks for the snapshot of the version that it reads. If there is none yet, the query waits a while, and then reads the files.
+In CACHE mode, the latest snapshot answers, even if the store has a newer version; a schedule replaces the snapshot from time to time. A query
+that finds a reload overdue waits a while for it. In both modes, all rows of an answer are of the version that is reported, and no snapshot is
+visible before it is complete.
 
 One process of the host at a time loads a table, under a lock, and reuses the layers of the load before. A query that needs no load takes no
 lock.
@@ -66,7 +66,10 @@ _LINE_EVERY_S = 10.0
 
 
 class _Bar(tqdm):  # type: ignore[misc]
-    """A progress bar with a lock of its own, and without tqdm's thread: a forked child must inherit neither from a parent that draws a bar."""
+    """A progress bar of tqdm without tqdm's thread, and with a lock that a forked child replaces.
+
+    The race: a child may be forked while its parent draws a bar. It must not inherit a lock that nobody will release.
+    """
 
     monitor_interval = 0
 
@@ -83,10 +86,10 @@ resets_in_child(_Bar)
 def draw_progress(
     label: str, now_s: Callable[[], float], interactive: bool | None = None
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of a `with` block, which reports (bytes done, bytes in total) to the function that it gets.
+    """Show the progress of a `with` block. The block gets a function, which it calls with (bytes done, bytes in total).
 
-    `interactive`: draw a bar (None: if somebody watches the output). Otherwise log a line every ten seconds, and a last one at the end of
-    a block that has logged any. A block of less than a second shows nothing.
+    `interactive`: draw a bar (None: if somebody watches the output). Otherwise log a line every ten seconds, and one at the end if any line
+    was logged. A block of less than a second shows nothing.
     """
     if _is_interactive() if interactive is None else interactive:
         with _Bar(desc=label, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
@@ -116,7 +119,7 @@ def draw_progress(
 
 
 def _is_interactive() -> bool:
-    """Whether somebody watches the output: it goes to a terminal or a notebook."""
+    """Whether somebody watches the output, because it goes to a terminal or a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
@@ -133,15 +136,15 @@ class LoadLog:
     context: HostContext
 
     def fall_back(self, level: int, reason: str, instead: str = "reading the files") -> None:
-        """Log why a query is not answered from the latest version's snapshot. `instead`: how it is answered."""
+        """Log why a query is not answered from the snapshot that it asks for. `instead`: what the query does instead."""
         log_event(_log, level, "fallback", table=self.url, reason=reason, instead=instead)
 
     def received(self) -> int:
-        """The bytes received from the store so far."""
+        """How many bytes this process has received from the store so far."""
         return self.context.metrics.snapshot()["ufsGetBytes"]
 
     def succeeded(self, started_s: float, seconds: float, snapshot: Snapshot, received: int, failures: int) -> None:
-        """Record a load that succeeded after `failures` failed ones. `received`: `received()` before the load."""
+        """Record a load that succeeded. `received`: what `received()` returned before the load. `failures`: how many loads failed before it."""
         self.context.metrics.inc("loadCount")
         self.context.metrics.time("loadTime", seconds)
         self.context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
@@ -149,14 +152,14 @@ class LoadLog:
         reload = Reload(started_s, seconds, version, snapshot.rows, snapshot.bytes, fetched)
         self._remember(reload)
         facts = {"version": reload.version, "seconds": seconds, "rows": reload.rows, "bytes": reload.bytes}
-        # The failures were logged as warnings, so the load that ends them is, too.
+        # A failure was logged as a warning, so the load that ends the failures is logged as one, too.
         level = logging.WARNING if failures else logging.INFO
         log_event(_log, level, "reload", table=self.url, **facts, fetched=fetched, failures_before=failures)
 
     def failed(
         self, started_s: float, seconds: float, problem: BaseException, version_count: int, failures: int
     ) -> None:
-        """Record a load that failed after `failures` failed ones. `version_count`: how many stored versions can still answer."""
+        """Record a load that failed. `version_count`: how many stored versions can still answer. `failures`: how many loads failed before it."""
         self.context.metrics.inc("numLoadFailures")
         level = logging.INFO if failures else logging.WARNING
         log_event(
@@ -165,7 +168,7 @@ class LoadLog:
         self._remember(Reload(started_s, seconds, error=foreign_text(str(problem))[:500] or type(problem).__name__))
 
     def refused(self, now_s: float, problem: BaseException, before: bool) -> None:
-        """Record a load for which there is no room. Logs it unless the last load, `before`, had none either."""
+        """Record a load for which the cache directory has no room. Logs it, unless there was no room for the last load either (`before`)."""
         self.context.metrics.inc("snapshotOverBudgetCount")
         if not before:
             self.fall_back(logging.WARNING, f"there is no room for a snapshot: {problem}")
@@ -185,11 +188,12 @@ _ON_TIME_S = 0.5  # a running schedule starts a due reload within this time, eve
 class OverdueReloads:
     """Starts the overdue reloads of one table, and lets queries of this process wait for them.
 
-    The race: if every process lives for one query only, none may be alive when a reload comes due, and a live process may be suspended. So
-    each query that finds a reload due asks for it, even if other queries have, and waits up to `lookup.full-cache.build-wait`: its answer is
-    at most one interval and one load old. The wait counts from the start of the load, so a later query waits only for the rest of the time.
+    The race: if each process lives for one query only, no process may be alive when a reload becomes due, and a process that is alive may be
+    suspended. So each query that finds that a reload is due asks for it, even if other queries have asked, and waits up to
+    `lookup.full-cache.build-wait`. So its answer is at most as old as one interval and one load together. The wait counts from the start of
+    the load: a later query waits only for the rest of the time.
 
-    `limit_s`: how long to wait for a reload. `tell`: called with a reason, once per reload, if the wait ends before the reload.
+    `limit_s`: how long to wait for a reload. `tell`: called with a reason, once for each reload, if the wait ends before the reload.
     """
 
     schedule: Schedule
@@ -200,14 +204,14 @@ class OverdueReloads:
     tell: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        # `_due` is (state, lead of the wall clock over the steady clock, time): the reload after this state is not due before this
-        # time, unless the lead changes because the wall clock was set. `_awaited` is (the future of the reload for which queries
-        # wait, the time at which the first of them began to wait, on the steady clock).
+        # `_due` is (state, wall clock minus steady clock, time): the reload after this state is not due before this time, unless the
+        # difference changes because the wall clock was set. `_awaited` is (the future of the reload for which queries wait, the time on the
+        # steady clock at which the first of these queries began to wait).
         self._due: tuple[State | None, float, float] = None, 0.0, math.inf
         self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
 
     def due_s(self, state: State) -> float:
-        """The time at which the reload after a state is due (Unix time); in the past if it is overdue."""
+        """The Unix time at which the reload after a state is due, which may be in the past."""
         due_state, ahead_s, until_s = self._due
         now_s = self.context.clock.wall_s()
         ahead_now_s = now_s - self.context.clock.steady_s()
@@ -217,7 +221,7 @@ class OverdueReloads:
         return until_s
 
     def _last(self, state: State) -> LastReload | None:
-        """The latest attempt, with its times corrected if the wall clock was set back since."""
+        """The times of the latest reload, corrected if the wall clock was set back since."""
         last, clock = last_reload(state), self.context.clock
         if last is None or state.finished_boot != clock.boot:
             return last
@@ -234,11 +238,11 @@ class OverdueReloads:
         return self.due_s(state) <= self.context.clock.wall_s()
 
     def ask(self, state: State) -> concurrent.futures.Future[None]:
-        """Queue the reload that follows `state`. It is skipped if another process has reloaded the table before its turn comes."""
+        """Queue the reload that follows `state`. It is skipped if another process reloads the table before it starts."""
         return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
 
     def wait(self, state: State) -> bool:
-        """Wait for the reload after a state if it is overdue. Returns whether it was."""
+        """Wait for the reload after a state if this reload is overdue. Returns whether it was overdue."""
         if not self.is_due(state) or self._is_on_time(state, due_s := self.due_s(state)):
             return False
         future = self.ask(state)
@@ -252,16 +256,16 @@ class OverdueReloads:
                 late_s = self.context.clock.wall_s() - due_s
                 self.tell(f"a reload that was due {late_s:.0f} s ago has not ended after {self.limit_s:g} s")
         except Exception as problem:
-            # The load itself logs and counts its errors. The present snapshot goes on answering.
+            # The load itself logs and counts its errors. Queries go on using the present snapshot.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
         return True
 
     def _is_on_time(self, state: State, due_s: float) -> bool:
-        """Whether a due reload need not be awaited, because it began in time: until it ends, the present snapshot is as young as promised.
+        """Whether a query need not wait for a due reload, because the reload began in time: until its end, the snapshot is as young as promised.
 
-        A reload that is late by less than the last load took is begun here, in the background. A load that takes much longer than the one
-        before may be that of a suspended process, and does not count.
+        If the reload has not begun, and is late by less than the last load took, it is begun here, in the background. A load that takes much
+        longer than the load before may be that of a suspended process, and does not count as begun.
         """
         begun_s, now_s = state.loading_since_s, self.context.clock.wall_s()
         last_s = (state.finished_at_s or 0.0) - (state.started_at_s or 0.0)
@@ -273,7 +277,7 @@ class OverdueReloads:
         return False
 
     def _left_s(self, state: State, since_s: float) -> float:
-        """The seconds left to wait for a load, for which this process has waited since `since_s`, and which another process may run for longer."""
+        """How many seconds are left to wait for a load. This process has waited since `since_s`; another may have begun the load before."""
         clock = self.context.clock
         waited_s = clock.steady_s() - since_s
         if state.loading_since_s is not None and self.stored.is_locked():
@@ -282,7 +286,7 @@ class OverdueReloads:
 
 
 def last_reload(state: State) -> LastReload | None:
-    """The times of the latest attempt of any process, in the form that triggers take."""
+    """The times of the latest load by any process, successful or not, in the form that triggers take; None if there was none."""
     if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
         return None
     return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
@@ -292,12 +296,12 @@ def last_reload(state: State) -> LastReload | None:
 
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
-_SILENT_S = 600.0  # a load without progress for so long counts as stuck
+_SILENT_S = 600.0  # a load that has made no progress for so long counts as stuck
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class FullCache:
-    """Snapshots of one table (its keys, columns and partitions) on this host, as this process sees them."""
+    """The full cache of one table, for one choice of keys, columns and partitions: finds, builds and reloads its snapshots on this host."""
 
     key: str
     table: Table
@@ -335,16 +339,16 @@ class FullCache:
         self._overdue = OverdueReloads(self.schedule, self._jobs, self._stored, self.context, wait_s, tell)
 
     def find(self, version: TableVersion) -> Snapshot | None:
-        """The snapshot of a version if this host has it, else None. Makes no store call and does not wait."""
+        """The snapshot of a version if this host has it, otherwise None. Makes no call to the store, and does not wait."""
         state, snapshot = self._stored.find(lambda state: state.find(version.digest), version)
         self._tidy_up(state)
         return snapshot
 
     def build(self, version: TableVersion, wait_s: float, exact: bool = False) -> Snapshot | None:
-        """The snapshot of a version, built if there is none; None if that takes longer than `wait_s` or fails.
+        """The snapshot of a version, which is built if there is none; None if the build takes longer than `wait_s` or fails.
 
-        A thread builds it, and goes on after `wait_s`. A version that is not `cacheable` is not built. After a compaction this returns the
-        snapshot of the version before, which has the same rows, unless its files must be the same, too (`exact`).
+        A thread builds the snapshot, and goes on after `wait_s`. No snapshot is built of a version that is not `cacheable`. After a compaction
+        of the table, returns the snapshot of the version before, which has the same rows. `exact`: return only a snapshot of the same files.
         """
         if self._reloads:
             self.schedule.ensure()
@@ -370,13 +374,14 @@ class FullCache:
         return self.find(version)
 
     def current(self) -> tuple[TableVersion, Snapshot] | None:
-        """The latest snapshot and its version. Loads the first snapshot. Waits up to `build_wait_s` for another process's or an overdue load.
+        """(version of the latest snapshot, latest snapshot). Loads the first snapshot if there is none.
 
-        None if the cache directory has no room for the first or for a newer snapshot, or if another process is still loading the first.
-        Raises the error of the first load, and ReloadFailedError if `lookup.full-cache.on-reload-failure` or `.max-staleness` require it.
+        Waits up to `lookup.full-cache.build-wait` for an overdue reload, and for the first load by another process. None if the cache directory
+        has no room for the first snapshot or for a newer one, or if another process has not ended the first load in this time. Raises the
+        error of the first load, and ReloadFailedError if `lookup.full-cache.on-reload-failure` or `.max-staleness` require it.
         """
         state, snapshot, is_late = self._find_latest()
-        if state.gone:  # the last load found that the table was gone, but the caller has just found the table
+        if state.gone:  # the last load did not find the table, but the caller has just found it
             self._load_anew(state)
             state, snapshot = self._stored.find(_served)
         if snapshot is None:
@@ -400,7 +405,7 @@ class FullCache:
         return None if snapshot is None else (snapshot.version, snapshot)
 
     def unchanged(self, version: TableVersion) -> Snapshot | None:
-        """The snapshot of a version, if `current` would return it without a reload, a wait or an error."""
+        """The snapshot of a version if `current` would return it without a reload, a wait or an error; otherwise None."""
         state, snapshot = self._stored.find(_served)
         if snapshot is None or snapshot.version.digest != version.digest or state.gone or state.failures:
             return None
@@ -410,18 +415,18 @@ class FullCache:
         return snapshot
 
     def _serve(self, state: State) -> None:
-        """Publish the age of the snapshot that answers, join the schedule, and remove expired snapshots."""
+        """Before a snapshot answers a query: set the gauge of its age, take part in the schedule, and remove expired snapshots."""
         self.schedule.ensure()
         self._tidy_up(state)
         self.context.metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self.context.clock.wall_s()) * 1000))
 
     def latest(self) -> TableVersion | None:
-        """The version of the latest snapshot, or None. Makes no store call unless a reload is overdue."""
+        """The version of the latest snapshot; None if there is none. Makes no call to the store, unless a reload is overdue."""
         state, snapshot, _ = self._find_latest()
         return None if snapshot is None or state.gone else snapshot.version
 
     def _find_latest(self) -> tuple[State, Snapshot | None, bool]:
-        """The host's latest state and snapshot, and whether the snapshot is late: a reload is overdue and has not ended in time."""
+        """(the host's state of the table, the latest snapshot, whether the snapshot is late: its reload is overdue and did not end in time)."""
         state, snapshot = self._stored.find(_served)
         if (snapshot is None and state.refused is None) or not self._reloads:
             return state, snapshot, False
@@ -433,13 +438,13 @@ class FullCache:
         return after, snapshot, after.finished_at_s == state.finished_at_s
 
     def _load_anew(self, state: State) -> None:
-        """Load the store's current version, unless another process has done so after `state`, or holds the lock longer than `build_wait_s`."""
+        """Load the store's current version, unless another process has loaded it since `state`, or keeps the lock longer than `build_wait_s`."""
         with self._stored.lock(self.options.full_cache.build_wait_s) as is_locked:
             if is_locked and self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
     def _give_up(self) -> None:
-        """Build nothing for a minute: a directory that is full or cannot be mapped will hardly be better at the next query."""
+        """Build nothing for a minute: a cache directory that is full or cannot be mapped will hardly work at the next query."""
         self._gave_up_at_s = self.context.clock.steady_s()
 
     @property
@@ -448,7 +453,7 @@ class FullCache:
 
     @property
     def can_keep(self) -> bool:
-        """Whether a snapshot should be built: in the last minute, the budget has refused none, and the cache directory has not failed."""
+        """Whether to build a snapshot: False if in the last minute there was no room for one, or the cache directory failed."""
         refused = self._stored.state().refused
         recent = refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
         return not recent and not self._has_given_up
@@ -466,11 +471,10 @@ class FullCache:
                     )
                     self._load_log.fall_back(logging.INFO, reason)
                     return None
-                state = self._stored.state()  # the previous holder of the lock may have loaded the snapshot
+                state = self._stored.state()  # the process that had the lock before may have loaded the snapshot
                 snapshot = self._stored.open(_served(state))
-                if (
-                    snapshot is None and state.failures > failures
-                ):  # the previous holder's load has failed: do not ask the store again
+                # If the load of the process that had the lock before has failed, do not ask the store again.
+                if snapshot is None and state.failures > failures:
                     raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
         except CacheFullError:
@@ -489,18 +493,18 @@ class FullCache:
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
     def _renew(self, state: State) -> Snapshot:
-        """A snapshot that is not older than `max_staleness_s`. Raises ReloadFailedError if there is none.
+        """A snapshot that is not older than `max_staleness_s`, which may be loaded now. Raises ReloadFailedError if there is none.
 
-        The race: many queries may find the snapshot too old at once. The first that gets the lock loads. The others then find the new
-        snapshot, or that the load has failed, and do not ask the store again.
+        The race: many queries may find at the same time that the snapshot is too old. The first one that gets the lock loads. The others then
+        find the new snapshot, or that the load has failed, and do not ask the store again.
         """
         with self._stored.lock(self.options.full_cache.build_wait_s) as is_locked:
             after = self._stored.state()
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
-            # The race: while this query waited for the lock, another query's load may have failed. It has just asked the store, so
-            # this query does not.
+            # The race: while this query waited for the lock, the load of another query may have failed. That load has just asked the store,
+            # so this query does not ask again.
             if is_locked and after.failures == state.failures:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
@@ -517,7 +521,7 @@ class FullCache:
     # --- loading ----------------------------------------------------------------------------------
 
     def reload(self) -> Snapshot:
-        """Load a snapshot of the store's current version, now, in this thread, and return it.
+        """Load a snapshot of the store's current version in this thread, and return it.
 
         Raises the errors of `SnapshotLoader.load`, and ReloadFailedError if another process is loading and makes no progress.
         """
@@ -530,9 +534,10 @@ class FullCache:
             return self._load(None, None)
 
     def ask_reload(self, due: bool = False) -> concurrent.futures.Future[None]:
-        """Start a reload in a thread, or join one that waits to start. A running reload is not joined: it may have asked the store too early.
+        """Start a reload in a thread, and return its future; if one is waiting to start, return the future of that one.
 
-        `due`: the schedule asks for the reload that is due. Then a running one, also of another process, is enough.
+        A reload that is running does not count, because it may have asked the store too early. `due`: the schedule asks, because a reload is
+        due. Then a running reload counts, also one by another process.
         """
         return self._overdue.ask(self._stored.state()) if due else self._jobs.ask(None)
 
@@ -547,7 +552,7 @@ class FullCache:
                     if latest is not None and latest.is_worth_compacting():
                         self._compact(state, latest)
                 elif job.due:
-                    # Nothing is left to do if the previous holder of the lock has reloaded the table.
+                    # Skip this load if the process that had the lock before has reloaded the table.
                     if state.finished_at_s == job.seen_s or self._overdue.is_due(state):
                         self._load(None, False)
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
@@ -558,9 +563,9 @@ class FullCache:
             raise
 
     def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
-        """Load a version (None: the store's current one) and make it the latest. The caller holds the lock.
+        """Load a version (None: the store's current version), record it as the latest, and return its snapshot. The caller holds the lock.
 
-        `watched`: whether to draw a progress bar (None: if somebody watches the output).
+        `watched`: draw a progress bar (None: if somebody watches the output).
         """
         state, clock = self._stored.state(), self.context.clock
         started_s, steady_s = clock.wall_s(), clock.steady_s()
@@ -582,7 +587,7 @@ class FullCache:
             self._refuse(state, problem)
             raise
         except BaseException as problem:
-            check()  # a load that ends with its process has not failed: the next process repeats it
+            check()  # raises if the process is ending: such a load has not failed, and the next process repeats it
             took_s, version_count = clock.steady_s() - steady_s, len(state.versions)
             self._load_log.failed(started_s, took_s, problem, version_count, state.failures)
             is_gone = isinstance(problem, CHANGED_KIND) and self.kinds.forget_kind(self.table)
@@ -590,7 +595,7 @@ class FullCache:
             self._leave(dataclasses.replace(state, failures=failures, error=error, gone=is_gone))
             raise
         seconds, failures, latest = clock.steady_s() - steady_s, state.failures, state.latest
-        # Layers are compared, too: a version with damaged layers is replaced by a version with the same digest and other layers.
+        # Layers are compared, too: if the layers of a version were damaged, the same version was loaded again, with other layers.
         if version is None or latest is None or (latest.digest, latest.layers) != (stored.digest, stored.layers):
             state = state.with_version(stored, clock.wall_s())
         state = dataclasses.replace(
@@ -611,7 +616,7 @@ class FullCache:
         return snapshot
 
     def _refuse(self, state: State, problem: CacheFullError) -> None:
-        """Record, for all processes of the host, that the budget has no room for the table. Logs it once."""
+        """Record, for all processes of the host, that the cache directory's budget has no room for the table. Logs this once."""
         now_s = self.context.clock.wall_s()
         self._load_log.refused(now_s, problem, state.refused is not None)
         refused = Refused(now_s, str(problem)[:500], problem.wanted, problem.of_bytes)
@@ -623,7 +628,7 @@ class FullCache:
             self._record(state.ended(self.context.clock))
 
     def _record(self, state: State) -> None:
-        """Put a state on record. If that fails, build nothing for a minute, so that not every query tries again, and raise OSError."""
+        """Record a state. If this fails, raise OSError, and build nothing for a minute, so that not each query tries again."""
         try:
             self._stored.write(state)
         except OSError:
@@ -631,7 +636,7 @@ class FullCache:
             raise
 
     def refusal(self, version: TableVersion) -> str | None:
-        """The reason why this host has no room for a snapshot of a version; None if it has the snapshot, or seems to have room."""
+        """The reason why this host has no room for a snapshot of a version; None if the host has the snapshot, or seems to have room for it."""
         state, selected_version = self._stored.state(), self._choose(version)
         if state.refused is not None:
             return state.refused.reason
@@ -649,20 +654,21 @@ class FullCache:
         return None
 
     def _make(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
-        """The snapshot of a version (None: the store's current one), built from the latest one and the files that have changed since, and its entry
-        in the table's state."""
+        """(the snapshot of a version, its entry in the table's state). `version`: None for the store's current version.
+
+        The snapshot is built from the latest snapshot and the files that have changed since.
+        """
 
         def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
             selected_version, stored_version = self._choose(version), state.find(version.digest)
             unchanged = self._stored.open(stored_version, version)
             if unchanged is not None and stored_version is not None and selected_version.cacheable:
                 return unchanged, stored_version
-            self._stored.forget(
-                state.latest
-            )  # unmaps superseded snapshots, so that they can be evicted if room is needed
+            # Unmap all older snapshots, so that they can be evicted if room is needed.
+            self._stored.forget(state.latest)
             last = self._stored.map_compatible(state.latest, version)
             stored = state.latest.layers if state.latest is not None else ()
-            # The types of columns are those of the whole version, even if only a part of it is kept.
+            # The whole version decides on the types of columns, even if the snapshot has only some of its partitions.
             layout = self.layout_of(version)
             share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
             layers: tuple[StoredLayer, ...] | None = None
@@ -672,7 +678,7 @@ class FullCache:
                 if last is None:
                     raise
                 share = bytes_per_file_byte(last)
-            if layers is None:  # unmap the present snapshot, so that it can be evicted, unless somebody reads it
+            if layers is None:  # unmap the present snapshot, so that it can be evicted, unless a query is reading it
                 unchanged = last = None
                 self._stored.forget()
                 layers = self.loader.load(selected_version, layout, None, (), report, share)
@@ -680,7 +686,7 @@ class FullCache:
             return self._stored.add(version, layers)
 
         def resolve() -> TableVersion:
-            """The store's current version, once its files are so old that a later change gives them another identity."""
+            """The store's current version, after a wait until its files are so old that a later change gives them another identity."""
             current = self.current_versions.ask(self.table, patient=state.latest is None)
             return self.current_versions.settle(self.table, current)
 
@@ -693,13 +699,13 @@ class FullCache:
         return read_with_restarts(self.table, first, load, renew)[0]
 
     def _choose(self, version: TableVersion) -> TableVersion:
-        """The version without the files that `lookup.partition` leaves out."""
+        """The version with only the files that `lookup.partition` selects."""
         if self.options.files.partition is None:
             return version
         return version.of_files(select_partitions(self.table, version, self.options))
 
     def _compact(self, state: State, latest: Snapshot) -> None:
-        """Replace the latest version's layers by one base. Fetches nothing from the store."""
+        """Replace the layers of the latest snapshot by one base. Reads nothing from the store."""
         assert state.latest is not None
         version, selected_version = latest.version, self._choose(latest.version)
         if not selected_version.cacheable:
@@ -713,7 +719,7 @@ class FullCache:
         self.context.metrics.inc("snapshotCompactionCount")
 
     def _tidy_up(self, state: State) -> None:
-        """Remove expired snapshots in a thread, at most every 10 seconds. Segments in use stay, and are removed by a later call."""
+        """Remove expired snapshots in a thread, at most every 10 seconds. A segment that is in use stays until a later call."""
         if not state.left and len(state.versions) < 2:
             return
         now_s = self.context.clock.steady_s()
@@ -728,14 +734,14 @@ class FullCache:
         return redact("path", self.table.url)
 
     def close(self) -> None:
-        """Leave the schedule and unmap all snapshots. A running load ends by itself."""
+        """Leave the schedule, and unmap all snapshots. A load that is running goes on to its end."""
         self._jobs.close()
         self.schedule.close()
         self._stored.forget()
 
 
 def _served(state: State) -> StoredVersion | None:
-    """The version that queries in CACHE mode read; None if the host has no room for a newer one."""
+    """The stored version that answers queries in CACHE mode; None if there is none, or if the host had no room for a newer one."""
     return state.latest if state.refused is None else None
 
 
@@ -754,13 +760,14 @@ class FullTables:
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
-        self.owner: object = None  # the engine: a running schedule refers to it, and so keeps it alive
+        # The object that owns these caches: a running schedule keeps it alive by this reference.
+        self.owner: object = None
 
     def get_cache(self, table: Table, options: LookupOptions) -> FullCache | None:
-        """The full cache that the options ask for; None if they ask for none, or there is no cache directory."""
+        """The full cache of a table for these options; None if they ask for another cache, or there is no cache directory."""
         if options.cache.mode is not CacheMode.FULL or self.context.disk is None:
             return None
-        # Columns that a predicate needs are kept in addition to those of `lookup.columns`.
+        # The predicate is a part of the key, because a cache has the columns that it needs in addition to those of `lookup.columns`.
         columns = None if options.read.columns is None else (options.read.columns, options.read.where)
         key_parts = (table.id, options.files.keys, columns, options.files.partition, options.version.source.value)
         place = (key_parts, options.full_cache)
@@ -798,7 +805,7 @@ class FullTables:
             self._users.setdefault(full, weakref.WeakSet()).add(user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Release a cache, and close it if `user` was the last to hold it. Files on disk stay."""
+        """End what `hold` began for `user`. If no other user holds the cache, close it. Files on disk stay."""
         full = self.get_cache(table, options)
         users = self._users.get(full) if full is not None else None
         if full is None or users is None:

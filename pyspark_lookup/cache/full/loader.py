@@ -1,7 +1,8 @@
-"""`SnapshotLoader`: writes the layers of a version's snapshot to disk. It reuses the rows of unchanged files, and fetches only changed files.
+"""`SnapshotLoader` writes the layers of a version's snapshot to disk. It reuses the rows of unchanged files, and fetches only changed files.
 
-A small change becomes an overlay on the layers of the version before. Instead of a fourth overlay, one is written that replaces all. A large
-change, another schema or a compaction makes a new base; rows of unchanged files are copied into it from the layers.
+A snapshot consists of layers: a base with most rows, and up to three overlays with the rows of files that changed later. After a small change,
+the layers of the version before stay, and one overlay is written. Instead of a fourth overlay, one is written that replaces the three. After a
+large change, with another schema, or to merge the layers, a new base is written; rows of unchanged files are copied into it from the layers.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from pyspark_lookup.storage.stores import EqualityGroup, FileVersion
 from pyspark_lookup.versions.model import Table, TableVersion
 
 PlacedUnit = tuple[PreparedUnit, int]
-"""A unit, and the position of its first row in its file."""
-_DECODED_AT_ONCE = 8  # one eighth of the bytes that are fetched at once is decoded at once
+"""(a unit of a file, the position of the unit's first row in the file)."""
+_DECODED_AT_ONCE = 8  # an eighth of the bytes that are fetched together is decoded together
 
 
 def prepare_units(
     scan: TableScan, table: Table, files: Sequence[FileVersion], projection: Projection, at_once: int
 ) -> Iterator[list[PlacedUnit]]:
-    """The units of the files in order, in groups of about an eighth of the `at_once` bytes that are fetched together.
+    """The units of the files, in order, in groups that are decoded together: about an eighth of `at_once` bytes each.
 
-    The next bytes are fetched while these units are decoded.
+    About `at_once` bytes are fetched together. The next bytes are fetched while these are decoded.
     """
     rounds = _rounds(files, scan.splittable(table), at_once)
     first_rows: dict[FileVersion, int] = {}
@@ -77,7 +78,7 @@ def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Ite
     group: list[Slice] = []
     size = 0
     for file in files:
-        file = dataclasses.replace(file, deletes=(), equality=())  # units have their deleted rows, too
+        file = dataclasses.replace(file, deletes=(), equality=())  # deleted rows are left out later, by their positions
         cuts = max(-(-file.size // at_once), 1) if splittable else 1
         for cut in range(cuts):
             piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
@@ -97,10 +98,10 @@ def read_live_rows(
     total: int,
     unit_rows: list[tuple[int, PreparedUnit, int]],
 ) -> Iterator[tuple[pa.RecordBatch, Numbers, float]]:
-    """(rows, their positions, their share of `total` bytes) for the rows of units that are not deleted, as `SegmentBuilder.add` takes them.
+    """The rows of units that are not deleted, as `SegmentBuilder.add` takes them: (rows, their positions, their share of `total` bytes).
 
-    `numbers`: the number of each file. `deleted`: the positions of deleted rows, by URL. `unit_rows`: a list to which (file number, unit,
-    number of rows) is added for each unit.
+    `numbers`: the number of each file. `deleted`: the positions of deleted rows, by the URL of the file. `unit_rows`: a list; this function
+    appends (file number, unit, number of rows) for each unit, deleted rows included.
     """
     for unit, start in units:
         number, first, share = numbers[unit.file], start, unit.bytes / total
@@ -113,7 +114,7 @@ def read_live_rows(
                 yield batch, positions, part
             elif live.any():
                 yield batch.filter(pa.array(live)), positions[live], part
-        if unit.rows is None and first > start:  # without a row count, the share of a batch is not known before the end
+        if unit.rows is None and first > start:  # the number of rows, and so the share of each batch, is known only now
             yield batch.slice(0, 0), positions[:0], share
         unit_rows.append((number, unit, first - start))
 
@@ -124,10 +125,10 @@ def read_live_rows(
 def read_deleted(
     scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, fetched: AbstractSet[FileVersion]
 ) -> dict[str, Numbers]:
-    """The positions of deleted rows, by the URL of their file. Positions of rows that `last` does not have either may be missing.
+    """For each file with deleted rows, by URL, the positions of these rows. Rows that the snapshot `last` lacks, too, may be missing.
 
-    Equality deletes are matched with the rows of the latest snapshot (`last`), so its data files are not read again. `fetched`: files whose
-    rows are not taken from `last`, although it has them.
+    Equality deletes are compared with the rows of `last`, the latest snapshot, so that its data files are not read again. `fetched`: files whose
+    rows are read from the store, although `last` has them.
     """
     by_value = [file for file in version.files if file.equality] if version.equality else []
     layer_files: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
@@ -161,7 +162,10 @@ def read_deleted(
 
 
 def _last_lacking(segment: Segment, group: EqualityGroup) -> int:
-    """The highest sequence number of the deletes in a group whose columns a segment lacks, or has in another type; 0 if there are none."""
+    """The highest sequence number of deletes that cannot be compared with a segment's rows, because it lacks a column that they compare.
+
+    A column of another type counts as lacking. 0 if there are no such deletes in the group.
+    """
     fields = {*segment.schema}
     lacking = [deletes[-1] for columns, deletes in group.by_columns if not fields.issuperset(columns.schema)]
     return max((deletes.sequence for deletes in lacking), default=0)
@@ -170,7 +174,10 @@ def _last_lacking(segment: Segment, group: EqualityGroup) -> int:
 def _locate_deleted(
     scan: TableScan, table: Table, segment: Segment, inside: Sequence[tuple[int, FileVersion]]
 ) -> dict[str, Numbers]:
-    """The positions of the rows in a segment that new equality deletes remove, by the URL of their file."""
+    """For each file in a segment, by URL, the positions of the rows that equality deletes delete, if the segment still has these rows.
+
+    `inside`: (the file's number in the segment, the file) for each file that is concerned.
+    """
     marks = {*segment.marks}
     concerned: dict[EqualityGroup, list[tuple[int, FileVersion]]] = defaultdict(list)
     for place, file in inside:
@@ -199,13 +206,14 @@ def _locate_deleted(
 
 
 def _match_rows(segment: Segment, values: DeletedValues) -> Iterator[tuple[Numbers, Numbers]]:
-    """(the numbers of rows of a segment, for each the highest sequence number of a delete that names its values)."""
+    """Pairs (numbers of rows of a segment, for each the highest sequence number of a delete with the row's values; -1: none)."""
     names = values.columns.schema.names
     if set(names) == set(segment.keys) and not any(part.has_nulls for part in values.parts):
         for part in values.parts:
             keys = Keys([one_array(part.rows.column(name)) for name in segment.keys])
             rows = np.unique(segment.probe(keys, keys.hashes(segment.seed)).rows)
-            yield rows, values.highest(segment.take(names, rows))  # again, because `probe` compares keys as Spark does
+            # `highest` compares the values once more, because `probe` compares keys as Spark does, and not as Iceberg.
+            yield rows, values.highest(segment.take(names, rows))
         return
     for start in range(0, segment.rows, BATCH_ROWS):
         stop = min(start + BATCH_ROWS, segment.rows)
@@ -215,30 +223,28 @@ def _match_rows(segment: Segment, values: DeletedValues) -> Iterator[tuple[Numbe
 # --- loads ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]  # takes the bytes that are done, and the bytes in total
+Progress = Callable[[int, int], None]  # called with (bytes that are done, bytes in total)
 
 OVERLAYS_AT_MOST = 3
-_OVERLAY_SHARE = (
-    0.25  # if more than this share of a version's bytes has changed, a new base costs about as much as an overlay
-)
+# If more than this share of a version's bytes has changed, a new base costs about as much as an overlay.
+_OVERLAY_SHARE = 0.25
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
 _COPIED_ROWS = 2**18
 _THREADS_AT_MOST = 4
 _MEMORY_AT_MOST = 2 * 1024**3
 _SEEDS = 4
 _MIB = 1024 * 1024
-_DECODED_SHARE = 4.0  # bytes of a snapshot per byte of file, as a guess
-DECODED_AT_MOST = (
-    20  # if there is room for so many bytes of snapshot per byte of file, no footers are read for an estimate
-)
+_DECODED_SHARE = 4.0  # a guess how many bytes a snapshot takes for each byte of its files
+# If there is room for so many bytes of snapshot per byte of file, no footers are read for an estimate.
+DECODED_AT_MOST = 20
 _FOOTERS_AT_MOST = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The columns of a table's snapshots: all `columns` with their types, and the names of the indexed ones (`keys`).
+    """The columns of a table's snapshots. `columns`: their names and types. `keys`: the names of the key columns, over which there is an index.
 
-    `data`: all columns in the files. `partitions`: all columns in the directories. `declared`: as in `Projection`.
+    `data`: all columns of the table in the files. `partitions`: all partition columns. `declared`: as in `Projection`.
     """
 
     columns: pa.Schema
@@ -254,9 +260,9 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLayer:
-    """A layer on disk: `name` of the segment with its rows, and of the segment that marks the `deleted` rows (None: none).
+    """A layer on disk. `name`: of the segment with its rows. `deleted`: the name of the segment that marks deleted rows; None: no row is deleted.
 
-    `gone`: the numbers of its files that are not in the version. `marked`: a digest of the deleted rows of all other files.
+    `gone`: the numbers of its files that are not in the version. `marked`: a digest of the deleted rows of its other files.
     """
 
     name: str
@@ -266,7 +272,7 @@ class StoredLayer:
 
 
 def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Snapshot | None:
-    """Open layers that are on disk, pinned; None if one is missing or damaged."""
+    """The snapshot that consists of layers on disk, mapped, which are not evicted while it is in use; None if one is missing or damaged."""
     opened: list[tuple[Segment, Marks | None, StoredLayer]] = []
     for layer in stored:
         segment = open_rows(disk, table_key, layer.name)
@@ -301,20 +307,20 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | Non
 
 
 def bytes_per_file_byte(last: Snapshot) -> float:
-    """The bytes that a snapshot takes for each byte of its files."""
+    """How many bytes a snapshot takes for each byte of its data files."""
     return last.bytes / max(sum(file.size for layer in last.layers for file in layer.segment.files), 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotLoader:
-    """Writes the layers of one table on this host. Only one loader at a time may work on a table: see `FullCache`."""
+    """Writes the layers of one table on this host. Only one loader at a time may work on a table; `FullCache` takes a lock for this."""
 
     scan: TableScan
     disk: Disk
     rng: random.Random
     table: Table
     table_key: str
-    memory_bytes: int | None = None  # None: a share of the free memory
+    memory_bytes: int | None = None  # how much memory a build may use; None: a share of the free memory
 
     def load(
         self,
@@ -326,11 +332,11 @@ class SnapshotLoader:
         share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
-        """Write the layers of exactly `version` to disk, and return them. `last` and `stored` are the latest layers, which are reused.
+        """Write the layers of exactly `version` to disk, and return them. Reuses the latest layers: `last`, mapped, and `stored`, on disk.
 
-        `share`: about how many bytes a snapshot takes per byte of file (None: it is estimated). `compact`: write a single base. Raises
-        SourceChangedError if a file is no longer in its version, SchemaError, UfsError, CacheFullError if the budget has no room for the
-        layers (if an estimate shows this, before anything is read), or another OSError if the directory cannot be written.
+        `share`: about how many bytes a snapshot takes for each byte of its files; None: it is estimated. `compact`: write a single base.
+        Raises SourceChangedError if a file was replaced or removed, SchemaError, UfsError, CacheFullError if the cache directory's budget has
+        no room for the layers (before anything is read, if an estimate shows this), or another OSError if the directory cannot be written.
         """
         lacking = set() if last is None else self._lacking(version, layout, last)
         reusable = last if last is not None and is_source(last.schema, layout.columns) else None
@@ -344,18 +350,18 @@ class SnapshotLoader:
                 return self._load(load, last if small else None, stored)
         except CacheFullError as problem:
             if load.room is not None:
-                # The estimate was too low. The next attempt reserves at least what this one has used, and about twice that if the
-                # budget allows.
+                # The estimate was too low. The next attempt reserves at least as much as this attempt has used, and about twice as much if
+                # the budget allows.
                 size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
             problem.wanted, problem.of_bytes = size, file_bytes
             raise
-        finally:  # the layers hold the rows of these files now, and the next load reads other files
+        finally:  # the next load reads other files, because it finds the rows of these in the layers
             self.scan.forget_files()
 
     def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
-        """The files whose rows in the layers lack values of a column of the layout, which was renamed or added since.
+        """The files with values in a column of the layout that the layers lack, because it was renamed or added since.
 
-        Reads footers if columns have changed.
+        Reads footers if there are such columns.
         """
         cached_files = {
             FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
@@ -372,7 +378,8 @@ class SnapshotLoader:
 
     def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         if under is not None:
-            with contextlib.suppress(SkewedError):  # then write a base, which may have another seed
+            # If this is raised, write a base, which may have another seed than the layers.
+            with contextlib.suppress(SkewedError):
                 return self._write_overlay(load, under, stored)
         for attempt in range(_SEEDS):
             seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
@@ -381,31 +388,30 @@ class SnapshotLoader:
         raise AssertionError("the last attempt accepts any seed")
 
     def estimate(self, version: TableVersion, layout: Layout, file_bytes: int, share: float | None) -> int:
-        """About how many bytes of the budget it takes to build a snapshot of `file_bytes` bytes of a version's files.
+        """About how many bytes of the cache directory's budget it takes to build a snapshot of `file_bytes` bytes of a version's files.
 
-        `share`: bytes of a snapshot per byte of file. None: a guess is enough if there is plenty of room; otherwise the share is estimated
-        from a few footers.
+        `share`: how many bytes a snapshot takes for each byte of its files. None: it is guessed if there is plenty of room, otherwise
+        estimated from a few footers.
         """
         if share is None:
             share = _DECODED_SHARE
             if self.disk.lacks("segments", file_bytes * DECODED_AT_MOST) > 0:
                 share = self._decoded_share(version, layout)
         size = int(file_bytes * share)
-        return size + max(
-            size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0
-        )  # the latter: chunks that wait on disk
+        # The latter: chunks that wait on disk.
+        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
-        """Bytes of a snapshot per byte of file, from the footers of a sample of files."""
+        """About how many bytes a snapshot takes for each byte of its files, by the footers of some of the files."""
         files = [file for file in version.files if file.size]
         sample = files[:: max(len(files) // _FOOTERS_AT_MOST, 1)][:_FOOTERS_AT_MOST]
         decoded = self.scan.decoded_bytes(self.table, sample, layout.columns.names) if sample else None
         return _DECODED_SHARE if decoded is None else decoded / sum(file.size for file in sample)
 
     def _write_overlay(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
-        """The latest layers without the rows of removed files, and an overlay with the rows of new files.
+        """Write an overlay with the rows of new files, and mark the rows of removed files in the latest layers. Returns all these layers.
 
-        If that would be the fourth overlay, the new one also gets the rows of the other three, and replaces them.
+        If it would be the fourth overlay, the new overlay also gets the rows of the other three, and replaces them.
         """
         count = len(last.layers)
         layer_numbers = [0] if load.fetched and count > OVERLAYS_AT_MOST else list(range(count))
@@ -422,7 +428,7 @@ class SnapshotLoader:
         return tuple(layers)
 
     def _keep(self, load: _Load, segment: Segment, stored: StoredLayer, ranks: Numbers) -> StoredLayer:
-        """A layer of the latest version as a layer of the new one: the same segment, with its deleted rows marked."""
+        """A layer of the latest snapshot as a layer of the new one: the same segment, with the rows marked that are deleted now."""
         places = load.deleted
         gone_files = tuple(np.flatnonzero(ranks < 0).tolist())
         marked = _digest([file.url for file, rank in zip(segment.files, ranks, strict=True) if rank >= 0], places)
@@ -437,14 +443,17 @@ class SnapshotLoader:
             return StoredLayer(stored.name, self._publish(writer, {}), gone_files, marked)
 
     def _publish(self, writer: SegmentWriter, meta: Mapping[str, Any]) -> str:
-        """Write the footer of a segment and publish it. Returns its name."""
+        """Write the footer of a segment, and then show the segment to other processes. Returns its name."""
         name = f"{self.rng.getrandbits(64):016x}"
         writer.finish(meta)
         self.disk.publish_segment(self.table_key, name, writer)
         return name
 
     def _write(self, load: _Load, files: Sequence[FileVersion], seed: Seed, strict: bool) -> StoredLayer:
-        """Write a new segment with the rows of these files, and return its layer. Rows of files that the layers have are copied; all others are fetched."""
+        """Write a new segment with the rows of `files`, and return its layer.
+
+        Rows that the latest layers have are copied from them; the rows of all other files are fetched.
+        """
         schema = load.layout.columns
         counts = [0] * len(files)
         units: list[list[tuple[int, int]]] = [[] for _ in files]
@@ -475,7 +484,7 @@ class SnapshotLoader:
                 share = size / total / max(layer.visible_rows, 1)
 
                 def copy(rows: range, layer: Layer = layer, names: list[str] = names, share: float = share) -> None:
-                    """Pass some rows of a layer to the builder, with types widened to the layout's and nulls in new columns."""
+                    """Pass some rows of a layer to the builder, cast to the types of the layout, and with nulls in columns that the layer lacks."""
                     batches = (
                         (conform_columns(dict(zip(names, columns, strict=True)), len(positions), schema, ""), positions)
                         for columns, positions in layer.pieces(names, rows)
@@ -511,13 +520,13 @@ class SnapshotLoader:
 
 
 class _Progress:
-    """Reports how much of a build is done. Reading the files is the first half, writing the segment the second."""
+    """Reports how much of a build is done. Reading the files counts as the first half, writing the segment as the second."""
 
     def __init__(self, tell: Progress, total: int) -> None:
         self._tell = tell
         self._total = total
         self._read = 0
-        self._lock = threading.Lock()  # threads report in turn, so the number never goes back
+        self._lock = threading.Lock()  # one thread at a time reports, so the reported number never decreases
 
     def read(self, size: int) -> None:
         with self._lock:
@@ -525,7 +534,10 @@ class _Progress:
             self._tell(self._read // 2, self._total)
 
     def report_piece(self, piece: T) -> T:
-        """Report that the build makes progress, and return `piece`. Reports after each unit are not enough: a provider's only unit may take an hour."""
+        """Report that the build makes progress, and return `piece`.
+
+        It is not enough to report after each unit: a provider's scan is a single unit, and may take an hour.
+        """
         self.read(0)
         return piece
 
@@ -540,11 +552,13 @@ class _Progress:
 class _Load:
     """A version to load, and which of its files the latest layers have.
 
-    `places`: for these files (number of the layer, position among its files). `ranks`: for each layer, the rank in the version of each of
-    its files (-1: none). `fetched`: all other files. If a column's old type does not widen to the present one, the layers count as empty:
-    their values are no longer those of the files (for instance, partitions were numbers, and now one of them is text). `deleted`: the
-    deleted rows of files, by URL. `marks`: the names of the deletes that say so. `room`: the part of the budget that is reserved for the
-    load. `lacking`: files with columns that the layers lack.
+    `places`: for each file that the layers have, (number of the layer, position among the layer's files). `ranks`: for each layer, the
+    position in the version of each of its files (-1: the file is not in the version). `fetched`: the files that the layers do not have.
+    `deleted`: the deleted rows of files, by URL. `marks`: the names of the deletes that delete them. `room`: the part of the budget that is
+    reserved for the load. `lacking`: files with values in columns that the layers lack.
+
+    If a column's type in the layers does not widen to the present type, the layers count as empty: their values differ from those of the
+    files. For instance, all values of a partition column were numbers, and now one of them is text.
     """
 
     def __init__(
@@ -570,7 +584,7 @@ class _Load:
         if last is not None and not is_source(last.schema, layout.columns):
             current = {}
         for number, layer in enumerate(self._layers):
-            # A segment lacks the rows that were deleted when it was written. The version to load may be older, and still have them.
+            # A segment lacks the rows that were deleted when it was written. The version to load may be an older one, which has these rows.
             whole = _whole(layer.segment, self.marks, deleted)
             for place, stored_file in enumerate(layer.segment.files):
                 if layer.ranks[place] < 0:
@@ -584,13 +598,13 @@ class _Load:
         self.fetched = [file for file in version.files if file not in self.places]
 
     def is_small(self, last: Snapshot) -> bool:
-        """Whether an overlay over the latest layers costs less than a new base."""
+        """Whether so little has changed since the latest layers were written that an overlay costs less than a new base."""
         same_layout = last.schema.equals(self.layout.columns) and last.keys == self.layout.keys
         changed = sum(file.size for file in self.fetched) + self._gone_bytes
         return same_layout and changed <= _OVERLAY_SHARE * max(self.version.bytes, 1)
 
     def select_layers(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
-        """The layers that have rows of these files, with only these rows visible. Their ranks are positions in `files`."""
+        """The layers that have rows of `files`, with all other rows marked as deleted. Their ranks are positions in `files`."""
         numbers = {file: number for number, file in enumerate(files)}
         for number, layer in enumerate(self._layers):
             ranks = np.full(len(layer.segment.files), -1, np.int64)
@@ -602,10 +616,13 @@ class _Load:
 
 
 def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
-    """For each file of a segment, whether the segment has all its rows that are not deleted in a version with those `marks`."""
+    """For each file of a segment, whether the segment has all rows of the file that a version has.
+
+    `marks`: the names of the version's deletes. `deleted`: the rows that they delete, by URL.
+    """
     if set(segment.marks) <= set(marks):
         return np.ones(len(segment.files), np.bool_)
-    # The version's delete files may name the same rows as the segment's, because a compaction rewrites delete files. So rows are compared.
+    # The version may delete the same rows by other delete files, because a compaction rewrites delete files. So rows are compared.
     is_present = np.zeros(int(segment.file_starts[-1]), np.bool_)
     for start in range(0, segment.rows, BATCH_ROWS):
         is_present[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
@@ -618,13 +635,13 @@ def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers
 
 
 def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
-    """A digest of the deleted rows of these files; "" if there are none."""
+    """A digest of the deleted rows of the files `urls`; "" if none of their rows is deleted. `places`: positions of deleted rows, by URL."""
     parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
     return key_of(*parts) if parts else ""
 
 
 def _threads() -> int:
-    """The number of threads that build a segment: one per core of the process, at most `_THREADS_AT_MOST`."""
+    """The number of threads that build a segment: one for each core that the process may use, at most `_THREADS_AT_MOST`."""
     return min(len(os.sched_getaffinity(0)), _THREADS_AT_MOST)
 
 

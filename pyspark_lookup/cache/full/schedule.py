@@ -1,9 +1,10 @@
-"""`Schedule`: runs a table's reload trigger in one process of the host. `Jobs`: runs a table's background loads one by one.
+"""`Schedule` runs a table's reload trigger in one process of the host. `Jobs` runs a table's background loads, one at a time.
 
-A schedule consists of a lock, which the kernel releases when its holder dies, and of the times in the table's state, which all processes
-share. So the start of a worker starts no reload, and a reload that came due while no worker was alive starts as soon as one takes over.
+A schedule consists of a lock, and of the times of reloads in the table's state, which all processes share. The process with the lock runs the
+trigger; if this process dies, the kernel releases the lock. So a new worker starts no reload of its own, and a reload that became due while no
+worker was alive starts as soon as a worker gets the lock.
 
-`Jobs` is the queue of background loads. Its thread ends when the queue is empty.
+`Jobs` is a queue of background loads. Its thread ends when the queue is empty.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from pyspark_lookup.versions.model import TableVersion
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A load of `version` (None: the store's current one), or upkeep for which nobody waits.
+    """A background job: a load of `version` (None: the store's current version), or one of two jobs for which nobody waits.
 
-    `compact`: compact the layers. `tidy`: remove expired snapshots. `due`: a load for the schedule, queued when the latest load had ended at
-    `seen_s`. It is skipped if another process has loaded the table since then.
+    `compact`: merge the layers of the latest snapshot. `tidy`: remove expired snapshots. `due`: a load for the schedule, queued when the latest
+    load had ended at `seen_s` (Unix time); it is skipped if another process has loaded the table since then.
     """
 
     version: TableVersion | None
@@ -52,7 +53,7 @@ class Job:
 
 
 class Jobs:
-    """Runs `do` for each queued job."""
+    """A queue of jobs. `do`: called for each job, in a thread that `start` starts."""
 
     def __init__(self, name: str, start: Start, do: Callable[[Job], None]) -> None:
         self._name = name
@@ -71,23 +72,24 @@ class Jobs:
         due: bool = False,
         seen_s: float | None = None,
     ) -> concurrent.futures.Future[None]:
-        """Queue a job and return its future. If an equal job is waiting or running, return its future instead.
+        """Queue a job and return its future. If an equal job is waiting or running, return the future of that job.
 
-        The exception is a running load of the current version that is not due: it may have asked the store too early, so another is queued.
+        But if a load of the current version, other than one for the schedule, is running, queue another: the running load may have asked the
+        store too early.
         """
         with self._mutex:
             for job in self._jobs:
                 may_be_stale = job is self._running and version is None and not tidy and not due
                 if (job.version, job.compact, job.tidy, job.due) == (version, compact, tidy, due) and not may_be_stale:
                     return job.future
-            if version is not None:  # only the latest is worth building
+            if version is not None:  # no snapshot is built for a version that is no longer the latest one
                 for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
                     self._jobs.remove(job)
                     job.future.set_exception(
                         VersionGoneError("a newer version appeared before the snapshot of this one was built")
                     )
             job = Job(version, concurrent.futures.Future(), compact, tidy, due, seen_s)
-            job.future.set_running_or_notify_cancel()  # several callers wait for it, so none of them may cancel it
+            job.future.set_running_or_notify_cancel()  # several callers may wait for the future, so none of them may cancel it
             self._jobs.append(job)
             begin = not self._working
             self._working = True
@@ -99,7 +101,7 @@ class Jobs:
         return job.future
 
     def _stop(self, problem: BaseException) -> None:
-        """End the thread; waiting jobs fail with `problem`."""
+        """Note that the thread ends. Jobs that are waiting fail with `problem`."""
         with self._mutex:
             self._working = False
             waiting, self._jobs = self._jobs, []
@@ -133,18 +135,18 @@ class Jobs:
                 job.future.set_exception(problem)
 
     def close(self) -> None:
-        """Start no more jobs: waiting ones are cancelled, the running one ends by itself."""
+        """Start no more jobs. Waiting jobs are cancelled; a running job goes on to its end."""
         self._closed = True
 
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _CLOSE_WAIT_S = 1.0
-_BUSY_S = 0.2  # if too many reloads are running, a due action is tried again after this time
-_POLL_S = 1.0  # within this time a process notices that the schedule's holder has died, or that the clock was set
+_BUSY_S = 0.2  # if too many reloads are running, an action that is due is tried again after this time
+_POLL_S = 1.0  # within this time, a process notices that the process with the schedule's lock has died, or that the clock was set
 
 
 def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
-    """The trigger that the options describe; None if they name none. Raises OptionError if a custom trigger cannot be made."""
+    """The trigger that the options describe; None if they describe no reloads. Raises OptionError if a custom trigger cannot be made."""
     strategy = options.full_cache.strategy
     if isinstance(strategy, str):
         return make("lookup.full-cache.reload-strategy", strategy, options, CacheReloadTrigger)  # type: ignore[type-abstract]
@@ -158,7 +160,7 @@ def make_trigger(options: LookupOptions) -> CacheReloadTrigger | None:
 
 @dataclasses.dataclass(eq=False)
 class _Action:
-    """A function to run at a Unix time. Actions are compared by identity."""
+    """A function to run at the Unix time `at_s`. Each action is equal only to itself."""
 
     at_s: float
     run: Callable[[], object]
@@ -166,11 +168,12 @@ class _Action:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Schedule(CacheReloadTrigger.Context):
-    """Runs one table's trigger, as its context (FLIP-221), while this process holds the host's lock for it.
+    """Runs the trigger of one table while this process holds the host's lock for the schedule. It is also the trigger's `Context` (FLIP-221).
 
-    `name`: a hash of the table and the schedule's options; schedules of one table with different options run side by side. `make`: returns
-    the trigger. `reload`: starts a reload (True: the one that is due) and returns its future. `last`: returns the latest attempt of any
-    process. `jitter_s`: the host reloads later by a part of it, which follows from the host's name and `name`.
+    `name`: a hash of the table and the schedule's options; if a table is read with different options, it has several schedules. `make`:
+    returns the trigger. `reload`: starts a reload and returns its future; its argument says whether this is the reload that is due. `last`:
+    returns the times of the latest reload by any process. `jitter_s`: the host makes its reloads later by a part of this time, which is
+    computed from the names of the host and of the schedule.
     """
 
     name: str
@@ -185,12 +188,12 @@ class Schedule(CacheReloadTrigger.Context):
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._timer: Timer | None = None
-        self._given_up = threading.Event()  # set once the schedule is given up, after `close`
+        self._given_up = threading.Event()  # set after `close`, once the schedule's lock is released
         self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
         self.late_s = self.jitter_s * int(key_of(self.context.name, self.name)[:8], 16) / 16**8
-        self._wall_ahead_s = 0.0  # lead of the wall clock over the steady clock when actions last ran
+        self._wall_ahead_s = 0.0  # wall clock minus steady clock when actions last ran
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = self._is_made = self._opened = False
 
@@ -212,8 +215,7 @@ class Schedule(CacheReloadTrigger.Context):
                 _log.warning("this process does not run the reload schedule of %s: %s", self.name, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
-        """The time at which the reload after `last` is due (Unix time); infinity after `close`, and for custom triggers, whose times are not
-        known."""
+        """The Unix time at which the reload after `last` is due; infinity after `close`, and for a custom trigger, whose times are not known."""
         self._make_trigger()
         if self._closed or self._broken or not isinstance(self._trigger, DueTrigger):
             return math.inf
@@ -233,14 +235,14 @@ class Schedule(CacheReloadTrigger.Context):
         return self._lease is not None
 
     def run_due(self) -> float:
-        """Run what is due, if this process holds the schedule or can acquire it. Returns the seconds until the next call."""
+        """Run the actions that are due, if this process has the schedule's lock or can get it. Returns the seconds until the next call."""
         if self._broken or not self._take():
             return _POLL_S
         if not self._opened and not self._open():
-            self._release()  # others may have a trigger that works
+            self._release()  # in another process the trigger may work
             return _POLL_S
         if self._clock_set_back():
-            # The actions' times are now too late by an unknown amount. So all actions run now, and plan their next times.
+            # The actions' times are now too late by an unknown amount. So all actions run now; they read the clock and plan new times.
             with self._mutex:
                 for action in self._actions:
                     action.at_s = -math.inf
@@ -278,12 +280,12 @@ class Schedule(CacheReloadTrigger.Context):
             if self._trigger is not None:
                 self._trigger.open(self)
         except Exception as problem:
-            self._broken = True  # logged once; this process does not reload a table whose trigger is broken
+            self._broken = True  # from now on this process leaves the schedule alone, so the error is logged once
             _log.error("reload trigger of %s cannot be opened", self.name, exc_info=redact_cause(problem))
         return not self._broken
 
     def _clock_set_back(self) -> bool:
-        """Whether the wall clock was set back since the last call, by more than a slew."""
+        """Whether the wall clock was set back since the last call, by more than gradual corrections do."""
         before, self._wall_ahead_s = self._wall_ahead_s, self.context.clock.wall_s() - self.context.clock.steady_s()
         return self._wall_ahead_s < before - _POLL_S
 
@@ -296,7 +298,7 @@ class Schedule(CacheReloadTrigger.Context):
             return first
 
     def _step(self) -> float | None:
-        """Called by the timer: run what is due, and return the seconds until the next call."""
+        """Run the actions that are due. The timer calls this, and calls it again after the returned number of seconds (None: never)."""
         if self._closed:
             self._release()
             self._given_up.set()
@@ -304,7 +306,7 @@ class Schedule(CacheReloadTrigger.Context):
         return self.run_due()
 
     def _wake(self) -> bool:
-        """Ask the timer to call `_step` soon. Returns whether the timer will."""
+        """Ask the timer to call `_step` soon. Returns False if there is no timer that will."""
         timer = self._timer
         if timer is not None and self._running:
             with contextlib.suppress(RuntimeError):
@@ -313,13 +315,13 @@ class Schedule(CacheReloadTrigger.Context):
         return False
 
     def close(self) -> None:
-        """Close the trigger and give the schedule up."""
+        """Close the trigger and release the schedule's lock."""
         with self._mutex:
             self._closed = True
         try:
             if self._trigger is not None:
                 self._trigger.close()
-        except Exception as problem:  # raised by a custom trigger: the schedule is given up nevertheless
+        except Exception as problem:  # raised by a custom trigger: the lock must be released nevertheless
             _log.error("reload trigger of %s cannot be closed", self.name, exc_info=redact_cause(problem))
         if not self._wake():
             self._release()
@@ -331,7 +333,7 @@ class Schedule(CacheReloadTrigger.Context):
             self._lease.release()
             self._lease = None
 
-    # --- what a trigger sees ----------------------------------------------------------------------
+    # --- functions that a trigger calls --------------------------------------------------------------
 
     def current_processing_time(self) -> float:
         return self.context.clock.wall_s()
@@ -365,7 +367,7 @@ class Schedule(CacheReloadTrigger.Context):
         return future
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
-        """Plan one reload for the end of a blackout, however many reloads come due before. Returns its future."""
+        """Plan one reload for the end of a blackout, however many reloads become due until then. Returns the future of this reload."""
         if self._put_off is not None:
             return self._put_off
         future: concurrent.futures.Future[None] = concurrent.futures.Future()

@@ -1,8 +1,8 @@
-"""`Snapshot`: all rows of a version in layers: one base segment and up to three overlays over it, with marks for deleted rows.
+"""`Snapshot`: all rows of a version, in layers. These are a base and up to three overlays, each a segment of rows with marks for deleted rows.
 
-A row of a layer is live unless it was deleted, or its file is not in the version; the marks in `deleted` tell both. All rows of a file are in
-one layer. The answer to a batch of keys is gathered layer by layer and then sorted by key, file and row in the file. A scan of a snapshot
-returns the same columns, types and rows as a scan of the version's files.
+A row of a layer is marked as deleted if it was deleted, or if its file is not in the version. All rows of a file are in one layer. The rows of
+a batch of keys are gathered layer by layer, and then sorted by key, file and row in the file. A scan of a snapshot returns the same columns,
+types and rows as a scan of the version's files.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.scan.table_scan import coalesce, matching_rows
 from pyspark_lookup.versions.model import TableVersion
 
-_FEW = 8  # up to this many rows are faster to take value by value
-_COMPACTION_SHARE = 0.25  # share of rows in overlays or deleted, compared with the base's rows
+_FEW = 8  # up to this many rows are read faster value by value than by column
+_COMPACTION_SHARE = 0.25  # see `is_worth_compacting`
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
-_NEIGHBOURS = 6  # 2**6 neighbouring rows of a file share a mark in a first, rough search
+_NEIGHBOURS = 6  # 2**6 neighbouring rows of a file share a mark in the first, rough search of `deleted_rows`
 Ranges = Sequence[tuple[str, int, int]]
-"""Parts of files, each as (URL, first byte, byte after the last): the row groups whose middle byte lies there."""
+"""Parts of files, each as (URL, first byte, byte behind the last). A part consists of the row groups whose middle byte is in it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """Which rows of a segment are deleted: one bit per row, in bytes, the lowest bit first."""
+    """Which rows of a segment are deleted. `bits`: one bit for each row, in bytes, the lowest bit first."""
 
     bits: Numbers
 
@@ -48,11 +48,11 @@ class Marks:
         return int(_BITS_OF_BYTE[self.bits].sum(dtype=np.int64))
 
     def contains(self, rows: Numbers) -> Numbers:
-        """Whether each of the rows is deleted (bool)."""
+        """For each of `rows`, whether it is deleted."""
         return np.asarray((self.bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_))
 
     def between(self, start: int, stop: int) -> Numbers:
-        """Whether each row from `start` to before `stop` is deleted (bool)."""
+        """For each row from `start` to before `stop`, whether it is deleted."""
         bits = np.unpackbits(self.bits[start >> 3 : (stop + 7) >> 3], bitorder="little")
         return bits[start & 7 : (start & 7) + stop - start].view(np.bool_)
 
@@ -61,7 +61,7 @@ class Marks:
 
     @classmethod
     def from_rows(cls, deleted: Numbers, count: int) -> Marks:
-        """Marks for `deleted` row numbers, in any order, of a segment with `count` rows."""
+        """The marks of a segment with `count` rows. `deleted`: the numbers of its deleted rows, in any order."""
         bits = np.zeros((count + 7) >> 3, np.uint8)
         np.bitwise_or.at(bits, deleted >> 3, np.left_shift(np.uint8(1), (deleted & 7).astype(np.uint8)))
         return cls(bits)
@@ -69,7 +69,10 @@ class Marks:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A segment with its deleted rows (None: none) and the rank of each of its files in the version (-1: the file is gone)."""
+    """A segment in a snapshot. `deleted`: which of its rows are deleted (None: no row).
+
+    `ranks`: for each of its files, the position of the file in the version; -1 if the version does not have the file.
+    """
 
     segment: Segment
     deleted: Marks | None
@@ -80,7 +83,7 @@ class Layer:
         return self.segment.rows - (0 if self.deleted is None else self.deleted.count)
 
     def pieces(self, names: Sequence[str], among: range) -> Iterator[tuple[list[pa.Array], Numbers]]:
-        """The named columns of the visible rows `among` a range, and their positions, batch by batch."""
+        """The rows of a range that are not deleted, in batches: (their columns `names`, their positions)."""
         for start in among[::BATCH_ROWS]:
             stop = min(start + BATCH_ROWS, among.stop)
             rows = np.arange(start, stop)
@@ -90,7 +93,7 @@ class Layer:
                 yield self.segment.take(names, rows), self.positions(rows)
 
     def positions(self, rows: Numbers) -> Numbers:
-        """A number for each row that tells its place in the version: the rank of its file << ROW_BITS | its position in the file."""
+        """The position of each row in the version, as a number: rank of its file << ROW_BITS | position in the file."""
         ordinals = self.segment.ordinals[rows].astype(np.int64)
         files = np.searchsorted(self.segment.file_starts, ordinals, "right") - 1
         within = ordinals - self.segment.file_starts[files]
@@ -99,16 +102,16 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The rows that a batch of keys has: for each row the position of its key in the batch (`keys`, int64, ascending), and its `columns`."""
+    """The rows of a batch of keys. `keys`: for each row, the position of its key in the batch (int64, ascending). `columns`: of the rows."""
 
     keys: Numbers
     columns: list[pa.Array]
 
 
 class Snapshot:
-    """All rows of one version. `layers`: the base, then the overlays; all have the same schema, seed and keys."""
+    """All rows of one version. `layers`: the base, then the overlays. All layers have the same schema, seed and keys."""
 
-    version: TableVersion  # set once the version is known
+    version: TableVersion  # set after the constructor, when the version's record has been read
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
@@ -118,18 +121,18 @@ class Snapshot:
         self.seed = base.seed
         self.rows = sum(layer.visible_rows for layer in layers)
         self.bytes = sum(layer.segment.bytes for layer in layers)
-        # None: with several layers this is not known, because each may have rows of the same key.
+        # With several layers this is not known (None), because two layers may have rows of the same key.
         self.unique = base.unique if len(self.layers) == 1 else None
 
     def is_worth_compacting(self) -> bool:
-        """Whether the overlays and the deleted rows together exceed a quarter of the base's rows."""
+        """Whether the rows in overlays and the deleted rows, added up, are more than a quarter of the base's rows."""
         base, *overlays = self.layers
         over = sum(layer.segment.rows for layer in overlays)
         deleted = sum(layer.segment.rows - layer.visible_rows for layer in self.layers)
         return over + deleted > _COMPACTION_SHARE * base.segment.rows
 
     def get(self, names: Sequence[str], keys: Keys) -> Answer:
-        """The named columns of all rows with any of the keys, rows of one key in file order."""
+        """The columns `names` of all rows that have any of the keys. The rows of one key are in file order."""
         return self._gather(names, self._find(keys))
 
     def _gather(self, names: Sequence[str], layer_matches: list[tuple[Layer, Numbers, Numbers]]) -> Answer:
@@ -151,7 +154,7 @@ class Snapshot:
         return Answer(numbers[order], columns)
 
     def get_one(self, names: Sequence[str], key: OneKey) -> list[tuple[Any, ...]]:
-        """The named columns of the rows with one key, for a single key column, in file order, as Python values."""
+        """The columns `names` of the rows that have one key, in file order, as Python values. Only for keys that are a single column."""
         hashed = hash_one(key, self.seed)
         layer_rows: list[tuple[Layer, Sequence[int]]] = []
         for layer in self.layers:
@@ -169,7 +172,7 @@ class Snapshot:
         return list(zip(*(column.to_pylist() for column in self._gather(names, parts).columns), strict=True))
 
     def _find(self, keys: Keys) -> list[tuple[Layer, Numbers, Numbers]]:
-        """(layer, positions of keys, rows of the layer that have them) for each layer with visible rows that have any of the keys."""
+        """For each layer with rows of the keys: (the layer, for each such row the position of its key, the row's number). No deleted rows."""
         hashes = keys.hashes(self.seed)
         layer_matches: list[tuple[Layer, Numbers, Numbers]] = []
         for layer in self.layers:
@@ -183,7 +186,7 @@ class Snapshot:
         return layer_matches
 
     def batches(self, names: Sequence[str], ranges: Ranges | None = None) -> Iterator[tuple[int, list[pa.Array]]]:
-        """(rows, the named columns) of all rows, or of the rows of some parts of files, in no particular order."""
+        """All rows, or those in some parts of files, in no particular order, in batches: (number of rows, their columns `names`)."""
         for layer in self.layers:
             bounds = None if ranges is None else _bounds(layer, ranges)
             if bounds is not None and not len(bounds):
@@ -203,9 +206,9 @@ class Snapshot:
 
 
 def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
-    """Which rows of a segment are deleted; None if none is.
+    """Which rows of a segment are deleted; None if no row is.
 
-    These are the rows of files that are not in the version (rank -1), and those whose position in their file is in `places` (by URL).
+    Deleted are the rows of files that are not in the version (rank -1), and the rows whose position in their file is in `places` (by URL).
     """
     is_gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
     named = [(n, places[f.url]) for n, f in enumerate(segment.files) if ranks[n] >= 0 and f.url in places]
@@ -224,7 +227,8 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
     row_arrays = []
     for start in range(0, segment.rows, BATCH_ROWS):
         ordinals = segment.ordinals[start : start + BATCH_ROWS]
-        # Most batches have few deleted rows. The small array of marked blocks, which finds them, stays in the processor's cache.
+        # Most batches have few deleted rows. They are first searched for in the small array of marked blocks, which stays in the processor's
+        # cache.
         rows = np.flatnonzero(marked_blocks.take(ordinals >> _NEIGHBOURS, mode="wrap"))
         row_arrays.append(start + rows[marked.take(ordinals[rows], mode="wrap")])
     deleted = np.concatenate(row_arrays)
@@ -232,7 +236,7 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
-    """The ordinals of a layer at which the requested ranges begin and end: beginnings and ends alternate, in ascending order."""
+    """The ordinals of a layer at which the rows of `ranges` begin and end, ascending: a beginning, its end, the next beginning and so on."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
     for url, first, end in ranges:
@@ -243,7 +247,7 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
             if first <= middle < end and rows:
                 bounds.append((at, at + rows))
             at += rows
-    # Neighbouring ranges are merged: an ordinal at an edge between them would count as outside.
+    # Merge neighbouring ranges: otherwise an ordinal at the edge between two ranges would count as outside of both.
     merged: list[int] = []
     for low, high in sorted(bounds):
         if merged and merged[-1] == low:
@@ -254,7 +258,7 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
 
 
 def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Numbers | None:
-    """Whether each row of a slice is live and inside the bounds; None: all are."""
+    """For each row from `start` to before `stop`, whether it is not deleted and is inside the bounds; None if all are."""
     is_selected: Numbers | None = None
     if bounds is not None:
         ordinals = layer.segment.ordinals[start:stop].astype(np.int64)
@@ -266,11 +270,11 @@ def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
 
 
 def _concat(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    """One array of the parts from several layers, in the type `kind`, because a part of a text column may have Arrow's large type."""
+    """The arrays of several layers as one array of type `kind`. They are cast, because that of a text column may have Arrow's large type."""
     return pa.concat_arrays([cast_column(array, kind, "", "") for array in arrays])
 
 
-_KEYS_AT_MOST = 100_000  # combinations of key values in a predicate; with more, a scan is as fast
+_KEYS_AT_MOST = 100_000  # if a predicate allows more keys, a scan is as fast as a lookup of these keys
 
 
 def snapshot_batches(
@@ -281,10 +285,10 @@ def snapshot_batches(
     url: str,
     metrics: CacheMetricGroup,
 ) -> Iterator[pa.RecordBatch]:
-    """The projected rows of a snapshot, or of parts of its files (`ranges`).
+    """The rows of a projection in a snapshot, or in parts of its files (`ranges`).
 
-    If the predicate restricts the keys, the index finds the rows. Every error is raised before the first batch. `whole` returns the columns
-    of all files of the version.
+    If the predicate limits the keys to a list of values, the index finds the rows. Every error is raised before the first batch. `whole`:
+    returns the columns of all files of the version.
     """
     predicate = projection.predicate
     tested = referenced_columns(predicate)
@@ -294,7 +298,7 @@ def snapshot_batches(
     keyed = pa.schema([snapshot.schema.field(name) for name in snapshot.keys])
     keys = key_values(predicate, keyed) if predicate is not None and ranges is None else None
     if keys is not None:
-        # Several values of the predicate may be one key: NaN and NaN, or two values that are equal as float32.
+        # Two values of the predicate may be the same key: NaN twice, or two numbers that are equal as float32.
         probed = Keys(keys)
         if probed.rows > 1:
             distinct_rows = as_indices(np.sort(distinct_keys(probed, probed.hashes(SEED))[0]))
@@ -320,7 +324,7 @@ def snapshot_batches(
 def _check(
     snapshot: Snapshot, projection: Projection, names: Sequence[str], whole: Callable[[], pa.Schema], url: str
 ) -> None:
-    """Raise the SchemaError that reading the files would raise."""
+    """Raise the SchemaError that a read of the files would raise."""
     missing_columns = [] if projection.declared else [name for name in names if name not in snapshot.schema.names]
     if missing_columns:
         elsewhere = {name.lower() for name in whole().names}
@@ -343,12 +347,12 @@ def _plan(projection: Projection, name: str) -> pa.Field:
 def plan_columns(
     columns: Mapping[str, pa.Array], rows: int, names: Sequence[str], projection: Projection, url: str
 ) -> pa.RecordBatch:
-    """A batch of the planned columns `names` from columns of a snapshot; a column that the snapshot lacks is null."""
+    """A batch with the columns `names` in their planned types. `columns`: from a snapshot, by name; a column that the snapshot lacks is null."""
     return conform_columns(columns, rows, pa.schema([_plan(projection, name) for name in names]), url)
 
 
 def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
-    """The only keys whose rows can fulfil the predicate, as columns of the types in `keys`; None if the predicate does not restrict the keys."""
+    """All keys whose rows can fulfil the predicate, as columns with the types in `keys`; None if the predicate does not limit each key column."""
     if not keys.names:
         return None
     parts = _parts(predicate)
@@ -359,7 +363,7 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
             return None
         values = min(value_lists, key=len)
         if any(isinstance(value, float) for value in values) and not pa.types.is_floating(field.type):
-            return None  # compared as doubles, and one double equals several large integers
+            return None  # Spark compares such values as doubles, and one double equals several large integers
         choices.append(values)
     if math.prod(map(len, choices)) > _KEYS_AT_MOST:
         return None
@@ -367,18 +371,18 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
     try:
         return [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(keys)]
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return None  # the literal's type is not the column's; the scan compares them like Spark
+        return None  # a literal cannot be converted to the column's type; a scan compares the two as Spark does
 
 
 def _parts(predicate: Predicate) -> list[Predicate]:
-    """The conjuncts of a predicate."""
+    """The conditions that must all hold for a predicate to be true."""
     if isinstance(predicate, And):
         return [part for inner in predicate.parts for part in _parts(inner)]
     return [predicate]
 
 
 def _values(part: Predicate, name: str) -> tuple[object, ...] | None:
-    """The values of a column that a predicate allows; None if it does not limit them to a list."""
+    """The values of column `name` that a condition allows; None if the condition does not limit them to a list."""
     if isinstance(part, Compare) and part.column == name and part.op == "=":
         return (part.value,)
     if isinstance(part, In) and part.column == name and not part.negated:

@@ -1,6 +1,7 @@
-"""`StoredSnapshots`: one table's snapshots on this host's disk, and those that this process has mapped.
+"""`StoredSnapshots`: the snapshots of one table on this host's disk, and those that this process has mapped into memory.
 
-One record lists the snapshots: a `State`. Only the holder of the table's lock replaces the record, always as a whole, so readers take no lock.
+One record, a `State`, lists the snapshots. Only a process with the table's lock replaces this record, always as a whole. So readers take no
+lock.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KEPT_OPEN = 2
 
 @dataclasses.dataclass(frozen=True)
 class StoredVersion:
-    """A version as layers on disk. `superseded_at_s`: the time since which there is a newer version (None: this is the latest)."""
+    """A version whose snapshot is on disk, in `layers`. `superseded_at_s`: since when there is a newer one (None: this is the latest)."""
 
     digest: str
     layers: tuple[StoredLayer, ...]
@@ -41,7 +42,10 @@ class StoredVersion:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A build that was refused or stopped for lack of room: when (Unix time), why, and how many bytes it `wanted` for `of_bytes` of files."""
+    """A build of a snapshot for which the cache directory had no room: when (Unix time) and why.
+
+    `wanted`: about how many bytes the snapshot needs. `of_bytes`: the size of its data files.
+    """
 
     at_s: float
     reason: str
@@ -51,14 +55,14 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The stored versions (the latest last), and the outcome of the loads. Times in Unix seconds.
+    """What a host knows of a table's snapshots: the stored versions, the latest one last, and how the loads ended. Times are Unix seconds.
 
-    `first_started_at_s`: the start of the first attempt. `started_at_s`, `finished_at_s`: the start and end of the latest attempt that has
-    ended; `finished_steady_s`: its end on the steady clock of `finished_boot`. `loaded_at_s`: the start of the latest load that succeeded,
-    from which the age of the latest version counts; `loaded_steady_s`: this start on the steady clock of `boot`. `failures`: the number of
-    attempts that have failed since; `error`: the last one's error. `loading_since_s`: the start of an attempt that has not ended, although
-    its process may have died. `gone`: the path now has a table of another kind. `left`: segments that could not be removed because they
-    were in use. `refused`: set if the budget of the cache directory had no room for the latest attempt.
+    `first_started_at_s`: when the first load began. `started_at_s`, `finished_at_s`: when the latest load that has ended began and ended, even
+    if it failed. `finished_steady_s`: its end on the steady clock of the machine start that `finished_boot` names. `loaded_at_s`: when the
+    latest successful load began, from which the age of the latest version counts. `loaded_steady_s`: the same on the steady clock of `boot`.
+    `failures`: how many loads have failed since. `error`: the error of the last one. `loading_since_s`: when a load began that has not ended;
+    its process may have died. `gone`: there is a table of another kind at the path now. `left`: segments that could not be removed, because
+    they were in use. `refused`: set if the cache directory's budget had no room for the latest load.
     """
 
     versions: tuple[StoredVersion, ...] = ()
@@ -85,20 +89,20 @@ class State:
         return next((version for version in self.versions if version.digest == digest), None)
 
     def age_s(self, wall_s: float, steady_s: float, boot: str) -> float:
-        """The age of the latest version in seconds, by the wall clock or by the steady clock, whichever says more."""
+        """The age of the latest version in seconds: the larger one of its ages by the wall clock and by the steady clock."""
         if self.loaded_at_s is None:
             return float("inf")
         steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
         return max(wall_s - self.loaded_at_s, steady)
 
     def ended(self, clock: HostClock) -> State:
-        """The state after an attempt that ends now."""
+        """The state after a load that ends now."""
         return dataclasses.replace(
             self, finished_at_s=clock.wall_s(), finished_steady_s=clock.steady_s(), finished_boot=clock.boot
         )
 
     def with_version(self, stored: StoredVersion, now_s: float) -> State:
-        """The state in which `stored` is the latest version. It replaces a stored version with the same digest, if there is one."""
+        """This state with `stored` as the latest version, instead of a stored version with the same digest, if there is one."""
         older_versions = [
             version if version.superseded_at_s is not None else dataclasses.replace(version, superseded_at_s=now_s)
             for version in self.versions
@@ -119,7 +123,7 @@ class State:
 
     @classmethod
     def from_json(cls, record: Any) -> State:
-        """The state in a record. Raises one of `decoding.UNREADABLE` if the record is malformed."""
+        """The state that `to_json` returned. Raises one of `decoding.UNREADABLE` for any other value."""
         versions = tuple(map(_parse_version, record["versions"]))
         unremoved, times = tuple(map(as_name, record["left"])), {name: _parse_time(record[name]) for name in _TIMES}
         return cls(
@@ -138,7 +142,7 @@ class State:
 
 
 def _segment_names(version: StoredVersion) -> set[str]:
-    """The segments that a version needs."""
+    """The names of the segments in which a version is stored."""
     return {name for layer in version.layers for name in (layer.name, layer.deleted) if name is not None}
 
 
@@ -174,9 +178,9 @@ def _parse_layer(record: Any) -> StoredLayer:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class StoredSnapshots:
-    """One table's snapshots, stored under `key`. `retained_s`: how long a superseded snapshot is kept.
+    """The snapshots of one table, stored under `key`. `retained_s`: how long a snapshot is kept after a newer one has replaced it.
 
-    `find_version`: returns the version with a digest from this host's other records (None: they do not have it).
+    `find_version`: returns the version with a digest from other records of this host; None if these do not have it.
     """
 
     key: str
@@ -201,36 +205,36 @@ class StoredSnapshots:
     def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
     ) -> tuple[State, Snapshot | None]:
-        """The state, and the snapshot that `choose` selects from it. `version`: the snapshot's version, if the caller has it."""
+        """(the state, the snapshot of the version that `choose` selects from it). `version`: this version, if the caller has it already."""
         while True:
             state = self.state()
             if state.refused is not None:
                 self.forget()  # unmap the snapshots: only an unmapped one can be evicted
             stored = choose(state)
             snapshot = self.open(stored, version)
-            # The race: a compaction may have removed the layers after their names were read. Then the state has changed, so it is
+            # The race: a compaction may have removed the layers after this process read their names. Then the state has changed, too, and is
             # read again.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
     def find_same_rows(self, version: TableVersion) -> Snapshot | None:
-        """The latest snapshot, if only compactions lie between its version and `version`; else None."""
+        """The latest snapshot if only compactions lie between its version and `version`; otherwise None."""
         _, latest = self.find(lambda state: state.latest)
         return latest if latest is not None and has_same_rows(version, latest.version) else None
 
     def find_expired(self, state: State) -> tuple[StoredVersion, ...]:
-        """The versions whose retention has ended by now."""
+        """The versions that were replaced by newer ones at least `retained_s` ago."""
         return state.find_expired(self.context.clock.wall_s(), self.retained_s)
 
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
-        """The mapped snapshot of a stored version; None if it is damaged or was removed. `version`: the version itself, if the caller has it."""
+        """The snapshot of a stored version, mapped; None if it is damaged or was removed. `version`: the version, if the caller has it already."""
         mapped_snapshot = self._find_open(stored)
         if mapped_snapshot is not None:
             self.disk.use_table(self.key)
         if stored is None or mapped_snapshot is not None:
             return mapped_snapshot
-        # The record has the whole version, including files that `lookup.partition` leaves out, because the columns' types depend
-        # on all of them.
+        # The record has all files of the version, also those that `lookup.partition` leaves out, because the types of columns depend on all
+        # of them.
         recorded_version = self.disk.get_record("snapshot", self._beside(stored.digest), self._parse_table_version)
         is_unrecorded = recorded_version is None or recorded_version.digest != stored.digest
         if is_unrecorded:
@@ -247,13 +251,16 @@ class StoredSnapshots:
         return snapshot
 
     def map(self, stored: StoredVersion | None) -> Snapshot | None:
-        """The layers of a stored version, without reading the version's record; None if they are damaged or were removed."""
+        """The snapshot of a stored version, mapped, but without its `version`; None if its layers are damaged or were removed."""
         if stored is None:
             return None
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
     def map_compatible(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
-        """Like `map`, but None if a name of the layers' columns stands for another column in `version`, or if that is unknown."""
+        """What `map` returns, but None if a column of the layers is another column in `version`, although it has the same name.
+
+        None also if this is not known.
+        """
         layers = self.map(stored)
         if stored is None or layers is None or all(file.columns is None for file in version.files):
             return layers
@@ -275,7 +282,7 @@ class StoredSnapshots:
         return snapshot if stored is not None and layers == stored.layers else None
 
     def keep_version(self, snapshot: Snapshot) -> None:
-        """Put a snapshot's version on record, or mark its record as used."""
+        """Record a snapshot's version, or mark the record of it as used."""
         place = self._beside(snapshot.version.digest)
         if self.disk.get_record("snapshot", place, self._parse_table_version) is None:
             with contextlib.suppress(OSError):
@@ -288,13 +295,13 @@ class StoredSnapshots:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
-            while len(self._open) > _KEPT_OPEN:  # drops the oldest snapshot; its readers keep it mapped
+            while len(self._open) > _KEPT_OPEN:  # drop the oldest snapshot; it stays mapped while a query reads it
                 del self._open[next(iter(self._open))]
         self.context.metrics.set_gauge("numCachedRecords", snapshot.rows)
         self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
     def forget(self, spared_version: StoredVersion | None = None) -> None:
-        """Unmap all versions but `spared_version`. Files on disk stay."""
+        """Unmap the snapshots of all versions except `spared_version`. Files on disk stay."""
         with self._mutex:
             self._open = {
                 digest: entry
@@ -306,9 +313,9 @@ class StoredSnapshots:
 
     @contextlib.contextmanager
     def lock(self, wait_s: float = math.inf, silent_s: float = math.inf) -> Iterator[bool]:
-        """Hold the table's lock on this host. Yields False if it could not be acquired within `wait_s`.
+        """Hold the table's lock on this host. Yields False if the lock could not be acquired within `wait_s`.
 
-        Gives up earlier if the holder has shown no progress for `silent_s`: a suspended process keeps its locks for ever.
+        Gives up earlier if the process with the lock has shown no progress for `silent_s`: a suspended process never releases its locks.
         """
         now_s = self.context.clock.steady_s
         lock, sign, until_s, silent_until_s = None, -1, now_s() + wait_s, math.inf
@@ -334,14 +341,16 @@ class StoredSnapshots:
         return self.disk.lock_path("reload", self.key)
 
     def show_progress(self) -> None:
-        """Touch the lock file now and then, to show processes that wait for the lock that this load makes progress."""
+        """Touch the lock file, at most every 10 seconds: it shows processes that wait for the lock that this load makes progress."""
         if abs(self.context.clock.steady_s() - self._progress_shown_s) >= _SIGN_EVERY_S:
             self._progress_shown_s = self.context.clock.steady_s()
             self.disk.use_lock(self.lock_path)
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        """Map the layers of a new version, and record the version. Returns its snapshot and its record. Raises OSError if the layers cannot be
-        opened."""
+        """Map the layers of a new version, and record the version. Returns (its snapshot, its entry for the state).
+
+        Raises OSError if the layers cannot be opened.
+        """
         snapshot = open_layers(self.disk, self.key, layers)
         if snapshot is None:
             url = redact("path", self.table.url)
@@ -356,7 +365,7 @@ class StoredSnapshots:
         return snapshot, stored
 
     def is_locked(self) -> bool:
-        """Whether a process holds the table's lock right now."""
+        """Whether some process has the table's lock at this moment."""
         try:
             lock = self.disk.acquire("reload", self.key, 0.0)
         except OSError:
@@ -366,11 +375,11 @@ class StoredSnapshots:
         return lock is None
 
     def record(self, state: State) -> None:
-        """Replace the host's record of this table's state."""
+        """Record the table's state on this host, instead of the state recorded before."""
         self.disk.replace_record("snapshot", self.key, state.to_json())
 
     def write(self, state: State) -> None:
-        """Record a state without the versions that have expired or lost segments, then remove the segments that nothing needs."""
+        """Record a state without the versions that have expired or lost segments. Then remove the segments that no version needs."""
         segment_names = set(self.disk.segments(self.key))
         lost_versions = [
             version for version in state.versions[:-1] if not segment_names.issuperset(_segment_names(version))

@@ -1,4 +1,4 @@
-"""Rows by key, in memory: the contract `LookupCache` and its default implementation (FLIP-221)."""
+"""Caches of rows by key in memory: the interface `LookupCache`, and its default implementation (FLIP-221)."""
 
 from pyspark_lookup.cache.lookup_cache import CachedRows, LookupCache
 from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache, DefaultLookupCacheBuilder

@@ -1,7 +1,7 @@
-"""`DefaultLookupCache`: FLIP-221's cache in the memory of one process, by whole columns.
+"""`DefaultLookupCache`: FLIP-221's cache in the memory of one process. It works on whole columns of keys and rows.
 
-Eviction is exactly least recently used. The memory of evicted, expired and replaced entries is freed when it exceeds that of
-live ones: then the live entries are copied into new columns.
+The entry that was used least recently is evicted first, exactly. The memory of evicted, expired and replaced entries is not freed at once: when
+it exceeds the memory of the live entries, these are copied into new columns.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _SMALLEST = 1024
 
 
 class GrowingNumbers:
-    """Numbers of one type, which grow at the end. `view`: all of them, in memory that may be written to.
+    """An array of numbers of one type, to which numbers are appended. `view`: all numbers, in memory that may be written to.
 
-    The buffers behind a column are larger than the part in use. A view that was handed out earlier does not change: new values are written
-    behind it, and a full buffer is replaced, not changed. So a column is read as one Arrow array, without copying existing values.
+    The memory behind the array is larger than the part in use. A view that was returned earlier does not change: new numbers are written
+    behind it, and if there is no room there, all numbers are copied to new memory. So a column can be read as one Arrow array without a copy.
     """
 
     def __init__(self, dtype: Any, room: int = 0) -> None:
-        # Unused room takes no memory. (numpy requests huge pages for large arrays only in `empty`.)
+        # The system gives memory only to the part that is written. (numpy requests huge pages for large arrays only in `empty`.)
         self._numbers: Numbers = np.empty(max(room, _SMALLEST), dtype)
         self._count = 0
 
@@ -78,7 +78,7 @@ class GrowingNumbers:
         self._count -= 1
 
     def as_type(self, dtype: Any) -> GrowingNumbers:
-        """The same numbers in another type."""
+        """The same numbers as another type."""
         converted = GrowingNumbers(dtype, max(len(self._numbers), self._count))
         converted.append(self.view)
         return converted
@@ -97,7 +97,7 @@ class _GrowingBits:
     def append(self, bits: Numbers) -> None:
         spare = self._count % 8
         if spare:
-            # The last byte is written again with its lower bits unchanged, so readers of earlier rows see no change.
+            # The last byte is written again. Its lower bits stay the same, so readers of earlier rows see no change.
             last = np.unpackbits(self._bytes.view[-1:], bitorder="little", count=spare)
             self._bytes.drop_last()
             bits = np.concatenate([last, bits.view(np.uint8)])
@@ -109,7 +109,7 @@ class _GrowingBits:
 
 
 class GrowingColumn:
-    """One column that grows at the end, of a type that `columnar.buffers` can store."""
+    """A column to which rows are appended. Its type must be one that `columnar.buffers` can store."""
 
     def __init__(self, kind: pa.DataType, name: str = "c", room: int = 0) -> None:
         self.kind = kind
@@ -127,14 +127,14 @@ class GrowingColumn:
             self._values = GrowingNumbers(np.uint8)
         elif self._bits is None and not has_offsets(kind) and not pa.types.is_struct(kind):
             width = kind.bit_width // 8
-            # As numbers of that width, or as plain bytes if numpy has no such numbers.
+            # Values are stored as numbers of the same width, or as plain bytes if numpy has no such numbers.
             self._values = GrowingNumbers(
                 np.dtype(f"u{width}") if width in (1, 2, 4, 8) else np.dtype(f"V{width}"), room
             )
         self._children = [GrowingColumn(child, f"{name}.{n}") for n, child in enumerate(child_types(kind))]
 
     def append(self, array: pa.Array) -> None:
-        """Put the rows of `array`, which has this column's type, at the end."""
+        """Append the rows of `array`, which has this column's type."""
         if array.null_count and self._valid is None:
             self._valid = _GrowingBits(self.rows)
         if self._valid is not None:
@@ -192,7 +192,7 @@ class GrowingColumn:
         return streams
 
     def take(self, rows: Numbers) -> GrowingColumn:
-        """A column of these rows only, in this order, with room to double."""
+        """A new column with `rows` of this one, in that order, and with room for as many more."""
         column = GrowingColumn(self.kind, self._name, 2 * len(rows))
         rows_to_keep = self._take(rows)
         if is_bytes(self.kind):
@@ -206,7 +206,7 @@ class GrowingColumn:
         return pc.take(self.view(), as_indices(rows), boundscheck=False)
 
     def row_bytes(self, array: pa.Array) -> Numbers | int:
-        """The bytes that each row of `array` takes here: exact for text and binary, an average for nested values."""
+        """How many bytes each row of `array` takes in this column: exact for text and binary, an average for nested values."""
         if is_bytes(self.kind):
             offsets, _ = offsets_and_data(array)
             return np.asarray(offsets[1:] - offsets[:-1] + 4)
@@ -216,7 +216,7 @@ class GrowingColumn:
 
 
 EqualKeys = Callable[[Numbers, Numbers], Numbers]
-"""(entries, rows of the batch) -> whether each entry has the key of the corresponding row."""
+"""A function of (entries, rows of a batch): for each entry, whether it has the key of the row at the same place."""
 
 _EMPTY = 0  # slots hold an entry's number + 1
 _REMOVED = -1
@@ -224,11 +224,11 @@ _FILL_AT_MOST = 0.4
 
 
 class Slots:
-    """A hash table with open addressing, which finds the numbers of entries by their hashes, for a whole batch at a time.
+    """A hash table with open addressing. It finds the numbers of entries by their hashes, for a whole batch of keys at a time.
 
-    `room`: for how many entries. An entry is in the first free slot from the one on that its hash names. A removed entry leaves a mark,
-    unless an empty slot follows, so that entries beyond the mark are still found. A hash leads only to candidates: the caller compares the
-    keys.
+    `room`: for how many entries. The hash of an entry names a slot; the entry is in the first slot from there on that was free. Where an entry
+    was removed, a mark stays, unless an empty slot follows, so that a search goes on beyond it. Equal hashes do not mean equal keys, so the
+    caller compares the keys.
     """
 
     def __init__(self, room: int) -> None:
@@ -238,14 +238,14 @@ class Slots:
         self._mask = (1 << bits) - 1
         self._shift = np.uint64(64 - bits)
         self._places = GrowingNumbers(np.int64)  # the slot of each entry
-        self._occupied = 0  # slots that are not empty, removed entries included
+        self._occupied = 0  # slots that are not empty, those with a mark of a removed entry included
 
     def has_room(self, count: int) -> bool:
-        """Whether `count` more entries leave enough slots empty."""
+        """Whether enough slots stay empty if `count` entries are added."""
         return self._occupied + count <= _FILL_AT_MOST * len(self._slots)
 
     def find(self, hashes: Numbers, equal_keys: EqualKeys) -> Numbers:
-        """The entry of each row's key; -1 if there is none."""
+        """For each key, by its hash, the number of its entry; -1 if it has none."""
         row_entries = np.full(len(hashes), -1, np.int64)
         at = (hashes >> self._shift).view(np.int64)
         pending_rows = np.arange(len(hashes))
@@ -256,17 +256,16 @@ class Slots:
             equal = equal_keys(entries, pending_rows[filled])
             hits = filled[equal]
             row_entries[pending_rows[hits]] = entries[equal]
-            slot_values[hits] = (
-                _EMPTY  # so the next line takes these rows, which have found their entries, out of the search
-            )
+            # The search ends for rows whose slot is empty, and for these rows, which have found their entries.
+            slot_values[hits] = _EMPTY
             on = np.flatnonzero(slot_values != _EMPTY)
             pending_rows, at = pending_rows[on], (at[on] + 1) & self._mask
         return row_entries
 
     def place(self, hashes: Numbers, entries: Numbers, equal_keys: EqualKeys | None = None) -> Numbers:
-        """Put `entries` (ascending), whose keys are in no slot yet, into slots. Returns the entries that were left out.
+        """Put `entries` (ascending) into slots; none of their keys may have a slot yet. Returns the entries that were left out.
 
-        If several have the same key, according to `equal_keys` (None: all differ), the last is placed.
+        Of several entries with the same key, by `equal_keys` (None: no two have the same), only the last one gets a slot.
         """
         if len(entries):
             self._places.append(np.full(max(int(entries[-1]) + 1 - len(self._places), 0), -1, np.int64))
@@ -278,7 +277,7 @@ class Slots:
         while len(at):
             free = self._slots[at] <= _EMPTY
             free_slots, takers = (at, pending_entries) if free.all() else (at[free], pending_entries[free])
-            # If several entries get one slot, numpy keeps the last one written: the others try the next slot.
+            # If several entries are written to the same slot, the last one stays there. The others try the next slot.
             self._slots[free_slots] = takers + 1
             winners = self._slots[free_slots].astype(np.int64) - 1
             won = winners == takers
@@ -290,7 +289,7 @@ class Slots:
                 losers = np.flatnonzero(free)[~won]
                 unplaced = ~free
                 unplaced[losers] = True
-                if equal_keys is not None:  # all rows of one key try the same slot at the same time
+                if equal_keys is not None:  # entries with the same key always try the same slot at the same time
                     twice = losers[equal_keys(winners[~won], rows[losers])]
                     double.append(pending_entries[twice])
                     unplaced[twice] = False
@@ -310,12 +309,12 @@ class Slots:
 
 # --- entries --------------------------------------------------------------------------------------
 
-_ENTRY_BYTES = 64  # the numbers that are kept per entry, including slots
+_ENTRY_BYTES = 64  # what each entry takes in addition to its values: numbers, and a share of the slots
 _DEAD = -1
 
 
 class Entries:
-    """The entries of a cache: keys with the columns `key_fields`, and their rows with the columns `row_fields`."""
+    """The entries of a cache, each a key with its rows. `key_fields`: the columns of keys. `row_fields`: the columns of rows."""
 
     def __init__(self, key_fields: Sequence[pa.Field], row_fields: Sequence[pa.Field], room: int = 1024) -> None:
         self.key_fields = tuple(key_fields)
@@ -323,7 +322,8 @@ class Entries:
         self._keys = [GrowingColumn(field.type) for field in key_fields]
         self._columns = [GrowingColumn(field.type) for field in row_fields]
         self._hashes = GrowingNumbers(np.uint64)
-        self._latest_accesses = GrowingNumbers(np.int64)  # number of the latest access, _DEAD once gone
+        # The number of each entry's latest access; _DEAD for a removed entry.
+        self._latest_accesses = GrowingNumbers(np.int64)
         self._written_at_s = GrowingNumbers(np.float64)
         self._starts = GrowingNumbers(np.int64)  # the first row of each entry
         self._counts = GrowingNumbers(np.int64)  # the number of rows of each entry; 0 for a key without rows
@@ -331,11 +331,11 @@ class Entries:
         self._slots = Slots(room)
         self._fixed = len(key_fields) == 1 and pa.types.is_primitive(key_fields[0].type)
         self._row_end = 0
-        self._one_each = True  # entry n has exactly one row, row n
+        self._one_each = True  # whether each entry has exactly one row: entry n has row n
         self.live = 0
-        self.live_rows = 0  # a key without rows counts as one
+        self.live_rows = 0  # a key without rows counts as one row
         self.live_bytes = 0
-        self.all_bytes = 0  # including removed entries
+        self.all_bytes = 0  # the bytes of all entries, removed ones included
 
     @property
     def has_rows(self) -> bool:
@@ -348,7 +348,7 @@ class Entries:
     # --- finding ----------------------------------------------------------------------------------
 
     def find(self, keys: Keys, hashes: Numbers) -> Numbers:
-        """The entry of each key; -1 if there is none or the key has a null."""
+        """For each key, the number of its entry; -1 if it has none, or has a null."""
         stored = Keys([column.view() for column in self._keys])
         stored_hashes = self._hashes.view
 
@@ -366,7 +366,7 @@ class Entries:
         return entry_numbers
 
     def locate_rows(self, entries: Numbers) -> tuple[Numbers, Numbers]:
-        """(positions in `entries`, rows): all rows of the entries, in the order of the entries, each with the position of its entry."""
+        """The rows of `entries`, in the order of the entries: (for each row the position of its entry in `entries`, the row's number)."""
         if self._one_each:
             return np.arange(len(entries)), entries
         counts = self._counts.view[entries]
@@ -376,19 +376,19 @@ class Entries:
         return np.repeat(np.arange(len(entries)), counts), rows
 
     def columns(self) -> list[pa.Array]:
-        """The columns of all rows, including removed ones. They stay valid as long as somebody holds them."""
+        """The columns of all rows, those of removed entries included. These arrays never change, also if rows are added later."""
         return [column.view() for column in self._columns]
 
     def latest_accesses(self, entries: Numbers) -> Numbers:
-        """The number of the latest access to each entry, below zero if it is gone."""
+        """The number of the latest access to each of `entries`; below zero for a removed entry."""
         return np.asarray(self._latest_accesses.view[entries])
 
     def touch(self, entries: Numbers, access: Numbers) -> None:
-        """Record accesses of entries; of several accesses of one entry the last counts."""
+        """Record the accesses `access` to `entries`. If an entry occurs several times, its last access counts."""
         self._latest_accesses.view[entries] = access
 
     def written_s(self, entries: Numbers) -> Numbers:
-        """The time at which each entry was put."""
+        """When each of `entries` was put."""
         return np.asarray(self._written_at_s.view[entries])
 
     def find_expired(self, limit_s: float) -> Numbers:
@@ -398,14 +398,17 @@ class Entries:
     # --- changing ---------------------------------------------------------------------------------
 
     def adopt(self, row_fields: Sequence[pa.Field]) -> None:
-        """Set the columns of rows. Called for the first rows, if keys without rows were put before."""
+        """Set the columns of rows. Called when the first rows are put, if only keys without rows were put before."""
         self.row_fields = tuple(row_fields)
         self._columns = [GrowingColumn(field.type) for field in row_fields]
 
     def put(
         self, keys: Keys, hashes: Numbers, columns: Sequence[pa.Array], counts: Numbers, written_s: Numbers
     ) -> Numbers:
-        """Add an entry per key, with the next `counts` of the rows, and return the entries' numbers. Older entries of the keys are removed."""
+        """Add an entry for each key, and return the numbers of these entries. Older entries of the keys are removed.
+
+        `columns`: the columns of the rows, in the order of their keys. `counts`: how many rows each key has. `written_s`: when each was loaded.
+        """
         for column, array in zip(self._columns, columns, strict=True):
             column.check_room(array)  # check all columns before the first one changes
         first = len(self)
@@ -429,9 +432,8 @@ class Entries:
             total = np.concatenate([[0], np.cumsum(row_bytes)])
             sizes += total[ends] - total[ends - counts]
         self._hashes.append(hashes)
-        self._latest_accesses.append(
-            np.zeros(len(hashes), np.int64)
-        )  # below zero means removed: valid until the first access is recorded
+        # Live entries, until their first access is recorded.
+        self._latest_accesses.append(np.zeros(len(hashes), np.int64))
         self._written_at_s.append(written_s)
         self._starts.append(self._row_end + ends - counts)
         self._counts.append(counts)
@@ -448,11 +450,11 @@ class Entries:
         return added
 
     def weights(self, entries: Numbers | slice) -> tuple[Numbers, Numbers]:
-        """(rows, where a key without any counts as one; bytes) of each entry."""
+        """For each of `entries`: (its number of rows, at least 1; its number of bytes)."""
         return np.maximum(self._counts.view[entries], 1), self._bytes.view[entries]
 
     def remove(self, entries: Numbers) -> None:
-        """Remove live entries, each of them named once."""
+        """Remove entries. They must be live, and each may occur only once."""
         if len(entries):
             self._slots.remove(entries)
             self._forget(entries)
@@ -465,14 +467,14 @@ class Entries:
         self.live_bytes -= int(sizes.sum())
 
     def _grow(self, more: int) -> None:
-        """Make more slots, enough for the live entries and `more`."""
+        """Make enough slots for the live entries and `more` entries, with room to grow."""
         alive = np.flatnonzero(self._latest_accesses.view >= 0)
         slots = Slots(2 * (len(alive) + more))
         slots.place(self._hashes.view[alive], alive)
         self._slots = slots
 
     def compact(self) -> tuple[Entries, Numbers]:
-        """(only the live entries, in the same order; for each old number of an entry the new one, -1 for a removed entry)."""
+        """(a copy with only the live entries, in the same order; for each entry its number in the copy, -1 if it was removed)."""
         alive = np.flatnonzero(self._latest_accesses.view >= 0)
         compacted = Entries(self.key_fields, self.row_fields, 0)
         _, rows = self.locate_rows(alive)
@@ -498,14 +500,15 @@ class Entries:
 
 
 _SLACK = 128 * 1024
-_BATCHES_AT_MOST = 4096  # small batches, for instance of one key each
+_BATCHES_AT_MOST = 4096  # more batches, for instance of one key each, are merged
 
 
 class AccessLog:
-    """Accesses to entries, in order and numbered from 0, with times in seconds that never go back.
+    """A log of accesses to entries, in order, numbered from 0. The times of accesses, in seconds, never decrease.
 
-    A batch of accesses is appended as it comes. Whoever reads accesses from the old end ignores those of entries with a later access. So the
-    order is exact, and costs no Python step per entry. `timed`: whether to keep the times of accesses, for `find_first_later`.
+    Accesses are appended a batch at a time. To find the entries that were used least recently, the log is read from its old end, and accesses to
+    entries with a later access are ignored. So the order is exact, and costs no Python step for each entry. `timed`: whether to keep the times of
+    accesses, for `find_first_later`.
     """
 
     def __init__(self, timed: bool) -> None:
@@ -513,11 +516,11 @@ class AccessLog:
         self._batches: deque[tuple[Numbers, Numbers]] = deque()  # (entries, numbers of the accesses)
         self._length = 0
         self._next = 0
-        # (first access, time): the time applies up to the next pair's first access.
+        # (number of an access, time): the time of this access and of all later ones before the access in the next pair.
         self._times: deque[tuple[int, float]] = deque()
 
     def add(self, entries: Numbers, now_s: float) -> Numbers:
-        """Add an access to each of these entries, in order, now. Returns their numbers."""
+        """Add an access to each of `entries`, in order, at the time `now_s`. Returns the numbers of these accesses."""
         numbers = np.arange(self._next, self._next + len(entries))
         if self._timed and (not self._times or now_s > self._times[-1][1]):
             self._times.append((self._next, now_s))
@@ -527,13 +530,16 @@ class AccessLog:
         return numbers
 
     def find_first_later(self, limit_s: float) -> int:
-        """The number of the first access later than `limit_s`, which must not decrease from call to call."""
+        """The number of the first access after `limit_s`. `limit_s` must not decrease from call to call."""
         while self._times and self._times[0][1] <= limit_s:
             self._times.popleft()
         return self._times[0][0] if self._times else self._next
 
     def pop_earlier(self, access: int, latest: Callable[[Numbers], Numbers]) -> Numbers:
-        """Remove and return the entries whose latest access, according to `latest`, was before `access`."""
+        """The entries whose latest access was before the access `access`. Their accesses are removed from the log.
+
+        `latest`: returns the number of the latest access to each entry.
+        """
         old_entries = [np.zeros(0, np.int64)]
         while self._batches and self._batches[0][1][0] < access:
             entries, numbers = self._batches.popleft()
@@ -546,7 +552,11 @@ class AccessLog:
         return np.concatenate(old_entries)
 
     def pop_oldest(self, latest: Callable[[Numbers], Numbers], enough: Callable[[Numbers], int | None]) -> Numbers:
-        """Remove and return the least recently used entries, batch by batch, until `enough` says how many of a batch suffice."""
+        """As many of the least recently used entries as `enough` requires. Their accesses are removed from the log.
+
+        `latest`: returns the number of the latest access to each entry. `enough`: called with the entries of one batch after the other; returns
+        how many of them suffice (None: all of them, and more).
+        """
         oldest_entries = [np.zeros(0, np.int64)]
         while self._batches:
             entries, numbers = self._batches.popleft()
@@ -565,12 +575,18 @@ class AccessLog:
         return np.concatenate(oldest_entries)
 
     def trim(self, live: int, latest: Callable[[Numbers], Numbers]) -> None:
-        """Drop accesses that no longer count, if they are more than half of the log. `live`: the number of entries."""
+        """Drop accesses to entries with a later access, if these are more than half of the log. `live`: the number of entries.
+
+        `latest`: returns the number of the latest access to each entry.
+        """
         if self._length > 2 * live + _SLACK or len(self._batches) > _BATCHES_AT_MOST:
             self._rewrite(lambda entries: entries, latest)
 
     def renumber(self, numbers_there: Numbers, latest: Callable[[Numbers], Numbers]) -> None:
-        """Give entries their new numbers (-1: removed). `latest`: the latest accesses by new number, which is updated."""
+        """Replace the numbers of entries. `numbers_there`: for each entry its new number (-1: it was removed).
+
+        `latest`: returns the number of the latest access to each entry, given its new number.
+        """
         self._rewrite(lambda entries: numbers_there[entries], latest)
 
     def _rewrite(self, move: Callable[[Numbers], Numbers], latest: Callable[[Numbers], Numbers]) -> None:
@@ -590,25 +606,25 @@ class AccessLog:
 
 _GARBAGE_ROWS = 64 * 1024
 _GARBAGE_BYTES = 1024 * 1024
-_PURGES = 8  # removals of expired entries in each time to live
+_PURGES = 8  # as often in each time to live, the entries that have expired since they were written are removed
 _CLOCK = HostClock()
 
 
 def _check_bound(name: str, value: Any) -> Any:
-    """The value of a bound. Raises ValueError unless it is a number, 0 or more."""
+    """The bound `value`. Raises ValueError, which names it, unless it is a number of 0 or more."""
     if not is_number(value) or not value >= 0:
         raise ValueError(f"{name} = {value!r}: expected a number, 0 or more")
     return value
 
 
 class DefaultLookupCacheBuilder:
-    """Builds a `DefaultLookupCache`. It needs at least one bound."""
+    """Builds a `DefaultLookupCache`. Set at least one bound before `build`."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
 
     def expire_after_access(self, seconds: float) -> DefaultLookupCacheBuilder:
-        """Drop an entry that was not read or put for this long (>= 0; 0 caches nothing)."""
+        """Drop an entry that was neither read nor put for this long (>= 0; 0 caches nothing)."""
         return self._set_bound("expire_after_access_s", seconds)
 
     def expire_after_write(self, seconds: float) -> DefaultLookupCacheBuilder:
@@ -616,11 +632,11 @@ class DefaultLookupCacheBuilder:
         return self._set_bound("expire_after_write_s", seconds)
 
     def max_rows(self, rows: int) -> DefaultLookupCacheBuilder:
-        """Cache at most this many rows (>= 0). A key without rows counts as one."""
+        """Cache at most this many rows (>= 0). A key without rows counts as one row."""
         return self._set_bound("max_rows", rows)
 
     def max_bytes(self, size: int) -> DefaultLookupCacheBuilder:
-        """Cache entries of at most this many bytes (>= 0). The memory in use is up to twice that, see the module."""
+        """Cache entries of at most this many bytes in total (>= 0). The memory in use may be twice as large, because it is freed later."""
         return self._set_bound("max_bytes", size)
 
     def cache_missing_key(self, wanted: bool) -> DefaultLookupCacheBuilder:
@@ -633,15 +649,15 @@ class DefaultLookupCacheBuilder:
         return self
 
     def build(self) -> DefaultLookupCache:
-        """The cache. Raises OptionError if it has no bound (FLIP-221)."""
+        """The cache with these bounds. Raises OptionError if no bound was set (FLIP-221)."""
         return DefaultLookupCache(**self._values)
 
 
 class DefaultLookupCache(LookupCache):
     """A cache within the bounds that `DefaultLookupCacheBuilder` sets.
 
-    `clock` gives seconds that never go back. A copy made by pickling has the same bounds, and is empty. An entry larger than a bound is not
-    cached.
+    `clock`: returns a time in seconds that never decreases. A pickled copy has the same bounds, and no entries. An entry that is larger than a
+    bound is not cached.
     """
 
     def __init__(
@@ -681,7 +697,7 @@ class DefaultLookupCache(LookupCache):
         resets_in_child(self)
 
     def reset_in_child(self) -> None:
-        """Become empty: a thread of the parent may have held the lock, with entries half changed."""
+        """Drop all entries. The race: when this child was forked, a thread of the parent may have had the lock, and entries half changed."""
         self._lock = threading.RLock()
         self._metrics = CacheMetricGroup()
         self._now_s = -math.inf
@@ -691,12 +707,12 @@ class DefaultLookupCache(LookupCache):
 
     @staticmethod
     def new_builder() -> DefaultLookupCacheBuilder:
-        """A builder of a cache."""
+        """A builder for a `DefaultLookupCache`."""
         return DefaultLookupCacheBuilder()
 
     @classmethod
     def from_options(cls, options: LookupOptions, clock: Callable[[], float] = _CLOCK.steady_s) -> DefaultLookupCache:
-        """The cache that `lookup.partial-cache.*` describe. Raises OptionError unless lookup.cache is PARTIAL."""
+        """The cache that the options `lookup.partial-cache.*` describe. Raises OptionError unless `lookup.cache` is PARTIAL."""
         if options.cache.mode is not CacheMode.PARTIAL:
             raise OptionError(
                 f"option lookup.cache = {options.cache.mode.value!r} should be 'PARTIAL' for this cache: set it"
@@ -705,7 +721,7 @@ class DefaultLookupCache(LookupCache):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The bounds, by the names of this class's parameters; None: no such bound."""
+        """The arguments with which the cache was made, except `clock` and `rng`, by name. A bound that is None does not apply."""
         return dict(self._config)
 
     def __eq__(self, other: object) -> bool:
@@ -721,7 +737,7 @@ class DefaultLookupCache(LookupCache):
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(DefaultLookupCache, **self._config), ()
 
-    # --- the five operations ----------------------------------------------------------------------
+    # --- the operations of FLIP-221 -------------------------------------------------------------------
 
     def open(self, metrics: CacheMetricGroup) -> None:
         with self._lock:
@@ -771,7 +787,7 @@ class DefaultLookupCache(LookupCache):
         return CachedRows(present, pa.Table.from_arrays([*arrays, numbers], schema=schema))
 
     def _live(self, entries: Entries, keys: Keys, now_s: float) -> Numbers:
-        """The number of each key's entry; -1 where there is none, or it has expired."""
+        """For each key, the number of its entry; -1 if it has none, or the entry has expired."""
         entry_numbers = entries.find(keys, keys.hashes(self._seed))
         if self._access_s is None and self._write_s is None:
             return entry_numbers
@@ -847,15 +863,15 @@ class DefaultLookupCache(LookupCache):
             self._log = AccessLog(self._access_s is not None)
             self._set_gauges()
 
-    # --- within the bounds ------------------------------------------------------------------------
+    # --- expiry and eviction ------------------------------------------------------------------------
 
     def _time(self) -> float:
-        """The time now, which is never before that of an earlier call."""
+        """The present time, which is never before a time returned earlier."""
         self._now_s = max(self._now_s, self._clock())
         return self._now_s
 
     def _open(self, keys: pa.Table, rows: pa.Table) -> tuple[Entries, Sequence[pa.Field]]:
-        """The entries for these keys and rows, and their columns. The first keys and the first rows determine the types."""
+        """(the entries into which to put keys and rows, the columns of rows). The first keys and the first rows determine the types."""
         fields = [pa.field(f.name, spark_type(f.type)) for f in rows.schema if f.name != KEY_INDEX]
         entries = self._entries
         if entries is None:
@@ -865,7 +881,7 @@ class DefaultLookupCache(LookupCache):
         return entries, entries.row_fields if entries.row_fields or entries.has_rows else fields
 
     def _purge(self, entries: Entries, now_s: float, at_once: bool = False) -> None:
-        """Remove expired entries: by access in every call, by age only now and then, or if `at_once`."""
+        """Remove expired entries: those that expired after their last access at each call, those after their write only if it is time, or `at_once`."""
         if self._access_s is not None:
             expired = self._log.pop_earlier(self._log.find_first_later(now_s - self._access_s), entries.latest_accesses)
             entries.remove(expired)
@@ -906,7 +922,7 @@ class DefaultLookupCache(LookupCache):
 
 
 def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:
-    """The columns of `rows` in the order of their keys, and the number of rows of each of the `keys` keys."""
+    """(the columns of `rows`, ordered by key; the number of rows of each of the `keys` keys). `fields`: the columns that the rows must have."""
     if not rows.num_rows:
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)
     if KEY_INDEX not in rows.column_names:

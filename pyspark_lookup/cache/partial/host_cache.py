@@ -1,12 +1,13 @@
-"""`SharedCache`: rows by key that any process of a host has loaded, in mapped files for all of them.
+"""`SharedCache`: rows by key that some process of a host has loaded, in files that all processes of the host map into memory.
 
-Every load is published as one segment (`storage.disk.segments`), whole or not at all; now and then some segments are merged. A segment is
-of one version of the table. It also answers for another version, for keys whose rows cannot differ. Names begin with the time, so a sorted
-listing of the directory has the latest segment last. A merged segment names its members, which no longer count.
+Each load is written as one segment (`storage.disk.segments`), which other processes see whole or not at all. From time to time some segments
+are merged into one; the merged segment names its members, which no longer count. A segment has rows of one version of the table. It also
+answers for another version, for keys whose rows cannot differ. The name of a segment begins with a time, so the latest one is last in a sorted
+listing of the directory.
 
-The time of the last use of each key is in a file of numbers beside the segment, which all processes map for writing. The race: they write
-these times without a lock, so one may be lost or damaged. Only the order of eviction and the expiry after access depend on them, and an
-impossible value counts as the time of the load.
+When each key was last used is in a file of numbers beside the segment, which all processes map for writing. The race: they write these times
+without a lock, so a time may be lost or damaged. Only the order of eviction and the expiry after access depend on these times, and an
+impossible time counts as the time of the load.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ _LONG_AGO_MS = -(2**50)
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The bounds of a host's cache of one table. A key without rows counts as one row."""
+    """The limits of a host's cache of one table. A key without rows counts as one row.
+
+    `missing_keys`: whether to cache that a key has no rows.
+    """
 
     rows: float
     bytes: float
@@ -58,10 +62,10 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Freshness:
-    """The version from which a lookup wants rows.
+    """The version of a table whose rows a lookup wants, and which rows of other versions it may take.
 
-    `schema`: the columns of the rows. `may_differ(version, keys)`: returns for each key whether its rows may be different in another version
-    (None: those of any key may be). `latest()`: returns whether this host knows no later version.
+    `schema`: the columns of the rows. `may_differ(version, keys)`: for each key, whether its rows in the version with the digest `version` may
+    differ from those in this version (None: those of any key may). `latest()`: whether this host knows no later version.
     """
 
     version: str
@@ -72,7 +76,10 @@ class Freshness:
 
 @dataclasses.dataclass(frozen=True)
 class SharedRows:
-    """The host's rows of some keys: `present` and `ages_s` (since the load) per key, `rows` with `KEY_INDEX`."""
+    """The host's cached rows of some keys. `present`: for each key, whether it is cached. `ages_s`: for each key, the seconds since its load.
+
+    `rows`: the rows of the keys that are present, with the column `KEY_INDEX`.
+    """
 
     present: Numbers
     rows: pa.Table
@@ -81,7 +88,12 @@ class SharedRows:
 
 @dataclasses.dataclass(frozen=True)
 class HostSegment:
-    """One open segment. `latest_use_ms`: for each key, by its number, the ms of its latest use (0: none since the load)."""
+    """A segment of the shared cache, mapped. Each key without rows has one row here.
+
+    `this_boot`: whether its times are on the steady clock since the machine last started. `members`: the names of the segments that were
+    merged into it. `has_row`: for each row, whether it is a real row, and not the mark of a key without rows. `loaded_s`: for each row, when its
+    key was loaded. `latest_use_ms`: for each key, by its number, when it was last used, in milliseconds (0: not since the load).
+    """
 
     name: str
     segment: Segment
@@ -89,43 +101,48 @@ class HostSegment:
     this_boot: bool
     members: frozenset[str]
     has_row: Numbers
-    loaded_s: Numbers  # -inf: unknown
+    loaded_s: Numbers  # -inf: not known
     latest_use_ms: Numbers
 
     def is_older(self, rows: Numbers, limits_s: Numbers) -> Numbers:
-        """For each row, whether its load began at its limit or earlier. Limits are on this boot's steady clock; NaN: no limit."""
+        """For each of `rows`, whether its load began at its limit or earlier. `limits_s`: a time for each row (steady clock); NaN: no limit."""
         if not self.this_boot:
             return ~np.isnan(limits_s)
         return np.asarray(self.loaded_s[rows] <= limits_s)
 
     def touch(self, rows: Numbers, now_ms: int) -> None:
-        """Record that the keys of these rows are in use."""
+        """Record that the keys of these rows are used now."""
         self.latest_use_ms[self.segment.key_numbers(rows)] = now_ms
 
     def used_ms(self, rows: Numbers, now_ms: int) -> Numbers:
-        """For each row, the time at which its key was last used, in ms. The file of these times has no checksum: instead of an impossible time
-        the time of the load counts."""
+        """For each row, when its key was last used, in milliseconds on the steady clock.
+
+        The file of these times has no checksum: if a time is impossible, the time of the load counts instead.
+        """
         if not self.this_boot:
             return np.full(len(rows), _LONG_AGO_MS)
         loaded_s = self.loaded_s[rows]
         loaded_ms = (np.where(np.isfinite(loaded_s), loaded_s, _LONG_AGO_MS / MS) * MS).astype(np.int64)
         use_ms = self.latest_use_ms[self.segment.key_numbers(rows)]
-        # The race: other processes may write later times meanwhile, so times a little ahead of `now_ms` count.
+        # The race: other processes may have written later times since `now_ms` was read, so times a little later than `now_ms` count.
         return np.where((use_ms > loaded_ms) & (use_ms <= now_ms + _AHEAD_MS), use_ms, loaded_ms)
 
 
-# In addition to the table's columns: whether the key has a row, and when it was loaded.
+# The columns that a segment has in addition to the table's columns: `HostSegment.has_row` and `HostSegment.loaded_s`.
 _HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875
 REFUSE_ABOVE = 1.125
 _MEMORY_BYTES = 1024**3  # a builder keeps a quarter of this in memory before it writes to disk
-_STRAGGLERS_AT_MOST = 32  # segments: with more, even a segment that is not of the latest version is merged
+_STRAGGLERS_AT_MOST = 32  # if there are more segments, even a process that does not read the latest version merges them
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedCache:
-    """One table's rows by the columns `keys`, shared by this host's processes. A failure of the cache directory is counted, and is a miss."""
+    """The rows of one table by the key columns `keys`, shared by this host's processes.
+
+    If the cache directory fails, this counts as a failure in the metrics, and as a miss. `space`: a hash of the table and its columns.
+    """
 
     disk: Disk
     context: HostContext
@@ -145,7 +162,7 @@ class SharedCache:
     # --- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
-        """The host's cached rows of these keys, which are all different and not null; None if there are none."""
+        """The host's cached rows of `keys`, which are all different and not null; None if no key is cached."""
         now_s = self.context.clock.steady_s()
         self.disk.use_table(self.space)
         present = np.zeros(len(hashes), np.bool_)
@@ -188,13 +205,13 @@ class SharedCache:
         return SharedRows(present, merge_rows(row_tables, fresh.schema), ages_s)
 
     def _limits(self, hashes: Numbers) -> Numbers | None:
-        """For each key, the time before which a load of the key does not count: see `Invalidations.limits`."""
+        """For each key, the time before which a load of the key does not count (see `Invalidations.limits`)."""
         if self.invalidations is None:
             return None
         return self.invalidations.limits(hashes, list(self.keys), self.seed)
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
-        """Record that these keys are in use. Call it for keys for which `get` is not called."""
+        """Record that these keys are used now. `get` does this, too: call this for keys that were found elsewhere."""
         now_ms = int(self.context.clock.steady_s() * MS)
         used_keys = Keys(keys)
         for part in self._refresh():
@@ -202,7 +219,7 @@ class SharedCache:
                 part.touch(part.segment.probe(used_keys, hashes).rows, now_ms)
 
     def sizes(self) -> tuple[int, int]:
-        """(rows, bytes on disk) in the host's cache, as this process last saw it."""
+        """(number of rows, number of bytes on disk) in the host's cache, when this process last looked."""
         with self._lock:
             return _total_sizes([*self._parts.values()])
 
@@ -213,7 +230,7 @@ class SharedCache:
             self._covered.clear()
 
     def _is_keyed(self, part: HostSegment) -> bool:
-        """Whether a segment has an index of these keys, with their present types and this cache's seed."""
+        """Whether a segment has an index over this cache's key columns, with their present types and this cache's seed."""
         schema = part.segment.schema
         is_indexed = part.segment.keys == tuple(self.keys.names) and part.segment.seed == self.seed
         return is_indexed and all(schema.field(field.name).type == field.type for field in self.keys)
@@ -228,7 +245,8 @@ class SharedCache:
         """For each row, whether it has not expired yet."""
         bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
-            return ~live  # their times are on another boot's clock
+            # Their times are from before the machine last started, and cannot be compared with the present time.
+            return ~live
         if bounds.expire_after_write_s is not None:
             live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s
         if bounds.expire_after_access_s is not None:
@@ -240,15 +258,15 @@ class SharedCache:
         return [cast_column(array, field.type, field.name, "") for array, field in zip(arrays, schema, strict=True)]
 
     def _refresh(self) -> list[HostSegment]:
-        """The segments in use, the latest first."""
+        """The segments that count, mapped, the latest one first."""
         with self._lock:
             names = set(self.disk.segments(self.space))
             self._covered &= names
             if names != self._parts.keys() | self._covered:
                 self._parts = {name: part for name, part in self._parts.items() if name in names}
                 for name in sorted(names - self._parts.keys(), reverse=True):
-                    # The race: the members of a merged segment stay in the directory until the process that merged them removes them,
-                    # and it may have been killed. So they are skipped by name.
+                    # The race: the members of a merged segment stay in the directory until the process that merged them removes them, and
+                    # this process may have been killed. So members are left out by their names.
                     part = self._open(name) if name not in self._covered else None
                     if part is not None:
                         self._parts[name] = part
@@ -289,7 +307,7 @@ class SharedCache:
     # --- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: Sequence[pa.Array], hashes: Numbers, rows: pa.Table, fresh: Freshness, loaded_s: float) -> None:
-        """Share the rows (with `KEY_INDEX`) of keys that were loaded at `loaded_s` on the steady clock."""
+        """Share the `rows` (with `KEY_INDEX`) of keys with the host's other processes. `loaded_s`: when their load began (steady clock)."""
         self._refresh()
         held_rows, held_bytes = self.sizes()
         bounds = self.bounds
@@ -308,7 +326,7 @@ class SharedCache:
         self._tidy(fresh)
 
     def _stored_rows(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
-        """The rows, and the keys without rows, as a batch with the columns of a segment."""
+        """The rows of keys, and a row for each key without rows, as a batch with the columns of a segment."""
         numbers = key_numbers(rows)
         absent = np.full(count, self.bounds.missing_keys)
         absent[numbers] = False
@@ -341,13 +359,13 @@ class SharedCache:
             writer = builder.finish(self.disk.create_segment, [rows], strict=False)
         with self._lock:
             latest = max((*self._parts, *self._covered), default="0")
-        # The new name must sort after all others, even if the wall clock was set back.
+        # The new name must be the last one in sorted order, even if the wall clock was set back.
         at_ns = max(int(self.context.clock.wall_s() * 1e9), int(latest[:16], 16) + 1)
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
         meta = {**builder.meta, "version": version, "boot": self.context.clock.boot, "members": list(members)}
         meta["files"] = [["", 0, "", rows, []]]
         with contextlib.closing(writer):
-            # Opening a small segment checks every byte, so a torn one is noticed without an fsync.
+            # A small segment is not flushed to the disk: opening it checks every byte, so one that was half written is noticed.
             writer.finish(meta, durable=bool(members))
             numbers = self.disk.open_numbers(self.space, name, rows, create=True)
             self.disk.publish_segment(self.space, name, writer)
@@ -358,10 +376,10 @@ class SharedCache:
                 by_key = np.frombuffer(numbers, np.int64, rows)
                 by_key[part.segment.key_numbers(everything)] = used_ms[part.segment.ordinals.astype(np.int64)]
 
-    # --- within the bounds ------------------------------------------------------------------------
+    # --- merging and eviction -----------------------------------------------------------------------
 
     def _tidy(self, fresh: Freshness) -> None:
-        """Merge segments in a thread, if there are too many of them or they exceed the bounds."""
+        """Merge segments, in a thread, if there are too many or if they exceed the cache's bounds."""
         parts = self._refresh()
         rows, size = _total_sizes(parts)
         full = rows > self.bounds.rows or size > self.bounds.bytes
@@ -374,7 +392,7 @@ class SharedCache:
             try:
                 with self.disk.hold("merge", self.space, 0) as alone:
                     if alone and self._fresh is not None:
-                        # `self._fresh`: the version of the latest `put`, and not of the one that started this thread.
+                        # `self._fresh` is the version of the latest `put`, which may be newer than that of the one that started this thread.
                         self._merge(self._fresh)
             except CacheFullError:
                 self.context.metrics.inc("sharedRefusedCount")
@@ -389,8 +407,8 @@ class SharedCache:
             self._merging = False
 
     def _merge(self, fresh: Freshness) -> None:
-        """Merge the latest segments into one; if the bounds are exceeded, merge all rows that are worth keeping."""
-        # A copy of the times of last use, because other processes go on writing them.
+        """Merge the latest segments into one. If the bounds are exceeded, merge all segments, without the rows that were not used for longest."""
+        # The times of last use are copied, because other processes go on writing them.
         parts = [dataclasses.replace(part, latest_use_ms=part.latest_use_ms.copy()) for part in self._refresh()]
         rows, size = _total_sizes(parts)
         bounds = self.bounds
@@ -399,7 +417,7 @@ class SharedCache:
             _EVICT_TO * bounds.bytes * rows / size if size > bounds.bytes else float("inf"),
         )
         if room == float("inf"):
-            # Only a process that answers from the latest version merges: another would drop newer rows.
+            # Only a process that reads the latest version merges: any other would drop rows of newer versions.
             latest = fresh.latest() or len(parts) > _STRAGGLERS_AT_MOST
             parts = _choose_for_merging(parts) if latest else []
         if not parts:
@@ -416,7 +434,8 @@ class SharedCache:
                 batch_rows = alive[start : start + BATCH_ROWS]
                 batches.append(self._stored_batch(part, batch_rows, fresh))
                 used_ms.append(part.used_ms(batch_rows, int(now_s * MS)))
-        # Also the members that a killed process has left behind: once their merged segment is gone, they would count again.
+        # Remove also members of these segments that a killed process has left behind: they would count again once the segments that name them
+        # are gone.
         merged_names = {part.name for part in parts}
         with self._lock:
             merged_names |= {member for part in parts for member in part.members} & self._covered
@@ -430,7 +449,10 @@ class SharedCache:
     def _worth_keeping(
         self, part: HostSegment, newer: Sequence[tuple[HostSegment, Numbers]], fresh: Freshness, now_s: float
     ) -> Numbers:
-        """The rows of `part` that are still right in the version `fresh.version`, and whose keys have no row in `newer` segments."""
+        """The rows of `part` that are right in the version `fresh.version`, and whose keys are not in a newer segment.
+
+        `newer`: newer segments, each with the rows of it that are kept.
+        """
         if not self._fits(part, fresh):
             return np.zeros(0, np.int64)
         newer_rows: list[tuple[HostSegment, Numbers]] = []
@@ -461,14 +483,14 @@ class SharedCache:
     def _latest_used(
         self, live_rows: list[tuple[HostSegment, Numbers]], room: int, now_ms: int
     ) -> list[tuple[HostSegment, Numbers]]:
-        """The most recently used rows, at most `room`; all rows of a key or none."""
+        """Of the rows in `live_rows`, at most `room` of those that were used last; of each key either all rows or none."""
         ranks = []
         for part, alive in live_rows:
             of_part = [np.zeros(0, np.int64)]
             for start in range(0, len(alive), BATCH_ROWS):
                 rows = alive[start : start + BATCH_ROWS]
                 hashes = Keys(self._take(part, rows, self.keys)).hashes(self.seed)
-                # Ties are broken by the hash: of keys used in the same millisecond only some must go.
+                # Keys that were used in the same millisecond are ordered by their hashes, so that not all of them must go together.
                 of_part.append((part.used_ms(rows, now_ms) << 12) | (hashes >> np.uint64(52)).astype(np.int64))
             ranks.append(np.concatenate(of_part))
         together = np.concatenate(ranks)
@@ -481,18 +503,21 @@ class SharedCache:
         fields = [*self.keys, *value_fields, pa.field(_HAS_ROW, pa.bool_()), pa.field(_LOADED_S, pa.float64())]
         schema = pa.schema([pa.field(field.name, field.type) for field in fields])
         arrays = self._take(part, rows, schema)
-        if not part.this_boot:  # times on another boot's clock have no meaning here
+        if not part.this_boot:  # times from before the machine last started mean nothing on the present steady clock
             arrays[-1] = as_array(np.full(len(rows), -np.inf))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _total_sizes(parts: Sequence[HostSegment]) -> tuple[int, int]:
-    """(rows, bytes on disk) of some segments."""
+    """(number of rows, number of bytes on disk) of some segments together."""
     return sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
 
 
 def _choose_for_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
-    """The latest segments, up to one that is much larger than all later ones together. So each row is moved only a few times."""
+    """The latest segments, without the first that is much larger than all later ones together, and those before it.
+
+    So each row is copied only a few times.
+    """
     merged_parts: list[HostSegment] = []
     rows = 0
     for part in parts:

@@ -1,8 +1,8 @@
-"""`Invalidations`: the keys of a table that were invalidated on this host, for all of its processes.
+"""`Invalidations`: a log of the keys of a table that were invalidated on this host, by any of its processes.
 
-A process drops these keys from its own cache at its next lookup. The host's shared files are never changed: rows in them do not count if
-their load began before their key was invalidated. The log of keys is bounded. For the keys that no longer fit, it keeps only the latest
-time at which one was invalidated: everything that was loaded before is loaded again.
+At its next lookup, each process drops these keys from its own cache. The files that the host's processes share are not changed: a row in them
+does not count if its load began before its key was invalidated. The log is bounded. When it has too many keys, it forgets the earliest ones, and
+keeps only the latest time at which one of them was invalidated: all rows that were loaded before this time are loaded again.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk
 
 _BYTES_AT_MOST = 1024 * 1024
-_EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are 0 or more
-_RACES = 1000  # attempts of one call to be recorded, while other calls are faster
+_EARLIER_BOOT_S = -1.0  # stands for any time before the machine last started: times on the steady clock are 0 or more
+_RACES = 1000  # as often a call tries to be recorded if other calls are faster
 _NO_ROW = ""
-_CALL, _AT = "invalidated:call", "invalidated:at_s"  # for each key: its latest call, and the time of that
+_CALL, _AT = (
+    "invalidated:call",
+    "invalidated:at_s",
+)  # columns: for each key the number and the time of the latest call that named it
 
 Call = tuple[str, int]
-"""A call of `invalidate`: (the name of the log in which it is recorded, its number there)."""
+"""A call of `invalidate`: (the name of the log that has the call, the call's number in this log)."""
 NO_CALL: Call = (_NO_ROW, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class _CallLog:
-    """The log of calls of `invalidate`: their `number`, and the `recent` calls with their keys.
+    """The log of the calls of `invalidate`. `number`: how many calls there were. `recent`: the keys, with their calls, that the log still has.
 
-    The first `folded` calls are no longer listed; all of them came before `until_s`. `row`: the name of this log; a new one begins if the
-    cache directory was removed.
+    `folded`: the log has forgotten the keys of so many first calls, which were all made until `until_s` (steady clock). `row`: the name of
+    this log. If the cache directory is removed, a log with another name begins.
     """
 
     number: int
@@ -61,7 +64,10 @@ class _CallLog:
 
 
 class Invalidations:
-    """The invalidated keys (columns `names`) of one table. `place`: the key of their record. Without a cache directory, only this process's."""
+    """The invalidated keys (columns `names`) of one table. `place`: the key of the record with the log.
+
+    Without a cache directory, these are only the keys that this process has invalidated.
+    """
 
     def __init__(self, context: HostContext, place: str, names: Sequence[str]) -> None:
         self._context = context
@@ -75,7 +81,7 @@ class Invalidations:
     # --- asking -----------------------------------------------------------------------------------
 
     def refresh(self) -> Call:
-        """Read the calls that other processes have recorded. Returns the latest call so far."""
+        """Read the calls that other processes have recorded. Returns the latest call of all."""
         disk = self._context.disk
         if disk is not None and (signs := disk.newest_signs("invalidated", self._place)) != self._signs:
             with self._lock:
@@ -94,10 +100,10 @@ class Invalidations:
         return call_log.recent.filter(pc.greater(call_log.recent.column(_CALL), number)).select(self._names)
 
     def limits(self, hashes: Numbers, fields: Sequence[pa.Field], seed: Seed) -> Numbers | None:
-        """For each key, by its hash, the time before which a load of the key does not count. NaN: no limit; None: no limit for any key.
+        """For each key, by its hash, the time (steady clock) until which a load of the key does not count; NaN if each load counts.
 
-        `fields`: the key columns, whose values were hashed with `seed`. Rows that were loaded before this boot count as older than every
-        limit.
+        None if each load of each key counts. `fields`: the key columns. `seed`: the seed with which the keys were hashed. Rows that were
+        loaded before the machine last started count as older than any limit.
         """
         call_log = self._call_log
         if call_log.recent is None and call_log.until_s is None:
@@ -111,7 +117,7 @@ class Invalidations:
         return limits
 
     def _hashed(self, call_log: _CallLog, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
-        """(hashes of the recorded keys, ascending; for each the time of its last invalidation)."""
+        """(hashes of the keys in the log, ascending; for each the time at which it was last invalidated)."""
         place = tuple(map(str, fields)), seed
         hashed = self._hashes.get(place)
         if hashed is None or hashed[0] is not call_log:
@@ -123,7 +129,7 @@ class Invalidations:
         stored_log: _CallLog | None
         number, stored_log = disk.newest_record("invalidated", self._place, _parse_call_log)
         if stored_log is None:
-            # The log was removed or is damaged. It may have had any key, so everything that was loaded until now is loaded again.
+            # The log was removed or is damaged. Any key may have been in it, so all rows that were loaded until now are loaded again.
             return _CallLog(number, boot, _NO_ROW, number, self._context.clock.steady_s() if number else None)
         call_log: _CallLog = dataclasses.replace(stored_log, number=number, boot=boot)
         if stored_log.boot != boot and call_log.recent is not None:
@@ -137,7 +143,7 @@ class Invalidations:
     # --- recording --------------------------------------------------------------------------------
 
     def add(self, keys: pa.Table) -> None:
-        """Record the invalidation of these keys, which have no nulls. Raises OSError if the host's cache directory cannot be written."""
+        """Record that `keys`, which have no nulls, are invalidated now. Raises OSError if the host's cache directory cannot be written."""
         keys = keys.select(self._names).combine_chunks()
         disk, at_s = self._context.disk, self._context.clock.steady_s()
         if not keys.num_rows:
@@ -159,7 +165,10 @@ class Invalidations:
 
 
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """The keys without nulls that can be cast to these types, as columns. Raises SchemaError if the types do not go together."""
+    """The key columns of `keys`, cast to the types of `fields`, without keys that have a null or cannot be cast.
+
+    Raises SchemaError if the types of a column in `keys` and in `fields` do not compare without a loss.
+    """
     arrays = cast_keys(keys, fields)
     valid = _valid(arrays, keys.num_rows)
     return arrays if valid.all() else [array.filter(pa.array(valid)) for array in arrays]
@@ -175,7 +184,7 @@ def _valid(arrays: Sequence[pa.Array], rows: int) -> Numbers:
 def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
     try:
         arrays = [] if recent is None else cast_keys(recent, fields)
-    except SchemaError:  # the columns now have other types, so no entry has such keys
+    except SchemaError:  # the key columns have other types now, so no cached key can be one of these
         arrays = []
     if recent is None or not arrays:
         return np.zeros(0, np.uint64), np.zeros(0, np.float64)
@@ -187,10 +196,10 @@ def _hash_recent(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed
 
 
 def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
-    """The log after one more call for `keys` at a time. If there are too many keys, those of the earliest calls are folded."""
+    """The log after one more call, which invalidates `keys` at `at_s`. If there are too many keys, the log forgets those of the earliest calls."""
     number, until_s, folded = call_log.number + 1, call_log.until_s, call_log.folded
-    # The race: a caller may stall after it has read the clock, while later calls are recorded. So a call's time is never before that
-    # of an earlier call.
+    # The race: a process may stall after it has read the clock, while others record calls. So the time of a call is at least that of the
+    # latest call before it.
     at_s = max([at_s, *_times(call_log)])
     beside = {_CALL: np.full(keys.num_rows, number), _AT: np.full(keys.num_rows, at_s)}
     recent = keys
@@ -201,7 +210,7 @@ def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
             recent = _latest(
                 pa.concat_tables([call_log.recent, recent], promote_options="permissive"), keys.column_names
             )
-        except pa.ArrowException:  # the keys now have other types
+        except pa.ArrowException:  # the key columns have other types now
             until_s, folded = at_s, call_log.number
     while recent.nbytes > _BYTES_AT_MOST:
         calls, times = (np.asarray(one_array(recent.column(name))) for name in (_CALL, _AT))
@@ -212,7 +221,7 @@ def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
 
 
 def _times(call_log: _CallLog) -> Iterator[float]:
-    """The latest time of the folded calls, and the latest of the others."""
+    """The time of the latest call that the log has forgotten, and that of the latest one that it has, as far as there are such calls."""
     if call_log.until_s is not None:
         yield call_log.until_s
     if call_log.recent is not None and call_log.recent.num_rows:
@@ -220,7 +229,7 @@ def _times(call_log: _CallLog) -> Iterator[float]:
 
 
 def _latest(keys: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Each key once, with its latest call, in the order of the calls."""
+    """Each of `keys` once, with the last call that names it, in the order of the calls."""
     keys = keys.take(as_indices(np.arange(keys.num_rows)[::-1]))
     repeated_keys = Keys([one_array(keys.column(name)) for name in names])
     first_places, _ = distinct_keys(repeated_keys, repeated_keys.hashes(SEED))
@@ -243,7 +252,7 @@ def _to_json(call_log: _CallLog) -> dict[str, Any]:
 
 
 def _parse_call_log(record: Any) -> _CallLog:
-    """The log in a record, without its number, which its file has. Raises ValueError if it is malformed."""
+    """The log that `_to_json` returned, with the number 0. Raises ValueError for any other value."""
     try:
         recent = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(record["recent"]), validate=True))).read_all()
         recent.validate(full=True)

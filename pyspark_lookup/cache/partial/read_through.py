@@ -1,12 +1,12 @@
-"""`PartialCache`: looks keys up in the caches, and loads those that they lack (FLIP-221's CachingLookupFunction).
+"""`PartialCache` looks keys up in the caches, and loads the keys that the caches lack (FLIP-221's CachingLookupFunction).
 
-A key is looked up in this process, then in the cache that the processes of the host share, and then loaded. The race: several callers may
-lack the same key at once; one at a time loads it, and the others wait and look again. Counters count keys: a key that another caller loads
-meanwhile is a hit here; a key that is loaded here is one miss, and one load or one failure.
+A key is looked up in the cache of this process, then in the cache that the host's processes share; if neither has it, it is loaded. Metrics
+count keys: a key that another caller loads meanwhile is a hit; a key that this caller loads is one miss, and one load or one failed load.
 
-Single flight: a process claims the keys that it is about to load. It writes their hashes into a file, and keeps this file locked until it is
-done or dead. Other processes leave these keys to it, wait for the lock, and look into the cache again. Nobody waits while holding a claim, so
-no two can wait for each other. Two keys with the same hash are treated as one, which costs no more than a wait.
+The race: several callers may lack the same key at the same time. Only one of them loads it, and the others wait and look again. For this, a
+process claims the keys that it is about to load: it writes their hashes into a file, and keeps this file locked until the load ends or the process
+dies. Other processes leave these keys to it, wait for the lock, and look into the cache again. No process waits while it has a claim, so no two
+can wait for each other. Two keys with the same hash count as one key here, which costs no more than a wait.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _LOCK_WAIT_S = 1.0
 
 
 class Flight:
-    """Which of the requested keys the caller has to load (`to_load`, bool per key). Others are loading the rest."""
+    """Which of the keys that a caller lacks it has to load itself. `to_load`: for each key, True if so; False if another caller is loading it.
+
+    `hashes`: the hashes of the keys.
+    """
 
     def __init__(self, hashes: Numbers) -> None:
         self.to_load = np.ones(len(hashes), np.bool_)
@@ -50,9 +53,9 @@ class Flight:
         self._waits: list[Callable[[], None]] = []
 
     def leave(self, hashes_elsewhere: Numbers, wait: Callable[[], None]) -> int:
-        """Leave the keys with these hashes (ascending) to another caller, who is loading them. Returns how many of the requested keys these are.
+        """Leave the keys with the hashes `hashes_elsewhere` (ascending) to another caller, which is loading them. Returns how many keys these are.
 
-        `wait`: a function that blocks until the other caller's load has ended.
+        `wait`: blocks until the other caller's load has ended.
         """
         places = np.minimum(np.searchsorted(hashes_elsewhere, self.hashes), len(hashes_elsewhere) - 1)
         is_elsewhere = (
@@ -66,16 +69,16 @@ class Flight:
         return int(np.count_nonzero(is_elsewhere))
 
     def wait(self) -> None:
-        """Wait until the other callers' loads have ended. Never call it inside `Flights.claim`: two callers would wait for each other."""
+        """Wait until the loads of the other callers have ended. Never call this inside `Flights.claim`: two callers might wait for each other."""
         for wait in self._waits:
             wait()
 
 
 class Flights:
-    """The running loads of one table's keys in this process and, if there is a `disk`, on this host.
+    """Knows which keys of a table are being loaded, in this process and, if there is a cache directory, in the host's other processes.
 
-    `seed`: the seed of the hashes of keys, the same in all processes. `wait_s`: how long to wait for another caller's load; after that, a
-    caller loads the keys itself.
+    `space`: a hash of the table and its columns. `seed`: the seed of the hashes of keys, the same in all processes. `wait_s`: how long to wait
+    for another caller's load; after this time, a caller loads the keys itself.
     """
 
     def __init__(self, context: HostContext, space: str, seed: Seed, wait_s: float) -> None:
@@ -86,12 +89,15 @@ class Flights:
         self._lock = threading.Lock()
         self._in_process: dict[int, tuple[str, Numbers, threading.Event]] = {}
         self._next = 0
-        self._stuck: set[str] = set()  # claims for which a wait has timed out
+        self._stuck: set[str] = set()  # the names of claims of other processes for which a wait has timed out
         self._stuck_in_process: set[int] = set()
 
     @contextlib.contextmanager
     def claim(self, hashes: Numbers, version: str) -> Iterator[Flight]:
-        """Claim the keys that nobody else is loading, until the `with` block ends. The block gets a `Flight`, which says which keys to load."""
+        """Claim those keys, by their hashes, that no other caller is loading, until the `with` block ends.
+
+        The block gets a `Flight`, which says which keys to load. `version`: only loads of the same version count.
+        """
         flight = Flight(hashes)
         with self._lock:
             for flight_number, (of_version, hashes_elsewhere, event) in self._in_process.items():
@@ -148,17 +154,18 @@ class Flights:
 
 
 Load = Callable[[Sequence[pa.Array]], pa.Table]
-"""A function that loads the rows of some keys, all different and none null. It returns them ordered by the column `KEY_INDEX`."""
+"""A function that loads the rows of some keys, all different and none null. It returns the rows ordered by the column `KEY_INDEX`."""
 
 _TOUCH_EVERY_S = 1.0
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PartialCache:
-    """The cached rows by key of one table (its keys and columns), in this process and on its host.
+    """The partial cache of one table, for one choice of key columns and columns: in this process, and in files that the host's processes share.
 
-    `make_cache`: returns a cache for one version of the table, after the cache of the version before was closed. It may return the same
-    object again: threads that still answer from the old version no longer reach it.
+    `make_cache`: returns a cache for one version of the table, after the cache for the version before was closed. It may return the same
+    object again, because threads that still read the version before cannot reach the object any more. `shared`: None if the host shares
+    nothing.
     """
 
     key_names: Sequence[str]
@@ -172,14 +179,14 @@ class PartialCache:
         self._names = list(self.key_names)
         self._lock = threading.Lock()
         self._cache: _OfVersion | None = None
-        self._invalidated = NO_CALL  # the last call whose keys this process has dropped
+        self._invalidated = NO_CALL  # the last call of `invalidate` whose keys this process has dropped
         self._touched_s = self.context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
         """The rows of all keys, with the column `KEY_INDEX`. Keys may repeat; a key with a null has no rows.
 
-        Raises the errors of `load`. Rows that were loaded for other keys before stay cached. If only some keys failed, the error has the rows
-        of all other keys.
+        `load` is called for the keys that are not cached. Raises its errors; rows of other keys that were loaded before the error stay cached.
+        If only some keys failed, the error has the rows of all other keys.
         """
         requested_keys = Keys(keys)
         valid_count = (
@@ -204,7 +211,7 @@ class PartialCache:
                 self._set_gauges(query.cache)
 
     def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
-        """(the cached rows of these keys, with `KEY_INDEX`; for each key, whether this process or its host has it cached)."""
+        """(the cached rows of `keys`, with `KEY_INDEX`; for each key, whether this process or the host has it cached). Loads nothing."""
         requested_keys = Keys(keys)
         query = self._query(keys, fresh)
         missing_keys, present = self._find_in_process(requested_keys, keys, query)
@@ -218,7 +225,7 @@ class PartialCache:
     def _find_in_process(
         self, requested_keys: Keys, keys: Sequence[pa.Array], query: _Query
     ) -> tuple[Numbers, Numbers]:
-        """The positions of keys that this process lacks, and for each key whether it is cached here. Adds the cached rows to the query."""
+        """(positions of the keys that this process lacks, for each key whether it is cached here). Adds the cached rows to the query."""
         cached_rows = query.cache.get(self._table(keys))
         if cached_rows.rows is not None:
             query.parts.append(cached_rows.rows)
@@ -228,19 +235,22 @@ class PartialCache:
         return np.flatnonzero(is_missing), cached_rows.present.copy()
 
     def _find_or_load(self, keys: Sequence[pa.Array], missing_keys: Numbers, query: _Query, load: Load) -> None:
-        """Add the rows of the keys `missing_keys`, which this process lacks, to the query: from the host, or loaded."""
+        """Add to the query the rows of the keys at the positions `missing_keys`, which this process lacks: shared by the host, or loaded."""
         key_arrays = _take(keys, missing_keys)
         repeated_keys = Keys(key_arrays)
         distinct_places, places = distinct_keys(repeated_keys, repeated_keys.hashes(self.flights.seed))
         different = _take(key_arrays, distinct_places)
         hashes = Keys(different).hashes(self.flights.seed)
-        local_parts, query.parts = query.parts, []  # from here on, rows are by position among the distinct keys
+        local_parts, query.parts = (
+            query.parts,
+            [],
+        )  # in the new parts, `KEY_INDEX` is a position among the distinct keys
         pending_keys = self._find_shared(different, hashes, np.arange(len(distinct_places)), query)
         while len(pending_keys):
             with self.flights.claim(hashes[pending_keys], query.fresh.version) as flight:
                 keys_to_load = pending_keys[flight.to_load]
-                # The race: another caller may have loaded the keys after this one looked for them, and have released its claim before
-                # this one claimed them. So this caller looks again under its own claim.
+                # The race: after this caller has looked for the keys, another caller may have loaded them, and have released its claim
+                # before this one made its own. So this caller looks again, under its own claim.
                 keys_to_load = self._find_shared(different, hashes, keys_to_load, query)
                 if len(keys_to_load):
                     self._load(different, hashes, keys_to_load, query, load)
@@ -253,11 +263,11 @@ class PartialCache:
         query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query) -> Numbers:
-        """The positions among `numbers` whose keys the host lacks. Adds the rows of all other keys to the query."""
+        """Those of the positions `numbers` whose keys the host lacks. Adds the rows of the other keys at `numbers` to the query."""
         if not len(numbers):
             return numbers
         key_arrays = _take(keys, numbers)
-        if self.shared is None:  # another thread may have loaded them
+        if self.shared is None:  # then only another thread of this process may have loaded the keys
             cached_rows = query.cache.get(self._table(key_arrays), peek=True)
             if cached_rows.rows is not None:
                 query.add(cached_rows.rows, numbers)
@@ -294,7 +304,7 @@ class PartialCache:
             metrics.inc("numLoadFailures", len(numbers))
             raise
         metrics.inc("loadCount", len(numbers))
-        # The age of rows counts from the start of their load, because the table may have changed since.
+        # The age of rows counts from the start of their load: the table may have changed while they were loaded.
         age_s = clock.steady_s() - started_s
         metrics.set_gauge("latestLoadTime", int(age_s * 1000))
         metrics.time("loadTime", age_s)
@@ -304,7 +314,10 @@ class PartialCache:
         query.add(rows, numbers)
 
     def _touch(self, keys: Sequence[pa.Array]) -> None:
-        """Now and then tell the host which keys this process uses. The host sees no access to keys that are cached here, and would evict them."""
+        """Record in the shared cache, at most once a second, which keys this process uses.
+
+        Otherwise the shared cache would evict keys that this process answers from its own memory.
+        """
         now_s = self.context.clock.steady_s()
         if now_s - self._touched_s >= _TOUCH_EVERY_S and self.shared is not None:
             self._touched_s = now_s
@@ -314,13 +327,13 @@ class PartialCache:
         return pa.Table.from_arrays(list(keys), self._names)
 
     def _keep(self, query: _Query, keys: Sequence[pa.Array], rows: pa.Table, ages_s: Numbers) -> None:
-        """Cache rows in this process, unless keys were invalidated since the lookup began: the rows may be those of invalidated keys."""
+        """Cache rows in this process, unless keys were invalidated since the lookup began: the rows may belong to such keys."""
         with self._lock:
             if query.invalidated == self._invalidated:
                 query.cache.put(self._table(keys), rows, ages_s)
 
     def _query(self, keys: Sequence[pa.Array], fresh: Freshness) -> _Query:
-        """A new lookup and the cache that answers it, without the entries that were invalidated before."""
+        """A new lookup. First makes the cache of its version the current one, and drops keys from it that were invalidated."""
         with self._lock:
             if self._cache is None or not self._cache.holds(fresh):
                 self._renew(fresh)
@@ -332,7 +345,7 @@ class PartialCache:
         if self._cache is not None:
             self._cache.give_up()
         cache = self.make_cache()
-        # This class counts hits, because it also knows those of the host's cache; a default cache must not count them again.
+        # This class counts hits itself, because it also knows the hits in the shared cache. A default cache must not count hits once more.
         is_custom = not isinstance(cache, DefaultLookupCache)
         cache.open(MetricsOfCache(self.context.metrics) if is_custom else CacheMetricGroup())
         self._cache = _OfVersion(fresh, cache)
@@ -346,7 +359,8 @@ class PartialCache:
             return
         assert self._cache is not None
         fields = [pa.field(name, array.type) for name, array in zip(self._names, keys, strict=True)]
-        with contextlib.suppress(SchemaError):  # keys of types that the columns had earlier: no entry has them
+        # Raised for keys of types that the columns had earlier: no entry has such keys.
+        with contextlib.suppress(SchemaError):
             self._cache.invalidate(self._table(castable_keys(news, fields)))
 
     def close(self) -> None:
@@ -366,7 +380,7 @@ class PartialCache:
 
 
 class _OfVersion:
-    """A cache of one version's rows. After `give_up` it is empty and accepts nothing."""
+    """A cache of the rows of one version. After `give_up` it has no entries and takes none, although other threads may still use it."""
 
     def __init__(self, fresh: Freshness, cache: LookupCache) -> None:
         self._fresh = fresh
@@ -406,10 +420,10 @@ class _OfVersion:
 
 @dataclasses.dataclass
 class _Query:
-    """A lookup: the cache and the version that answer it, its rows so far, and how many keys were loaded for it.
+    """A lookup that is running. `parts`: the rows that were found so far. `loaded`: how many keys were loaded.
 
-    `invalidated`: the latest call of `invalidate` when the lookup began. `failures`: the errors of keys without an answer, by position;
-    `failure`: the first error of a load that failed for some keys.
+    `invalidated`: the latest call of `invalidate` when the lookup began. `failures`: the errors of the keys that could not be loaded, by
+    position. `failure`: the first error of a load that failed for some of its keys.
     """
 
     cache: _OfVersion
@@ -421,12 +435,12 @@ class _Query:
     failure: LookupFunctionError | None = None
 
     def fail(self, problem: LookupFunctionError, keys: Numbers) -> None:
-        """Record the failures of a load of `keys`."""
+        """Record the failures of a load of the keys at the positions `keys`."""
         self.failure = self.failure or problem
         self.failures |= {int(keys[place]): reason for place, reason in problem.failures.items()}
 
     def add(self, rows: pa.Table, keys: Numbers) -> None:
-        """Add rows whose `KEY_INDEX` is a position in `keys`."""
+        """Add rows whose `KEY_INDEX` is a position in `keys`, which has the positions of the keys in the lookup."""
         self.parts.append(renumber(rows, keys[key_numbers(rows)]))
 
 

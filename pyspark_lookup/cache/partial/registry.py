@@ -1,8 +1,8 @@
-"""`PartialTables`: the partial caches of tables, one for each table, keys and columns. `Changes`: which keys a new version may have changed.
+"""`PartialTables` has the partial caches of tables. `Changes` says for which keys two versions of a table may have different rows.
 
-Cached rows also answer for another version of the table, except for keys whose rows may be different there. Two versions differ in the files
-that only one of them has. A key whose value is outside the bounds of all these files has the same rows in both versions. A file that a
-compaction wrote counts as the files that it replaced.
+Cached rows of one version also answer for another version, except for keys whose rows may differ there. Two versions differ in the files that
+only one of them has. A key that is outside the bounds of all these files has the same rows in both versions. A file that a compaction has
+written counts as the files that it replaced.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from pyspark_lookup.versions.model import (
 )
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
-"""For each file and each key column the bounds of its values (None: not known)."""
+"""A function that returns, for each file, the statistics of each key column (None: not known)."""
 
 VersionOf = Callable[[str], TableVersion | None]
-"""The version with a digest; None if this host does not have it."""
+"""A function that returns the version with a digest; None if this host does not have the version."""
 
-_STEPS_AT_MOST = 256  # versions between two that are compared
-_CHANGED_AT_MOST = 4096  # changed files; with more, nothing is carried over
+_STEPS_AT_MOST = 256  # two versions with more versions between them are not compared
+_CHANGED_AT_MOST = 4096  # if more files have changed, no rows of another version are used
 _TABLES_AT_MOST = 16
 _REWRITES, _TABLE, _PARENT, _WHOLE = b"rewrites", b"table", b"parent", b"whole"
 
 
 class Changes:
-    """Records of the bounds that the columns `keys` have in the files of a table's versions. `space`: a hash of the table and the keys."""
+    """Records, for versions of a table, the bounds of the columns `keys` in their files. `space`: a hash of the table and its columns."""
 
     def __init__(self, context: HostContext, space: str, keys: pa.Schema) -> None:
         self._latest = f"latest-{space}"
@@ -68,11 +68,10 @@ class Changes:
     def remember(
         self, version: TableVersion, bounds_of: FileBounds, version_of: VersionOf, whole_digest: str | None = None
     ) -> None:
-        """Put the bounds of a version's files on record, so that the next version can be compared with it.
+        """Record the bounds of a version's files, so that the next version can be compared with this one.
 
-        Of a large table, only the bounds of those files are recorded in which the version differs from the one that was recorded last.
-        `version_of`: the version with a digest, if this host has it. `whole_digest`: the digest by which `version_of` finds this version, if it
-        has only some partitions of a version.
+        For a large table, only the bounds of the files are recorded in which this version differs from the one recorded before. `version_of`:
+        returns the version with a digest. `whole_digest`: if `version` has only some partitions of a version, the digest of that version.
         """
         if self._context.disk is None or self._record(version.digest) is not None:
             return
@@ -87,9 +86,9 @@ class Changes:
                     self._put(version, files, bounds, {_PARENT: latest, _WHOLE: whole_digest or ""})
                     return
             except (UfsError, DamagedFileError):
-                pass  # only the footer of a removed file has its bounds, and that can no longer be read
+                pass  # the bounds of a removed file are only in its footer, which can no longer be read
             except SchemaError:
-                pass  # the partition of a removed file has no value of the type that the present partitions have
+                pass  # the partition value of a removed file does not have the type of the present partition values
             self._put(version, [], [], {_PARENT: "", _WHOLE: whole_digest or ""})
             return
         keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
@@ -126,13 +125,13 @@ class Changes:
         self._keep(version.digest, table)
 
     def _whole_digest(self, digest: str) -> str:
-        """The digest of the version of which a recorded version has some partitions; its own, if it has all of them."""
+        """The digest of the whole version, if the recorded version `digest` has only some of its partitions; otherwise `digest`."""
         record = self._record(digest)
         whole: bytes = b"" if record is None else (record.schema.metadata or {}).get(_WHOLE, b"")
         return whole.decode() or digest
 
     def is_latest(self, digest: str) -> bool:
-        """Whether no version was put on record after this one. A version to which the table went back is not recorded again."""
+        """Whether the version `digest` was recorded last, or none was. (If the table goes back to a version, this is not recorded again.)"""
         return self._latest_known() in (None, digest)
 
     def _latest_known(self) -> str | None:
@@ -141,14 +140,14 @@ class Changes:
         )
 
     def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
-        """For each key, whether its rows may differ between the versions with the digests `new` and `old`; None if nothing is known."""
+        """For each key, whether its rows may differ between the versions with the digests `new` and `old`; None if any key's may."""
         before, after = self._record(old), self._record(new)
         if before is None or after is None or before.schema != after.schema:
             return None
         if (before.schema.metadata or {}).get(_TABLE) != (after.schema.metadata or {}).get(_TABLE):
-            return None  # another table, or other columns with these names
+            return None  # another table, or other columns of the same names
         changed: pa.Table | None
-        # A record with a parent has only some of its version's files, so it cannot be compared with another one.
+        # A record with a parent has only the files in which its version differs from its parent. So follow the parents.
         if any(_PARENT in (record.schema.metadata or {}) for record in (before, after)):
             changed = self._changes_between(new, old)
             changed = self._changes_between(old, new) if changed is None else changed
@@ -163,7 +162,7 @@ class Changes:
             inside = np.ones(len(touched), np.bool_)
             for column, key in enumerate(keys):
                 low, high, none = (changed.column(f"{column}.{name}")[number] for name in ("low", "high", "none"))
-                if none.as_py():  # no row of the file has a value here
+                if none.as_py():  # this key column is null in all rows of the file
                     inside[:] = False
                 elif low.is_valid and high.is_valid:
                     within = pc.and_(pc.greater_equal(key, low), pc.less_equal(key, high))
@@ -174,7 +173,7 @@ class Changes:
         return touched
 
     def _changes_between(self, new: str, old: str) -> pa.Table | None:
-        """The bounds of the files that changed from version `old` to version `new`; None if `new` does not follow from `old` on record."""
+        """The bounds of the files that changed from version `old` to version `new`; None if the records do not lead from `new` back to `old`."""
         parts: list[pa.Table] = []
         digest = new
         for _ in range(_STEPS_AT_MOST):
@@ -189,7 +188,7 @@ class Changes:
         return None
 
     def _rewritten(self, rewrites: Rewrites) -> pa.Table:
-        """The bounds on record of the files that compactions have written and replaced."""
+        """The recorded bounds of the files that compactions have written, and of the files that they have replaced."""
         latest = self._latest_known() if rewrites else None
         before = self._record(latest) if latest is not None else None
         if before is None:
@@ -209,7 +208,7 @@ class Changes:
         return table
 
     def _parse_bounds(self, record: Any) -> pa.Table:
-        """The bounds in a record. Raises ValueError if they are damaged, or for other key columns."""
+        """The bounds in a record. Raises ValueError if they are damaged, or are for other key columns."""
         try:
             table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(record), validate=True))).read_all()
             table.validate(full=True)
@@ -238,7 +237,7 @@ class Changes:
 
 
 def _table_key(version: TableVersion) -> str:
-    """A record key for the version's table, its partition columns, and the names of its columns in the files."""
+    """A hash of the version's table, its partition columns, and the names of its columns in the files."""
     # All files of a large table have the same columns.
     files = version.files[:1] if isinstance(version.files, ColumnFiles) else version.files
     named = {id(file.columns): file.columns for file in files if file.columns is not None}
@@ -248,8 +247,10 @@ def _table_key(version: TableVersion) -> str:
 
 
 def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequence[FileVersion]] | None:
-    """[added files, removed files] of two versions of a large table, without those of compactions; None if there are too many, or the tables
-    differ."""
+    """[files that `version` has added, files that it has removed], compared with `previous`, both of a large table.
+
+    Files that compactions have written or replaced do not count. None if there are too many files, or the two are not of the same table.
+    """
     if not isinstance(version.files, ColumnFiles) or not isinstance(previous.files, ColumnFiles):
         return None
     if _table_key(version) != _table_key(previous):
@@ -264,14 +265,16 @@ def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequenc
     added_by_name, removed_by_name = changes
     changed_names = replay_rewrites(rewrites, removed_by_name) ^ added_by_name.keys()
     if not changed_names <= added_by_name.keys() | removed_by_name.keys():
-        # A compaction counts only as a whole: files that it has written are in neither version.
+        # Some files that a compaction has written are in neither version, so it cannot be left out: all files count.
         return [[*by_name.values()] for by_name in changes]
     return [[file for name, file in by_name.items() if name in changed_names] for by_name in changes]
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
-    """The bounds of the files in which two versions differ. For a compaction, the replaced files that the earlier version lacks count, and its
-    own files do not."""
+    """The bounds of the files in which two versions differ.
+
+    For a compaction between them, only those of the replaced files count that the earlier version lacks, and not the files that it has written.
+    """
     rewrites = _parse_rewrites(after)
     alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
@@ -279,7 +282,7 @@ def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
     for new_names, replaced in rewrites:
         if new_names and old_names.issuperset(new_names):  # the earlier version already has this compaction
             continue
-        # A compaction counts only if the bounds of all its files are on record.
+        # A compaction is left out only if the bounds of all its files are on record.
         if (old_names | on_record).issuperset(replaced) and on_record.issuperset(new_names):
             changed |= set(replaced) - old_names
             old_names = (old_names - set(replaced)) | set(new_names)
@@ -302,7 +305,7 @@ def _names(rows: pa.Table) -> set[str]:
 
 
 def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
-    """A bound as a value of the key's type; None if there is none, or it does not fit the type."""
+    """A bound (`side`: low or high) as a value of the key's type; None if it is not known, or is no value of this type."""
     value = None if stats is None else getattr(stats, side)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
@@ -314,14 +317,15 @@ def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
 
 
 _FLIGHT_WAIT_S = 60.0
-_CACHES_AT_MOST = 16  # of a table, for different columns; the host still has the rows of those that are dropped
+# So many caches stay in this process; the shared cache still has the rows of caches that are dropped.
+_CACHES_AT_MOST = 16
 
 
 class PartialTables:
-    """The partial caches of this process and, if there is a `disk`, of this host.
+    """The partial caches of this process: one for each table and each choice of key columns and options.
 
-    `provider_cache`: a provider's own cache, used instead of the one that the options describe. Only its class knows its bounds, so the
-    host shares nothing of it.
+    `provider_cache`: a provider's own cache, used instead of the one that the options describe. Unless it is a `DefaultLookupCache`, its bounds
+    are not known, so the host's processes do not share its rows.
     """
 
     def __init__(self, context: HostContext, provider_cache: LookupCache | None = None) -> None:
@@ -343,9 +347,9 @@ class PartialTables:
         version_of: VersionOf,
         whole_digest: str | None = None,
     ) -> tuple[PartialCache, Freshness]:
-        """The cache of rows with `columns` by `keys`, and the version of the table for which it answers.
+        """(the partial cache of a table, the `Freshness` with which to look up rows of `version`). `columns`: the columns of the rows.
 
-        `space`: a hash of the table's reference, its keys and its columns. For the others see `Changes.remember`.
+        `space`: a hash of the table and its columns. The arguments from `version` on are those of `Changes.remember`.
         """
         cache, changes = self._cache(table, space, options, keys)
         changes.remember(version, bounds_of, version_of, whole_digest)
@@ -354,18 +358,18 @@ class PartialTables:
         return cache, Freshness(version.digest, columns, may_differ, latest)
 
     def invalidate(self, table: Table, keys: pa.Table) -> None:
-        """Invalidate these keys, which have no nulls, on the host. Raises OSError if its cache directory cannot be written."""
+        """Invalidate `keys`, which have no nulls, on the whole host. Raises OSError if the cache directory cannot be written."""
         with self._lock:
             invalidations = self._get_invalidations(table, keys.column_names)
         invalidations.add(keys)
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether only this process knows of keys that were invalidated in a provider's cache, because there is no cache directory."""
+        """Whether keys were invalidated in a provider's own cache, and only this process knows them, because there is no cache directory."""
         return self._provider_cache is not None and self._context.disk is None and bool(self._invalidations)
 
     def _get_invalidations(self, table: Table, names: Sequence[str]) -> Invalidations:
-        # All references to the table share one log, in whichever order they name its keys.
+        # All reads of the table share one log, in whichever order they name its keys.
         place = key_of(table.scope, table.url, *sorted(names))
         if place not in self._invalidations:
             self._invalidations[place] = Invalidations(self._context, place, names)
@@ -421,7 +425,7 @@ class PartialTables:
         return cache, Changes(context, space, keys)
 
     def _seed(self, space: str) -> tuple[Seed, Disk | None]:
-        """The seed of the hashes of this space's keys, the same in all processes of the host."""
+        """(the seed of the hashes of a table's keys, the disk on which all processes of the host find this seed; None without a cache directory)."""
         seed, disk = draw_seed(self._context.rng), self._context.disk
         if disk is None:
             return seed, None
