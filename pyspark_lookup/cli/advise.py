@@ -84,7 +84,7 @@ def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """The number of hits that a partial cache of `max_rows` keys would have had with a trace, and the number of its `requests`."""
+    """The number of hits that a partial cache of `max_rows` keys would have had with a trace, and the number of requests in the trace."""
 
     max_rows: int
     requests: int

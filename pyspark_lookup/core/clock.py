@@ -100,7 +100,7 @@ class Timer:
         return self._thread is not None and self._thread is not threading.current_thread() and not self._ended
 
     def has_room(self) -> bool:
-        """Whether a task may start background work: fewer than 8 of the works that began in the last 10 seconds are still running."""
+        """Whether a task may start background work: fewer than 8 pieces of work that began in the last 10 seconds are still running."""
         since_s = time.monotonic() - _LONG_S
         self._running_work = [(at_s, work) for at_s, work in self._running_work if at_s > since_s and not work.done()]
         return len(self._running_work) < _AT_ONCE

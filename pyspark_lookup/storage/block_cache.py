@@ -32,7 +32,7 @@ _MERGED_BYTES = 16 * 1024 * 1024  # the most bytes of such a request
 class BlocksAndLocations:
     """A file's version, the ranges of its blocks that are on disk, as (offset, length), and the keys of these blocks.
 
-    A block may vanish afterwards because it is evicted or damaged. Reading it then fetches it from the store.
+    A block may vanish afterwards because it is evicted or damaged. It is then fetched from the store when it is read.
     """
 
     file: FileVersion

@@ -144,7 +144,8 @@ class ApplicationCounts:
 
 @dataclasses.dataclass(frozen=True)
 class TableCounts:
-    """The counts of one table by all processes of a host. `by_application`: the same by application, without those that ended long ago."""
+    """The counts of one table by all processes of a host. `by_application`: the counts of each application, without those that ended long
+    ago."""
 
     label: str
     url: str

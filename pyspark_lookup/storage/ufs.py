@@ -221,10 +221,10 @@ class Ufs:
     def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
         """Put `data` as a new file. Returns the file if this call has put it; None if another file is there.
 
-        The race: another writer may put a file at the same path, and the store's answer may get lost. So `data` must not be empty, and must
-        differ from anything that another writer would put there, by a nonce. After an attempt without an answer, the file is read back: its
-        bytes show who has put it. Raises NotSupportedError for stores without an exclusive create, PutUnknownError if an attempt had no
-        answer and the file cannot be read back either, and another UfsError if the file was not put.
+        The race: another writer may put a file at the same path, and the store's answer may get lost. So `data` must contain a nonce, by
+        which it differs from the data of any other writer. After an attempt without an answer, the file is read back: its bytes show who has
+        put it. Raises NotSupportedError for stores without an exclusive create, PutUnknownError if an attempt had no answer and the file
+        cannot be read back either, another UfsError if the file was not put, and ValueError for empty data.
         """
         if not data:
             raise ValueError("data is empty: an empty file would not show which writer wrote it")

@@ -302,11 +302,10 @@ class DeltaLog:
         return self._keep(_CachedLog(state, last_file, state))
 
     def _replay(self, version: int | None) -> tuple[DeltaState, FileVersion]:
-        """(the state at a version, the file of its last commit), from the newest complete checkpoint up to that version and the commits after
-        it.
+        """(the state at a version, the file of its last commit), computed from a checkpoint and the commits after it.
 
-        `version` None: the newest version. Raises VersionGoneError for a version that the log does not have, UfsNotFoundError if there is no
-        log.
+        The checkpoint is the newest complete one that is not after the version. `version` None: the newest version. Raises VersionGoneError
+        for a version that the log does not have, UfsNotFoundError if there is no log.
         """
         hint = self._read_hint() if version is None else None
         if hint is not None:

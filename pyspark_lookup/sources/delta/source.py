@@ -164,7 +164,8 @@ _UUID_DIGITS = 20
 def decode_z85(text: str) -> bytes:
     """The bytes that a Z85 text encodes. Raises ValueError for text that is not Z85.
 
-    Writers in Rust pad a text whose bytes are no multiple of four: its last five digits begin with one `#` for each missing byte.
+    If the number of bytes is not a multiple of four, writers in Rust pad the text: its last five digits begin with one `#` for each missing
+    byte.
     """
     if len(text) % 5 or not set(text) <= set(_Z85):
         raise ValueError(f"not Z85: {text[:40]!r}")
@@ -549,7 +550,7 @@ class DeltaColumns(FileColumns):
         self._statistics: dict[str, StatsColumns | None] = {}
 
     def find_rows(self, base_rows: Numbers) -> Numbers:
-        """The rows of these columns, ascending, for some rows of the base."""
+        """The row numbers in these columns, ascending, of the files in the rows `base_rows` of the base."""
         if self._rows is None:
             return base_rows
         is_live = np.zeros(self._base.rows, np.bool_)

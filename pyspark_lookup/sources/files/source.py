@@ -65,7 +65,7 @@ def refuse_tables(table_url: str, kind: str, listing: Listing, sources: Sequence
 
 
 def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
-    """The temporary directories of jobs that are writing the table or died while writing it, relative to the listing."""
+    """The temporary directories of jobs that are writing the table or died while writing it, as paths below the listed directory."""
     directories = _reach(listing, table_url if kind == Kind.GLOB else "")
     return sorted(directory for directory in directories if _is_job_directory(directory.rsplit("/", 1)[-1]))
 
@@ -214,7 +214,7 @@ class WritingJobs:
         return last_version
 
     def lacks_files(self, version: TableVersion) -> bool:
-        """Whether a version that was kept while a job writes has files that the job has removed."""
+        """Whether the job that is writing has removed files of a version that `keep` has returned."""
         return version.digest == self._lacking_digest
 
     def was_here_lately(self, table: Table) -> bool:
@@ -413,7 +413,7 @@ class FilesSource(VersionSource):
         return last is not None and len(version.files) < len(last.files) and not lacks_urls(version.files, last.files)
 
     def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
-        """The table's version, once two listings in a row show the same files or more.
+        """The table's version, once a listing shows all files of the listing before it.
 
         The race: a job that overwrites a directory removes its files one by one, before anything shows that the job runs. A listing in
         between shows only a part of the table, and no read would fail if all blocks of that part are cached on this host.
@@ -498,7 +498,8 @@ class FilesSource(VersionSource):
     def _to_version(self, table: Table, files: tuple[FileVersion, ...] | ListedFiles) -> TableVersion:
         """The version that has these files.
 
-        Many files are a `ColumnFiles`. The version is then the last one that this host knows, if nothing has changed, or shares its columns.
+        If the files are in columns, the result is the last version that this host knows, if nothing has changed; otherwise it shares the
+        columns of that version.
         """
         if not isinstance(files, ListedFiles):
             return TableVersion(table.id, files)

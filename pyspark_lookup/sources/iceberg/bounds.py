@@ -29,7 +29,7 @@ def bound_type(kind: pa.DataType) -> pa.DataType:
 
 
 def column_stats(columns: pa.Table, rows: Numbers, iceberg_type: str, kind: pa.DataType) -> StatsColumns:
-    """The statistics of a column in each file, parsed from those that the manifests state.
+    """The statistics of a column in each file, parsed from the bounds and counts in the manifests.
 
     `columns`: the lower and upper bounds, the null counts and the value counts. `rows`: the number of rows of each file, negative if it is
     not known.
@@ -53,7 +53,7 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _parse_bounds(bounds: pa.Array, iceberg_type: str, kind: pa.DataType) -> pa.Array:
-    """The bounds, in the type `bound_type(kind)`; null where the bytes are no value of the type."""
+    """The bounds, in the type `bound_type(kind)`; null where the bytes are not a value of the type."""
     if pa.types.is_binary(kind):
         return bounds.cast(kind)
     if pa.types.is_string(kind):
@@ -160,8 +160,8 @@ def narrow_columns(stats: StatsColumns, partitions: StatsColumns, codes: Numbers
 
 
 def _choose(one: pa.Array, other: pa.Array, compare: Callable[[pa.Array, pa.Array], pa.Array]) -> pa.Array:
-    """For each row, the value of `one` if `compare(one, other)` is true, otherwise that of `other`; if only one of them has a value, that
-    value."""
+    """The values of `one` where `compare(one, other)` is true, and those of `other` elsewhere. Where one of the two is null, the value of the
+    other."""
     is_chosen = pc.or_kleene(compare(_comparable(one), _comparable(other)), other.is_null())
     return pc.if_else(pc.fill_null(is_chosen, False), one, other)
 

@@ -52,7 +52,8 @@ class Pointer:
 
     @classmethod
     def from_file(cls, location: str, source_file: FileVersion, size: int | None = None) -> Pointer:
-        """The pointer to a metadata file at `location`, which `source_file` names, or which is `source_file` itself."""
+        """The pointer to the metadata file at `location`. `source_file`: the version hint that names this file, or the metadata file
+        itself."""
         return cls(location, source_file, source_file.modified_at_s, size)
 
     @property

@@ -150,13 +150,13 @@ class IcebergColumns(FileColumns):
 
     @cached_property
     def _is_named(self) -> Numbers:
-        """For each file of `base`, whether a deletion vector or a delete file may name this file alone."""
+        """For each file of `base`, whether it may have a deletion vector, or a delete file for this file only."""
         named = self.index.named
         if not named:
             return np.zeros(self.base.rows, np.bool_)
         urls = set()
         for location in named:
-            with contextlib.suppress(NotSupportedError, *UNREADABLE):  # no file of the table
+            with contextlib.suppress(NotSupportedError, *UNREADABLE):  # the location is not that of a file of the table
                 urls.add(self.files.resolve_url(location))
         is_named = as_bools(pc.is_in(self.urls, value_set=pa.array(sorted(urls), pa.string())))
         if not self.files.has_plain_urls:  # one path may have several URLs
@@ -167,7 +167,7 @@ class IcebergColumns(FileColumns):
     def _by_partition(self) -> Iterable[tuple[Deletes, Numbers]]:
         """(deletes, a mask of the files of `base` that they concern) for the deletes that may concern several files of a partition.
 
-        Files that a deletion vector or delete file names alone are left out of the masks.
+        Files that may have a deletion vector, or a delete file for this file only, are left out of the masks.
         """
         groups = self.index.by_partition
         if not groups:

@@ -66,7 +66,8 @@ def text_of_value(value: Any, iceberg_type: str) -> str:
 
 
 def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
-    """The position in a partition of the value of each column with the identity transform, by the column's field id."""
+    """For each column that is partitioned by its own values (transform `identity`): its field id, and the position of its value in a
+    partition."""
     return {
         field.source: place
         for place, field in enumerate(fields)
@@ -104,7 +105,7 @@ def partition_stats(
 
 
 def _span(transform: str, value: Any) -> tuple[datetime.datetime, datetime.datetime]:
-    """The first and the last instant of a year, month, day or hour. `value`: their number, counted from 1970."""
+    """The first and the last instant of the year, month, day or hour with the number `value`, counted from 1970."""
     number = (value - EPOCH_DATE).days if isinstance(value, datetime.date) else int(value)
     # Some writers round times before 1970 towards 1970, so a value may be one too high.
     first = _start(transform, number - 1 if number <= 0 else number)
@@ -125,7 +126,7 @@ def _truncated_stats(value: Any, width: int, kind: pa.DataType, rows: int) -> Co
             return ColumnStats(value, value, 0, rows)
         last = ord(value[-1]) + 1
         # The bound is the value with its last character raised by one, which sorts after all texts that begin with the value. There is no
-        # such character after the last one of Unicode, and halves of UTF-16 pairs are none.
+        # such character after the last one of Unicode, and a half of a UTF-16 pair is not a character.
         return (
             None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
         )
@@ -158,8 +159,8 @@ _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 class Manifest:
     """A manifest, as the manifest list describes it. `length` and `spec_id` are None in tables of format 1 without manifest lists.
 
-    `files`: the number of live files in the manifest; None if the list does not say. `has_data`: True if they are data files, False if they
-    are delete files.
+    `files`: the number of live files in the manifest; None if the list does not say. `has_data`: True if the manifest lists data files, False
+    if it lists delete files.
     """
 
     location: str
@@ -172,7 +173,7 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A live file that a manifest lists, without its rows. `location`: as the writer spelled it. `sequence`: the data sequence number.
+    """The entry of a live file in a manifest. `location`: as the writer spelled it. `sequence`: the data sequence number.
 
     `partition`: the values of the partition fields with the ids `partition_ids`. `lower`, `upper`, `nulls` and `values`: the file's bounds
     and counts, by field id. `referenced`, `offset` and `length` belong to a deletion vector: its data file, and the place of its bytes in the

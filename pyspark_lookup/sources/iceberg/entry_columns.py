@@ -61,8 +61,8 @@ _STATISTICS = pa.schema(
 class StatisticsPart:
     """The statistics of some data files, by field id.
 
-    They are stored in chunks, each a compressed Arrow file; `counts` has the numbers of rows of the chunks. A chunk without any values of a
-    column has no file for it. `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
+    They are stored in chunks with `counts` rows each. For each chunk and column there is a compressed Arrow file, unless the chunk has no
+    values of the column. `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
     """
 
     def __init__(self, regions: Mapping[str, Any], counts: Sequence[int], name: str | None) -> None:
@@ -191,7 +191,7 @@ class EntryColumns:
         return Entry(*texts, *partition, sequence, size, rows, lower, upper, nulls, values, (), None, None, None)
 
     def statistics(self, field_id: int) -> pa.Table:
-        """The statistics that the manifests state of a column, with the columns `_STATISTICS` and one row for each file."""
+        """The statistics of a column, as the manifests state them: the columns `_STATISTICS`, one row for each file."""
         tables = [part.columns(field_id) for part in self.parts]
         return pa.concat_tables([_unknown(0), *tables]).take(as_indices(self.statistics_rows))
 
@@ -209,7 +209,7 @@ class EntryColumns:
         return self._stats[key]
 
     def live_rows(self, manifests: Iterable[str]) -> Numbers:
-        """The rows of the data files that these manifests list, ascending."""
+        """The row numbers, ascending, of the data files that these manifests list."""
         return np.flatnonzero(self._is_of(manifests)[self.manifest_numbers])
 
     def live_deletes(self, manifests: Iterable[str]) -> list[Entry]:

@@ -236,7 +236,7 @@ class IcebergFiles:
         self._schemas = [selection.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
 
     def partitions(self, names: Iterable[frozenset[str]]) -> tuple[str, ...]:
-        """The columns by whose values in the partitions a reader can select files: each file has one value, which can be written as text.
+        """The columns by which a reader can select files: each file has a single value of the column, and the value can be written as text.
 
         `names`: for each file, the names of the columns that have a single value in it.
         """
@@ -513,7 +513,7 @@ class DeleteFileIndex:
 
     @property
     def named(self) -> Collection[str]:
-        """The data files that have a deletion vector, or a delete file for them alone, by their canonical locations."""
+        """The canonical locations of the data files that have a deletion vector, or a delete file for this file only."""
         return self._vectors.keys() | self._of_file.keys()
 
     @property

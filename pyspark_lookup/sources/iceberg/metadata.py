@@ -126,7 +126,7 @@ _FIRST_PARTITION_ID = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A snapshot. The file `manifest_list` names its manifests; in some tables of format 1, `manifests` does."""
+    """A snapshot. The file `manifest_list` lists its manifests; in some tables of format 1, `manifests` lists them."""
 
     id: int
     parent: int | None
@@ -181,8 +181,8 @@ class Selection:
 
 
 class IcebergMetadata:
-    """A table, as its metadata file describes it. `place`: the URL by which it is read; it tells a copy of the table, which has the same ids,
-    apart.
+    """A table, as its metadata file describes it. `place`: the URL by which it is read, which distinguishes it from its copies with the same
+    ids.
 
     Raises one of `decoding.UNREADABLE` for malformed metadata, NotSupportedError for a later format or encryption.
     """

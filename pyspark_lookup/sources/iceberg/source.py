@@ -143,7 +143,8 @@ class _PointerRecord:
 
 
 class IcebergSource(VersionSource):
-    """The versions of Iceberg tables. A catalog, a version hint or the path of a metadata file leads to them. Files never change.
+    """The versions of Iceberg tables. A catalog, a version hint or the path of a metadata file leads to a table's metadata. Files never
+    change.
 
     PyIceberg is imported only to ask a catalog or to read manifests, not for a version of which this host has a record. `mapped_from`: see
     `LargeSnapshots`.
@@ -487,9 +488,9 @@ class IcebergSource(VersionSource):
             yield entries
 
     def _decode_manifest(self, locations: Locations, manifest: Manifest, content: bytes | None) -> list[Entry]:
-        """The live files of a manifest. `content`: its bytes; None: they could not be read.
+        """The live files of a manifest, decoded from its bytes `content` (None: they could not be read).
 
-        If the content is damaged or missing, the manifest list may state a wrong length, as in tables whose metadata was edited. Then the
+        If the content is damaged or missing, the manifest list may state a wrong length, as in tables whose metadata was edited. So the
         manifest is read again, with the size that the store reports.
         """
         if content is not None:

@@ -65,7 +65,8 @@ class ChangeTask:
 
 
 def change_columns(columns: pa.Schema) -> pa.Schema:
-    """The columns of a row, followed by `CHANGE_COLUMNS`. Raises SchemaError if a column of the table has the name of one of these."""
+    """The columns of a row, followed by `CHANGE_COLUMNS`. Raises SchemaError if the table has a column with the name of one of
+    `CHANGE_COLUMNS`."""
     for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise SchemaError(
@@ -95,8 +96,7 @@ def plan_snapshot(table: Table, log: NotificationLog, state: TableState, positio
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:
-    """The (rows, files, bytes) that a reader of a change must read. `state`: a state that covers the change's position and the position
-    before it."""
+    """The (rows, files, bytes) that a reader of a change must read. `state`: the state that `LogPages.changes` returns with the change."""
     write = state.writes[change.write_id] if change.write_id is not None else None
     if write is None or write.mode is WriteMode.COMPACT:
         return 0, 0, 0
@@ -227,7 +227,7 @@ _Change = tuple[int, pa.Array, pa.RecordBatch]  # (log position, kind of change 
 
 
 def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
-    """The rows that writes by key, or deletes by a predicate, have removed. Each file is read once, even if several tasks need it."""
+    """The rows that delete files of commits have removed. Each file is read once, even if several tasks have rows in it."""
     files: dict[str, FileVersion] = {}
     from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
     for part in parts:
@@ -296,7 +296,7 @@ class _Changes:
         return ((at, batch) for at, batch in located_rows if batch.num_rows)
 
     def find_removed(self) -> tuple[dict[str, Numbers], pa.Table]:
-        """(positions of the removed rows by the URL of their file, the keys of these rows with `PATH`)."""
+        """(the positions of the removed rows, by the URL of their file; a table with the keys and the `PATH` of these rows)."""
         self._new = (
             self._index(self._rows.read_keys(self._definition, self.task.counterparts))
             if self.task.counterparts
@@ -309,8 +309,8 @@ class _Changes:
         return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
     def _find_removed(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
-        """(positions by URL, keys) of the rows in these files that the task's delete files name. Rows deleted by earlier commits are left
-        out."""
+        """The rows of these files that the task's delete files name, in the form that `find_removed` returns. Rows that earlier commits
+        deleted are left out."""
         marks = self._rows.read_delete_files(self._definition, self.task.marks)
         urls_by_path = {self.path(file): file.url for file in files}
         deleted_by_url = self._files(True).read_deleted(self.task.table, files)
@@ -333,7 +333,7 @@ class _Changes:
         return RowIndex(keys, self.task.keys) if keys.num_rows else None
 
     def _match(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
-        """Whether the index has the key of each row; None if it has the key of no row."""
+        """For each row, whether the index has its key; None if the index has the key of no row."""
         if index is None or not batch.num_rows:
             return None
         has_key = np.zeros(batch.num_rows, np.bool_)

@@ -33,9 +33,10 @@ _DELETED_SHARE = 0.2  # a requested compaction takes all writes if more than thi
 def choose(state: TableState, is_requested: bool, bounds: WriteSizes) -> list[TableWrite]:
     """The writes that a compaction should replace; none if a compaction would gain nothing.
 
-    Takes writes from the smallest on, as long as each is small, or at most twice as large as all smaller ones together. So a row is rewritten
-    only a few times, however often the table is compacted. `is_requested`: whether a caller requests the compaction, rather than a commit. A
-    requested compaction takes all writes if more than a fifth of the rows is deleted.
+    Writes are taken in the order of their size, the smallest first, as long as the next write is small, or at most twice as large as all
+    writes taken before it together. So a row is rewritten only a few times, however often the table is compacted. `is_requested`: True if a
+    caller requests the compaction, False if a commit starts it. A requested compaction takes all writes if more than a fifth of the rows is
+    deleted.
     """
     with_rows = {write.id for write in state.find_visible()}
     sizes = {write.id: write.bytes for write in state.find_needed()}
@@ -82,8 +83,8 @@ class Compactor:
         self._url = redact("path", log.url)
 
     def compact(self) -> TableState:
-        """Compact the writes for which it pays, in one commit. Returns the state after this commit; the current state if there is nothing to
-        gain.
+        """Compact the writes that `choose` selects, in one commit. Returns the state after this commit; the current state if `choose` selects
+        none.
 
         Raises UfsNotFoundError if there is no table, WriteConflictError if others replaced the same rows during each of several attempts.
         """
@@ -167,7 +168,8 @@ class Compactor:
     def _marks(
         self, since: TableState, replaced_writes: Sequence[TableWrite], other_files: Sequence[FileVersion]
     ) -> pa.Table | None:
-        """The rows in the remaining files that the compacted writes delete."""
+        """The rows of `other_files` that the compacted writes delete; None if these writes have no delete files, or there are no other
+        files."""
         marks = [file for write in replaced_writes for file in write.deletes]
         if not marks or not other_files:
             return None

@@ -463,7 +463,7 @@ class KeyedRows:
         """Fill the columns `lacking` of `rows` from the rows of `files` that have the same keys.
 
         Returns the filled rows, and the rows of `files` that have their keys, in the form that `find` returns. Raises NonUniqueKeyError if
-        two live rows of `files` have the same one of these keys.
+        two live rows of `files` have the key of a row of `rows`.
         """
         names = list(definition.keys)
         arrays = [one_array(rows.column(name)) for name in names]
@@ -494,14 +494,16 @@ class KeyedRows:
         return rows, stored_rows.select([*names, PATH, ROW])
 
     def _matching(self, rows: pa.Table, names: Sequence[str], keys: Sequence[pa.Array]) -> pa.Table:
-        """Those of `rows` that have one of the keys."""
+        """The rows of `rows` that have one of the keys."""
         key_table = pa.Table.from_arrays(list(keys), names=list(names))
         matches = match_rows(key_table, names, Keys([one_array(rows.column(name)) for name in names]))
         return rows.take(pa.array(np.unique(matches.keys)))
 
     def read_delete_files(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
-        """The deleted rows that delete files name, as key columns, `PATH` and `ROW`. A key is null if the table had other key columns at the
-        time."""
+        """The deleted rows that delete files name, as key columns, `PATH` and `ROW`.
+
+        A key column is null for rows that were deleted while the table had other key columns.
+        """
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
         versions = self._versions(files)
@@ -576,7 +578,7 @@ class KeyedRows:
     def _place(
         self, definition: Definition, files: Sequence[FileVersion], names: Sequence[str], predicate: Predicate
     ) -> Iterator[pa.Table]:
-        """The live rows of the row groups in which `predicate` may be true, with their path and position, in several tables."""
+        """The live rows of the row groups in which `predicate` may be true, with their path and position, as several tables."""
         schema = pa.schema([*(definition.schema.field(name) for name in names), *place_fields()])
         prepared = self._prepare(files, definition.schema, names, predicate)
         assert isinstance(prepared, Prepared)

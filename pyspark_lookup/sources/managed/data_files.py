@@ -1,8 +1,8 @@
-"""`DataFiles`: writes rows to the files of a managed table. The module also has the table's definition, checks that rows fit it, and has
-`Job`.
+"""`DataFiles`: writes rows to the files of a managed table.
 
 `Job` describes a write to its tasks and to its commit. Data files have the table's columns, are sorted by key, and have row groups that are
-small enough to read a single row. `WriteSizes` has the limits, in bytes and rows, for files, row groups and compactions.
+small enough to read a single row. `WriteSizes` has the limits, in bytes and rows, for files, row groups and compactions. Other functions of
+this module derive a table's `Definition` from the columns of rows, and check that rows fit it.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def own_write(state: TableState, job: Job) -> TableWrite | None:
 
 
 def named_files(state: TableState, job: Job) -> set[str]:
-    """The paths of the files in a job's directory that the log names. The log names no files of aborted writes."""
+    """The paths of the files in a job's directory that the log names. For an aborted write the log names no files."""
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
     job_write = state.writes.get(job.write_id)
     if job_write is not None and job.directory == write_directory(job_write.id):

@@ -75,7 +75,7 @@ class LogSource(VersionSource):
 
     @classmethod
     def refuse_files(cls, urls: Sequence[str]) -> None:
-        for url in urls:  # every file of a table with many files is checked here; the pattern matches few
+        for url in urls:  # there may be very many, so a cheap test comes before the pattern
             match = _FILE.match(url) if "/write-" in url or "/stream-" in url else None
             if match is not None:
                 raise TableFormatError(
@@ -120,7 +120,9 @@ class LogSource(VersionSource):
         log = self.log(table.url)
         state = log.cached_state()
         if state is not None and table.pinned is None:
-            with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # infinity is no position, either
+            with contextlib.suppress(
+                VersionGoneError, ValueError, OverflowError
+            ):  # `newest` may be infinity, which is not a position
                 states.append(read_version(log, table, state, int(newest)))
         return states
 
@@ -214,9 +216,10 @@ def _to_history_row(
 
 
 def read_version(log: NotificationLog, table: Table, state: TableState, position: int | None = None) -> TableVersion:
-    """Like `managed_version`, but also for versions that only earlier states than `state` can tell; these are read from the store.
+    """Like `managed_version`, but also for versions that `state` is too new to tell. The earlier states for these versions are read from the
+    store.
 
-    `state`: the log's latest state. Raises VersionGoneError if the version's files were removed.
+    `state`: the log's latest state. Raises VersionGoneError if files of the version were removed.
     """
     with contextlib.suppress(EarlierStateError):
         return managed_version(table, state, position)

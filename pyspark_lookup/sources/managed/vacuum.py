@@ -113,7 +113,7 @@ def vacuum(
 
 
 def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
-    """The present time on the store's clock: that of a file written for this purpose."""
+    """The present time on the store's clock, taken from a file that is written for this purpose."""
     url = f"{log.url}/{LOG_DIRECTORY}/vacuum-{nonce}"
     ufs.put_if_absent(url, nonce.encode())
     try:

@@ -214,7 +214,7 @@ class Aborts:
         return state
 
     def remove(self, job: Job, files: Iterable[DataFile], state: TableState | None) -> None:
-        """Remove a job's files and leftovers of its tasks, except for files that the log names."""
+        """Remove a job's files and the files that its failed tasks have left, except for files that the log names."""
         if state is not None:
             self.discard(job, files, state)
             self.tidy(job, state)
@@ -231,7 +231,7 @@ class Aborts:
         )
 
     def tidy(self, job: Job, state: TableState) -> None:
-        """Remove leftovers of the job's tasks. If the store fails, they stay until a vacuum removes them."""
+        """Remove the files that failed tasks of the job have left. If the store fails, they stay until a vacuum removes them."""
         if state.table_id != job.table_id:
             return
         with contextlib.suppress(UfsError):
@@ -264,7 +264,7 @@ def append_unseen(
 ) -> TableState:
     """Append an event that makes no row visible.
 
-    Raises UfsUnavailableError if it is unknown whether the log has the event: the caller may then say that nothing was written.
+    Raises UfsUnavailableError, which says that nothing was written, even if it is unknown whether the log has the event.
     """
     try:
         return log.append(make, after)

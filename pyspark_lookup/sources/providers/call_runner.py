@@ -111,7 +111,7 @@ class Calls:
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """The result of `call()`. Raises CallFailedError if it raises, CallTimeoutError after `timeout_s`.
 
-        After a timeout, the next call runs in a new thread. So do the calls that wait behind the one that timed out.
+        After a timeout, the next call runs in a new thread. Calls that were waiting for the one that timed out run there, too.
         """
 
         async def run_call() -> tuple[T | None, BaseException | None]:

@@ -32,7 +32,7 @@ class LookupFunction(abc.ABC):
 
     @abc.abstractmethod
     def lookup(self, keys: pa.Table) -> pa.Table:
-        """The rows that have any of `keys`. `keys` has the names and types of the table's key columns.
+        """The rows that have any of `keys`. `keys`: the key columns, with the names and types that the table has.
 
         The rows must have the key columns and the requested columns, see `LookupContext`. If the call raises an exception, it is repeated up
         to `lookup.max-retries` times; then the query gets the error.
@@ -99,9 +99,9 @@ _Function = TypeVar("_Function", bound=LookupFunction | AsyncLookupFunction)
 class LookupContext:
     """What a provider's factory learns about the table that it must provide.
 
-    `keys`: the key columns (`lookup.keys`). `columns`: the other columns that will be read (None: all, or not known yet); the provider's rows
-    need not have the rest. `options`: the values of the options `lookup.provider.*`, by their names without that prefix. `path`: the option
-    `path`, if it is set.
+    `keys`: the key columns (`lookup.keys`). `columns`: the other columns that will be read (None: all, or not known yet); rows need no
+    columns besides `keys` and `columns`. `options`: the values of the options `lookup.provider.*`, by their names without that prefix.
+    `path`: the option `path`, if it is set.
 
     A factory may be called twice: first for the schema, and then, if not all columns are read, with the columns.
     """
@@ -159,7 +159,7 @@ class FullCachingLookupProvider(LookupProvider):
     """Provides a copy of the whole table, for lookups and scans (lookup.cache=FULL).
 
     `scan`: a function that returns all rows, as batches with the columns of `schema`. `reload_trigger`: says when to copy the table again.
-    None: `lookup.full-cache.reload-strategy` says so, or, if there is a `version`, a change of the version.
+    Without it, the table is copied as `lookup.full-cache.reload-strategy` says, or, if there is a `version`, when the version changes.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 
 def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
-    """The options, completed by what the provider determines: if it brings a cache or a scan, that decides `lookup.cache`.
+    """The options, completed by the provider's choices: a provider that brings a cache or a scan decides `lookup.cache`.
 
     Raises OptionError for options that contradict the provider.
     """
@@ -119,7 +119,7 @@ _SIZE = 1  # a placeholder: the table's one file has no size
 
 
 class ProvidedStore:
-    """The store of a provider's table. `now_s`: returns the time, which serves as version each time a provider without versions is loaded."""
+    """The store of a provider's table. `now_s`: returns the time. Each load from a provider without versions gets its time as its version."""
 
     pins = True
     lists_after = False

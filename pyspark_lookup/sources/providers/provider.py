@@ -182,7 +182,8 @@ class MadeProvider:
             self._narrow(options, options.files.keys)
 
     def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
-        """Make the provider again, with the requested keys and columns as the schema spells them, if that changes the context."""
+        """Make the provider again for the keys and columns that will be read, spelled as in the schema, unless it was already made for
+        these."""
         context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
         if options.read.columns is not None:
             column_names = set(resolve_names(options.read.columns, self.schema, "lookup.columns"))
@@ -238,8 +239,8 @@ not made."""
 class Call:
     """A call for the keys at the positions `keys`.
 
-    `problem`: the error of an earlier call that included these keys. Failed calls are repeated (`lookup.max-retries`), but not calls that
-    follow such an error.
+    `problem`: the error of an earlier call that included these keys. After such an error, a call that fails is not repeated
+    (`lookup.max-retries`).
     """
 
     keys: Numbers

@@ -62,7 +62,7 @@ class Claim:
 
 
 class Claims(Directory):
-    """A directory with claims. Read the claims and create a new one under one lock, so that no two processes claim the same."""
+    """A directory with claims. Read the claims and create a new one under one lock, so that no two processes claim the same work."""
 
     def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
         """Create a claim, which this process then holds. Raises OSError if the claim cannot be written."""
@@ -188,7 +188,7 @@ class DiskReport:
 
 @dataclasses.dataclass(frozen=True)
 class DiskSpace:
-    """The bytes of a cache directory: those of its blocks, segments and records, its budget for all of them, and the free bytes of its disk
+    """The space of a cache directory, in bytes: its blocks, segments and records, its budget for all of them, and the free space of its disk
     (-1: unknown)."""
 
     blocks: int
@@ -339,8 +339,8 @@ class Disk(Segments, Claims, Counters):
     # --- space ------------------------------------------------------------------------------------
 
     def _make_room(self, kind: Kind, amount: int) -> None:
-        """Free bytes, in this order: unfinished files of dead writers, superseded snapshots, old records (for a record), blocks, unused
-        tables.
+        """Free bytes, in this order: unfinished files of dead writers, superseded snapshots, old records (only if a record needs the room),
+        blocks, unused tables.
 
         Unused tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for too long.
         """
@@ -538,8 +538,10 @@ class Disk(Segments, Claims, Counters):
         return files, freed
 
     def check(self, repair: bool = False) -> DiskReport:
-        """Read every block, record, segment and file of counters, and report the damaged files. `repair`: remove these and leftovers, and
-        recount."""
+        """Read every block, record, segment and file of counters, and report the damaged files.
+
+        `repair`: remove the damaged files and those that killed writers have left, and correct the account.
+        """
         damaged: list[str] = []
         blocks = total = 0
         for _, size, path in self._walk(self._root / "blocks"):

@@ -29,7 +29,7 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class PlaceTakenError(OSError):
-    """There is something else where a directory of the cache belongs."""
+    """A link or a file is in the place of a directory."""
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def is_cache_directory(root: Path) -> bool:
 
 
 def is_marked(layout: Path) -> bool:
-    """Whether a directory has the marker. A link to a directory has not."""
+    """Whether a directory has the marker. False for a link to a directory."""
     try:
         directory = os.open(layout, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -340,8 +340,7 @@ CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim; those that we
 
 
 def key_of(*parts: object) -> str:
-    """A hash of the texts of some parts, as 32 hex digits. Parts with the same joined text, but divided differently, have different
-    hashes."""
+    """A hash of the texts of some parts, as 32 hex digits. Parts such as ("ab", "c") and ("a", "bc") have different hashes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         text = _encode(str(part))
@@ -390,7 +389,7 @@ class Lock:
 
 
 class Directory:
-    """The directory `root` of one user, for all worker processes of the host, with locks and complete files.
+    """The directory `root` of one user, for all worker processes of the host, with locks, and with files that are complete or missing.
 
     The next writer makes missing directories again. If `creates` is false, the directory must exist and have the marker. The constructor
     raises CacheDirectoryError if the directory is not private to this user, or has other programs' files.

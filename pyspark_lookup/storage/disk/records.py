@@ -197,8 +197,8 @@ class Records(Space):
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_signs(self, kind: str, key: str) -> tuple[int, ...]:
-        """The number, inode and times of the newest record of a series, without reading it. A series that was removed and begun again has
-        other signs."""
+        """The number, inode and times of the newest record of a series, without reading it. They also differ if the series was removed and
+        begun again."""
         series = f"{kind}{SERIES}{key}"
         number = max(self._numbers(series), default=0)
         try:
@@ -292,7 +292,7 @@ class Records(Space):
             self.take("records", min(size, 0))
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
-        """(key, value) of each undamaged record of a kind whose key starts with `prefix`. `parse` returns the values."""
+        """(key, value) of each undamaged record of a kind whose key starts with `prefix`. Each value is the one that `parse` returns."""
         for name in sorted(list_names(self._root / "records" / kind)):
             if name.startswith(prefix) and (value := self.get_record(kind, name, parse)) is not None:
                 yield name, value
@@ -349,7 +349,7 @@ _LARGEST_HEAD = 1 << 20  # bytes of a file of counters that are read
 class Counts:
     """The counts of a process, or the total of several processes. `name`: the name of the file. `about`: the table and the process.
 
-    `alive`: whether the process is running.
+    `alive`: whether the process is still running; False for a total.
     """
 
     name: str

@@ -86,7 +86,7 @@ class SegmentWriter:
             raise
 
     def reserve(self, name: str, size: int) -> None:
-        """Add an empty region after the others. Raises CacheFullError if there is no room for it."""
+        """Add a region of `size` bytes after the others, to be filled with `append`. Raises CacheFullError if there is no room for it."""
         self._place(name, size)
         self.file.resize(self._end)
 

@@ -120,7 +120,7 @@ class ListedFiles(Sequence[FileVersion]):
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The hash of all URLs, that of all sizes, and that of all identities, as `key_of_texts` computes them."""
+        """Three hashes: of all URLs, of all sizes and of all identities, as `key_of_texts` computes them."""
         return tuple(map(key_of_column, (self.urls, self.batch.column("size").cast(pa.string()), self.identities)))
 
     def find(self, other: ListedFiles) -> Numbers:

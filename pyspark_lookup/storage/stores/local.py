@@ -212,7 +212,10 @@ class LocalStore:
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
-        """Reads through one descriptor. Before the first read and after the last, the descriptor's file must be this version."""
+        """A function that reads the file through one descriptor, for a `with` block.
+
+        Before the first read and after the last, the open file must be this version. Otherwise raises SourceChangedError.
+        """
         try:
             # Non-blocking, because a pipe may have replaced the file, and opening a pipe would wait for its writer.
             descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)

@@ -170,10 +170,10 @@ class S3Store:
         return listed_objects.listing()
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """The file or the listing of a path, by one LIST with the path as prefix, which returns the object itself first. If LIST is denied,
-        by one HEAD.
+        """The file or the listing of a path, by one LIST with the path as prefix, which returns the object itself first.
 
-        Many tools put an empty object with a directory's name beside the directory's objects. Such an object is not a file.
+        If LIST is denied, one HEAD is sent instead. Many tools put an empty object with a directory's name beside the directory's objects.
+        Such an object is not a file.
         """
         bucket, key = self._bucket_key(path)
         if not key or key.endswith("/"):

@@ -56,7 +56,7 @@ PART_OF_FILE = IMMUTABLE + "part"
 
 @dataclasses.dataclass(frozen=True)
 class EqualityColumns:
-    """The columns of a delete file by whose values it deletes rows. `schema`: these columns."""
+    """The delete file `file`, and the columns (`schema`) by whose values it deletes rows."""
 
     file: FileVersion
     schema: pa.Schema

@@ -88,7 +88,7 @@ class Definition:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Identifies a micro-batch: the id of the stream's query, and the number of the micro-batch in this query. By it a micro-batch is
+    """Identifies a micro-batch: the id of the stream's query, and the number of the micro-batch in this query. So the micro-batch is
     committed only once."""
 
     query: str
@@ -415,7 +415,7 @@ class EventFiles:
             return parse_event(reread_text, position, redact("path", file.url))
 
     def is_listed(self, position: int, nonce: str) -> bool:
-        """Whether a LIST of the log shows the event with this nonce at a position. It is the second opinion on a store that says that the
-        file is missing."""
+        """Whether a LIST of the log shows the event with this nonce at a position. For a check of stores that say that the event's file is
+        missing."""
         files = [file for _, file in self.list_following(position - 1, at_most=1)]
         return any((event.position, event.nonce) == (position, nonce) for _, event in self.read(files))

@@ -67,8 +67,10 @@ _CHECKPOINTS_KEPT = 3
 
 
 class Checkpoints:
-    """The checkpoints of the table at `url`: files that each have the table's state at a position. The last few stay, and those at the ends
-    of pages."""
+    """The checkpoints of the table at `url`. A checkpoint is a file with the table's state at a position.
+
+    The last few checkpoints stay, and those at the ends of pages.
+    """
 
     def __init__(self, ufs: Ufs, url: str) -> None:
         self._ufs = ufs
@@ -262,14 +264,14 @@ def parse_state(data: bytes, origin: str) -> TableState:
     return state_from_json(parse(data, origin), origin)
 
 
-_STATES_KEPT = 4  # states at the ends of pages that a process caches that a process caches
+_STATES_KEPT = 4  # states at the ends of pages that a process caches
 
 
 class LogPages:
     """The pages of a table's log, each with the same number of events. `redacted_path` names the table in errors.
 
-    A state "covers" the positions whose versions and changes it can tell: the latest state those of the last two pages, the state at the end
-    of an earlier page those of that page. In all methods, `state` is the log's latest state.
+    A state "covers" a position if it can tell the version and the change at this position. The latest state covers the last two pages. The
+    state at the end of an earlier page covers that page. In all methods, `state` is the log's latest state.
     """
 
     def __init__(self, events: EventFiles, checkpoints: Checkpoints, redacted_path: str) -> None:
@@ -385,8 +387,10 @@ class LogPages:
         self._states, self._ends = {}, {}
 
     def find_state_by_write_ids(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
-        """The state that can tell the version of an earlier list of write ids: the state at the end of the first page by whose end all writes
-        of the list were committed."""
+        """The state that can tell the version that an earlier list of write ids describes.
+
+        It is the state at the end of a page: the first page at whose end all writes of the list were committed.
+        """
         place = state.table_id, str(write_ids)
         if place not in self._ends:
             end_state = self._search_pages(state, write_ids)
@@ -533,7 +537,7 @@ class NotificationLog:
         return age_s if age_s > -_CLOCK_STEP_S else math.inf
 
     def _read_following(self, state: TableState) -> list[tuple[FileVersion, Event]]:
-        """(file, event) of the events that follow a state."""
+        """(file, event) of each event after a state."""
         files: list[FileVersion] = []
         with contextlib.suppress(UfsNotFoundError):
             for ahead in range(1, 2 if self._ufs.lists_after else _PROBED):
@@ -586,9 +590,10 @@ class NotificationLog:
         return None
 
     def find_position(self, state: TableState, until_s: float) -> int | None:
-        """The position before the first event that was put after `until_s`, on the store's clock; the last position if no event was.
+        """The position before the first event that was put after `until_s`, on the store's clock; the last position if there is no such
+        event.
 
-        None if already the first event that the log still has was put later.
+        None if the first event that the log still has was put after `until_s`.
         """
         begin = self.pages.begin(state)
         late_positions = (position for position, at_s in self.put_times(begin).items() if at_s > until_s)
@@ -755,8 +760,10 @@ class NotificationLog:
         )
 
     def _trim(self, state: TableState, last_file: FileVersion) -> None:
-        """Remove the pages of the log that no readable version needs and that are older than the table's properties say, counted back from
-        the last event."""
+        """Remove pages of the log that no readable version needs, and that are as old as the table's properties require.
+
+        Their age is counted back from the last event.
+        """
         # The commit has succeeded: an error here must not make its writer repeat it.
         with contextlib.suppress(PysparkLookupError):
             put_at_s = last_file.modified_at_s or self._events.get_meta(state.position).modified_at_s

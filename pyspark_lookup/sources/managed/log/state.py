@@ -97,7 +97,7 @@ class TableWrite:
         return dataclasses.replace(self, replaces=(*self.replaces, *replaces), least=least, rank=rank)
 
 
-_NEWER_AT_MOST = 64  # writes added or replaced since `TableWrites._older` was made  # writes added or replaced since `TableWrites._older` was made
+_NEWER_AT_MOST = 64  # a copy merges `_newer` into `_older` if it has more writes than this
 
 
 class TableWrites:
@@ -167,8 +167,8 @@ LOG_RETENTION, VACUUM_AFTER = "lookup.log.retention", "lookup.write.vacuum-after
 class TableProperties:
     """How long a table keeps its log and its files, in seconds.
 
-    `log_retention_s`: how long the log keeps events after the files of their versions may be vacuumed. `vacuum_after_s`: commits remove files
-    that no version has needed for this long (None: commits never vacuum).
+    `log_retention_s`: how long the log keeps the events of a version after vacuum may have removed the version's files. `vacuum_after_s`:
+    commits remove files that no version has needed for this long (None: commits never vacuum).
     """
 
     log_retention_s: float = KEPT_S
@@ -204,13 +204,13 @@ def parse_properties(properties: Mapping[str, str]) -> TableProperties:
     return TableProperties(durations_s.get(LOG_RETENTION, KEPT_S), vacuum_after_s)
 
 
-_REWRITES_AT_MOST = 8  # compactions that a version's metadata lists  # compactions that a version's metadata lists
+_REWRITES_AT_MOST = 8  # compactions that a version's metadata lists
 
 
 class VisibleWrites:
     """The writes whose rows a reader with the list `write_ids` sees. `position`: the position of the log's last event.
 
-    Visible are the rows of the highest valid overwrite and of the writes above it. A compaction takes the place of the writes that it
+    The rows of the highest valid overwrite and of the writes above it are visible. A compaction takes the place of the writes that it
     replaces. A write by key deletes rows that were committed before it.
 
     `valid`: the valid writes, without unusable compactions (see `_find_usable`). `visible`: the writes that have visible rows. `deleting`:
@@ -274,8 +274,8 @@ class VisibleWrites:
     def _find_deleting(self, replaced_ids: set[int]) -> list[TableWrite]:
         """The writes that may delete visible rows: they have delete files and were committed after the first visible write.
 
-        A write with a lower id than the overwrite that begins the version may be among them: it deletes visible rows of higher write ids if
-        it was committed after them.
+        A write with a lower id than the highest valid overwrite may be among them: it deletes visible rows of higher write ids if it was
+        committed after them.
         """
         first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
         deleting_writes = (
@@ -615,7 +615,7 @@ class TableState:
             if write.ended_at is None:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
             if write.ended_at <= self._page_begin(self.position):
-                continue  # lists of later pages do not name it
+                continue  # lists that were made in later pages do not name this aborted write
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
         self._check_marks(write_ids, own_write_id)
         if own_write_id is not None:
