@@ -1,0 +1,235 @@
+"""Lookups by range, network, prefix and time while a table changes, in every cache mode, beside DuckDB's joins and Python's `ipaddress`."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import random
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import OptionError, OverlapError
+from tests.support.fuzzing import by_day, seeds
+from tests.support.lake_tables import MODES
+
+_STEPS = 3
+_ROWS, _FACTS = 8, 14
+_BELOW = {"[": "<=", "(": "<"}, {"]": "<=", ")": "<"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What is looked up: the argument, the option that names the columns, the type of the bounds, that of the values, and SQL (DuckDB) for a
+    value of a number from 0 to 12. `width`: whether DuckDB subtracts such values."""
+
+    argument: str
+    columns: str
+    bound: str
+    value: str
+    sql: str = "{}"
+    width: bool = False
+
+
+_NETWORKS = "CASE WHEN {0} % 3 = 0 THEN '2001:db8:' || to_hex({0}) || '::' ELSE '10.' || {0} // 4 || '.' || ({0} % 4) * 64 || '.0' END"
+_TEXT = "substr('abcabdacbbca', 1 + {0} % 7, {0} % 5)"
+SHAPES = [
+    Shape("between", "low..high", "INTEGER", "BIGINT", "{} - 6", True),
+    Shape("between", "low..high", "DECIMAL(9,2)", "DECIMAL(12,4)", "{} / 4 - 1", True),
+    Shape("between", "low..high", "DECIMAL(38,6)", "DECIMAL(38,6)", "({}::DECIMAL(38,6) - 6) * 1000000000000000000000000", True),
+    Shape("between", "low..high", "DOUBLE", "DOUBLE", "CASE {0} WHEN 12 THEN 'nan'::DOUBLE WHEN 6 THEN -0.0::DOUBLE ELSE {0} - 6 END"),
+    Shape("between", "low..high", "DATE", "DATE", "DATE '1969-12-28' + {}::INTEGER", True),
+    Shape("between", "low..high", "TIMESTAMP", "TIMESTAMP", "make_timestamp(({} - 6) * 1000000000000)"),
+    Shape("between", "low..high", "VARCHAR", "VARCHAR", _TEXT),
+    Shape("between", "low..high", "BLOB", "BLOB", f"encode({_TEXT})"),
+    Shape("as_of", "low..high", "TIMESTAMP", "TIMESTAMP", "make_timestamp(({} - 6) * 1000000000000)"),
+    Shape("as_of", "low", "BIGINT", "BIGINT"),
+    Shape("starts_with", "low", "VARCHAR", "VARCHAR", _TEXT),
+    Shape("starts_with", "low", "BLOB", "BLOB", f"encode({_TEXT})"),
+    Shape("cidr", "low", "VARCHAR", "VARCHAR", _NETWORKS),
+    Shape("cidr", "low..high", "VARCHAR", "VARCHAR", _NETWORKS),
+]  # fmt: skip
+_OPTIONS = {"between": "lookup.range", "starts_with": "lookup.starts-with", "cidr": "lookup.cidr"}
+
+
+class History:
+    """A managed table of rows `number`, `key`, `low`, `high`, and what lookups of it must return."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self._draw, self._home = random.Random(seed), directory
+        self.shape = SHAPES[seed % len(SHAPES)]
+        self.keyed = self.shape.argument == "as_of" or self._draw.random() < 0.5
+        self._database = duckdb.connect(config={"threads": 1})
+        self._rows: dict[int, tuple[int, int | None, int | None]] = {}
+        self._next = 0
+        self.bounds = self._draw.choice(["[]", "[)", "(]", "()"]) if self.shape.argument == "between" else None
+        self._table = LookupTable(directory / "table", {"lookup.keys": "number", "lookup.cache.dir": str(directory / "cache")})  # fmt: skip
+
+    def step(self) -> None:
+        """Add rows, change some, delete some."""
+        draw = self._draw
+        numbers = [self._next + n for n in range(_ROWS)] + draw.sample(sorted(self._rows), len(self._rows) // 4)
+        self._next += _ROWS
+        for number in numbers:
+            low = draw.randrange(12)
+            high = min(low + draw.choice([-1, 0, 1, 2, 5]), 12)
+            optional = (None if draw.random() < 0.1 else n for n in (low, max(high, 0)))
+            self._rows[number] = (draw.randrange(3), *optional)
+            if self.shape.columns == "low" and self.shape.argument == "as_of":
+                # DuckDB's ASOF JOIN takes any of two rows that begin at once; ours takes the later one.
+                self._rows[number] = number % 3, number * 5 % 13, None
+        self._table.upsert(
+            self._typed("VALUES " + ", ".join(str((n, *self._rows[n])).replace("None", "NULL") for n in numbers))
+        )
+        gone = draw.sample(sorted(self._rows), len(self._rows) // 6)
+        if gone:
+            self._table.delete(gone)
+        for number in gone:
+            del self._rows[number]
+        if draw.random() < 0.3:
+            self._table.compact()
+        content = ", ".join(str((n, *row)).replace("None", "NULL") for n, row in self._rows.items())
+        self._database.execute("DROP TABLE IF EXISTS t")
+        rows = self._typed(f"VALUES {content}")
+        self._database.execute("CREATE TABLE t AS SELECT * FROM rows")
+        assert rows.num_rows == len(self._rows)
+        self._bounds = {row[0]: (row[2], row[3]) for row in self._database.execute("SELECT * FROM t").fetchall()}
+
+    def _typed(self, values: str) -> pa.Table:
+        shape = self.shape
+        bounds = [f"CAST({shape.sql.format(side)} AS {shape.bound})" for side in ("low", "high")]
+        if shape.argument == "cidr":
+            low, length = shape.sql.format("low"), "CASE WHEN low % 3 = 0 THEN 40 + high ELSE 14 + high END"
+            bounds = [f"{low} || '/' || {length}", "low"] if shape.columns == "low" else [low, f"({length})::INTEGER"]
+        columns = ", ".join(
+            f"CASE WHEN {side} IS NOT NULL THEN {bound} END AS {side}" for side, bound in zip(("low", "high"), bounds, strict=True)
+        )  # fmt: skip
+        return self._arrow(
+            f"SELECT number::INTEGER AS number, key, {columns} FROM ({values}) v(number, key, low, high)"
+        )
+
+    def _arrow(self, sql: str) -> pa.Table:
+        return self._database.sql(sql).to_arrow_table()
+
+    def facts(self) -> pa.Table:
+        """Keys (some that no row has, some null), and values (some null)."""
+        shape, draw = self.shape, self._draw
+        rows = [
+            (n, draw.choice(["0", "1", "2", "9", "NULL"]), draw.choice([*map(str, range(13)), "NULL"]))
+            for n in range(_FACTS)
+        ]
+        values = ", ".join(f"({n}, {key}, {value})" for n, key, value in rows)
+        value = f"CAST({shape.sql.format('v')} AS {shape.value})"
+        if shape.argument == "cidr":
+            value = f"CASE WHEN v % 5 = 4 THEN 'none' ELSE replace({value}, '.0', '.1') END"
+        facts = self._arrow(f"SELECT n, k, CASE WHEN v IS NOT NULL THEN {value} END AS v FROM (VALUES {values}) f(n, k, v) ORDER BY n")  # fmt: skip
+        self._database.execute("DROP TABLE IF EXISTS f")
+        self._database.execute("CREATE TABLE f AS SELECT * FROM facts")
+        return facts
+
+    def expected(self) -> list[tuple[int, int]]:
+        """All pairs of a fact and the number of a row that matches it, in order."""
+        shape = self.shape
+        if shape.argument == "cidr":
+            return self._by_python()
+        on = "f.k = t.key" if self.keyed else "TRUE"
+        if shape.argument == "starts_with":
+            begins = "starts_with(f.v, t.low)" if shape.bound == "VARCHAR" else "hex(f.v) LIKE hex(t.low) || '%'"
+            on += f" AND {begins}"
+        elif shape.columns == "low":
+            return self._pairs("SELECT n, number FROM f ASOF JOIN t ON f.k = t.key AND f.v >= t.low")
+        else:
+            low, high = self.bounds or "[)"
+            on += f" AND f.v IS NOT NULL AND (low IS NULL OR low {_BELOW[0][low]} v) AND (high IS NULL OR v {_BELOW[1][high]} high)"
+        return self._pairs(f"SELECT n, number FROM f JOIN t ON {on}")
+
+    def _pairs(self, sql: str) -> list[tuple[int, int]]:
+        return sorted(self._database.execute(sql).fetchall())
+
+    def _by_python(self) -> list[tuple[int, int]]:
+        rows = self._database.execute("SELECT number, key, low, high FROM t").fetchall()
+        pairs = []
+        for n, key, text in self._database.execute("SELECT * FROM f").fetchall():
+            for number, row_key, low, high in rows:
+                if low is None or (self.shape.columns != "low" and high is None) or text in (None, "none"):
+                    continue
+                network = self._network(low, high)
+                if network is not None and ipaddress.ip_address(text) in network and (not self.keyed or key == row_key):
+                    pairs.append((n, number))
+        return sorted(pairs)
+
+    def _network(self, low: str, high: Any) -> Any:
+        try:
+            return ipaddress.ip_network(low if self.shape.columns == "low" else f"{low}/{high}")
+        except ValueError:  # of which lookup.on-bad-network = SKIP makes nothing
+            return None
+
+    def rank(self, overlap: str, number: int) -> Any:
+        """What of several rows of a fact the best ones have least; None if that is not known here."""
+        shape, (low, high) = self.shape, self._bounds[number]
+        if shape.argument == "starts_with":
+            return -len(low) if overlap == "NARROWEST" else None
+        if shape.argument == "cidr":
+            network = self._network(low, high)
+            return -network.prefixlen if overlap == "NARROWEST" else -int(network.network_address)
+        if overlap == "NARROWEST":
+            return (low is None or high is None, high - low if low is not None and high is not None else 0) if shape.width else None  # fmt: skip
+        raw = self._rows[number][1]
+        return (raw is None, -(raw or 0)) if shape.bound not in ("VARCHAR", "BLOB") else None
+
+    def check(self, mode: str, overlap: str) -> None:
+        """Compare the answer of a cache mode with what it must be."""
+        shape, facts, expected = self.shape, self.facts(), self.expected()
+        first, _, second = shape.columns.partition("..")
+        named = {"lookup.valid-from": first} | ({"lookup.valid-to": second} if second else {})
+        options: dict[str, str] = {
+            **(named if shape.argument == "as_of" else {_OPTIONS[shape.argument]: shape.columns}),
+            **({} if self.bounds is None else {"lookup.range.bounds": self.bounds}),
+            **({} if shape.argument == "as_of" and not second else {"lookup.overlap": overlap}),
+            **({"lookup.on-bad-network": "SKIP"} if shape.argument == "cidr" else {}),
+            **MODES[mode],
+            "lookup.keys": "key" if self.keyed else "number",
+            "lookup.cache.dir": str(self._home / "cache"),
+        }
+        table = LookupTable(self._home / "table", options)
+        keys: tuple[Any, ...] = (facts.column("k"),) if self.keyed else ()
+
+        def pairs() -> list[tuple[int, int]]:
+            rows = table.get_many(*keys, **{shape.argument: facts.column("v")})
+            assert rows.column("key_index").to_pylist() == sorted(rows.column("key_index").to_pylist())
+            return sorted(zip(rows.column("key_index").to_pylist(), rows.column("number").to_pylist(), strict=True))
+
+        if mode == "partial" and not self.keyed:
+            with pytest.raises(OptionError, match="caches rows by key, and"):
+                pairs()
+            return
+        counts: dict[int, list[int]] = {}
+        for fact, number in expected:
+            counts.setdefault(fact, []).append(number)
+        is_single = all(len(numbers) == 1 for numbers in counts.values())
+        if overlap == "ERROR" and not is_single:
+            with pytest.raises(OverlapError, match="here "):
+                pairs()
+            return
+        found = pairs()
+        if overlap in ("ALL", "ERROR") or is_single:
+            assert found == expected
+            return
+        assert [fact for fact, _ in found] == sorted(counts)
+        for fact, number in found:
+            ranks = {other: self.rank(overlap, other) for other in counts[fact]}
+            assert number in ranks
+            assert ranks[number] is None or ranks[number] == min(ranks.values())
+
+
+@pytest.mark.parametrize("seed", by_day([first * len(SHAPES) + n for first in seeds(1) for n in range(len(SHAPES))], 2))
+def test_lookups_while_a_table_changes(seed: int, tmp_path: Path) -> None:
+    history = History(seed, tmp_path)
+    for number in range(_STEPS):
+        history.step()
+        for place, mode in enumerate(MODES):
+            history.check(mode, ("ALL", "NARROWEST", "NEWEST", "ERROR")[(seed + number + place) % 4])
