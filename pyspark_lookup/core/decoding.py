@@ -36,7 +36,7 @@ def as_texts(value: Any) -> tuple[str, ...]:
 
 
 def as_name(value: Any) -> str:
-    """A file name that stays within its directory: without separators, and not `.` or `..`."""
+    """The value, checked to be a file name that stays within its directory: without separators, and not `.` or `..`."""
     name = as_text(value)
     if name in ("", ".", "..") or "/" in name or not is_encodable(name):
         raise ValueError(f"{show(name)} is not a file name")
@@ -64,14 +64,14 @@ def is_utf8(text: str) -> bool:
 
 
 def as_count(value: Any) -> int:
-    """A whole number from 0 to 2**63 - 1."""
+    """The value, checked to be a whole number from 0 to 2**63 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_AT_MOST:
         raise TypeError(f"{show(value)} is not a whole number from 0 to 2**63 - 1")
     return value
 
 
 def as_positive(value: Any) -> int:
-    """A whole number from 1 to 2**63 - 1."""
+    """The value, checked to be a whole number from 1 to 2**63 - 1."""
     if not (count := as_count(value)):
         raise TypeError("0 is not a whole number from 1 to 2**63 - 1")
     return count
@@ -82,7 +82,7 @@ def as_counts(value: Any) -> tuple[int, ...]:
 
 
 def as_number(value: Any) -> float:
-    """A finite number, as a float."""
+    """The value as a float, checked to be a finite number."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"{show(value)} is not a number")
     if not math.isfinite(number := float(value)):

@@ -1,8 +1,7 @@
 """`ValidWriteIdList`: the writes of a table that a reader may see (HIVE-21637).
 
-A table's writes are numbered from 1. A list has the highest number that its reader knows (the high watermark), and the numbers up to it of
-the writes that are not committed: they are open or aborted. All other writes up to the watermark are valid. No write above the watermark is
-valid.
+A table's writes are numbered from 1. A list has the highest number that its reader knows (the high watermark), and the numbers of the writes
+up to it that are open or aborted. All other writes up to the watermark are valid. No write above the watermark is valid.
 
 Lists are values. They are compared as the sets of their valid writes, never by an order of their own (Hive's order was wrong for one history
 in seven, HIVE-24975).

@@ -136,7 +136,7 @@ def _less(packed: bytes, counted: Sequence[tuple[int, int]]) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class ApplicationCounts:
-    """The counts of one table by those of a host's processes that belong to one Spark application, or to none."""
+    """The counts of one table by the processes of a host that belong to one Spark application, or to none."""
 
     values: Mapping[str, int]
     processes: int

@@ -289,6 +289,6 @@ class Ufs:
 
 
 def _check_own(path: str) -> None:
-    """Raise ValueError unless lookupcache gives such a name to files of managed tables."""
+    """Raise ValueError unless the file's name is one that lookupcache gives to files of managed tables."""
     if not is_own(path) and not is_own(whole_name(path)):
         raise ValueError(f"{redact('path', path)} is not removed: lookupcache gives no file such a name")

@@ -1,7 +1,8 @@
 """`BaseFiles`: the data files of a Delta table at one version, as columns that all processes of a host map from its cache directory.
 
 A table of 300,000 files may have a gigabyte of statistics in its checkpoint. These texts are copied unparsed, compressed, and do not become
-Python objects. When a query first compares a column, Arrow parses the bounds of that column from the texts, and they are stored, too.
+Python objects. When a query first compares a column, Arrow parses the bounds of that column from the texts, and the parsed bounds are stored,
+too.
 """
 
 from __future__ import annotations
@@ -386,8 +387,8 @@ class BaseFiles:
     def next_base(self, gone: Numbers, added: Sequence[Add]) -> BaseFiles:
         """New columns, without the files in the rows `gone`, and with the files `added`.
 
-        Statistics that are on disk already are not written again, except if they are in `_PARTS_AT_MOST` or more parts: then those of the
-        smaller parts are.
+        Statistics that are on disk already are not written again, except if they are in `_PARTS_AT_MOST` or more parts: then the statistics
+        of the smaller parts are written again.
         """
         rows = np.delete(np.arange(self.rows), gone)
         text_rows = self._text_rows[rows]

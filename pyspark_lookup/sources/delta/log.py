@@ -262,7 +262,7 @@ class DeltaLog:
         for number, version in enumerate(sorted(commits), after + 1):
             if version != number:
                 raise DamagedFileError(
-                    f"{self._redacted_path}: the Delta log has a gap: {number:020}.json is missing before version {version}"
+                    f"{self._redacted_path}: the Delta log has a gap: {number:020}.json is missing before version {version}: restore this file"
                 )
         return [commits[version] for version in sorted(commits)]
 
@@ -330,7 +330,7 @@ class DeltaLog:
             raise UfsNotFoundError(f"{self._redacted_path}: {LOG_DIRECTORY} holds no commit, {instead}")
         if version is not None and not min(commits) <= version <= max(commits):
             raise VersionGoneError(
-                f"{self._redacted_path} has no version {version}: the log has {min(commits)} to {max(commits)}"
+                f"{self._redacted_path} has no version {version}: the log has the versions {min(commits)} to {max(commits)}"
             )
         newest = (
             max({*commits, *(checkpoint.version for checkpoint in find_checkpoints(listing))})
@@ -363,7 +363,8 @@ class DeltaLog:
                 f"{self._redacted_path} has no version {version} any more: the commits before it were removed from the log{since}"
             )
         raise first_damage or DamagedFileError(
-            f"{self._redacted_path}: the Delta log begins with version {min(commits)} and has no complete checkpoint to start from"
+            f"{self._redacted_path}: the Delta log begins with version {min(commits)} and has no complete checkpoint to start from: restore a "
+            "checkpoint, or the commits before this version"
         )
 
     def _replay_checkpoint(self, checkpoint: Checkpoint, disk: Disk | None) -> DeltaState:
@@ -411,7 +412,7 @@ class DeltaLog:
         state = self._advance(state, files, self._read(files))
         if newest not in commits:
             raise DamagedFileError(
-                f"{self._redacted_path}: the Delta log lacks {newest:020}.json, the commit of its newest checkpoint"
+                f"{self._redacted_path}: the Delta log lacks {newest:020}.json, the commit of its newest checkpoint: restore this file"
             )
         return state, commits[newest]
 

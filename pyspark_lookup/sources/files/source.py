@@ -92,7 +92,9 @@ def data_files(
     files = _select_data(listing, pattern)
     if not files:
         reason = (
-            "no file matches the glob" if kind == Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
+            "no file matches the glob"
+            if kind == Kind.GLOB
+            else "the directory holds no data file (names that begin with _ or . are skipped)"
         )
         raise TableEmptyError(f"there is no table at {redact('path', table_url)}: {reason}")
     return files
@@ -223,7 +225,7 @@ class WritingJobs:
         return seen_s is not None and self._clock.steady_s() - seen_s <= table.busy.timeout_s
 
     def missing_since_s(self, table: Table) -> float:
-        """When a query of this host first found the table missing, on the steady clock. For the first such query this is now.
+        """When a query of this host first found the table missing, on the steady clock; now, if this query is the first.
 
         So all queries share one wait for a job: a retried task, or the next query, waits only for the time that is left.
         """
@@ -478,7 +480,7 @@ class FilesSource(VersionSource):
                 raise
             # A job that overwrites the table has removed all its files and not put new ones yet, so the kind of table cannot be seen.
             busy = TableBusyError(
-                f"{status.url} holds no data file, only {ignored_directories[0]} of a job that is overwriting the table or has died: wait for the job, "
+                f"{redact('path', status.url)} holds no data file, only {ignored_directories[0]} of a job that is overwriting the table or has died: wait for the job, "
                 "or write the table again"
             )
             busy.listing = status

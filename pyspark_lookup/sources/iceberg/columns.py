@@ -63,7 +63,7 @@ class IcebergColumns(FileColumns):
         return self.files.partitions(frozenset(name for name, _ in self.files.partition(entry)) for entry in entries)
 
     def _partition_entry(self, code: int) -> Entry:
-        """An entry that stands for a partition, without a file."""
+        """An entry that has the partition with the number `code`, but no file."""
         return Entry("", DATA, "", *self.base.partition(code), 0, 0, 1, {}, {}, {}, {}, (), None, None, None)
 
     def file(self, row: int) -> FileVersion:

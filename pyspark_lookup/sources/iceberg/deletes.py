@@ -156,9 +156,9 @@ class PuffinVector:
 
 @dataclasses.dataclass(frozen=True)
 class EqualityDeletes:
-    """An equality delete file: it deletes the rows of data files that have the same values in `columns` as one of its own rows.
+    """An equality delete file. It deletes each row of a data file that has the same values in `columns` as a row of the delete file.
 
-    `sequence`: the file's data sequence number. `schema`: the columns, under unique names, as text. `current_columns`: those of the columns
+    `sequence`: the file's data sequence number. `schema`: the columns, under unique names, as text. `current_columns`: the columns among them
     that the table still has. `bounds`: the bounds of these columns, by name, as far as the file's entry states them; they show which keys the
     deletes may concern.
     """

@@ -1,7 +1,8 @@
 """`EntryColumns`: the files that a large table's manifests list, as columns that all processes of a host map from its cache directory.
 
 A table of 300,000 files has millions of column bounds in its manifests. These bounds are stored as the manifests have them, compressed, one
-column of the table at a time. When a query first compares a column, the bounds of that column are parsed for all files, and stored, too.
+column of the table at a time. When a query first compares a column, the bounds of that column are parsed for all files, and the parsed bounds
+are stored, too.
 """
 
 from __future__ import annotations
@@ -285,8 +286,8 @@ class EntryBuilder:
     def take_over(self, columns: EntryColumns, manifests: Sequence[str]) -> None:
         """Take over the files of these manifests from other columns. Must be called before `add`.
 
-        The statistics of these files stay where they are. But if they are in `_PARTS_AT_MOST` or more parts, those of the smaller parts are
-        written again.
+        The statistics of these files stay where they are, except if they are in `_PARTS_AT_MOST` or more parts: then the statistics of the
+        smaller parts are written again.
         """
         numbers = np.full(len(columns.manifests), -1)
         for number, location in enumerate(columns.manifests):

@@ -402,8 +402,8 @@ class IcebergFiles:
         )
 
     def _find_equality_columns(self, entry: Entry) -> tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]:
-        """(the schema of the columns by which a delete file deletes, how files store these columns, the columns among them that the table
-        still has)."""
+        """(the schema of the columns that a delete file compares, how files store these columns, the columns among them that the table still
+        has)."""
         fields, columns = [], []
         columns_by_id = {column.field_id: column for column in self.columns}
         for field_id in sorted(entry.equality_ids):

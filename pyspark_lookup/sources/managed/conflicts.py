@@ -413,7 +413,7 @@ class KeyedRows:
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
         """The live rows of these files that have one of the keys, as their key columns, `PATH` and `ROW`.
 
-        Reads only the key columns, and only those of row groups that may have such keys.
+        Reads only the key columns, and skips row groups that cannot have one of the keys.
         """
         names = list(definition.keys)
         arrays = [one_array(keys.column(name)) for name in names]
@@ -511,7 +511,9 @@ class KeyedRows:
         deleted_rows = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
         if deleted_rows.column(PATH).null_count or deleted_rows.column(ROW).null_count:
             urls = ", ".join(redact("path", version.url) for version in versions[:3])
-            raise DamagedFileError(f"the delete files {urls} have a row without a path or a position")
+            raise DamagedFileError(
+                f"one of the delete files {urls} is damaged: it has a row without a path or a position"
+            )
         return deleted_rows
 
     def count_rows(

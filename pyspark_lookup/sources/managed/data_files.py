@@ -37,7 +37,7 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     spark_columns = spark_schema(schema, origin)
     columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in spark_columns])
     if not columns.names:
-        raise SchemaError(f"{origin}: the rows have no columns, but a table needs one at least")
+        raise SchemaError(f"{origin}: the rows have no columns, but a table needs at least one: add a column")
     if len({key.lower() for key in keys}) < len(keys):
         raise SchemaError(f"option lookup.keys = {','.join(keys)!r} names a column twice: name each column once")
     spelled_names = {name.lower(): name for name in columns.names}
@@ -73,8 +73,8 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
         elif not widens(field.type, table_field.type):
             raise SchemaError(
                 f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and {type_ddl(field.type)} in the rows: cast "
-                "the rows. If ALTER TABLE … ALTER COLUMN … TYPE has changed it in the catalog, DROP TABLE there (its files stay) and CREATE "
-                "TABLE it anew"
+                "the rows. If ALTER TABLE … ALTER COLUMN … TYPE has changed the type in the catalog only, DROP TABLE there (the table's files stay) "
+                "and CREATE TABLE again"
             )
     if not new_fields:
         return definition
@@ -93,7 +93,7 @@ def find_kept_columns(
     lacking = tuple(name for name in definition.schema.names if name.lower() not in row_names)
     keys = [name for name in lacking if name in definition.keys]
     if keys:
-        raise SchemaError(f"{origin}: the rows of an upsert have no key column {keys[0]!r}")
+        raise SchemaError(f"{origin}: the rows of an upsert have no key column {keys[0]!r}: add the column")
     if lacking and options.kind(WriteOptions).missing_columns is None:
         raise SchemaError(
             f"{origin}: the rows of an upsert have no column {lacking[0]!r}: add it, or set lookup.write.missing-columns "

@@ -108,7 +108,7 @@ class Heartbeats:
         self._ufs.put_if_absent(self._path(write_id, f"{self._context.rng.getrandbits(64):016x}"), b"alive")
 
     def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
-        """The ids of those open writes that have shown this host no heartbeat for `timeout_s`.
+        """The ids of the open writes that have shown this host no heartbeat for `timeout_s`.
 
         Asks the store (one LIST) at most once per `interval_s`. A call in between returns no ids.
         """
@@ -220,7 +220,7 @@ class Aborts:
             self.tidy(job, state)
 
     def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
-        """Remove those of a job's files that the log does not name."""
+        """Remove the files of a job that the log does not name."""
         if state.table_id != job.table_id:
             return  # the table that is now at this path may use a directory of the same name
         named_paths = named_files(state, job)

@@ -42,7 +42,7 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     cache = brings or options.cache.mode
     if cache is CacheMode.FULL and not provided_table.scans:
         raise OptionError(
-            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function: make its factory return a FullCachingLookupProvider, or set another lookup.cache"
+            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function: make its factory return a FullCachingLookupProvider, or set lookup.cache = 'PARTIAL' or 'NONE'"
         )
     idle = [key for key in options.explicit if key == "lookup.async.capacity" and not provided_table.asynchronous]
     idle += [key for key in options.explicit if key.startswith("lookup.retry.") and provided_table.scans]

@@ -182,8 +182,8 @@ class MadeProvider:
             self._narrow(options, options.files.keys)
 
     def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
-        """Make the provider again for the keys and columns that will be read, spelled as in the schema, unless it was already made for
-        these."""
+        """Make the provider again for the keys and columns that will be read, spelled as in the schema. Does nothing if it was already made
+        for them."""
         context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
         if options.read.columns is not None:
             column_names = set(resolve_names(options.read.columns, self.schema, "lookup.columns"))

@@ -86,7 +86,7 @@ class Claims(Directory):
         return Claim(self, path, fd)
 
     def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
-        """(name, payload) of those claims of a group that live processes hold. Claims of dead processes are removed."""
+        """(name, payload) of the claims of a group that live processes hold. Claims of dead processes are removed."""
         directory = self._root / "claims" / space
         active_claims = []
         try:
@@ -312,7 +312,7 @@ class Disk(Segments, Claims, Counters):
         return PAGE * self._retry(lambda: sum(map(self._make_directory, above)))
 
     def _remove_empty(self, *paths: Path) -> int:
-        """Remove those of these directories that are empty. Returns the bytes that this frees."""
+        """Remove the empty directories among `paths`. Returns the bytes that this frees."""
         return PAGE * sum(map(self._remove_directory, paths))
 
     def forget_blocks(self, path_key: str, version_key: str) -> None:

@@ -451,7 +451,7 @@ class Directory:
         return descend(fd, names, root, 0o700 if makes else None, durable=False)
 
     def _clear_way(self, path: Path) -> None:
-        """Remove a file of this user that is in the place of a directory above a path. Links stay."""
+        """Remove a file of this user if it is where a directory above `path` should be. Links stay."""
         for above in reversed(path.relative_to(self._root).parents[:-1]):
             with contextlib.suppress(OSError):
                 if is_own_file((self._root / above).lstat()):
@@ -563,7 +563,9 @@ class Directory:
         with self._use(path, os.O_RDWR | os.O_CREAT) as fd:
             if not lock_soon(fd, fcntl.LOCK_EX):
                 raise TimeoutError(
-                    errno.ETIMEDOUT, "another process has held the lock for too long: end it if it hangs", str(path)
+                    errno.ETIMEDOUT,
+                    "another process has held the lock for too long: end that process if it hangs",
+                    str(path),
                 )
             try:
                 yield

@@ -170,11 +170,11 @@ class FsspecStore:
         return max(times, default=None), self._now_s()
 
     def _refuse(self, path: str, *_: object) -> NoReturn:
-        """Raise NotSupportedError. In most of these filesystems an exclusive create is a check followed by a write, between which others may
-        write."""
+        """Raise NotSupportedError, because in most of these filesystems an exclusive create is a check and then a write: another writer may
+        come in between."""
         raise NotSupportedError(
-            f"{redact('path', path)}: managed tables can be written to local disks and to S3 only; for {self._protocol} it is not "
-            "certain that a file is created only if it does not exist"
+            f"{redact('path', path)}: managed tables can be written only to local disks and to S3, because {self._protocol} does not "
+            "guarantee that a file is created only if it does not exist: give a path on a local disk or on S3"
         )
 
     # Only managed tables need these operations.

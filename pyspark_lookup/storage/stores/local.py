@@ -271,7 +271,7 @@ class LocalStore:
         return self._versions(paths, os.lstat)
 
     def _versions(self, paths: Iterable[str], ask: Callable[[str], os.stat_result]) -> tuple[FileVersion, ...]:
-        """The versions of those of the paths that are regular files. `ask`: `os.stat` or `os.lstat`."""
+        """The versions of the regular files among the paths. `ask`: `os.stat` or `os.lstat`."""
         versions = []
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
@@ -324,13 +324,13 @@ class LocalStore:
                 except OSError as error:
                     raise_ours(
                         UfsUnavailableError(
-                            f"{path} was written, but the disk does not confirm that the file will survive a crash: {error}"
+                            f"{path} was written, but the disk does not confirm that the file will survive a crash ({error}): check the disk"
                         ),
                         error,
                     )
                 return self._version(local, status)
         raise UfsUnavailableError(
-            f"{path} was not written: its directory cannot be created, or others remove it again and again"
+            f"{path} was not written: its directory cannot be created, or another program removes it again and again: check which"
         )
 
     @staticmethod

@@ -46,7 +46,7 @@ _CHECK_ENDPOINT = "check the endpoint (lookup.storage.endpoint_url)"
 def _sent_once() -> dict[str, Any]:
     """The part of a client's configuration that makes it send each request once, and only to the host that it is for.
 
-    Otherwise, aiohttp would repeat a request whose connection ends without an answer. If the store had executed the first one, it would
+    Otherwise, aiohttp would repeat a request whose connection ends without an answer. If the store had executed the first request, it would
     refuse the second, and a commit that is in the log would look like a failed one. aiohttp would also follow redirects, and send the session
     token, the object's key and the written bytes to another host. botocore handles redirects itself: it asks for the bucket's region, and
     signs again.

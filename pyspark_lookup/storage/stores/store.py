@@ -343,7 +343,7 @@ def is_own(path: str) -> bool:
 
 
 def is_data_file(name: str) -> bool:
-    """Whether lookupcache gives such a name, below a table's directory, to data files."""
+    """Whether `name`, a path below a table's directory, is one that lookupcache gives to data files."""
     return _DATA_FILE.fullmatch(name) is not None
 
 

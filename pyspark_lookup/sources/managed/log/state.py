@@ -312,8 +312,7 @@ _VISIBLE_KEPT = 4  # cached lists of write ids
 
 
 class EarlierStateError(LookupError):
-    """Raised for a position, or a list of write ids, whose version this state cannot tell because it is too old: see
-    `LogPages.find_state`."""
+    """Raised for a position, or a list of write ids, whose version is too old for this state: see `LogPages.find_state`."""
 
 
 class TableState:
@@ -551,7 +550,7 @@ class TableState:
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
         """The list of the writes that are valid after the event at `position` (None: now).
 
-        The list names those aborted writes that ended after the start of the position's page. Earlier aborted writes need no mention, because
+        The list names the aborted writes that ended after the start of the position's page. Earlier aborted writes need no mention, because
         they have no rows. Raises ValueError for a position beyond the log, EarlierStateError for a position before `since`.
         """
         at = self.position if position is None else position
@@ -598,7 +597,8 @@ class TableState:
             )
         if write_ids.high_watermark > self.high_watermark:
             raise ValueError(
-                f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
+                f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun: take a list from "
+                "LookupTable.valid_write_ids"
             )
         self._check_covered(write_ids)
         for write in self.writes.values():
@@ -613,10 +613,14 @@ class TableState:
                     f"write {own_write_id} of table {self.table_id} was aborted by others: begin another transaction"
                 )
             if write.ended_at is None:
-                raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
+                raise ValueError(
+                    f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed; take a list from LookupTable.valid_write_ids"
+                )
             if write.ended_at <= self._page_begin(self.position):
                 continue  # lists that were made in later pages do not name this aborted write
-            raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
+            raise VersionGoneError(
+                f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read; take a newer list (LookupTable.valid_write_ids)"
+            )
         self._check_marks(write_ids, own_write_id)
         if own_write_id is not None:
             return self._version(write_ids, self.position, self.position)
