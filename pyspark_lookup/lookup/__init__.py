@@ -1,1 +1,1 @@
-"""What one process does with a table that is named by a path and options: plans, reads, lookups, transactions, and `LookupTable`."""
+"""What a process does with a table that a path and options name: plans reads, reads rows, looks rows up by key, writes, and `LookupTable`."""

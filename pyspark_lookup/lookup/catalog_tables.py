@@ -1,6 +1,6 @@
-"""The options with which a catalog table was created, which the metadata of its columns holds, and the effects of ALTER TABLE.
+"""Reads the options with which a catalog table was created from the metadata of its columns, and detects what ALTER TABLE has changed.
 
-Nothing here needs Spark to be installed: a session and its types come as arguments.
+This module does not need Spark to be installed: its functions get a session and Spark's types as arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARK_METADATA = "lookupcache.mark"
 
 
 def added_columns(schema: StructType) -> list[str]:
-    """The columns that ALTER TABLE … ADD COLUMN has added to a catalog table. The table's files have them from the first INSERT on."""
+    """The columns that ALTER TABLE … ADD COLUMN has added to a catalog table. The table's files get them with the next INSERT."""
     return [field.name for field in schema if not read_mark(field)[0]] if table_options(schema) else []
 
 
@@ -62,7 +62,10 @@ def table_options(schema: StructType) -> dict[str, str]:
 
 
 def read_mark(field: StructField) -> tuple[str, str]:
-    """(the mark of the table for which the column was made, the name that the column had then). Two empty texts for a column without a mark."""
+    """(the mark of the table for which the column was created, the name that the column had then); two empty texts for a column without a mark.
+
+    A mark is a random text, different for each CREATE TABLE.
+    """
     mark, _, name = str((field.metadata or {}).get(MARK_METADATA, "")).partition(":")
     return mark, name
 
@@ -70,8 +73,8 @@ def read_mark(field: StructField) -> tuple[str, str]:
 def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
     """(the options of the catalog table `name`, its columns; None instead of columns if ALTER TABLE has added some).
 
-    Raises OptionError for a view of part of a table, for a table of another format or whose options are lost, and for a table whose location
-    ALTER TABLE has changed.
+    Raises OptionError for a view that does not show all of a table, for a table of another format, for a table whose options are lost, and for
+    a table whose location ALTER TABLE has changed.
     """
     kind = spark.catalog.getTable(name).tableType
     if (kind == "TEMPORARY" or kind.endswith("VIEW")) and not _is_whole_table(spark.table(name)):
@@ -121,14 +124,16 @@ def _location(spark: SparkSession, name: str) -> str | None:
             return None  # in a file of Declarative Pipelines Spark forbids this statement
         raise
     if not database and any(row["isTemporary"] for row in tables):
-        return None  # the name means the temporary view
+        return None  # the name is that of a temporary view
     lines = [line for row in tables for line in str(row["information"]).splitlines()]
     return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
 
 
 def _is_same_place(place: str, path: str, warehouse: str) -> bool:
-    """Whether Spark takes `place` for the location of a table with `path`. Spark resolves a relative path from its warehouse, not from the
-    working directory."""
+    """Whether Spark shows `place` as the location of a table that was created with `path`.
+
+    Spark takes a relative path as relative to its warehouse, and not to the working directory.
+    """
     if place == path or place.startswith(f"{warehouse}/"):
         return True
     return is_local(path) and place == os.path.normpath(os.path.join(warehouse, os.path.relpath(path)))
@@ -144,8 +149,8 @@ def absolute_path(path: str) -> str:
 
 
 def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
-    """The options, with a path that means the same in any working directory. If Spark has made a path of an Iceberg table's name, the name is
-    restored."""
+    """The options with a path that means the same in any working directory. If Spark has turned the name of an Iceberg table into a path, the
+    name is restored."""
     resolved = dict(options)
     if "path" in resolved:
         is_table_name = names_catalog(resolved)
@@ -154,5 +159,5 @@ def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def comparable_path(path: str) -> str:
-    """A path in one spelling, for comparisons: `file:/x`, `file:///x` and `/x` are the same."""
+    """A path in a spelling that can be compared: `file:/x`, `file:///x` and `/x` all become `/x`."""
     return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")

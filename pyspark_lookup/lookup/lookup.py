@@ -1,7 +1,7 @@
-"""Rows by key, for a whole batch of keys at once, from a snapshot or from the files; and the reads of a `LookupTable`.
+"""Looks up the rows of a batch of keys, in a snapshot, in the partial cache or in the files; and reads rows for a `LookupTable`.
 
-Answers have the planned columns (keys first), one row per match, and `key_index`: the position of the matching key in the request,
-ascending. Rows of one key come in file order. A key with a null matches nothing.
+The result of a lookup has a row for each match, with the planned columns (keys first), and `key_index`: the position of the matching key in the
+batch, ascending. Rows of one key come in file order. A key with a null matches nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def get_many(
     execution: Execution | None,
     version: TableVersion | None = None,
 ) -> pa.Table:
-    """The rows whose columns `names` have any of the values in `keys`, all from one version.
+    """The rows that have any of `keys` in the columns `names`, all from one version.
 
     `version`: the current version, if the caller has just resolved it. Raises SchemaError if the keys do not fit the columns' types, and the
     errors of `TableReader.read`.
@@ -106,9 +106,9 @@ def get_many_from_version(
     resolution: Resolution,
     snapshot: Snapshot | None,
 ) -> tuple[pa.Table, Resolution]:
-    """(the rows of a resolved version that have any of the `keys`, the version that they are of). Reads the snapshot, if one is given.
+    """(the rows of a resolved version that have any of `keys`, the version from which they were read). Reads `snapshot`, if one is given.
 
-    The version is a newer one than the resolved one if a file was gone and `lookup.on-version-gone` allows that.
+    If a file of the version was gone, and `lookup.on-version-gone` allows it, the rows are from a newer version.
     """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(
@@ -131,7 +131,7 @@ def get_many_from_version(
 def read_all_from_version(
     reader: TableReader, plan: ReadPlan, execution: Execution | None, resolution: Resolution, snapshot: Snapshot | None
 ) -> tuple[pa.Table, Resolution]:
-    """(all rows of a resolved version, the version that they are of), see `get_many_from_version`."""
+    """(all rows of a resolved version, the version from which they were read), as in `get_many_from_version`."""
     columns, url = plan.projection.columns, plan.table.url
     if snapshot is not None:
         batches = reader.snapshots.batches(plan, snapshot, resolution.version, None)
@@ -149,7 +149,7 @@ def read_all_from_version(
 
 @dataclasses.dataclass(frozen=True)
 class AllRows:
-    """The rows of a version, as `resolution` names it, and what finds those that match values of the type `kind`."""
+    """All rows of a version, with a `matcher` that finds the rows that match values of the type `kind`. `resolution`: names the version."""
 
     kind: pa.DataType
     rows: pa.Table
@@ -204,7 +204,7 @@ def match_keyed(
     places: Numbers | None,
     version: TableVersion,
 ) -> pa.Table:
-    """Those of the `rows` of some keys that match the value of their key, see `matching_rows`. The plan has the columns of the match."""
+    """The `rows` of some keys, without those that do not match the value of their key (see `matching_rows`). The plan has the columns of the match."""
     locate = functools.partial(find_row, reader, plan, version, match.columns)
     return matching_rows(rows, keys, values, match, places, locate, functools.partial(_count_unmatched, reader))
 
@@ -242,7 +242,7 @@ def _read_version(
     resolution: Resolution,
     read: Callable[[TableVersion], pa.Table],
 ) -> tuple[pa.Table, Resolution]:
-    """What `read` returns for a resolved version, or for the one that replaces it if a file is gone."""
+    """(what `read` returns for a resolved version, this version). If a file of it is gone, both are of the version that replaces it."""
     if plan.table.fails_when_gone(plan.options):  # other tasks may read this version, so it must not be replaced here
         resolution = dataclasses.replace(resolution, decided_here=False)
     rows, version = read_with_restarts(
@@ -262,7 +262,7 @@ def _from_store(
     schema: pa.Schema,
     version: TableVersion,
 ) -> pa.Table:
-    """The answer without a snapshot. Raises SourceChangedError if a file is no longer in the version."""
+    """The result of a lookup without a snapshot. Raises SourceChangedError if a file of the version was replaced or removed."""
     if plan.options.cache.mode is CacheMode.PARTIAL:
         answer = _from_partial(reader, plan, keys, fields, version, schema)
         if answer is not None:
@@ -273,7 +273,7 @@ def _from_store(
         reader.metrics.inc("missCount", _count_known(request_keys))
     if plan.options.cache.mode is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
-    # The counters are to agree with those of the cache: each different key is loaded once, and its repeats are hits.
+    # Count as the partial cache would: each distinct key is loaded once, and its repetitions are hits.
     different = len(distinct_keys(request_keys, request_keys.hashes(SEED))[0])
     reader.metrics.inc("missCount", different)
     reader.metrics.inc("hitCount", _count_known(request_keys) - different)
@@ -292,7 +292,7 @@ def _count_known(keys: Keys) -> int:
 
 
 def _key_fields(plan: ReadPlan, names: Sequence[str]) -> list[pa.Field]:
-    """The key columns, in the types in which they are read. The answer may lack some of them."""
+    """The key columns `names`, in the types in which they are read. They need not be among the columns of the result."""
     everything = all_columns((plan.projection.data, plan.projection.partitions))
     return [everything.field(name) for name in names]
 
@@ -304,7 +304,7 @@ def read_rows(
     execution: Execution | None,
     version: TableVersion | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, like `TableReader.read`. If the plan asks for keys (see `requested_keys`), the rows are looked up by key.
+    """The rows of a task, as from `TableReader.read`. If the plan limits the keys to a list (see `requested_keys`), they are looked up by key.
 
     Raises the errors of `TableReader.read` and `get_many`.
     """
@@ -353,7 +353,10 @@ class _PartialRequest:
 def _make_request(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, fields: Sequence[pa.Field], version: TableVersion
 ) -> _PartialRequest | None:
-    """The request to the partial cache. None if the cache's rows lack a needed column, or a file's identity does not show each change."""
+    """The request to the partial cache for some keys.
+
+    None if rows in the cache lack a column that the plan needs, or if the identity of a file does not show each change.
+    """
     if not version.cacheable:
         return None
     table, options = plan.table, plan.options
@@ -364,7 +367,7 @@ def _make_request(
     arrays = cast_keys(keys, list(key_schema))
     key_columns = _reusable_key_columns(key_schema, arrays)
     value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
-    # The cache stores rows whether or not the predicate is true for them, so that they also answer queries with another predicate.
+    # The cache also stores rows for which the predicate is false, so that it can answer queries with another predicate.
     columns = None if options.read.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.files.keys, columns, options.files.partition)
     selected_version = reader.versions.select(table, options, version)
@@ -381,7 +384,7 @@ def _from_partial(
     version: TableVersion,
     schema: pa.Schema,
 ) -> pa.Table | None:
-    """The answer through the partial cache; None if the cache cannot store such rows."""
+    """The result of a lookup in the partial cache, which loads the keys that it lacks; None if the cache cannot store such rows."""
     request = _make_request(reader, plan, keys, fields, version)
     if request is None:
         return None
@@ -413,9 +416,8 @@ def _partial_cache(reader: TableReader, plan: ReadPlan, request: _PartialRequest
 
     def find_version(digest: str) -> TableVersion | None:
         version = reader.host.files(plan.table, digest)
-        with contextlib.suppress(
-            PysparkLookupError
-        ):  # other partitions than the present ones may not have the selected values
+        # The version may lack the partitions that the options select.
+        with contextlib.suppress(PysparkLookupError):
             if version is not None:
                 return reader.versions.select(plan.table, plan.options, version)
         return None
@@ -443,9 +445,9 @@ def _partial_answer(plan: ReadPlan, request: _PartialRequest, rows: pa.Table, sc
 def get_cached_rows(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
 ) -> tuple[pa.Table, Numbers]:
-    """(the cached rows of these keys, for each key whether the cache has an answer for it). Nothing is loaded.
+    """(the rows that the partial cache has for `keys`, for each key whether the cache knows its rows). Loads nothing.
 
-    There are none unless `lookup.cache=PARTIAL`.
+    Unless `lookup.cache=PARTIAL`, no key is known.
     """
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     fields = _key_fields(plan, names)
@@ -467,7 +469,7 @@ def _get_uncached(
     schema: pa.Schema,
     version: TableVersion,
 ) -> pa.Table:
-    """The answer from the files; or from a provider, which is asked for each distinct key once."""
+    """The result of a lookup in the files, or in a provider's table: the provider is asked for each distinct key once."""
     request_keys = Keys(arrays)
     names = [field.name for field in fields]
     if reader.versions.reads_all_rows:
@@ -507,7 +509,10 @@ def _get_uncached(
 
 
 def _reusable_key_columns(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
-    """The key columns whose values the answer can take from the request. Not floats: zeros and NaNs that are equal may differ in their bits."""
+    """The key columns whose values the result can take from the keys instead of the rows.
+
+    Columns of floats are not among them: two zeros or two NaNs that are equal as keys may have different bits.
+    """
     pairs = zip(fields, arrays, strict=True)
     return {field.name: array for field, array in pairs if not pa.types.is_floating(array.type)}
 
@@ -520,8 +525,11 @@ def _answer(
     start: int,
     schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """The planned columns of some rows, without the rows that the predicate excludes. `value_columns`: the rows' stored columns. `numbers`: for each
-    row, the position of its key in the request's `key_columns`. `start`: added to these positions in the answer."""
+    """The planned columns of some rows, without the rows for which the predicate is not true.
+
+    `value_columns`: the columns of the rows as they are stored. `numbers`: for each row, the position of its key in `key_columns`. `start`: is
+    added to these positions in the result.
+    """
     projection = plan.projection
     names = plan.needed_columns
     indices = as_indices(numbers)
@@ -539,13 +547,13 @@ def _answer(
 
 
 def _key_predicate(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
-    """A predicate that is true for every row with one of the keys. With it, a scan skips files and row groups that have none of them."""
+    """A predicate that is true for each row with one of the keys. By it, a scan skips files and row groups without such rows."""
     parts = tuple(Among(name, pc.unique(array).drop_null()) for name, array in zip(names, keys, strict=True))
     return parts[0] if len(parts) == 1 else And(parts)
 
 
 def _join(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
-    """The rows of a scan, repeated for each key that they match."""
+    """The rows of a scan that have one of `keys`, each repeated for each key that it has. `names`: their key columns."""
     matches = match_rows(rows, names, keys)
     answer = rows.select(schema.names[:-1]).take(as_indices(matches.rows))
     columns = [*answer.columns, pa.chunked_array([as_indices(matches.keys)])]
@@ -563,13 +571,13 @@ def scan(
     predicate: str | None,
     clock: HostClock,
 ) -> pa.Table:
-    """The rows of a version for which `predicate` (as in `lookup.where`) is true, with these columns (None: all)."""
+    """The rows of a version for which `lookup.where` and `predicate` are true, with the columns `columns` (None: all)."""
     overrides: dict[str, str] = {}
     check_columns(columns)
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
     selected_columns = planner.table_columns(resolved_table, options.override(overrides))
-    # Parsed separately: in a joined text, parentheses in one predicate could change the meaning of the other.
+    # The two predicates are parsed separately: in a joined text, parentheses in one of them could change the meaning of the other.
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     with naming("predicate"):
         predicates = [] if predicate is None else [parse_where(predicate, everything)]
@@ -602,7 +610,7 @@ def naming(argument: str) -> Iterator[None]:
 class KeyedRead:
     """How rows of a resolved table are read by key. `names`: the key columns, which are among the columns of `plan`.
 
-    `direct`: the last snapshot for which `is_direct` was true. `kind`: the type of its only key column.
+    `direct`: the last snapshot for which `is_direct` returned True. `kind`: the type of its only key column.
     """
 
     names: tuple[str, ...]
@@ -612,11 +620,11 @@ class KeyedRead:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The columns of the answer."""
+        """The columns of the result."""
         return list(self.plan.projection.columns.names)
 
     def is_direct(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot's columns can be returned unchanged: they have the answer's types, there is one key column and no predicate."""
+        """Whether values of a snapshot can be returned unchanged: the columns have the planned types, and there is one key column and no predicate."""
         if self.direct is not snapshot:
             projection, stored_schema = self.plan.projection, snapshot.schema
             fields = [stored_schema.field(name) for name in projection.columns.names if name in stored_schema.names]
@@ -634,7 +642,7 @@ class KeyedRead:
 
 
 def plan_keyed(resolved_table: ResolvedTable, options: LookupOptions, clock: HostClock) -> KeyedRead:
-    """A `KeyedRead` of a resolved table: key columns first, then the others. Raises OptionError without `lookup.keys`."""
+    """The `KeyedRead` of a resolved table, with its key columns first. Raises OptionError without `lookup.keys`."""
     named_keys = key_names(options)
     table_columns = planner.table_columns(resolved_table, options)
     everything = all_columns((resolved_table.data, resolved_table.partitions))
@@ -748,8 +756,10 @@ def get_rows(
 
 
 def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snapshot) -> list[dict[str, Any]] | None:
-    """The rows of one key straight from the snapshot, which is faster than through an Arrow table. None if the key, or a column, does not allow
-    that."""
+    """The rows of one key, read from the snapshot value by value, which is faster than by an Arrow table.
+
+    None if the key or a column does not allow this.
+    """
     if not read.is_direct(snapshot):
         return None
     lookup_key = one_key(key, read.kind)
@@ -758,7 +768,7 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
     try:
         rows = snapshot.get_one(read.columns, lookup_key)
     except (OverflowError, ValueError):
-        # No Python type can hold a value. The slower way raises an error that names its column.
+        # No Python type can hold one of the values. The read by an Arrow table raises an error that names its column.
         return None
     reader.metrics.inc("hitCount")
     return [dict(zip(read.columns, row, strict=True)) for row in rows]
@@ -767,8 +777,10 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
 def rows_of_keys(
     reader: TableReader, read: KeyedRead, keys: pa.Table, version: TableVersion, snapshot: Snapshot | None
 ) -> pa.Table:
-    """The rows of a version with these keys: key columns, the other columns, `key_index`. `snapshot`: the version's snapshot, if the caller has
-    it."""
+    """The rows of a version with any of `keys`: the key columns, the other columns, and `key_index`.
+
+    `snapshot`: the version's snapshot, if the caller has it.
+    """
     return get_many_from_version(reader, read.plan, keys, read.names, None, *_resolve(reader, read, version, snapshot))[
         0
     ]
@@ -785,7 +797,7 @@ def _resolve(
 def forget_keys(
     engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker
 ) -> None:
-    """Drop the rows of these keys from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
+    """Drop the rows of `keys` from this host's partial caches. Raises the errors of `LookupTable.invalidate`."""
     if options.cache.mode is CacheMode.FULL:
         raise OptionError(
             "option lookup.cache = 'FULL': a snapshot has all rows of one version, so single keys cannot be dropped: use reload()"
@@ -810,7 +822,7 @@ def values_to_match(kind: MatchKind, values: Any) -> pa.Array:
 
 
 def table_of_keys(resolved_table: ResolvedTable, options: LookupOptions, keys: KeysLike | KeyMaker) -> pa.Table:
-    """The keys as a table, from any form that users give. Raises the errors of `as_key_table`."""
+    """The keys as a table. `keys`: in any form that `LookupTable.get_many` takes. Raises the errors of `as_key_table`."""
     names = key_names(options)
     return keys(names, resolved_table.columns) if callable(keys) else as_key_table(keys, names)
 

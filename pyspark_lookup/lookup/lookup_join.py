@@ -1,7 +1,8 @@
-"""Looks up batches of keys for a lookup join or SQL function, in tasks. `LookupPass` carries out one lookup, or several one after the other.
+"""Looks up batches of keys for lookup joins and SQL functions, in Spark's tasks. `LookupPass` makes one lookup, or several one after the other.
 
-What a process opens for a lookup stays open in this module for the next batch and the next task. A task gets its `PassSpec` as text. The
-versions come as columns beside the keys. Between the lookups only row numbers change; the looked-up columns are copied once, at the end.
+What a process opens for a lookup stays open in this module for the next batch and the next task. A task gets the description of its lookups, a
+`PassSpec`, as text. The versions to read come as columns beside the keys. From one lookup to the next, only row numbers are passed on; the
+looked-up columns are copied once, at the end.
 """
 
 from __future__ import annotations
@@ -66,23 +67,24 @@ from pyspark_lookup.versions.executions import Build, Execution, Resolution
 # --- one lookup -----------------------------------------------------------------------------------
 
 ERROR_COLUMN = "lookup_error"
-"""The column with the error of a row whose lookup failed, if `lookup.on-error=NULL`; null in all other rows."""
+"""The column that `lookup.on-error=NULL` adds: the error of a row whose lookup failed; null in all other rows."""
 
 _log = logging.getLogger("pyspark_lookup.join")
-_FAILED = b"!"  # begins a text in place of a token: the version could not be resolved, and the error follows
+# The first byte of an error message that stands in the place of a token, if the version could not be resolved.
+_FAILED = b"!"
 _MESSAGE_BYTES = 1000
-_SAMPLE = 1000  # keys that show whether keys repeat
-_VERSIONS_AT_MOST = 2  # open versions: the current version and the one before
+_SAMPLE = 1000  # as many keys are looked at to see whether keys repeat
+_VERSIONS_AT_MOST = 2  # as many versions stay open: the current version and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
 
 
 @dataclasses.dataclass(frozen=True)
 class LookupSpec:
-    """One lookup of a query: the table's options, and the columns of its answer.
+    """The description of one lookup of a query.
 
-    `keys`: the table's key columns, in the order of the arguments and in the arguments' types (in the table's types, if the arguments' types
-    are unknown). `columns`: the table's columns that are read. The first of them are the answer, in which they are called `names`. `match`: how
-    the last argument, which is no key then, matches some of these columns.
+    `options`: those of the table. `keys`: the table's key columns, in the order of the arguments, and in the arguments' types (if these are not
+    known, in the table's types). `columns`: the table's columns to read; the first of them are returned, with the names `names`. `match`: how the
+    last argument, which is then no key, matches some of these columns.
     """
 
     options: Mapping[str, str]
@@ -93,12 +95,14 @@ class LookupSpec:
 
     @property
     def argument_names(self) -> list[str]:
-        """The names of the arguments in errors: the keys' columns, then how a value matches."""
+        """What errors call the arguments: the key columns, then the name of the match, if there is one."""
         return [*self.keys.names, *([] if self.match is None else [self.match[0].value])]
 
     def cast_arguments(self, arguments: Sequence[pa.Array]) -> list[pa.Array]:
-        """The arguments (the keys, then the value to match) in the types in which they are looked up. Raises SchemaError if they do not fit the
-        types of the table."""
+        """The arguments (the keys, then the value to match) in the types in which they are looked up.
+
+        Raises SchemaError if they do not fit the types of the table.
+        """
         keys = [widen_keys(field, column) for field, column in zip(self.keys, arguments, strict=False)]
         if self.match is not None:
             kind, columns = self.match
@@ -106,22 +110,22 @@ class LookupSpec:
         return keys
 
     def to_json(self) -> list[Any]:
-        """The spec as JSON values, for tasks; equal specs give equal values."""
+        """The spec as a JSON value, for tasks. Equal specs have equal values."""
         match = None if self.match is None else [self.match[0].value, self.match[1]]
         return [dict(self.options), text_of_schema(self.keys), text_of_schema(self.columns), self.names, match]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> LookupSpec:
-        """The spec that `to_json` made."""
+        """The spec that `to_json` returned as a list."""
         options, keys, columns, names, match = fields
         kind = None if match is None else (MatchKind(match[0]), tuple(match[1]))
         return cls(options, schema_of_text(keys), schema_of_text(columns), tuple(names), kind)
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
-    """The token of the version that all tasks of `execution` read.
+    """The version token by which all tasks of `execution` read the same version.
 
-    Raises the errors of `resolve_and_secure`. With `lookup.on-error=NULL` the tasks get the error in place of a token, and handle it.
+    Raises the errors of `resolve_and_secure`. With `lookup.on-error=NULL`, returns the error instead of a token, for the tasks to handle.
     """
     engine = runtime().engine(options)
     try:
@@ -139,14 +143,17 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
 
 
 def columns_of_token(token: bytes) -> tuple[int, int, bytes | None]:
-    """What `issue_token` returned as the values of three columns: two numbers, and the error in place of a token (None: there is a token)."""
+    """What `issue_token` returned, as the values of three columns: the token's two numbers, and the error that stands in its place, or None."""
     if token.startswith(_FAILED):
         return 0, 0, token
     return (*VersionToken.from_bytes(token).to_numbers(), None)
 
 
 def _token_of_columns(columns: Sequence[pa.Array], row: int) -> bytes:
-    """The token in a row of the columns that `columns_of_token` filled (the third may be absent), or of one column of tokens."""
+    """The token, or the error in its place, in a row of `columns`.
+
+    These are the columns that `columns_of_token` filled, of which the third may be missing; or a single column of tokens.
+    """
     values = [column[row].as_py() for column in columns]
     if len(values) == 1:
         return values[0] or b""
@@ -157,23 +164,20 @@ def _token_of_columns(columns: Sequence[pa.Array], row: int) -> bytes:
 
 @dataclasses.dataclass
 class _OpenVersion:
-    """A version that this process has open for lookups."""
+    """A version that this process has opened for lookups. `names`: the key columns. `all_rows`: kept for lookups without keys."""
 
     plan: ReadPlan
     names: list[str]
     resolution: Resolution
     snapshot: Snapshot | None
     execution: Execution | None
-    is_token_version: bool = (
-        True  # False: a newer version replaces the one that the token names, for this execution only
-    )
+    is_token_version: bool = True  # False: this is a newer version than the token names, and is for `execution` only
     all_rows: AllRows | None = None
-    """For lookups without keys."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LookupRows:
-    """The rows of a lookup: for each row the position of its key in the request, ascending; and the columns."""
+    """The rows that a lookup has found. `keys`: for each row, the position of its key in the batch of keys, ascending. `columns`: of the rows."""
 
     keys: Numbers
     columns: list[pa.Array]
@@ -207,11 +211,11 @@ class _Batch:
 
     @property
     def repeats(self) -> int:
-        """How many keys of the rows are not in `keys` because they repeat."""
+        """How many rows of the batch have a key that an earlier row has, too, and that is in `keys` only once."""
         return 0 if self.places is None else int(np.count_nonzero(self.places >= 0)) - self.keys.num_rows
 
     def rows_of(self, keys: Numbers) -> Numbers:
-        """The rows of the batch, ascending, that have one of some keys (by number) and a value."""
+        """The rows of the batch, ascending, that have one of the keys with the numbers `keys`, and a value that is not null."""
         is_asked = np.zeros(self.keys.num_rows + 1, np.bool_)
         is_asked[keys] = True
         rows = is_asked[:-1] if self.places is None else is_asked[self.places]
@@ -221,7 +225,7 @@ class _Batch:
 
 
 class Lookup:
-    """Looks up batches of keys, as one `LookupSpec` says, in this process."""
+    """Makes the lookup that a `LookupSpec` describes, for batches of keys, in this process. `session`: the options that the session sets."""
 
     def __init__(self, spec: LookupSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
@@ -234,17 +238,18 @@ class Lookup:
 
     @property
     def fields(self) -> list[pa.Field]:
-        """The columns of the answer."""
+        """The columns that the lookup returns."""
         spec = self.spec
         fields = [pa.field(name, field.type) for name, field in zip(spec.names, spec.columns, strict=False)]
         return [*fields, pa.field(ERROR_COLUMN, pa.string())] if self._options.read.on_error is OnError.NULL else fields
 
     def find(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> LookupRows:
-        """The rows of the keys (and values), in the version that a token of `issue_token` names. A key with a null has no row.
+        """The rows of `keys` (the key columns, then the value to match, if any), in the version that `token` names.
 
-        Raises the errors of a lookup. With `lookup.on-error=NULL`, a key whose lookup failed has a row with the error instead.
+        `token`: what `issue_token` returned. A key with a null has no rows. Raises the errors of a lookup. With `lookup.on-error=NULL`, a key
+        whose lookup failed has a row with the error.
         """
-        # Without keys, the values take their place in what follows, but for the lookup itself.
+        # If there are no keys, the values to match are the keys of the batch, except in the lookup itself.
         match, names = self._match, self.spec.keys.names
         batch = _Batch.from_arguments(names or (match.columns[:1] if match is not None else ()), keys)
         if not len(keys[0]):  # no keys: no call
@@ -298,7 +303,7 @@ class Lookup:
         """Raise the error of a version that could not be resolved, unless `lookup.on-error` lets the rows pass."""
         name, _, text = message.partition(": ")
         kind = getattr(errors, name, None)
-        # An error class that a provider has defined.
+        # If a provider has defined the class of the error, this process does not know the class.
         if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):
             kind, text = LookupFunctionError, message
         if self._options.read.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
@@ -308,7 +313,7 @@ class Lookup:
         return self.spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
     def _get_cached(self, open_version: _OpenVersion | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
-        """(the rows that the cache has for these keys, for each key whether the cache has an answer). Nothing is read from the store."""
+        """(the cached rows of the keys in `table`, for each key whether the cache knows its rows). Loads no rows from the store."""
         with contextlib.suppress(*_CAUGHT):  # the cache may read the bounds of the version's files
             if open_version is not None and self.spec.keys.names:
                 return get_cached_rows(
@@ -319,7 +324,10 @@ class Lookup:
     def _match_all(
         self, open_version: _OpenVersion, match: Match, values: pa.Array, execution: Execution | None
     ) -> tuple[pa.Table, Resolution]:
-        """(the rows of the whole table that match each value, with `KEY_INDEX`, the version that they are of). The first call reads the table."""
+        """(the rows of the whole table that match `values`, with `KEY_INDEX`; the version from which they were read).
+
+        The first call for a version reads the whole table.
+        """
         reader, plan = self._engine.reader, open_version.plan
         with self._lock:
             if open_version.all_rows is None or open_version.all_rows.kind != values.type:
@@ -333,7 +341,7 @@ class Lookup:
         return matches, all_rows.resolution
 
     def _follow(self, open_version: _OpenVersion, resolution: Resolution, execution: Execution | None) -> None:
-        """Switch to the version that replaced a lost version, so that later batches do not mix in cached rows of the lost version."""
+        """If a newer version has replaced a lost one, read the newer one from now on: later batches must not get cached rows of the lost version."""
         if resolution.version.digest != open_version.resolution.version.digest:
             with self._lock:
                 open_version.resolution = dataclasses.replace(resolution, decided_here=False)
@@ -346,7 +354,8 @@ class Lookup:
                 open_version = self._versions[token] = self._open(token, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
-            elif open_version.snapshot is None:  # no waiting here: the first batch has waited for the snapshot already
+            # Without a wait, because the first batch has already waited for the snapshot.
+            elif open_version.snapshot is None:
                 open_version.snapshot = self._snapshot(open_version.plan, open_version.resolution, wait_s=0.0)
             return open_version
 
@@ -367,7 +376,7 @@ class Lookup:
         if full is None:
             return None
         if self._options.version.source is MetadataSource.CACHE and full.find(resolution.version) is None:
-            full.current()  # the first load, on a host that has not resolved the version
+            full.current()  # makes the first load, on a host other than the one that resolved the version
         return reader.snapshots.covering(
             plan, reader.snapshots.get(plan.table, self._options, resolution.version, wait_s)
         )
@@ -380,7 +389,7 @@ class Lookup:
             self._engine.reader.metrics.inc("missCount" if is_miss else "hitCount", batch.repeats)
 
     def _matching(self, batch: _Batch, rows: pa.Table, open_version: _OpenVersion | None) -> pa.Table:
-        """The `rows` of the batch's keys, without those that do not match its values."""
+        """The `rows` of the batch's keys, without the rows that do not match the batch's values."""
         if self._match is None or batch.values is None or open_version is None:
             return rows
         reader, plan, version = self._engine.reader, open_version.plan, open_version.resolution.version
@@ -394,8 +403,10 @@ class Lookup:
         message: str,
         open_version: _OpenVersion | None = None,
     ) -> LookupRows:
-        """The answer if only the keys in `has_answer` could be looked up: every other key and value without a null gets a row with the error
-        `message`."""
+        """The result if only some keys could be looked up. `rows`: the rows of these keys. `has_answer`: for each key, whether it is one of them.
+
+        Each row of the batch with another key gets a row with the error `message`, unless its key or value is null.
+        """
         is_failed = ~has_answer
         for column in batch.keys.columns:
             if column.null_count:
@@ -404,7 +415,7 @@ class Lookup:
         return self._rows(self._matching(batch, rows, open_version), (failed_rows, [message] * len(failed_rows)))
 
     def _rows(self, rows: pa.Table, failures: tuple[Numbers, Sequence[str]] | None) -> LookupRows:
-        """The answer with these rows. `failures`: rows of the batch whose lookup failed, ascending, and the reasons."""
+        """The result with `rows`. `failures`: (the rows of the batch whose lookup failed, ascending; for each the reason)."""
         numbers = as_int64(one_array(rows.column(KEY_INDEX)))
         columns = [one_array(rows.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
         if self._options.read.on_error is OnError.NULL:
@@ -433,13 +444,13 @@ def _lookup(text: str, session: tuple[tuple[str, str], ...], pid: int) -> Lookup
 
 
 def open_lookup(spec: LookupSpec, session: Mapping[str, str]) -> Lookup:
-    """This process's `Lookup` for a spec. `session`: the options of the host that the Spark session sets."""
+    """This process's `Lookup` for a spec. `session`: the options in `HOST_KEYS` that the Spark session sets."""
     return _lookup(json.dumps(spec.to_json(), sort_keys=True), tuple(sorted(session.items())), os.getpid())
 
 
 @functools.lru_cache(maxsize=64)
 def options_from_json(text: str) -> LookupOptions:
-    """The options of a table from JSON, over this host's conf file."""
+    """The options of a table from JSON; options that are missing there are taken from this host's conf file."""
     return parse_options(json.loads(text))
 
 
@@ -448,19 +459,19 @@ def options_from_json(text: str) -> LookupOptions:
 FOUND_COLUMN = "_lookup_found"
 """A column that is true in each row that a pass returns, and null in the row that Spark makes of an empty list."""
 
-# Limits for the results of a batch, because keys with several rows in several tables multiply them.
+# Limits for the results that are in memory at once: keys with several rows in each of several tables multiply the results.
 _RESULTS_AT_ONCE = 1_000_000
 _BYTES_AT_ONCE = 128 * 2**20
 Place = int | tuple[int, int]
-"""The source of a key: an argument (by number), or a column of an earlier lookup, as (number of the lookup, number of the column)."""
+"""Where a key comes from: the number of an argument, or (number of an earlier lookup, number of one of its columns)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A lookup of a pass. `places`: where its keys (and its time) come from. `version`: the numbers of the columns with the token of its version:
-    one column of tokens as bytes, or the columns of `columns_of_token`.
+    """One lookup of a pass. `places`: where its keys, and the value to match, come from. `how`: `left`, `inner`, `left_semi` or `left_anti`.
 
-    `how`: `left`, `inner`, `left_semi` or `left_anti`. `build`: given if the version was resolved in a `foreachBatch` function.
+    `version`: the numbers of the columns that name the version to read: one column of tokens as bytes, or the columns of `columns_of_token`.
+    `build`: the micro-batch in whose `foreachBatch` function the lookup was built, if any.
     """
 
     lookup: LookupSpec
@@ -472,18 +483,21 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class PassSpec:
-    """The lookups of a pass, in their order. `many`: whether the answer for each row is a list of rows; otherwise it is one row or null."""
+    """The description of a pass: several lookups, made one after the other in a single step of the plan.
+
+    `many`: for each row of the input, the pass returns a list of results; False: it returns one result or null.
+    """
 
     stages: tuple[Stage, ...]
     many: bool
 
     @property
     def drops(self) -> bool:
-        """Whether rows without results may be dropped."""
+        """Whether the pass drops input rows without results: one of its lookups is no left join."""
         return any(stage.how != "left" for stage in self.stages)
 
     def to_text(self) -> str:
-        """The spec as text, for tasks; equal specs give equal texts."""
+        """The spec as text, for tasks. Equal specs have equal texts."""
         stages = [
             [s.lookup.to_json(), s.places, s.version, s.how, s.build and dataclasses.astuple(s.build)]
             for s in self.stages
@@ -506,10 +520,11 @@ def _parse_stage(
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """The results so far for the rows of a batch from `first` on and before `last`, in their order.
+    """The results so far of the rows `first` to `last` - 1 of a batch, in the order of the rows.
 
-    `rows`: the batch's row to which each result belongs (None: one result for each row). `matches`: for each lookup its columns, and for each
-    result the position of its row in these (-1: the lookup has no row for it; None: the positions 0, 1, 2, …).
+    `rows`: for each result, the row of the batch to which it belongs (None: each row has one result). `matches`: for each lookup made so far,
+    (its columns, for each result the position of its row in these columns). A position of -1: the lookup has no row for the result. None
+    instead of positions: 0, 1, 2, …
     """
 
     first: int
@@ -519,7 +534,7 @@ class _Results:
 
     @cached_property
     def bytes(self) -> Numbers:
-        """About the size of each result's columns."""
+        """For each result, about how many bytes its columns take."""
         sizes = np.zeros(self.count, np.int64)
         for columns, places in self.matches:
             if columns and len(columns[0]):
@@ -528,7 +543,7 @@ class _Results:
         return sizes
 
     def fits(self, size: int) -> bool:
-        """Whether all columns together take about `size` bytes at most. Cheap if no row of a lookup is repeated."""
+        """Whether all results together take at most about `size` bytes. This is cheap to compute if no row of a lookup is repeated."""
         if all(places is None for _, places in self.matches):
             return sum(int(column.nbytes) for columns, _ in self.matches for column in columns) <= size
         return bool(self.bytes.sum() <= size)
@@ -547,8 +562,10 @@ class _Results:
         return columns[number] if places is None else _take(columns[number], places)
 
     def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
-        """The results with the numbers `selection`, in this order (None: all), extended by one lookup. `columns`: the columns of the lookup's rows.
-        `places`: for each result the position of its row in them."""
+        """The results with the numbers `selection`, in this order (None: all results), with the columns of one more lookup.
+
+        `columns`: the columns of the lookup's rows. `places`: for each of the selected results, the position of its row in these columns.
+        """
         if selection is None:
             return dataclasses.replace(self, matches=(*self.matches, (columns, places)))
         rows = selection + self.first if self.rows is None else self.rows[selection]
@@ -559,12 +576,12 @@ class _Results:
         return _Results(self.first, self.last, rows, (*matches, (columns, places)))
 
     def parts(self, count: int, size: int) -> Iterator[_Results]:
-        """The results in parts of about `count` results and `size` bytes. The results of one row stay together."""
+        """The results in parts of at most about `count` results and `size` bytes. The results of one row of the batch stay together."""
         if self.last - self.first == 1 or (self.count <= count and self.fits(size)):
             yield self
             return
         rows = np.arange(self.first, self.last) if self.rows is None else self.rows
-        # Each result takes a share of a part, in units of which a whole part has `count`: one unit, or more if its bytes are many.
+        # A part has `count` units. Each result takes one unit of a part, or more units if it has many bytes.
         ends = np.cumsum(np.maximum(self.bytes * count // size, 1))
         start, first = 0, self.first
         while first < self.last:
@@ -581,7 +598,7 @@ class _Results:
 
 
 class LookupPass:
-    """Carries out the lookups of one `PassSpec` for batches of rows, in this process."""
+    """Makes the lookups that a `PassSpec` describes, for batches of rows, in this process."""
 
     def __init__(self, spec: PassSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
@@ -591,7 +608,7 @@ class LookupPass:
 
     @property
     def type(self) -> pa.DataType:
-        """The type of the answers."""
+        """The type of the arrays that `answers` returns."""
         row = pa.struct(self._fields)
         return pa.list_(pa.field("element", row)) if self.spec.many else row
 
@@ -602,10 +619,11 @@ class LookupPass:
         executions: Sequence[Execution | None],
         row_bytes: int = 2**31 - 1,
     ) -> Iterator[pa.Array]:
-        """For each row of a batch the list of its results (or its only result, or null), as structs. Many results come in several arrays.
+        """For each row of a batch, the list of its results (unless `spec.many`: its only result, or null), as structs, in one or several arrays.
 
-        `versions`: the columns that name the versions that answer each row, see `Stage`. `executions`: the execution of each lookup. `row_bytes`: the most bytes that Spark can take as the results of one row. Raises NonUniqueKeyError for a second row if
-        there may be only one, NotSupportedError for too many bytes, and the errors of the lookups.
+        `columns`: the arguments of the pass. `versions`: the columns that name the versions to read for each row (see `Stage`). `executions`: the
+        execution of each lookup. `row_bytes`: the most bytes that Spark can take as the results of one row. Raises NonUniqueKeyError for a
+        second result if there may be only one, NotSupportedError for too many bytes, and the errors of the lookups.
         """
         for start, stop in _runs(versions):
             tokens = [
@@ -629,7 +647,7 @@ class LookupPass:
         results: _Results,
         size: int,
     ) -> Iterator[_Results]:
-        """The results after the remaining lookups, in parts of about `size` bytes."""
+        """The results after all lookups that have not been made yet, in parts of about `size` bytes."""
         number = len(results.matches)
         if number == len(self._lookups):
             yield results
@@ -642,7 +660,7 @@ class LookupPass:
         lookup_rows = self._lookups[number].find(
             stage.lookup.cast_arguments(arguments), tokens[number], executions[number]
         )
-        # If there is only one lookup and it is a left join, it may leave out rows without a match, because Spark adds them again.
+        # The only lookup of a pass, if it is a left join, may leave out rows without a match: Spark makes a row of each empty list.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         selection, places = _JOINS[how](results.count, lookup_rows)
         for part in results.extend(selection, lookup_rows.columns, places).parts(_RESULTS_AT_ONCE, size):
@@ -673,10 +691,10 @@ class LookupPass:
         return structs.take(pa.array(np.cumsum(counts) - 1, mask=counts == 0))
 
     def _check_size(self, arguments: Sequence[pa.Array], results: _Results, row_bytes: int) -> None:
-        """Raise NotSupportedError if the results of one row, which Spark takes as one value, are larger than Spark allows."""
-        if results.last - results.first > 1:  # `parts` leaves a row alone only if it is larger than a part
+        """Raise NotSupportedError if the results of one row, which Spark takes as one value, have more bytes than Spark can take."""
+        if results.last - results.first > 1:  # results that are larger than a part are those of a single row
             return
-        # In Spark a struct has 8 bytes for its position, 8 for its nulls, and 8 for each field in addition to its text.
+        # In Spark, a struct has 8 bytes for its position, 8 for its nulls, and for each field 8 in addition to the bytes of text.
         size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
         if size > row_bytes:
             raise NotSupportedError(
@@ -687,7 +705,7 @@ class LookupPass:
             )
 
     def _key(self, arguments: Sequence[pa.Array], row: int) -> str:
-        """The keys of a row, as text for messages. Keys that come from earlier lookups are left out."""
+        """The keys of a row as a text for errors, without keys that come from earlier lookups."""
         names_by_place = {
             place: name
             for stage in reversed(self.spec.stages)
@@ -715,14 +733,14 @@ def _row_sizes(columns: Sequence[pa.Array]) -> Numbers:
 
 
 def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
-    """The runs of rows of a batch that have the same versions, each as (first row, the row after the last)."""
+    """The runs of neighbouring rows of a batch with the same versions, each as (first row, row behind the last)."""
     cuts = {0, len(versions[0])}
     for column in versions:
         if pa.types.is_int64(column.type) and not column.null_count:
             numbers = as_int64(column)
             changes = numbers[1:] != numbers[:-1]
         else:
-            # Where an error begins or ends, the numbers change, too.
+            # Nulls need no comparison: where an error begins or ends, the numbers in the other columns change, too.
             following, before = column.slice(1), column.slice(0, max(len(column) - 1, 0))
             changes = as_bools(pc.fill_null(pc.not_equal(following, before), False))
         cuts.update((np.flatnonzero(changes) + 1).tolist())
@@ -730,7 +748,7 @@ def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
 
 
 _Joined = tuple[Numbers | None, Numbers | None]
-"""(the numbers of the results that a join keeps, for each of them the position of its match in the lookup's rows).
+"""(the numbers of the results that a join keeps, for each of these the position of its match in the lookup's rows).
 
 None instead of numbers: all results, each once. None instead of positions: 0, 1, 2, …"""
 
@@ -765,7 +783,7 @@ def _join_semi(count: int, lookup_rows: LookupRows) -> _Joined:
 
 
 def _join_anti(count: int, lookup_rows: LookupRows) -> _Joined:
-    """Keeps the results without a match, and the results whose lookup failed."""
+    """A join that keeps the results without a match, and the results whose lookup failed."""
     places = np.full(count, -1)
     absent = _counts(count, lookup_rows) == 0
     if lookup_rows.columns:  # the last column has the errors, if there is one
@@ -794,5 +812,5 @@ def _pass(text: str, session: tuple[tuple[str, str], ...], pid: int) -> LookupPa
 
 
 def open_pass(text: str, session: Mapping[str, str]) -> LookupPass:
-    """This process's `LookupPass` for the text of a `PassSpec`. `session`: the options of the host that the Spark session sets."""
+    """This process's `LookupPass` for the text of a `PassSpec`. `session`: the options in `HOST_KEYS` that the Spark session sets."""
     return _pass(text, tuple(sorted(session.items())), os.getpid())

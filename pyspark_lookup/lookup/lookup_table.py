@@ -72,9 +72,10 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class OpenTable:
-    """A table as a `LookupTable` last resolved it. Nothing is planned again while the table stays the same.
+    """A table as a `LookupTable` last found it, with the plans of its reads, which are used again while the table stays the same.
 
-    `options`: the options, completed by the table's metadata. `full`: the table's full cache if `lookup.metadata.source` is CACHE, else None.
+    `options`: those of the `LookupTable`, completed by the table's metadata. `full`: the table's full cache if `lookup.metadata.source` is CACHE;
+    otherwise None.
     """
 
     engine: Engine
@@ -90,7 +91,7 @@ class OpenTable:
 
     def matched_read(self, kind: MatchKind, has_keys: bool) -> MatchedRead:
         """How rows that match values are read. Raises OptionError if neither the options nor the table say which columns match."""
-        # Looked up anew each time, because the table's properties may have changed.
+        # The columns of the match are found anew each time, because the table's properties may have changed.
         options, match = match_columns(self.engine, self.resolved_table, self.options, kind)
         key = match, has_keys
         if key not in self._matched_reads:
@@ -99,7 +100,10 @@ class OpenTable:
         return self._matched_reads[key]
 
     def find(self, keys: KeysLike | KeyMaker | None, kind: MatchKind, values: Any, version: TableVersion) -> pa.Table:
-        """The rows of a version that match values, and have the key beside each value (`keys` None: any key), see `LookupTable.get_many`."""
+        """The rows of a version that match `values`, as `LookupTable.get_many` returns them.
+
+        `keys`: for each value, the key that its rows must have; None: rows of any key.
+        """
         read = self.matched_read(kind, keys is not None)
         array, key_table = values_to_match(kind, values), None
         if keys is not None:
@@ -111,7 +115,7 @@ class OpenTable:
         return rows_of_values(self.engine.reader, read, key_table, array, version)
 
     def unchanged(self) -> Snapshot | None:
-        """The snapshot that answers in CACHE mode, if it is a snapshot of the resolved version and needs no reload; else None."""
+        """In CACHE mode, the snapshot of `resolved_table.version`, if the full cache still answers from it and needs no reload; otherwise None."""
         if self.full is None:
             return None
         snapshots = self.engine.reader.snapshots
@@ -119,9 +123,9 @@ class OpenTable:
 
 
 def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | None, same_options: bool) -> OpenTable:
-    """The table at `options.files.path` now: `before` itself if nothing has changed. `same_options`: `before` has the same options.
+    """The table that is at `options.files.path` now; `before` itself if nothing has changed since. `same_options`: `before` has the same options.
 
-    One metadata call; raises the errors of `planner.find`.
+    Makes one metadata call. Raises the errors of `planner.find`.
     """
     last_table = before.resolved_table.table if before is not None else None
     last = before.resolved_table if before is not None and same_options and before.engine is engine else None
@@ -148,8 +152,10 @@ def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | No
 
 
 def _match_argument(keys: Any, between: Any, cidr: Any, starts_with: Any, as_of: Any) -> tuple[MatchKind, Any] | None:
-    """The kind of match whose argument is given, and its value or values; None if there is none. Raises OptionError for several arguments, and
-    for no argument at all."""
+    """(the kind of match whose argument is given, the argument); None if only `keys` are given.
+
+    Raises OptionError if arguments of several kinds are given, or no argument at all.
+    """
     values = (as_of, between, cidr, starts_with)
     arguments = [(kind, value) for kind, value in zip(MatchKind, values, strict=True) if value is not ...]
     if len(arguments) > 1:
@@ -183,11 +189,11 @@ def check_no_batch(options: LookupOptions, operation: str) -> None:
 
 
 class Transaction:
-    """Several writes that become visible together when the `with` block ends, or never if it raises (Hive's write ids).
+    """Several writes that become visible together when the `with` block ends, or never if the block raises (as with Hive's write ids).
 
-    Made by `LookupTable.transaction`; for one thread of one process. Reads in the transaction see the table as it was at the start of the block,
-    and the transaction's own writes. They read the files, whatever `lookup.cache` says. A transaction without writes puts nothing in the
-    log. Others may commit meanwhile: if several writes have the same key, the last commit wins.
+    `LookupTable.transaction` returns one, for one thread of one process. Its reads see the table as it was at the start of the block, together
+    with the transaction's own writes. They read files, whatever `lookup.cache` says. A transaction without writes puts nothing in the log. Other
+    writers may commit meanwhile: if several writes have the same key, the last commit wins.
     """
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
@@ -200,12 +206,12 @@ class Transaction:
         self._ended = False
         self._pid = os.getpid()
         self.position: int | None = None
-        """The log position of the transaction's commit. None before the commit, and if the transaction has changed nothing."""
+        """The log position of the transaction's commit; None before the commit, and if the transaction changed nothing."""
 
     # --- writes -----------------------------------------------------------------------------------
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> None:
-        """Write rows, like `LookupTable.write`. An overwrite also replaces what this transaction has written before."""
+        """Write rows, like `LookupTable.write`. An overwrite also replaces the rows that this transaction has written before."""
         self._check_open()
         how = write_mode(mode)
         arrow_rows = as_arrow_rows(rows, lambda: self._engine.managed.schema(self._options), how is WriteMode.UPSERT)
@@ -216,7 +222,7 @@ class Transaction:
         )
 
     def upsert(self, rows: RowsLike) -> None:
-        """Replace the rows with the keys of these rows, like `LookupTable.upsert`."""
+        """Write rows, each in place of the rows with the same key, like `LookupTable.upsert`."""
         self.write(rows, "upsert")
 
     def delete(self, keys: KeysLike) -> None:
@@ -228,7 +234,7 @@ class Transaction:
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList | None:
-        """The writes that this transaction sees; its own write id counts as committed. None before the table exists."""
+        """The writes whose rows this transaction sees, its own write included; None before the table exists."""
         self._check_open()
         return self._writes.valid_write_ids()
 
@@ -240,7 +246,7 @@ class Transaction:
     def get(
         self, key: Any = ..., *, between: Any = ..., cidr: Any = ..., starts_with: Any = ..., as_of: Any = ...
     ) -> list[dict[str, Any]]:
-        """The rows that the transaction sees with this key, or that match a value, in the form of `LookupTable.get`."""
+        """The rows with a key, or that match a value, as the transaction sees them, in the form of `LookupTable.get`."""
         open_table, argument = self._open(), _match_argument(key, between, cidr, starts_with, as_of)
         version = open_table.resolved_table.version
         if argument is not None:
@@ -251,7 +257,7 @@ class Transaction:
     def get_many(
         self, keys: Any = ..., *, between: Any = ..., cidr: Any = ..., starts_with: Any = ..., as_of: Any = ...
     ) -> pa.Table:
-        """The rows that the transaction sees with these keys, or that match values, in the form of `LookupTable.get_many`."""
+        """The rows with some keys, or that match values, as the transaction sees them, in the form of `LookupTable.get_many`."""
         open_table, argument = self._open(), _match_argument(keys, between, cidr, starts_with, as_of)
         if argument is not None:
             return open_table.find(None if keys is ... else keys, *argument, open_table.resolved_table.version)
@@ -271,7 +277,7 @@ class Transaction:
     # --- the end of the transaction ---------------------------------------------------------------
 
     def commit(self) -> None:
-        """Commit all writes at once, as the end of the block does. Raises the errors of `LookupTable.write`."""
+        """Make all writes visible in one commit, as the end of the block does. Raises the errors of `LookupTable.write`."""
         self._check_open()
         self._ended = True
         with self._engine.committing(self._options):
@@ -311,9 +317,9 @@ class Transaction:
 class LookupTable:
     """A table of any kind, read through this host's cache, always in its current version.
 
-    `options` are those of the Spark format, with `.`-separated keys in a mapping:
-    `LookupTable("s3://bucket/dim", {"lookup.where": "id < 10"})`. Nothing is read on creation; an
-    instance is for one process, and safe to use after a fork (it opens everything anew).
+    `options`: those of the Spark format, as a mapping:
+    `LookupTable("s3://bucket/dim", {"lookup.where": "id < 10"})`. The constructor reads nothing.
+    An instance is for one process; it may be used after a fork, because it then opens stores and caches anew.
 
     Raises OptionError for options that are unknown or contradict each other.
     """
@@ -345,7 +351,7 @@ class LookupTable:
 
     @classmethod
     def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
-        """A table with the options that a catalog stored, including `path`. Options that have no effect here are accepted."""
+        """The table with the options that a catalog has stored, `path` included. Options that have no effect on a `LookupTable` are accepted."""
         table = cls(None, options)
         table._idle_options = frozenset()
         return table
@@ -362,12 +368,12 @@ class LookupTable:
         *,
         valid_write_ids: ValidWriteIdList | str | None = None,
     ) -> pa.Table:
-        """The rows of the current version as one Arrow table. One metadata call, and reads of the data that has changed.
+        """The rows of the current version as one Arrow table. Makes one metadata call, and reads from the store what this host has not cached.
 
-        `columns`: the names of the columns to return, in this order (default: all columns). `predicate`: SQL as in `lookup.where`, in addition
-        to that option. `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With `lookup.changes-from` the
-        rows are changes, in any order. Raises SchemaError for an unknown column, PredicateError, NotATableError if there is no table,
-        VersionGoneError for a version that can no longer be read, or another UfsError.
+        `columns`: the names of the columns to return, in this order (default: all columns). `predicate`: SQL as in `lookup.where`; rows must
+        fulfil both. `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With `lookup.changes-from`, returns
+        changes, in any order. Raises SchemaError for an unknown column, PredicateError, NotATableError if there is no table, VersionGoneError
+        for a version that can no longer be read, or another UfsError.
         """
         if self._reads_changes and valid_write_ids is None:
             return self._scan_changes(columns, predicate)
@@ -381,8 +387,8 @@ class LookupTable:
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """The rows of `scan()` as an Arrow C stream, for any library that takes one: polars, pandas, DuckDB, `pyarrow.table`.
 
-        `requested_schema`: types to which the columns are cast if all values fit. Otherwise the columns keep their own types, as the Arrow
-        PyCapsule interface allows. Raises ValueError if it has other columns than the table, and the errors of `scan`.
+        `requested_schema`: the types to which the columns are cast, if all values fit. Otherwise the columns keep their own types, as the Arrow
+        PyCapsule interface allows. Raises ValueError if this schema has other columns than the table, and the errors of `scan`.
         """
         rows = self.scan()
         if requested_schema is not None:
@@ -466,12 +472,12 @@ class LookupTable:
         return self._ask(valid_write_ids, answer)
 
     def invalidate(self, keys: KeysLike | KeyMaker) -> None:
-        """Drop the cached rows of these keys (given as for `get_many`) on this host, also the information that a key has no rows.
+        """Drop what this host has cached of these keys (in any form that `get_many` takes), also that a key has no rows.
 
-        The next lookup of these keys reads the table again. In all processes of the host, this affects every user of the table with the same
-        key columns and lookup.cache=PARTIAL. A load that is under way does not cache its rows of these keys. One metadata call in UFS mode.
-        Raises OptionError for lookup.cache=FULL (call `reload` instead), SchemaError for keys of other types, and OSError if the cache
-        directory cannot be written.
+        The next lookup of these keys reads the table again. This affects all users of the table on this host that have the same key columns and
+        lookup.cache=PARTIAL. A load that is running does not cache its rows of these keys. Makes one metadata call in UFS mode. Raises
+        OptionError for lookup.cache=FULL (call `reload` instead), SchemaError for keys of other types, and OSError if the cache directory
+        cannot be written.
         """
         self._check_open()
         engine = self._engine()
@@ -482,7 +488,7 @@ class LookupTable:
     def _ask(
         self, valid_write_ids: ValidWriteIdList | str | None, answer: Callable[[OpenTable, Snapshot | None], T]
     ) -> T:
-        """What `answer` returns for the table in its current version, and the snapshot of that version if it can answer at once (else None)."""
+        """What `answer` returns. Its arguments are the table in its current version, and the snapshot from which it can be read at once, or None."""
         self._check_open()
         if self._idle_options:
             refuse_in_reads(self._idle_options)
@@ -508,14 +514,16 @@ class LookupTable:
             engine.publish_metrics()
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
-        """Write rows to this managed table in one commit, and return its log position (that of the current version, if there are no rows).
+        """Write rows to this managed table in one commit, and return the log position of this commit.
 
-        `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`: "append",
-        "upsert" (see `upsert`), or "overwrite", which replaces all other rows. The first write creates the table, with `lookup.keys` as its
-        key columns. All rows become visible at once, or none. Raises SchemaError for rows that do not fit, WriteConflictError if another write
-        makes this one impossible, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a path with other files,
-        NotSupportedError for a store in which a file cannot be created exclusively, CommitUnknownError if the store does not say whether the
-        rows are committed, or another UfsError.
+        `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. If there are no rows, nothing
+        is committed, and the position is that of the current version. `mode`: "append", "upsert" (see `upsert`), or "overwrite", which replaces
+        all rows of the table. The first write creates the table, with `lookup.keys` as its key columns. All rows become visible at once, or
+        none.
+
+        Raises SchemaError for rows that do not fit, WriteConflictError if another write makes this write impossible, NonUniqueKeyError
+        (`lookup.write.unique-keys`), NotATableError for a path with other files, NotSupportedError for a store in which a file cannot be created
+        exclusively, CommitUnknownError if the store does not say whether the rows are committed, or another UfsError.
         """
         return self._write(rows, write_mode(mode))
 
@@ -537,7 +545,8 @@ class LookupTable:
                     job, arrow_rows.to_batches() if isinstance(arrow_rows, pa.Table) else arrow_rows, "part"
                 )
             except BaseException:
-                with contextlib.suppress(UfsError, DamagedFileError):  # the original error says more
+                # The error of the write says more than one of the abort.
+                with contextlib.suppress(UfsError, DamagedFileError):
                     writer.abort(job, ())
                 raise
             state = writer.commit(job, files, None if batch is None else Batch(*batch))
@@ -548,7 +557,7 @@ class LookupTable:
             return writer.commit_position(job, state)
 
     def upsert(self, rows: RowsLike) -> int:
-        """Write rows in one commit, each in place of the rows with the same key, and return the log position.
+        """Write rows in one commit, each in place of the rows with the same key, and return the log position of this commit.
 
         If several writes have the same key, the last commit wins. Raises NonUniqueKeyError if two of the rows have the same key,
         OptionError for a table without key columns, and the errors of `write`.
@@ -558,19 +567,19 @@ class LookupTable:
     def transaction(self) -> Transaction:
         """A transaction, which makes several writes in one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
 
-        `t` sees the table as it was when the transaction began, and its own writes. Nobody else sees these writes before the block ends. If the
-        block raises or this process dies, nobody ever sees them.
+        `t` sees the table as it was when the transaction began, together with its own writes. No other reader sees these writes before the block
+        ends. If the block raises or this process dies, no reader ever sees them.
         """
         self._check_open()
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
     def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
-        """Delete the rows with these keys (given as for `get_many`), or the rows for which the predicate `where` is true, in one commit. Returns the
-        log position of that commit.
+        """Delete rows in one commit, and return the log position of this commit. Give either `keys` or `where`.
 
-        `where`: SQL as in `lookup.where`. The table then needs no key columns. A delete also covers rows that others commit while it runs, but
-        not rows that are committed after it. If there is no such row, nothing is committed. Raises SchemaError for keys of other types,
-        PredicateError, OptionError unless exactly one of the two arguments is given, and the errors of `upsert`.
+        `keys`: the keys of the rows, in any form that `get_many` takes. `where`: a predicate, as in `lookup.where`, that is true for the rows; the
+        table then needs no key columns. A delete also deletes rows that others commit while it runs, but no rows that are committed after it.
+        If there are no such rows, nothing is committed. Raises SchemaError for keys of other types, PredicateError, OptionError unless exactly
+        one of the two arguments is given, and the errors of `upsert`.
         """
         self._check_open()
         check_no_batch(self._options, "a delete")
@@ -592,10 +601,10 @@ class LookupTable:
             return writer.delete_where(where)
 
     def compact(self) -> int:
-        """Compact small writes and deletes into files sorted by key, and return the log position of the current version.
+        """Rewrite small writes and deletes as larger files sorted by key, and return the log position of the current version.
 
-        A compaction is one commit that changes no row. If it would gain nothing, there is no commit. Raises WriteConflictError if others
-        replace the same rows during each of several attempts, and the errors of `write`.
+        This is one commit, which changes no row. If it would gain nothing, there is no commit. Raises WriteConflictError if other writers
+        replaced the same rows during each of several attempts, and the errors of `write`.
         """
         self._check_open()
         engine = runtime().engine(self._options)
@@ -603,12 +612,12 @@ class LookupTable:
             return engine.managed.compactor(self._options).compact().newest
 
     def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
-        """Remove the files that no version of the last `older_than` needs, by the store's clock. Returns the number of removed `files`, their
-        `bytes`, and `oldest`.
+        """Remove the files that are needed by no version that was current within the last `older_than`, by the store's clock.
 
-        `oldest`: the first log position from which on every version can be read (None: all versions can). Reading an earlier version raises
-        VersionGoneError. `force`: allow less than 7 days, for when nothing reads or writes the table. Raises OptionError for a time that is too
-        short or not a duration, UfsNotFoundError if there is no table, or another UfsError.
+        Returns the number of removed `files`, their `bytes`, and `oldest`: the first log position from which on each version can be read (None:
+        all versions can). Reading an earlier version raises VersionGoneError. `force`: allow less than 7 days, if no other process reads or
+        writes the table now. Raises OptionError for a time that is too short or not a duration, UfsNotFoundError if there is no table, or
+        another UfsError.
         """
         self._check_open()
         older_than_s = duration_argument_s("older_than", older_than)
@@ -623,10 +632,10 @@ class LookupTable:
         keys: Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> int:
-        """Change this managed table's definition in one commit, and return the log position of that commit.
+        """Change this managed table's columns, keys or properties in one commit, and return the log position of this commit.
 
-        `columns`: columns to add, which are null in existing rows: a schema, or text as in CREATE TABLE, such as `country STRING`. `keys`: the
-        new key columns. `properties`: texts to set, which `describe` shows. If nothing changes, there is no commit, and the position is that of
+        `columns`: columns to add, as a schema or as text such as `country STRING`; they are null in existing rows. `keys`: the new key columns.
+        `properties`: texts to store with the table, which `describe` shows. If nothing changes, there is no commit, and the position is that of
         the current version. Raises SchemaError for columns or keys that do not fit, and the errors of `write`.
         """
         self._check_open()
@@ -649,10 +658,10 @@ class LookupTable:
             return engine.managed.writer(self._options).alter(new_columns, keys, properties)
 
     def reload(self) -> str:
-        """Load the current version into this host's snapshot now, and return the version's digest.
+        """Load the current version into this host's full cache now, and return the version's digest. Only with `lookup.cache=FULL`.
 
-        Only with `lookup.cache=FULL`. Only files that have changed are fetched. A long load shows a progress bar or log lines. If the load
-        fails, its error is raised, and the last snapshot stays.
+        Only files that have changed are fetched. A long load shows a progress bar or log lines. If the load fails, its error is raised, and the
+        snapshot that was loaded before stays.
         """
         full = self._full()
         try:
@@ -666,9 +675,9 @@ class LookupTable:
         return snapshot.version.digest
 
     def warm(self) -> str:
-        """Make sure that this host has a snapshot of the current version, and return the version's digest. One metadata call.
+        """Make sure that this host's full cache has the current version, and return the version's digest. Makes one metadata call.
 
-        Like `reload`, except that in CACHE mode a snapshot that already answers queries is enough.
+        Like `reload`, but in CACHE mode does nothing if a snapshot already answers queries.
         """
         if self._options.version.source is MetadataSource.CACHE:
             latest = self._full().latest()
@@ -693,7 +702,7 @@ class LookupTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the current version, as `scan` returns them. One metadata call in UFS mode."""
+        """The columns of the current version, as `scan` returns them. Makes one metadata call in UFS mode."""
         self._check_open()
         columns = planner.table_columns(self._resolve(runtime().engine(self._options), self._options), self._options)
         return change_columns(columns) if self._reads_changes else columns
@@ -709,7 +718,7 @@ class LookupTable:
         return self._view(View.FILES)
 
     def versions(self) -> list[dict[str, Any]]:
-        """The versions of the table that this host has resolved, oldest first; for a managed table all versions in its log.
+        """The versions of the table that this host has read, oldest first; for a table that lists its versions, all of these.
 
         The columns are those of `lookup.view=versions`.
         """
@@ -724,7 +733,7 @@ class LookupTable:
 
     @property
     def version(self) -> str:
-        """The current version's digest, 15 hex digits, equal if and only if no file changed. One metadata call in UFS mode."""
+        """The digest of the current version: 15 hex digits, which change if and only if a file changes. Makes one metadata call in UFS mode."""
         self._check_open()
         return self._resolve(runtime().engine(self._options), self._options).version.digest
 

@@ -1,8 +1,8 @@
-"""The rows of each `lookup.view`: what a host knows about a table, and the changes of a managed table.
+"""The rows of each view (`lookup.view`): what a host knows about a table, and the changes of a managed table.
 
-`files`: the files of the current version (one metadata call). `versions`: the versions that this host has resolved, or all versions in a
-managed table's log. `metrics`: the counters of the hosts that the tasks reach. `summary`: one row about the current version. `token`: the
-token of the version that the execution reads; only this view reads rows of the table, to copy them to this host (see `version_token`).
+`files`: the files of the current version (makes one metadata call). `versions`: the versions that this host has read, or all versions that the
+table lists. `metrics`: the counters of the hosts that Spark's tasks reach. `summary`: one row about the current version. `token`: the token of the
+version that the execution reads; to make sure that it can be read, this view copies the rows of a small table to this host (see `version_token`).
 `changes`: the changes of a stream's micro-batch, or all changes between two versions.
 """
 
@@ -48,7 +48,7 @@ _TAKING_TASKS = 6
 
 
 def managed_state(engine: Engine, options: LookupOptions) -> TableState:
-    """The present state of the table's log. Raises NotSupportedError if it is not a managed table."""
+    """The present state of a managed table's log. Raises NotSupportedError if the table is not a managed one."""
     state = engine.managed.read_log(options)
     if state is None:
         raise NotSupportedError(
@@ -66,7 +66,7 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
     state = managed_state(engine, options)
     changes = options.kind(ChangeOptions)
     first, last = changes.first or 1, changes.last or state.newest
-    # A reader that has read all changes asks for the position after the last change.
+    # `from` may be one position behind the end of the log: a reader that has read all changes asks for that.
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(
@@ -77,8 +77,11 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
 
 
 def shares(tasks: Sequence[ChangeTask]) -> Iterator[tuple[ChangeTask, ...]]:
-    """The change tasks, grouped into a share for each Spark task. Change tasks about deleted rows are grouped by number, because they read the same
-    files; other change tasks are grouped by bytes, in their order."""
+    """The change tasks in groups, one for each Spark task.
+
+    Change tasks that only find deleted rows are grouped by number, because they read the same files. All others are grouped by bytes, in their
+    order.
+    """
     taking = [task for task in tasks if task.marks and not task.added]
     for start in range(0, len(taking), _TAKING_TASKS):
         yield tuple(taking[start : start + _TAKING_TASKS])
@@ -102,13 +105,15 @@ def read_share(
     optional_columns: Sequence[str] = (),
     extra_predicate: Predicate | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changed rows of some change tasks for which `lookup.where` and `extra_predicate` are true. `optional_columns`: columns that the table may
-    lack; they are then null."""
+    """The changed rows of some change tasks for which `lookup.where` and `extra_predicate` are true.
+
+    `columns`: the columns to return. `optional_columns`: those of them that are null if the table lacks them.
+    """
     schema = schema_of_text(tasks[0].schema)
     predicate = parse_where(options.read.where, schema) if options.read.where else None
     if extra_predicate is not None:
         predicate = extra_predicate if predicate is None else And((predicate, extra_predicate))
-    # The change columns come last. The table may have a column that ALTER TABLE added meanwhile.
+    # The columns that a read of changes adds come last. An optional column may be in the table, if ALTER TABLE has added it meanwhile.
     table_names = {name.lower() for name in schema.names}
     absent = {name for name in optional_columns if name.lower() not in table_names}
     table_columns = [name for name in columns.names if name not in CHANGE_COLUMNS.names and name not in absent]
@@ -127,7 +132,7 @@ def scan_changes(
     columns: Sequence[str] | None,
     predicate: str | None,
 ) -> pa.Table:
-    """The changes between two versions, with `table_columns` and the change columns, or some of these."""
+    """The changes between two versions, with `table_columns` and the columns that a read of changes adds, or with some of these (`columns`)."""
     everything = change_columns(table_columns)
     extra_predicate = None if predicate is None else parse_where(predicate, everything)
     selected_columns = everything
@@ -203,15 +208,15 @@ _SCHEMAS = {
 _FOOTERS_AT_MOST = 64
 
 
-_METRICS_TASKS = 64  # several for each executor, because Spark decides where they run
+_METRICS_TASKS = 64  # more than there are executors, because Spark decides where tasks run
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewTask:
     """A task of a view. Most views have one task.
 
-    The view `metrics` has several, to reach several hosts (`nonce` identifies their plan). The view `changes` has one for each share of the
-    changes, with the `columns` to read.
+    The view `metrics` has several tasks, to reach several hosts; `nonce` identifies their plan. The view `changes` has a task for each group of
+    `changes`, with the `columns` to read.
     """
 
     view: View
@@ -239,7 +244,7 @@ def view_batches(
     token: Callable[[], bytes],
     execution: Execution | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a view: one batch, or several batches of changes. `token`: returns the token of the version that this execution reads."""
+    """The rows of a view: one batch, or several batches of changes. `token`: returns the version token of this execution."""
     if task.columns is not None:
         yield from read_share(engine, options, task.columns, task.changes)
         return
@@ -305,17 +310,16 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
 
 def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
     if execution is None:
-        return (
-            task.number == 0
-        )  # without an execution there is no record by which tasks could agree on the one that answers
+        # Without an execution there is no record by which tasks could agree on the one that answers.
+        return task.number == 0
     return answers_for_host(engine, key_of(task.nonce, execution.application, execution.id), task.number)
 
 
 def answers_for_host(engine: Engine, key: str, number: int) -> bool:
-    """Whether task `number` answers for its host (its cache directory). Only one of the tasks with this `key` does.
+    """Whether task `number` answers for its host (for the host's cache directory). Of the tasks with the same `key`, only one does.
 
-    The race: tasks of one host run at the same time. The first task to create a record under the key answers, and so does a repeated attempt of
-    that task. Without a cache directory, task 0 answers.
+    The race: tasks of one host run at the same time. The first task that creates a record under the key answers, and so does a repeated attempt
+    of this task. Without a cache directory, task 0 answers.
     """
     if engine.disk is None:
         return number == 0

@@ -1,6 +1,6 @@
-"""Plans reads: finds the table at the path and its columns, and makes a `ReadPlan` and its tasks from the options.
+"""Plans reads: finds the table at a path and its columns, and makes a `ReadPlan` and the tasks of the read from the options.
 
-Every error in an option is reported here, on the driver.
+Every wrong option is reported here, on the driver, before tasks run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TASKS_AT_MOST = 10_000  # tasks of one read; without a limit there could be any
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedTable:
-    """A table with the version that was resolved, and the columns of that version."""
+    """A table, its version that a read has found, and the columns of this version: `data` in the files, `partitions` the partition columns."""
 
     table: Table
     version: TableVersion
@@ -47,7 +47,7 @@ class ResolvedTable:
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns, in the order that the table or a declared schema gives them; otherwise the files' columns, then the directories' columns."""
+        """All columns, in the order of the declared schema or of the table's metadata; without these, the partition columns come last."""
         everything = all_columns((self.data, self.partitions))
         declared, metadata = self.table.declared, self.version.metadata
         if declared is not None:
@@ -62,11 +62,12 @@ class ResolvedTable:
 def find(
     reader: TableReader, options: LookupOptions, last_table: Table | None = None, last: ResolvedTable | None = None
 ) -> ResolvedTable:
-    """The table at `options.files.path` now: one metadata call, and the data calls that its schema needs.
+    """The table that is at `options.files.path` now, with its columns.
 
-    `last_table`: the table that was last at the path, so that a file costs a HEAD instead of a LIST. `last`: the last answer for the same
-    options; it is returned again if nothing has changed. If a file is replaced before its schema was read, the newer version is read. Raises
-    the errors of `Resolver.discover` and `VersionReader.schema`, and VersionGoneError if the table keeps changing.
+    Makes one metadata call, and reads what it needs to find the columns. `last_table`: the table that was last at the path; with it, a file costs
+    a HEAD instead of a LIST. `last`: what the last call with the same options returned; it is returned again if nothing has changed. If a file is
+    replaced before its schema was read, the newer version is read. Raises the errors of `Resolver.discover` and `VersionReader.schema`, and
+    VersionGoneError if the table keeps changing.
     """
     began_s = reader.now_s()
     table, version = _discover(reader, options, last_table, last)
@@ -82,7 +83,7 @@ def find(
         and version.bytes > options.read.split_size
         and reader.kinds.lacks_files(version)
     ):
-        # A job has removed files of this version. Tasks could neither read these files nor continue with other ones.
+        # A job has removed files of this version. Tasks could not read these files, and could not go on with a newer version either.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
     if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
         return last if last.version is version else dataclasses.replace(last, version=version)
@@ -110,13 +111,15 @@ def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
 def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
-    """The version from which a full cache in CACHE mode answers; it may be older than `version`, the last version that this host knows. Without
-    such a cache, `version` itself."""
+    """The version to read: that of the latest snapshot, if a full cache in CACHE mode answers; otherwise `version`.
+
+    The snapshot may be older than `version`, the last version that this host knows. `began_s`: when the read began (steady clock).
+    """
     full = reader.fulls.get_cache(table, options) if options.version.source is MetadataSource.CACHE else None
     if full is None:
         return version
     latest = full.latest()
-    if latest is None:  # no snapshot yet: the version comes from the store
+    if latest is None:  # there is no snapshot yet, so the store's version is read
         return reader.current_versions.learn_newer(table, began_s)
     has_own_writes = reader.host.includes_own_writes(table, options, latest)
     return latest if has_own_writes else version
@@ -131,7 +134,8 @@ def _discover(
         try:
             version = reader.resolver.resolve(last_table, options, None).version
         except CHANGED_KIND:
-            # The table may be of another kind now, e.g. a directory instead of a file. If the path has vanished, `resolve` has already waited.
+            # There may be a table of another kind now, e.g. a directory instead of a file. If nothing is at the path, `resolve` has already waited
+            # for a job to write it, so `discover` need not wait again.
             return reader.resolver.discover(options, patient=False)
         if last is not None and last.table is last_table and last.version.digest == version.digest:
             return last_table, version
@@ -140,10 +144,10 @@ def _discover(
 
 
 def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.Schema:
-    """The columns that a read returns. Checks every option that names a column.
+    """The columns that a read of all rows returns. Also checks each option that names a column.
 
-    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit, OptionError for a `lookup.partition` that
-    does not fit.
+    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit the columns, OptionError for a
+    `lookup.partition` that does not fit.
     """
     everything = resolved_table.columns
     options = with_table_keys(options, resolved_table)
@@ -185,7 +189,10 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
 
 
 def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: bool = False) -> list[str]:
-    """The planned (or `declared`) columns, as the table spells them. Raises SchemaError for a column that the table does not have."""
+    """The columns `names` in the table's own spelling. Raises SchemaError for a column that the table does not have.
+
+    `declared`: the user has declared the columns, and planning has not found them in the table.
+    """
     table_names = {name.lower() for name in columns.names}
     missing_names = [name for name in names if name.lower() not in table_names]
     if missing_names:
@@ -208,10 +215,10 @@ def plan_read(
     predicates: Sequence[Predicate] = (),
     declared: bool = False,
 ) -> ReadPlan:
-    """The plan of a read of `columns`, with the names, types and nullability that the reader of the rows expects.
+    """The plan of a read that returns `columns`, with exactly these names and types.
 
-    `predicates`: conditions in addition to `lookup.where`. `declared`: whether the user has given this schema. Raises SchemaError if the table
-    does not have such columns.
+    `predicates`: conditions in addition to `lookup.where`. `declared`: the user has declared the types of the columns. Raises SchemaError if the
+    table does not have such columns.
     """
     declared = declared or resolved_table.table.declared is not None
     everything = resolved_table.columns
@@ -242,7 +249,10 @@ def plan_read(
 
 
 def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
-    """The keys that a plan asks for, as columns in the order of `lookup.keys`; None if the plan is a scan."""
+    """The keys to which the plan's predicate limits the rows, as columns in the order of `lookup.keys`.
+
+    None if it does not, or if the table is not read by key: only a partial cache, and a provider without a cache, are.
+    """
     options, projection = plan.options, plan.projection
     by_key = options.cache.mode is CacheMode.PARTIAL or (
         options.system is not None and options.cache.mode is CacheMode.NONE
@@ -255,10 +265,11 @@ def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
 
 
 def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPlan) -> list[ReadTask]:
-    """The tasks of a plan: a single task for rows by key or a small table; otherwise a task for each share of the files' bytes.
+    """The tasks of a plan: one task for rows by key, or for a small table; otherwise one for each share of the files' bytes.
 
-    `lookup.version-at` says whether the tasks read the version of this plan, or resolve one when they read; by default a single task
-    resolves. Raises OptionError if a provider returns rows by key only, and the plan does not name the keys.
+    `lookup.version-at` says whether the tasks read `resolved_table.version`, or find the current version when they read. By default, a single task
+    finds the version, and several tasks read the planned one. Raises OptionError if a provider returns rows by key only, and the plan does not
+    name the keys.
     """
     plan_keys = requested_keys(plan)
     if plan_keys is not None:
@@ -280,7 +291,8 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     if version_at is VersionAt.READ or (version_at is VersionAt.AUTO and count == 1):
         return [ReadTask(number, count) for number in range(count)]
     shares = [cut_share(files, number, count, splittable) for number in range(count)]
-    if isinstance(files, ColumnFiles):  # these have been pruned, so their bounds need not travel
+    # Files without matching rows have been left out above, so tasks need no statistics.
+    if isinstance(files, ColumnFiles):
         shares = [tuple(map(_without_bounds, pieces)) for pieces in shares]
     nonempty_shares = [pieces for pieces in shares if pieces] or [()]
     digest = resolved_table.version.digest

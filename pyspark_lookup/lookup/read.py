@@ -1,8 +1,8 @@
-"""Reads of a table's version.
+"""Reads a version of a table.
 
-`ReadPlan` and `ReadTask` are values that travel from the planning process to the reading processes; `TableReader` executes them. A task
-that resolves its version when it reads returns no batch before all bytes that it needs are in memory or in this host's cache. Until then
-it can restart with a newer version without mixing rows of two versions. `HostSchemas` caches the columns of versions by digest, because a
+The process that plans a read passes a `ReadPlan` and `ReadTask`s to the processes that read; there, `TableReader` reads the rows of a task. A
+task that finds its version only when it reads returns no batch before all bytes that it needs are in memory or in this host's cache. Until then
+it can begin again with a newer version, without mixing rows of two versions. `HostSchemas` caches the columns of versions by digest, because a
 version never changes.
 """
 
@@ -58,7 +58,7 @@ _AT_MOST = 8  # versions whose columns a process keeps in memory
 
 
 class HostSchemas:
-    """The schemas of versions: the names and types of their columns. `scan` reads them; this process and this host cache them."""
+    """Finds the columns of versions. `scan` reads them from the files; this process and the host's cache directory keep them."""
 
     def __init__(self, scan: TableScan, context: HostContext) -> None:
         self._scan = scan
@@ -66,7 +66,7 @@ class HostSchemas:
         self._schemas = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
 
     def get_columns(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, partition columns) of a version, from the table's metadata or, without that, from its files."""
+        """(columns in the files, partition columns) of a version, from the table's metadata or, if it has none, from the files."""
         if version.metadata is not None or table.retained:
             return require_metadata(table, version).columns
         if not version.cacheable:
@@ -97,8 +97,10 @@ def _parse_schemas(texts: Any) -> tuple[pa.Schema, pa.Schema]:
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """What a query reads of a table. `id` distinguishes plans. `planned_s`: when the plan was made, on the steady clock of a host since it was
-    started (`boot`). `number`: the number of the planned version, if it has one."""
+    """What a query reads of a table. `id`: a text that no other plan has. `number`: the number of the planned version, if versions have numbers.
+
+    `planned_s`: when the plan was made, on the steady clock of the machine start that `boot` names.
+    """
 
     id: str
     options: LookupOptions
@@ -110,20 +112,19 @@ class ReadPlan:
 
     @property
     def needed_columns(self) -> list[str]:
-        """The columns of the answer, and those that the predicate tests."""
+        """The columns that are returned, then those that only the predicate needs."""
         return self.projection.needed_columns
 
     def age_s(self, clock: HostClock) -> float | None:
-        """The plan's age in seconds; None on another host, whose clock may differ."""
+        """The plan's age in seconds; None on another host, whose clock cannot be compared."""
         return clock.steady_s() - self.planned_s if clock.boot == self.boot else None
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadTask:
-    """One task of a plan: share `number` of `count` shares of the version.
+    """One task of a plan: it reads share `number` of `count` shares of a version.
 
-    `pieces`: the parts of the files of the version `digest` that the task reads. None: the version is resolved when the task reads, not when
-    it is planned.
+    `digest`, `pieces`: the version, and the parts of its files that the task reads. Both are None if the task finds the version when it reads.
     """
 
     number: int
@@ -139,19 +140,16 @@ _SELECTED_AT_MOST = 4
 
 
 class VersionReader:
-    """Reads versions of a table on this host. Which version a query reads is decided elsewhere.
-
-    `scan`: reads rows for queries. `load_scan`: reads rows for a snapshot.
-    """
+    """Reads the columns and rows of given versions. `scan`: reads rows for queries. `load_scan`: reads rows for a full cache."""
 
     def __init__(self, scan: TableScan, load_scan: TableScan, context: HostContext) -> None:
         self._scan, self._load_scan = scan, load_scan
         self._schemas = HostSchemas(scan, context)
         self._selected = Latest[TableVersion](_SELECTED_AT_MOST)
-        self._secured: set[str] = set()  # the versions that this process has last secured
+        self._secured: set[str] = set()  # keys of the versions that `secure` has copied last
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories) of a version."""
+        """(columns in the files, partition columns) of a version."""
         return self._schemas.get_columns(table, version)
 
     def data_schema(self, table: Table, version: TableVersion) -> pa.Schema:
@@ -163,22 +161,20 @@ class VersionReader:
         return self._scan.splittable(table)
 
     def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
-        """The number of rows of a version (of the partition `lookup.partition`, if that is set); None if the rows would have to be read to count
-        them."""
+        """The number of rows of a version, in the partitions that `lookup.partition` selects; None if the rows would have to be read for this."""
         return self._scan.rows(table, select_partitions(table, version, options))
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether the table can be read as a whole; otherwise rows can only be looked up by key."""
+        """Whether the table can be read as a whole; False if rows can only be looked up by key."""
         return self._scan.reads_all_rows
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of these keys, from a table whose rows can only be looked up by key; None for a table of files. See
-        `TableScan.rows_by_key`."""
+        """The rows of `keys` in a table whose rows can only be looked up by key; None for a table of files. As `TableScan.rows_by_key`."""
         return self._scan.rows_by_key(keys, columns)
 
     def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
-        """The columns of a version that caches store, in snapshots and in the partial cache."""
+        """The columns of a version that the full cache and the partial cache store."""
         data, partitions = self.schema(table, version)
         everything = all_columns((data, partitions))
         keys = resolve_names(options.files.keys or (), everything, "lookup.keys")
@@ -200,20 +196,20 @@ class VersionReader:
     ) -> pa.Table:
         """The rows of some `files` of a version for which `predicate` is true, with all columns of `layout`.
 
-        Raises SourceChangedError if a file is no longer in its version.
+        Raises SourceChangedError if a file was replaced or removed.
         """
         projection = dataclasses.replace(layout.projection, predicate=predicate)
         prepared = self.prepare(plan.table, version, to_slices(files), projection)
         return collect_table(prepared.batches(), layout.columns, plan.table.url)
 
     def files(self, keep: bool = True) -> TableScan:
-        """A scan of files. `keep`: the bytes that it reads stay in this host's cache."""
+        """The scan with which to read files. `keep`: this host's cache keeps the bytes that are read."""
         return self._scan if keep else self._load_scan
 
     def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
-        """Copy a version's bytes to this host's cache, where changes of its files do not reach them.
+        """Copy a version's bytes to this host's cache, where they stay the same if the files are replaced.
 
-        Raises SourceChangedError if a file is no longer in its version.
+        Raises SourceChangedError if a file was replaced or removed before it was copied.
         """
         place = key_of(version.digest, options.read.columns, options.read.where, options.files.partition)
         if place in self._secured:
@@ -225,7 +221,7 @@ class VersionReader:
             self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
 
     def select(self, table: Table, options: LookupOptions, version: TableVersion) -> TableVersion:
-        """The version with the files of the partitions that `lookup.partition` selects. Raises the errors of `select_partitions`."""
+        """The version with only the files that `lookup.partition` selects. Raises the errors of `select_partitions`."""
         if options.files.partition is None:
             return version
         place = version.digest, table.id, options.files.partition
@@ -237,19 +233,19 @@ class VersionReader:
         return selected
 
     def key_bounds(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
-        """The bounds of each key column in each file, for each file in order."""
+        """For each file, the statistics of each key column."""
         keys = pa.schema([layout.columns.field(name) for name in layout.keys])
         return self._scan.bounds(table, files, layout.partitions, keys)
 
     def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
-        """All rows of exactly this version, from its files. Raises SourceChangedError if a file is no longer in it."""
+        """All planned rows of a version, from its files. Raises SourceChangedError if a file was replaced or removed."""
         pieces = to_slices(select_partitions(plan.table, version, plan.options))
         return self.prepare(plan.table, version, pieces, plan.projection).batches()
 
     def prepare(
         self, table: Table, version: TableVersion, pieces: Sequence[Slice], projection: Projection
     ) -> PreparedScan:
-        """Parts of a version's files, ready to be decoded. Raises SourceChangedError if a file is no longer in it."""
+        """Parts of a version's files, ready to be decoded. Raises SourceChangedError if a file was replaced or removed."""
         return self._scan.prepare(table, pieces, projection, functools.partial(self.data_schema, table, version))
 
 
@@ -257,7 +253,7 @@ class VersionReader:
 
 
 class SnapshotReader:
-    """Finds the snapshot from which a query can read, in the full caches of this host."""
+    """Finds the snapshot of a full cache from which a query can read."""
 
     def __init__(
         self, resolver: Resolver, versions: VersionReader, fulls: FullTables, metrics: CacheMetricGroup
@@ -270,10 +266,10 @@ class SnapshotReader:
     def resolve(
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None, exact: bool = False
     ) -> tuple[Resolution, Snapshot | None]:
-        """(the version that `execution` reads, its snapshot if the plan can be read from one).
+        """(the version that `execution` reads, its snapshot, or None if there is none from which the plan can be read).
 
-        `version`: the current version, if the caller has just resolved it; a full cache in CACHE mode uses its own version instead. `exact`:
-        the caller reads only parts of the version's files.
+        `version`: the current version, if the caller has just resolved it; a full cache in CACHE mode answers from its own version instead.
+        `exact`: only a snapshot of the same files counts, because the caller reads only parts of the files.
         """
         resolution, snapshot = self._resolve(plan, execution, version, exact)
         if version is None and resolution.decided_here:
@@ -293,7 +289,7 @@ class SnapshotReader:
                 if resolution.version.digest == served_version.digest:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self._find_in(full, plan, resolution.version, exact)
-            # This host's last known version may be as old as its last reload, or older.
+            # The last version that this host knows may be older than its last reload, so the store is asked.
             current: Callable[[], TableVersion] | None = functools.partial(
                 self._resolver.current_versions.refresh, table
             )
@@ -306,9 +302,10 @@ class SnapshotReader:
         return resolution, self._find_in(full, plan, resolution.version, exact)
 
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
-        """(the version, the snapshot) from which a full cache answers in CACHE mode; waits for the first load.
+        """(the version, the snapshot) from which a full cache answers in CACHE mode. Waits for the first load.
 
-        None without such a full cache, and as long as the snapshot lacks a commit of this host: then a reload starts, and the store answers.
+        None without such a full cache. None also if the snapshot lacks a commit of this host: then a reload starts, and the caller must ask the
+        store.
         """
         full = self._fulls.get_cache(table, options)
         latest = full.current() if full is not None and options.version.source is MetadataSource.CACHE else None
@@ -320,7 +317,7 @@ class SnapshotReader:
     def unchanged(
         self, full: FullCache, table: Table, options: LookupOptions, version: TableVersion
     ) -> Snapshot | None:
-        """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload."""
+        """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload; otherwise None."""
         snapshot = full.unchanged(version)
         if snapshot is None or not self._resolver.host.includes_own_writes(table, options, version):
             return None
@@ -335,22 +332,22 @@ class SnapshotReader:
         wait_s: float | None = None,
         exact: bool = False,
     ) -> Snapshot | None:
-        """The snapshot of a version, built now if the query may wait for it; else None.
+        """The snapshot of a version, which in UFS mode is built if there is none; None if there is no full cache, or the build takes too long.
 
-        `wait_s`: how long the query may wait (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
+        `wait_s`: how long to wait for a build (None: `lookup.full-cache.build-wait`). `exact`: as in `FullCache.build`.
         """
         full = self._fulls.get_cache(table, options)
         return None if full is None else _get_from(full, options, version, wait_s, exact)
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
-        """The snapshot of a version, if it has all columns that the plan needs; else None."""
+        """The snapshot of a version, as `get` returns it, if it has all columns that the plan needs; otherwise None."""
         return self._find_in(self._fulls.get_cache(plan.table, plan.options), plan, version, exact)
 
     def _find_in(self, full: FullCache | None, plan: ReadPlan, version: TableVersion, exact: bool) -> Snapshot | None:
         return None if full is None else self.covering(plan, _get_from(full, plan.options, version, None, exact))
 
     def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
-        """The snapshot if it has all columns that the plan needs; else None."""
+        """`snapshot` if it has all columns that the plan needs; otherwise None. A metric counts how often the result is None."""
         selects_columns = plan.options.read.columns is not None
         if selects_columns and snapshot is not None and not set(plan.needed_columns) <= set(snapshot.schema.names):
             snapshot = None
@@ -361,7 +358,7 @@ class SnapshotReader:
     def batches(
         self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
     ) -> Iterator[pa.RecordBatch]:
-        """The planned rows of a snapshot; with `pieces`, only the rows of these parts of the version's files."""
+        """The planned rows in a snapshot. `pieces`: only the rows of these parts of the version's files; None: all rows."""
         ranges = None if pieces is None else [(p.file.url, p.start, p.end) for p in pieces]
         read_schema = functools.partial(self._versions.data_schema, plan.table, version)
         return snapshot_batches(
@@ -372,7 +369,6 @@ class SnapshotReader:
 def _get_from(
     full: FullCache, options: LookupOptions, version: TableVersion, wait_s: float | None, exact: bool
 ) -> Snapshot | None:
-    """See `SnapshotReader.get`."""
     if options.version.source is MetadataSource.CACHE:
         return full.find(version)
     return full.build(version, options.full_cache.build_wait_s if wait_s is None else wait_s, exact)
@@ -382,14 +378,14 @@ def _get_from(
 
 _log = logging.getLogger("pyspark_lookup.reader")
 _BLOCK_BYTES = 4 * 1024 * 1024
-_STARTS = 5  # attempts in a row before a changing table is an error
+_STARTS = 5  # if the table changes during so many attempts in a row, this is an error
 
 
 class TableReader:
     """Reads a table in this process.
 
-    `scans`: the scan for queries and the scan for snapshots (None: scans of files). `cache`, `trigger`: used instead of the partial cache and
-    the reload strategy that the options describe. `block_size`: the size of blocks for formats without blocks of their own (CSV, JSON, ORC).
+    `scans`: the scan for queries and the scan for full caches (None: scans of files). `cache`, `trigger`: used instead of the partial cache and
+    the reload strategy that the options describe. `block_size`: the size in bytes of the ranges that are read of CSV, JSON and ORC files.
     """
 
     def __init__(
@@ -407,7 +403,7 @@ class TableReader:
         self.metrics = context.metrics
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        # Loads and compactions read each file once, and a snapshot has the decoded rows. So the bytes that they read need not be cached.
+        # A load of a full cache reads each file once, and the snapshot then has its rows. So the bytes that it reads need not be cached.
         self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
             Scan(blocks.read_only(), context.metrics, block_size, rereads=False),
@@ -424,8 +420,7 @@ class TableReader:
     def replace(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
     ) -> TableVersion:
-        """The version to continue with when a file of the resolved version is gone. Raises VersionGoneError if `lookup.on-version-gone` forbids
-        that."""
+        """The version to read instead, if a file of the resolved version is gone. Raises VersionGoneError if `lookup.on-version-gone` forbids this."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
             raise self._version_gone(plan, change, resolution.version.number) from change
         return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
@@ -433,11 +428,11 @@ class TableReader:
     def read(
         self, plan: ReadPlan, task: ReadTask, execution: Execution | None, version: TableVersion | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a task as batches of the plan's columns, all from one version.
+        """The rows of a task, in batches with the plan's columns, all from one version.
 
         `version`: the current version, if the caller has just resolved it. Raises VersionGoneError if a file was replaced and
-        `lookup.on-version-gone` forbids another version, SchemaError if the table no longer has the planned columns, UfsError or
-        NotATableError if it cannot be read.
+        `lookup.on-version-gone` forbids to read a newer version, SchemaError if the table no longer has the planned columns, UfsError or
+        NotATableError if the table cannot be read.
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
@@ -487,10 +482,11 @@ class TableReader:
     def _prepare_planned(
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> PreparedScan:
-        """A scan for a task whose version was fixed at planning."""
+        """The prepared scan of a task whose version was chosen when the read was planned."""
         age_s = plan.age_s(self._context.clock)
         if age_s is not None and age_s > SETTLED_AFTER_S:
-            # At planning the file was so new that a later change might not have shown in its identity, so it was not cached. By now it would.
+            # When the read was planned, a file may have been so new that a change might not have shown in its identity, so it was not to be
+            # cached. By now it is old enough.
             pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
             return self._scan.prepare(plan.table, pieces, plan.projection)
@@ -503,7 +499,7 @@ class TableReader:
             return self._restart(plan, planned_version, execution)
 
     def _restart(self, plan: ReadPlan, lost_version: TableVersion, execution: Execution | None) -> PreparedScan:
-        """A scan for the only task of a read, restarted with the version that replaced `lost_version`. The task has returned no rows yet."""
+        """The prepared scan of the version that replaced `lost_version`, for the only task of a read, which has returned no rows yet."""
 
         def read(version: TableVersion) -> PreparedScan:
             pieces = to_slices(select_partitions(plan.table, version, plan.options))
@@ -522,10 +518,10 @@ class TableReader:
         execution: Execution | None,
         change: SourceChangedError,
     ) -> PreparedScan:
-        """A scan for one of several tasks, after files have changed: reads each replaced file again as a whole.
+        """The prepared scan of one of several tasks, after files have changed: it reads each replaced file in its new state.
 
-        Two cases are errors even if newer versions are allowed. If other tasks read parts of a replaced file, rows of two versions of the file
-        would be mixed. If a file has vanished, its rows may now be in any other file.
+        Two cases are errors even if newer versions are allowed. If the task reads only a part of a replaced file, other tasks may have read
+        other parts in its old state. If a file was removed, its rows may now be in any other file.
         """
         if plan.table.fails_when_gone(plan.options):
             raise self._version_gone(plan, change, plan.number) from change
@@ -559,12 +555,12 @@ class TableReader:
         )
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Keep the full cache's schedule and the provider's connection open for `user`, until it calls `let_go` or is garbage-collected."""
+        """Keep the schedule of the full cache and the connection of the provider open, until `user` calls `let_go` or is garbage-collected."""
         self._users.add(user)
         self.fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Close what nobody but `user` uses any more. Files on disk stay."""
+        """End what `hold` began for `user`: close what no other user holds. Files on disk stay."""
         self._users.discard(user)
         if not self._users:
             self._scan.close()
@@ -578,12 +574,12 @@ class TableReader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the reader can be dropped: nobody uses it, and all that it knows is on disk."""
+        """Whether the reader can be dropped: it has no users, and all that it knows is on disk."""
         unrecorded = self.host.has_unwritten or self.partials.has_unrecorded
         return not self._users and not unrecorded
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
-        """Warn if a later execution reads the version of an older plan. One process of the host warns, once for each plan."""
+        """Log a warning if an execution reads the version that was planned for an earlier one. A host warns once for each plan."""
         if execution is None or self._context.disk is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""`Runtime`: the stores, cache directories and engines of this process. It builds an `Engine` for each table reference.
+"""`Runtime`: all that a process has open. For a table, as a path and options name it, this is an `Engine`.
 
-A table reference is a path with its options. The runtime is the only global of the package. It is rebuilt when the process id changes,
-because nothing that was opened before a fork (a store's connections, a lock) may be used in the child.
+The runtime is the only global object of the package. After a fork, the child makes a new one, because it must not use what its parent has
+opened, such as a store's connections or a lock.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _FILE = "file://"
 
 
 def check_apart(url: str, cache: Path) -> None:
-    """Raise OptionError if a table of this machine lies in the cache directory, or the cache directory in the table, also through links.
+    """Raise OptionError if a local table lies in the cache directory, or the cache directory lies in the table, also by symbolic links.
 
-    Otherwise the cache would remove the table's files, or a read of the table would include the cache's files.
+    If it did, the cache would remove the table's files, or a read of the table would also read the cache's files.
     """
     if not url.startswith(_FILE):
         return
@@ -59,7 +59,7 @@ def check_apart(url: str, cache: Path) -> None:
             f"option path = {redact('path', url)!r} lies in the cache directory {cache}, where files are removed: "
             "keep tables elsewhere, or set lookup.cache.dir to another directory"
         )
-    # A glob that does not match the cache's directories reads none of the cache's files.
+    # The cache directory may lie below the root of a glob, if the glob matches none of the cache's own directories.
     pattern = os.path.realpath(table) + path.removeprefix(str(table)) if glob else ""
     if _is_descendant(cache, table) and (not glob or glob_reaches(f"{os.path.realpath(cache)}/{LAYOUT}", pattern)):
         raise OptionError(
@@ -69,7 +69,7 @@ def check_apart(url: str, cache: Path) -> None:
 
 
 def _is_descendant(path: Path, ancestor: Path) -> bool:
-    """Whether a path is `ancestor` or lies below it, by name and by the targets of links. Neither has to exist."""
+    """Whether a path is `ancestor` or lies below it, also by symbolic links. Neither of the two has to exist."""
     real, top = Path(os.path.realpath(path)), Path(os.path.realpath(ancestor))
     if real.is_relative_to(top):
         return True
@@ -90,12 +90,16 @@ def _is_same(directory: Path, status: os.stat_result) -> bool:
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
-_ENGINES_KEPT = 256  # engines without users that stay open: each takes at least 25 kB and keeps a file of counters open
-_IDLE_PROBES = 16  # engines that are looked at to find an idle one
+# As many engines stay open without users: each takes at least 25 kB, and keeps a file of counters open.
+_ENGINES_KEPT = 256
+_IDLE_PROBES = 16  # as many engines are looked at to find an idle one
 
 
 class Measurement:
-    """A `with` block whose duration is counted under `name` unless it raises. A class, because a generator costs more than a lookup."""
+    """Measures how long a `with` block takes, for the metric `name`, unless the block raises.
+
+    It is a class because a generator would cost more time than a lookup.
+    """
 
     __slots__ = ("_metrics", "_name", "_now_s", "_started_s")
 
@@ -111,7 +115,7 @@ class Measurement:
 
 
 class Engine:
-    """What this process has open for one table reference: the reader, the writers of managed tables, and the counters."""
+    """What this process has open for one table: the object that reads it, the object that writes managed tables, and the counters."""
 
     def __init__(
         self,
@@ -134,16 +138,16 @@ class Engine:
         self.url_of = ufs.url_of
 
     def publish_metrics(self) -> None:
-        """Publish this process's counters to the host. Now and then starts a sweep of the cache directory in the background."""
+        """Publish this process's counters to the host's other processes. If it is time, also start to clean up the cache directory, in a thread."""
         self._publisher.publish()
         if self.disk is not None and self.disk.sweep_is_due():
             with contextlib.suppress(RuntimeError):  # there are too many threads, or the process ends
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
     def let_go(self, table_and_options: tuple[Table, LookupOptions] | None, user: object) -> None:
-        """Close what nobody but `user` uses any more, and the counters' file if there are no other users.
+        """Close what only `user` has used; if there are no other users, close also the file of counters.
 
-        `table_and_options`: the table that the user has read, with its options; None if it has read none.
+        `table_and_options`: the table that the user has read, with its options; None if the user has read none.
         """
         self.publish_metrics()
         if table_and_options is not None:
@@ -157,7 +161,7 @@ class Engine:
         self._publisher.close()
 
     def measure(self, name: str) -> Measurement:
-        """Measure how long a `with` block takes, unless it raises."""
+        """A `with` block whose duration is measured for the metric `name`, unless it raises."""
         return Measurement(self.reader.metrics, name, self._context.clock.steady_s)
 
     @contextlib.contextmanager
@@ -170,13 +174,16 @@ class Engine:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """`ManagedTables.committing`, which yields the writer of a `with` block; afterwards publishes the counters, even if it raises."""
+        """A `with` block that gets the writer of `ManagedTables.committing`. Publishes the counters after the block, even if it raises."""
         with self.publish(), self.managed.committing(options) as writer:
             yield writer
 
 
 class Runtime:
-    """Stores, cache directories and engines of one process, each opened once, when first needed. `host`: the host's name (None: the system's)."""
+    """The stores, cache directories and engines of one process. Each is opened once, when it is first needed.
+
+    `host`: the host's name (None: the name that the system says).
+    """
 
     def __init__(
         self,
@@ -193,20 +200,20 @@ class Runtime:
         self._start = start
         self._host = host or socket.gethostname()
         self._timer = Timer(start)
-        self._lock = threading.RLock()  # reentrant: opening a store runs foreign code, which may open a table
+        self._lock = threading.RLock()  # reentrant: opening a store runs a user's code, which may open another table
         self._stores: dict[str, Store] = {}
         self._shared: dict[Any, Any] = {}  # objects that several sources of versions share, such as a catalog
         self._openers = [opener(clock) for opener in OPENERS]
         self._disks: dict[str, Disk | str] = {}  # a disk, or the reason why the directory cannot be used
-        # Engines in use, and recently used engines. A dropped engine is built again when needed, as in another process:
-        # whatever must outlast an engine is on disk.
+        # The engines in use, and those that were used recently. A dropped engine is made again when it is needed, because all that must
+        # outlast an engine is on disk.
         self._engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
         self._recent: collections.OrderedDict[str, Engine] = collections.OrderedDict()
         self._publishers: weakref.WeakValueDictionary[str, Publisher] = weakref.WeakValueDictionary()
         self._application = ""
 
     def engine(self, options: LookupOptions) -> Engine:
-        """The engine for a table reference. If the cache directory cannot be used, that is logged, and the engine works without one."""
+        """The engine for the table that options name. If the cache directory cannot be used, logs this; the engine then works without one."""
         opening = self._open(options)
         with self._lock:
             key = key_of(
@@ -229,7 +236,7 @@ class Runtime:
         return engine
 
     def _take_idle(self, requested_key: str) -> Engine | None:
-        """An idle engine to drop, if too many are kept; never the requested engine. It is freed once nobody uses it."""
+        """An idle engine, which is no longer kept, if there are too many; never the requested one. None if there is none to drop."""
         for _ in range(_IDLE_PROBES if len(self._recent) > _ENGINES_KEPT else 0):
             key, engine = next(iter(self._recent.items()))
             if engine.reader.is_idle and key != requested_key:
@@ -238,14 +245,14 @@ class Runtime:
         return None
 
     def of_application(self, name: str) -> None:
-        """Count from now on for the Spark application with this id, of which this process is a worker."""
+        """From now on, count under the id of the Spark application of which this process is a worker."""
         with self._lock:
             self._application = name
             for publisher in self._living_publishers():
                 publisher.application = name
 
     def publish(self) -> None:
-        """Publish the counters of this process to the host."""
+        """Publish this process's counters to the host's other processes."""
         for publisher in self._living_publishers():
             publisher.publish()
 
@@ -258,12 +265,14 @@ class Runtime:
         return [publisher for ref in self._publishers.valuerefs() if (publisher := ref()) is not None]
 
     def nonce(self) -> str:
-        """16 hex digits that nobody else has drawn."""
+        """16 random hex digits, which no other call returns."""
         return f"{self._rng.getrandbits(64):016x}"
 
     def effective(self, options: LookupOptions) -> LookupOptions:
-        """The options, completed by the system that they name, if any. Raises OptionError if they contradict that system, or it cannot be
-        opened."""
+        """The options, completed by the system that they name (such as a provider), if any.
+
+        Raises OptionError if they contradict that system, or it cannot be opened.
+        """
         opening = self._open(options)
         return options if opening is None else opening.complete(options)
 
@@ -275,7 +284,7 @@ class Runtime:
         url = store.url_of(options.files.path)
         check_apart(url, options.cache.directory())
         label = key_of(store.scope, url)
-        # All references to one table share their counters, which are published once.
+        # All engines of one table share their counters, so that these are published once.
         place = key_of(label, options.cache.directory())
         publisher = self._publishers.get(place)
         metrics = publisher.metrics if publisher else CacheMetricGroup()
@@ -309,7 +318,7 @@ class Runtime:
 
     def _store(self, path: str, options: LookupOptions, with_storage: bool = True) -> Store:
         protocol = path.split("://", 1)[0] if "://" in path else "file"
-        # URLs of other protocols may name a host, so there is one store per host, not per protocol.
+        # A URL of another protocol may name a host, so there is a store for each host.
         place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""
         secrets = conf_file_secrets() if protocol != "file" else {}
         storage = {**secrets, **dict(options.storage.parameters)} if with_storage else {}
@@ -349,16 +358,16 @@ class Runtime:
         return disk_or_reason.counting(metrics)
 
     def cache_problem(self, options: LookupOptions) -> str:
-        """The reason why this process works without the options' cache directory."""
+        """The reason why this process works without the cache directory that the options name."""
         reason = self._disks.get(key_of(options.cache.directory(), options.cache.max_bytes))
         return reason if isinstance(reason, str) else f"cache directory {options.cache.directory()} cannot be used"
 
 
 _current: Runtime | None = None
 _making = ForkSafeLock()
-_inherited: list[
-    Runtime
-] = []  # runtimes of parent processes. They are never closed here: closing a connection may tell the server, which would end the parent's, too
+# The runtimes of parent processes. They stay here and are never closed: to close a connection may tell the server, which would then end the
+# parent's connection, too.
+_inherited: list[Runtime] = []
 
 
 def runtime() -> Runtime:

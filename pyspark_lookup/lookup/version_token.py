@@ -1,11 +1,10 @@
-"""The version token, by which all tasks of an execution read one version, wherever they run.
+"""The version token, by which all tasks of an execution read the same version, on any host.
 
-One task resolves the version and secures it: it copies the version's bytes to its host's cache, where later changes of the files do not reach
-them. The token, two BIGINTs, travels with the rows as data, and every task answers from exactly that version. The host that resolved the
-version has its list of files on record. Another host lists the table once. If it gets another digest, it does what
-`lookup.on-version-gone` says.
+One task finds the version, and copies its bytes to its host's cache, where they stay the same if files are replaced. The token, two BIGINTs,
+travels with the rows as data, and each task reads exactly the version that it names. The host that found the version has its list of files on
+record. Another host lists the table once; if it finds another version, it does what `lookup.on-version-gone` says.
 
-Numbers of a fixed width cost a row least: as a binary value, the same token makes a bulk join an eighth slower
+A token is two numbers because these cost each row least: as a binary value, the same token makes a bulk join an eighth slower
 (docs/decisions/version-token.md).
 """
 
@@ -29,16 +28,16 @@ from pyspark_lookup.versions.resolver import TableKinds
 
 _DOUBLE = struct.Struct(">d")
 _BYTES = struct.Struct(">cqq")  # a mark and the two numbers
-_MARK = b"V"  # the first byte of each token; an error that stands in place of a token begins with another one
+_MARK = b"V"  # the first byte of each token; an error that stands in the place of a token begins with another byte
 _KIND_BITS = 4
 _DIGEST_DIGITS = 15
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionToken:
-    """Names a version to tasks: by its digest. `kind`: the number of the table's kind in `TableKinds.names`.
+    """The name of a version for tasks: its digest. `kind`: the position of the table's kind in `TableKinds.names`.
 
-    `number` or, without one, `newest` helps a host to find the version if it has no list of the version's files.
+    By `number`, or by `newest` if versions have no numbers, a host finds the version if it has no list of the version's files.
     """
 
     kind: int
@@ -54,14 +53,14 @@ class VersionToken:
         return cls(kinds.names.index(table.kind), version.digest, version.number, newest)
 
     def to_numbers(self) -> tuple[int, int]:
-        """The token as two numbers, each of which fits into a BIGINT: the digest with the kind; and -1 - `number`, or the bits of `newest`."""
+        """The token as two BIGINTs: (the digest together with the kind, -1 - `number`, or without a number the bits of `newest`)."""
         first = int(self.digest, 16) << _KIND_BITS | self.kind
         second = int.from_bytes(_DOUBLE.pack(self.newest), "big") if self.number is None else -1 - self.number
         return (first - 2**64 if first >= 2**63 else first), second
 
     @classmethod
     def from_numbers(cls, first: int, second: int) -> VersionToken:
-        """The token that `to_numbers` made."""
+        """The token that `to_numbers` returned as two numbers."""
         digest, kind = divmod(first % 2**64, 2**_KIND_BITS)
         digits = f"{digest:0{_DIGEST_DIGITS}x}"
         if second < 0:
@@ -74,7 +73,7 @@ class VersionToken:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> VersionToken:
-        """The token that `to_bytes` packed. Raises OptionError for anything else."""
+        """The token that `to_bytes` returned. Raises OptionError for any other bytes."""
         try:
             mark, first, second = _BYTES.unpack(data)
             if mark != _MARK:
@@ -89,11 +88,11 @@ class VersionToken:
 def resolve_and_secure(
     reader: TableReader, options: LookupOptions, execution: Execution | None, last_table: Table | None = None
 ) -> tuple[Table, TableVersion]:
-    """The version that `execution` reads, resolved by at most one metadata call, and cached on this host so that later changes cannot take it away.
+    """(the table, the version of it that `execution` reads). The version is cached on this host, so that it can be read after later changes.
 
-    With lookup.cache=FULL, the version's snapshot is built, or waited for. Otherwise all bytes of a table of up to `lookup.scan.split-size` are
-    cached, and nothing of a larger one. `last_table`: the table that was last at the path. Raises UfsError or NotATableError if the table
-    cannot be resolved, VersionGoneError if it keeps changing.
+    Makes at most one metadata call. With lookup.cache=FULL, builds the version's snapshot, or waits for it. Otherwise caches all bytes of a
+    table of up to `lookup.scan.split-size`, and nothing of a larger table. `last_table`: the table that was last at the path. Raises UfsError or
+    NotATableError if there is no table that can be read, VersionGoneError if the table keeps changing.
     """
     table, version = _resolve(reader, options, execution, last_table)
     by_query = _is_built_by_queries(options)
@@ -131,7 +130,7 @@ def _resolve(
 
 
 def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
-    """The version from which a full cache answers in CACHE mode, after its first load; None if no full cache answers."""
+    """The version from which a full cache answers in CACHE mode; None if no full cache answers. Waits for the first load."""
     latest = reader.snapshots.current(table, options)
     return None if latest is None else latest[0]
 
@@ -143,7 +142,7 @@ def _current(reader: TableReader, table: Table, options: LookupOptions, version:
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
-    """Whether queries build the snapshot of a version. If so, a version is used only once its files' identities show each later change."""
+    """Whether queries build the snapshots of versions. A version is then read only once its files are so old that each change shows."""
     return options.cache.mode is CacheMode.FULL and options.version.source is MetadataSource.UFS
 
 
@@ -155,10 +154,10 @@ def _secure(reader: TableReader, table: Table, options: LookupOptions, version: 
 def version_of_token(
     reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
 ) -> tuple[Table, TableVersion]:
-    """The version that a token names, as this host can read it. No store call if this host has the version's list of files on record.
+    """(the table, the version that a token names). Makes no call to the store if this host has the version's list of files on record.
 
-    If the version cannot be found any more: raises VersionGoneError if `lookup.on-version-gone` is FAIL, else returns the version that this
-    execution reads instead on this host.
+    If the version cannot be found any more, returns the version that this execution reads instead on this host; raises VersionGoneError if
+    `lookup.on-version-gone` is FAIL.
     """
     resolver = reader.resolver
     kind = resolver.kinds.name_of_number(token.kind)
@@ -175,7 +174,7 @@ def version_of_token(
 def table_of_token(
     reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
 ) -> ResolvedTable:
-    """The version that a token names, with its columns. Raises the errors of `version_of_token` and of `VersionReader.schema`."""
+    """The table in the version that a token names, with its columns. Raises the errors of `version_of_token` and of `VersionReader.schema`."""
     table, version = version_of_token(reader, options, token, execution)
     (data, partitions), version = read_with_restarts(
         table,
