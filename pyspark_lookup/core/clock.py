@@ -1,7 +1,7 @@
 """`HostClock`: a host's clocks, passed as one argument. `Timer`: runs the periodic tasks of a process on one thread.
 
-`wall_s` is Unix time, to be compared with the times of files. `steady_s` counts from the host's start, and is never set back or forward. Its values can be
-compared between processes of the same `boot`, but not of different ones.
+`wall_s` is Unix time, to be compared with the times of files. `steady_s` counts from the host's start, and is never set back or forward. Its
+values can be compared between processes of the same `boot`, but not of different ones.
 """
 
 from __future__ import annotations

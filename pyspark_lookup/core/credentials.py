@@ -128,7 +128,7 @@ def without_url_credentials(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text of any origin without its credentials. Harmless text that looks like a credential may be hidden, too."""
+    """The text, of any origin, without its credentials. Harmless text that looks like a credential may be hidden, too."""
     if not _MAY_HOLD.search(text):
         return text
     text = _without_parts(_PEM.sub(_HIDDEN, text))

@@ -2,8 +2,8 @@
 
 The race: while the process is ending, Python (before 3.14) ends a daemon thread that acquires the GIL, wherever that thread is. If it is in a
 destructor of Arrow's, for instance that of a batch over a mapped file, this aborts the process. So all our threads are started here. At the
-end of the process they are asked to end, and awaited. Each stops at its next call of `check`, where no work is half done. They are daemons
-nevertheless, so that a thread that hangs in foreign code, or waits for a store, does not keep the process from ending.
+end of the process they are asked to end, and awaited. Each stops at its next call of `check`, where no work is half done. All of them are
+daemon threads nevertheless, so that a thread that hangs in foreign code, or waits for a store, does not keep the process from ending.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Ufs:
             raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
 
     def read_many(self, requests: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
-        """The results of `read_ranges` for several files, read at the same time, in the given order."""
+        """The results of `read_ranges` for several files, in the order of `requests`. The files are read at the same time."""
         jobs = list(requests)
         if len(jobs) <= 1:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]

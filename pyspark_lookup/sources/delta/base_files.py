@@ -1,8 +1,8 @@
 """`BaseFiles`: the data files of a Delta table at one version, as columns that all processes of a host map from its cache directory.
 
-A table of 300,000 files may have a gigabyte of statistics in its checkpoint. These texts are copied unparsed, compressed, and do not become
-Python objects. When a query first compares a column, Arrow parses the bounds of that column from the texts, and the parsed bounds are stored,
-too.
+A table of 300,000 files may have a gigabyte of statistics in its checkpoint, one JSON text for each file. The texts are copied unparsed,
+compressed, and do not become Python objects. When a query first compares a column, Arrow parses the bounds of that column from the texts, and
+the parsed bounds are stored, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Sums = tuple[int, int]
 
 
 def sum_keys(keys: Iterable[Key]) -> Sums:
-    """The sums of the hashes of some keys."""
+    """The sums of the hashes of some keys, see `Sums`."""
     paths, vectors = zip(*pairs, strict=True) if (pairs := list(keys)) else ((), ())
     return _sum_columns(pa.array(paths, pa.string()), pa.array(vectors, pa.string()))
 

@@ -1,4 +1,4 @@
-"""`Effect`: how a commit changes rows that other writes have committed, and what it must check before.
+"""`Effect`: how a commit changes rows that other writes have committed, and what must be checked before the commit.
 
 The race: others commit while a write is under way. So a write first looks into all commits since it began, and then puts its own event at the
 next position of the log. If another event has taken that position, the write looks again.
@@ -81,7 +81,7 @@ class Effect(Protocol):
 
 
 class Independent:
-    """The effect of an append, or of an overwrite, which replaces all lower write ids: neither depends on other commits."""
+    """The effect of an append, or of an overwrite, which replaces the rows of all lower write ids: neither depends on other commits."""
 
     replaces: tuple[int, ...] = ()
     added: Sequence[DataFile] = ()

@@ -158,12 +158,12 @@ _MIB = 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class WriteSizes:
-    """The sizes, in bytes and rows, at which writes and compactions divide their work. Tests use smaller ones, so that small tables have many
-    files.
+    """The sizes, in bytes and rows, of the files and row groups that writes make, and of compactions.
 
-    `file_bytes`: rows that take this much memory are sorted and written as one file (if rows come in the order of their keys, four times as
-    many are sorted at once). `row_group_bytes`: the size of a row group in memory. `row_group_rows`: the least and the most rows of a row
-    group. `merge_bytes`: the size of the files that a compaction reads and sorts at once.
+    Tests use smaller sizes, so that small tables have many files. `file_bytes`: rows that take this much memory are sorted and written as one
+    file (if rows come in the order of their keys, four times as many are sorted at once). `row_group_bytes`: the size of a row group in
+    memory. `row_group_rows`: the least and the most rows of a row group. `merge_bytes`: the size of the files that a compaction reads and
+    sorts at once.
 
     `compact_bytes`: a compaction that a caller requests takes every write smaller than this. `unasked_compact_bytes`: the same for a
     compaction that a commit starts, which takes no write larger than `unasked_write_bytes`. `small_file_bytes`: a requested compaction also

@@ -154,7 +154,10 @@ class Heartbeats:
 
 
 def _check_record(record: Any) -> dict[str, Any]:
-    """The record, if it is valid. For each write it has the number of heartbeats, and since when this number has not changed."""
+    """The record, checked. For each write it has the number of heartbeats, and since when this number has not changed.
+
+    Raises one of `decoding.UNREADABLE` for a malformed record.
+    """
     ids = {int(id_): [as_count(signs), as_number(since_s)] for id_, (signs, since_s) in record["ids"].items()}
     return {
         "boot": as_text(record["boot"]),

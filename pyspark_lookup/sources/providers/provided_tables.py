@@ -119,7 +119,8 @@ _SIZE = 1  # a placeholder: the table's one file has no size
 
 
 class ProvidedStore:
-    """The store of a provider's table. `now_s`: returns the time. Each load from a provider without versions gets its time as its version."""
+    """The store of a provider's table. `now_s`: returns the time, which becomes the version of each full load from a provider without
+    versions."""
 
     pins = True
     lists_after = False

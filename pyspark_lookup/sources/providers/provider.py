@@ -627,7 +627,7 @@ class ProvidedTable:
     ) -> list[Outcome]:
         """Call the provider's function, see `MakeCalls`.
 
-        Raises LookupFunctionError for a result that would be wrong for any keys, e.g. because it lacks a column.
+        Raises LookupFunctionError for a result that cannot be right for any key, e.g. because it lacks a column.
         """
         pieces = [keys.take(as_indices(call.keys)) for call in calls]
         outcomes: dict[int, Outcome] = {}

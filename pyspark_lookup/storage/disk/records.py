@@ -535,5 +535,8 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _numbers(names: Collection[str]) -> struct.Struct:
-    """One int64 for each name, in this machine's byte order, because no other machine reads its cache directory."""
+    """The layout of the numbers in a file of counters: one int64 for each name, in this machine's byte order.
+
+    No other machine reads this machine's cache directory.
+    """
     return struct.Struct(f"={len(names)}q")

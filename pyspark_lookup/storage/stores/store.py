@@ -159,9 +159,9 @@ class StoredColumn:
     """How files store the column that the table calls `name`: under the name `stored`, or under a field id. `parts`: the columns inside a
     nested column.
 
-    `names`: the names that the column may have in files without field ids (None: such files have no names for it; it is found by its
-    position, or, in ORC files, by `stored`). `default`: the column's value, as text, in files that lack the column (None: null). `uuid`:
-    files store 16 bytes, which the table shows as text.
+    `names`: the names that the column may have in files without field ids (None: in these files the column is found by its position, or, in
+    ORC, by `stored`). `default`: the column's value, as text, in files that lack the column (None: null). `uuid`: files store 16 bytes, which
+    the table shows as text.
     """
 
     name: str
@@ -252,7 +252,7 @@ CATALOG_SCHEME = "catalog://"
 LOG_DIRECTORY = "_lookup"
 """The directory of a managed table's log, beside its data."""
 log_directories = [LOG_DIRECTORY]
-"""The names of directories that mark a table with a log. A listing that finds one stops there. Kinds of tables add their names."""
+"""The names of directories that mark a table with a log. A listing that finds one stops there. See `add_log_directory`."""
 
 # A file that was modified this recently may change again without a new mtime (git calls such entries "racy"). For local files this is one
 # timer tick of an older kernel; for others a whole second, as HTTP has, and some slack.

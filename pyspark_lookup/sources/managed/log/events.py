@@ -88,8 +88,10 @@ class Definition:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Identifies a micro-batch: the id of the stream's query, and the number of the micro-batch in this query. So the micro-batch is
-    committed only once."""
+    """Identifies a micro-batch: the id of the stream's query, and the number of the micro-batch in this query.
+
+    With it, a micro-batch is committed only once, even if it is written again.
+    """
 
     query: str
     id: int

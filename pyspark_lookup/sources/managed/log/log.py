@@ -446,8 +446,8 @@ _TAIL_AT_MOST = 100  # the host's record of the log has at most this many events
 _RACES = 1000  # an append fails after it has lost this many positions in a row to faster writers
 _PROBED = 64  # new events are requested by name up to this number, in stores that can only list the whole log
 TRUSTED_S = 86400.0
-"""A host continues from a cached state that is younger than this, in seconds. It does not trust an older one, because the events after it may
-have been put and trimmed meanwhile: then it reads the log from the newest checkpoint on."""
+"""How many seconds a host trusts a cached state after the store has confirmed it. Later, events may have been put and trimmed meanwhile, so the
+log is read from the newest checkpoint on."""
 _CLOCK_STEP_S = 60.0  # a clock may be set back by this much without effect
 _IN_VAIN = 8  # an append fails after it has lost a position this often to an event that the store does not return
 
@@ -760,9 +760,9 @@ class NotificationLog:
         )
 
     def _trim(self, state: TableState, last_file: FileVersion) -> None:
-        """Remove pages of the log that no readable version needs, and that are as old as the table's properties require.
+        """Remove the pages of the log that no readable version needs, once the time that the table's properties set for them is over.
 
-        Their age is counted back from the last event.
+        This time counts back from the last event.
         """
         # The commit has succeeded: an error here must not make its writer repeat it.
         with contextlib.suppress(PysparkLookupError):

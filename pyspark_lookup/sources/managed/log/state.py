@@ -97,7 +97,7 @@ class TableWrite:
         return dataclasses.replace(self, replaces=(*self.replaces, *replaces), least=least, rank=rank)
 
 
-_NEWER_AT_MOST = 64  # a copy merges `_newer` into `_older` if it has more writes than this
+_NEWER_AT_MOST = 64  # if `_newer` has more writes than this, a copy merges them into `_older`
 
 
 class TableWrites:
