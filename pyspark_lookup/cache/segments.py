@@ -299,6 +299,7 @@ class Segment:
         if self.file_starts[-1] < self.rows:
             raise ValueError("the files have fewer rows than the segment")
         self._index: KeyIndex | None = None
+        self.key_count = 0
         if self.keys:
             keyed = as_count(meta["keyed_rows"])
             arrays = {
@@ -307,6 +308,7 @@ class Segment:
                 if name.startswith("index.")
             }
             check_index(arrays, keyed, self.rows)
+            self.key_count = keyed if (first := arrays.get("first")) is None else len(first) - 1
             stored = [self._column(name)[0] for name in self.keys]
             self._index = KeyIndex(arrays, stored, int(np.int64(meta["low"])))
             if keyed:
@@ -332,6 +334,16 @@ class Segment:
         """The rows that have any of `keys`. `hashes`: the hashes of `keys`, computed with this segment's seed."""
         assert self._index is not None
         return self._index.probe(keys, hashes)
+
+    def find_keys(self, keys: Keys, hashes: Numbers) -> Numbers:
+        """For each of `keys`, its number among this segment's `key_count` keys (int64); -1 if no row has it. `hashes`: see `probe`."""
+        assert self._index is not None
+        return self._index.find_keys(keys, hashes)
+
+    def first_rows(self, numbers: Numbers) -> Numbers:
+        """The first row of each of the keys with these numbers; of number `key_count`, the number of rows with a key. Rows of a key are together."""
+        assert self._index is not None
+        return self._index.first_rows(numbers)
 
     def locate_rows(self, key: OneKey, hashed: int) -> range:
         """The rows that have `key`, if keys are a single column. `hashed`: its hash, computed with this segment's seed."""

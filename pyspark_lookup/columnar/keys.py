@@ -702,15 +702,23 @@ class KeyIndex:
         """Whether no two rows have the same key."""
         return self._first is None
 
+    def first_rows(self, numbers: Numbers) -> Numbers:
+        """The first row of each of the keys with these numbers (int64). The number after the last key's has the number of rows with a key."""
+        return numbers if self._first is None else self._first[numbers].astype(np.int64)
+
     def find_key_numbers(self, rows: Numbers) -> Numbers:
         """For each of `rows`, the number of its key. Each of these rows must have a key."""
         if self._first is None:
             return rows
         return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
 
+    def find_keys(self, keys: Keys, hashes: Numbers) -> Numbers:
+        """For each of `keys`, its number in the index (int64); -1 if no row has it. `hashes`: see `probe`."""
+        return self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
+
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
         """The rows that have any of `keys`. `hashes`: the hashes of `keys`, computed with the seed with which the index was built."""
-        numbers = self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
+        numbers = self.find_keys(keys, hashes)
         hits = np.flatnonzero(numbers >= 0)
         key_numbers = numbers if len(hits) == len(numbers) else numbers[hits]
         if self._first is None:
@@ -784,15 +792,11 @@ class KeyIndex:
     def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:
         """For each candidate (a key number of the index), whether it is the key in the corresponding row of `keys`."""
         if self._hashes is None:
-            return self._stored.equal(self._first_rows(candidates), keys, rows)
+            return self._stored.equal(self.first_rows(candidates), keys, rows)
         matching: Numbers = self._hashes[candidates] == hashes[rows]
         same_hash = np.flatnonzero(matching)
-        matching[same_hash] = self._stored.equal(self._first_rows(candidates[same_hash]), keys, rows[same_hash])
+        matching[same_hash] = self._stored.equal(self.first_rows(candidates[same_hash]), keys, rows[same_hash])
         return matching
-
-    def _first_rows(self, numbers: Numbers) -> Numbers:
-        rows: Numbers = numbers if self._first is None else self._first[numbers].astype(np.int64)
-        return rows
 
 
 KEY_INDEX = "key_index"

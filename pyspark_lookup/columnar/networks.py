@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.keys import Numbers, as_bools, offsets_and_data
 from pyspark_lookup.columnar.ranges import join_words
+from pyspark_lookup.columnar.types import is_text
 
 _IPV4 = np.uint64(0xFFFF_0000_0000)  # the lower half of the IPv6 address that stands for 0.0.0.0
 _LONGEST = 45  # characters of an address: six groups of four digits, and an IPv4 address
@@ -77,7 +78,7 @@ def parse_networks(column: pa.Array, lengths: pa.Array | None = None) -> Network
         addresses = parse_addresses(column)
         bits = np.asarray(lengths.cast(pa.int64(), safe=False).fill_null(-1))
     else:
-        characters = _Characters(column.cast(pa.string()))
+        characters = _Characters(column if is_text(column.type) else column.cast(pa.string()))
         slash = characters.find_last(ord("/"))
         addresses = _parse(characters, np.where(slash >= 0, slash, characters.lengths))
         bits = characters.parse_number(slash + 1)

@@ -1,8 +1,9 @@
 """`RangeIndex`: finds the rows whose range holds a value, for ranges of numbers, times, text and binary, and so for networks and prefixes.
 
 The ranges of a group (the rows with one key; without keys all rows are one group) cut its values into segments. A build finds for each segment
-the row that wins there. A range has two ends, so there are at most twice as many segments as rows. A lookup is one binary search for the
-segment. No step of a build or lookup is a Python loop over rows.
+the row that wins there. A range has two ends, so there are at most twice as many segments as rows. A lookup is one search for the segment,
+in a table by the upper bits of the value and then among the few segments of its entry. No step of a build or lookup is a Python loop over rows.
+An index and a tree are plain arrays, which may be memory-mapped.
 
 Values are compared as int64 *positions*. A value of up to 64 bits has an int64 of its own (`codes_of`). For others, such as text and long
 decimals, the position says where they stand among the sorted bounds (`SortedBytes`): bound number n has 2n, values between bounds n - 1 and n have 2n - 1.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,8 +73,8 @@ def sortable_bytes(array: pa.Array) -> pa.Array:
     """The values as binary in the same order."""
     kind = array.type
     if not pa.types.is_decimal(kind):
-        return array.cast(pa.binary())
-    values = join_words(_words(array)).cast(pa.binary())
+        return array.cast(pa.large_binary())
+    values = join_words(_words(array)).cast(pa.large_binary())
     return pc.if_else(array.is_valid(), values, None) if array.null_count else values
 
 
@@ -101,26 +103,36 @@ def _words(array: pa.Array) -> list[Numbers]:
 
 
 class SortedBytes:
-    """Distinct binary values in ascending order, and the search for others among them."""
+    """Distinct binary values in ascending order, and the search for others among them.
 
-    def __init__(self, values: pa.Array) -> None:
-        self.values = values
-        self._bytes = _Bytes(values)
-        self._first = self._bytes.words(np.arange(len(values)), 0)
+    `offsets` (int64, one more than there are values) and `data`: the values, whose bytes end before the last eight of `data`. `first`: the first
+    word of each value. `longest`: the length of the longest value in bytes, as the only number.
+    """
+
+    def __init__(self, offsets: Numbers, data: Numbers, first: Numbers, longest: Numbers) -> None:
+        self._bytes, self._first, self._longest = _Bytes(offsets, data), first, int(longest[0])
 
     @classmethod
     def from_values(cls, values: pa.Array) -> SortedBytes:
         """The distinct values of some binary values, which may be in any order and have nulls."""
         distinct = pc.unique(values).drop_null()
-        return cls(distinct.take(pc.sort_indices(distinct)))
+        stored = _Bytes.from_values(distinct.take(pc.sort_indices(distinct)))
+        longest = np.diff(stored.offsets).max(initial=0, keepdims=True)
+        return cls(stored.offsets, stored.data, stored.words(np.arange(len(distinct)), 0), longest)
+
+    @property
+    def arrays(self) -> dict[str, Numbers]:
+        """The arrays that `__init__` takes, by name."""
+        longest = np.array([self._longest])
+        return {"offsets": self._bytes.offsets, "data": self._bytes.data, "first": self._first, "longest": longest}
 
     def positions(self, values: pa.Array) -> Numbers:
         """The position of each binary value: 2n if it equals stored value number n, 2n - 1 if it equals none and n are smaller; undefined for nulls."""
-        requested, stored = _Bytes(values), self._bytes
+        requested, stored = _Bytes.from_values(values), self._bytes
         first = requested.words(np.arange(len(values)), 0)
         low, high = np.searchsorted(self._first, first, "left"), np.searchsorted(self._first, first, "right")
         # Between `low` and `high` all words so far are equal. Each round compares the next word, with zeros after the end.
-        for number in range(1, -(-int(stored.lengths.max(initial=0)) // _WORD)):
+        for number in range(1, -(-self._longest // _WORD)):
             rows = np.flatnonzero(low < high)
             if not len(rows):
                 break
@@ -129,29 +141,38 @@ class SortedBytes:
             high[rows] = stored.bisect(start, stop, number, words, np.less_equal)
         # The length tells "a" from "a\0".
         rows = np.flatnonzero(low < high)
-        lengths, stop = requested.lengths[rows], high[rows]
-        start = bisect(low[rows], stop, lambda middle, n: stored.lengths[middle] < lengths[n])
+        lengths, stop = requested.lengths(rows), high[rows]
+        start = bisect(low[rows], stop, lambda middle, n: stored.lengths(middle) < lengths[n])
         is_equal = start < stop
-        is_equal[is_equal] = stored.lengths[start[is_equal]] == lengths[is_equal]
+        is_equal[is_equal] = stored.lengths(start[is_equal]) == lengths[is_equal]
         positions = 2 * low - 1
         positions[rows] = 2 * start - ~is_equal
         return positions
 
 
 class _Bytes:
-    """Binary values as words of eight bytes, big-endian, padded with zeros."""
+    """Binary values as words of eight bytes, big-endian, padded with zeros. `offsets`, `data`: see `SortedBytes`."""
 
-    def __init__(self, values: pa.Array) -> None:
+    def __init__(self, offsets: Numbers, data: Numbers) -> None:
+        self.offsets, self.data = offsets, data
+        self._every_word = np.ndarray((len(data) - _WORD + 1,), "<u8", data, 0, (1,))
+
+    @classmethod
+    def from_values(cls, values: pa.Array) -> _Bytes:
+        """The values of a binary array; undefined for nulls."""
         offsets, data = offsets_and_data(values)
-        self._starts, self.lengths = offsets[:-1], np.diff(offsets)
-        padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
-        self._every_word = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, 0, (1,))
+        inside = data[offsets[0] : offsets[-1]]
+        return cls(offsets - offsets[0], np.concatenate([inside, np.zeros(_WORD, np.uint8)]))
+
+    def lengths(self, rows: Numbers) -> Numbers:
+        """The length of the value in each of `rows`, in bytes."""
+        return np.asarray(self.offsets[rows + 1] - self.offsets[rows])
 
     def words(self, rows: Numbers, number: int) -> Numbers:
         """Word `number` of the value in each of `rows`, as uint64, which compares as the bytes do."""
-        left = np.clip(self.lengths[rows] - number * _WORD, 0, _WORD).astype(np.uint64)
-        at = np.minimum(self._starts[rows] + number * _WORD, len(self._every_word) - 1)
-        words = self._every_word[at].byteswap()
+        begins = self.offsets[rows] + number * _WORD
+        left = np.clip(self.offsets[rows + 1] - begins, 0, _WORD).astype(np.uint64)
+        words = self._every_word[np.minimum(begins, len(self._every_word) - 1)].byteswap()
         cut = np.minimum((np.uint64(_WORD) - left) * np.uint64(8), np.uint64(63))
         return np.asarray(np.where(left > 0, words >> cut << cut, np.uint64(0)))
 
@@ -177,6 +198,15 @@ def bisect(low: Numbers, high: Numbers, is_below: Callable[[Numbers, Numbers], N
         high[which] = np.where(below, high[which], middle)
         which = which[low[which] < high[which]]
     return low
+
+
+def positions_of(values: pa.Array, bounds: SortedBytes | None) -> Numbers:
+    """The positions of values, see `Ranges.bounds`; undefined for nulls."""
+    if bounds is not None:
+        return bounds.positions(sortable_bytes(values))
+    codes = codes_of(values)
+    assert codes is not None
+    return codes
 
 
 # --- ranges ---------------------------------------------------------------------------------------
@@ -226,17 +256,13 @@ class Ranges:
     @classmethod
     def from_prefixes(cls, prefixes: pa.Array, group: Numbers | None = None) -> Ranges:
         """The ranges of the values (text or binary) that begin with each prefix. A row whose prefix is null holds no value."""
-        low = prefixes.cast(pa.binary())
+        low = prefixes.cast(pa.large_binary())
         ranges = cls.from_bounds(low, _after(low), (True, False), group)
         return dataclasses.replace(ranges, is_empty=ranges.is_empty | ~_valid(prefixes))
 
     def positions(self, values: pa.Array) -> Numbers:
         """The positions of values of the ranges' type; undefined for nulls."""
-        if self.bounds is not None:
-            return self.bounds.positions(sortable_bytes(values))
-        codes = codes_of(values)
-        assert codes is not None
-        return codes
+        return positions_of(values, self.bounds)
 
     def hold(self, positions: Numbers) -> Numbers:
         """Whether each row's range holds the position at the same place of `positions`."""
@@ -305,9 +331,11 @@ def _after(prefixes: pa.Array) -> pa.Array:
     data[ends[has_successor]] += 1
     kept = np.repeat(np.cumsum(lengths) - lengths, lengths)
     shortened = data[np.repeat(offsets[:-1], lengths) + np.arange(int(lengths.sum())) - kept]
-    new_offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    new_offsets = np.concatenate([[0], np.cumsum(lengths)])
     values = pa.Array.from_buffers(
-        pa.binary(), len(lengths), [None, pa.py_buffer(new_offsets), pa.py_buffer(np.ascontiguousarray(shortened))]
+        pa.large_binary(),
+        len(lengths),
+        [None, pa.py_buffer(new_offsets), pa.py_buffer(np.ascontiguousarray(shortened))],
     )
     return pc.if_else(pa.array(has_successor), values, None)
 
@@ -316,7 +344,9 @@ def _valid(array: pa.Array) -> Numbers:
     return as_bools(array.is_valid()) if array.null_count else np.ones(len(array), np.bool_)
 
 
-NONE, SEVERAL = -1, -2
+NONE = -1
+_ROWS_AT_ONCE = 2**18
+_FEW = 4  # up to this many segments, a group needs no table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,92 +356,142 @@ class RangeIndex:
     `starts`: the first position of each segment, ascending within a group; the last segment of a group has no end. `winners`: the number of
     the row that wins in a segment, NONE if no range holds it; and NONE once more at the end, for positions before the first segment.
     `is_shared`: whether several ranges hold a segment (None: this is so for no segment).
-    `offsets`: for each group the number of its first segment, and the number of all segments.
+
+    Where to search: a group has buckets, about as many as segments, in which its positions come by their upper bits: the bucket of a position is
+    its distance from `lows` (of the group), shifted by `shifts`. `table`: for the buckets of all groups the number of the first segment that
+    begins in it or later, and the number of all segments. `buckets`: the number of each group's first bucket, and the number of all buckets. If
+    each group has one bucket, these three are None. Thus a search takes a step or two instead of twenty.
     """
 
     starts: Numbers
     winners: Numbers
-    is_shared: Numbers | None
-    offsets: Numbers
+    table: Numbers
+    is_shared: Numbers | None = None
+    buckets: Numbers | None = None
+    lows: Numbers | None = None
+    shifts: Numbers | None = None
 
     @classmethod
     def build(cls, ranges: Ranges, pick: Pick, groups: int = 1) -> RangeIndex:
         """The index of ranges whose groups have numbers below `groups`."""
-        member = ~ranges.is_empty if ranges.group is None else ~ranges.is_empty & (ranges.group >= 0)
-        rows = np.flatnonzero(member)
-        group = np.zeros(len(rows), np.int64) if ranges.group is None else ranges.group[rows]
-        first, last = ranges.first[rows], ranges.last[rows]
-        # Segments begin where a range begins, and after the last position of one.
-        ends = np.flatnonzero(last < MOST)
-        edges = np.concatenate([first, last[ends] + 1])
-        edge_groups = np.concatenate([group, group[ends]])
-        order = np.argsort(edges, kind="stable") if groups == 1 else np.lexsort((edges, edge_groups))
-        sorted_edges, sorted_groups = edges[order], edge_groups[order]
-        is_new = np.ones(len(order), np.bool_)
-        is_new[1:] = (sorted_edges[1:] != sorted_edges[:-1]) | (sorted_groups[1:] != sorted_groups[:-1])
-        segment_of = np.empty(len(order), np.int64)
-        segment_of[order] = np.cumsum(is_new) - 1
-        starts, segment_groups = sorted_edges[is_new], sorted_groups[is_new]
-        offsets = np.searchsorted(segment_groups, np.arange(groups + 1))
-        begins, stops = segment_of[: len(rows)], offsets[group + 1]
-        stops[ends] = segment_of[len(rows) :]
-        best_first = ranges.best_first(pick, rows)
-        winners = np.concatenate([rows[best_first], [NONE]])[_cover(begins[best_first], stops[best_first], len(starts))]
-        depth = np.cumsum(
-            np.bincount(begins, minlength=len(starts) + 1) - np.bincount(stops, minlength=len(starts) + 1)
-        )
-        is_shared = depth[: len(starts)] > 1
+        rows, group = _by_group(ranges)
+        cuts = _cuts(group, len(rows))
+        parts = [
+            _cut_segments(ranges, pick, rows[start:stop], group[start:stop])
+            for start, stop in itertools.pairwise(cuts.tolist())
+        ]
+        starts, winners, is_shared, segment_groups = map(np.concatenate, zip(*parts, strict=True))
         small = np.int32 if len(ranges.first) < 2**31 else np.int64
-        return cls(starts, np.append(winners, NONE).astype(small), is_shared if is_shared.any() else None, offsets)
+        table, *buckets = _tables(starts, np.bincount(segment_groups, minlength=groups))
+        shared = is_shared if is_shared.any() else None
+        return cls(starts, np.append(winners, NONE).astype(small), table, shared, *buckets)
 
-    @cached_property
-    def _buckets(self) -> _Buckets:
-        return _Buckets.from_starts(self.starts)
+    @property
+    def arrays(self) -> dict[str, Numbers]:
+        """The arrays that `__init__` takes, by name, without those that are None."""
+        arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def find_segments(self, positions: Numbers, groups: Numbers | None = None) -> Numbers:
-        """The number of the segment of each position in its group; -1 if none. `groups`: -1 for a position without a group."""
-        if groups is None:
-            begins, stops = self._buckets.find(positions)
-        else:
-            begins = self.offsets[groups]
-            stops = np.where(groups >= 0, self.offsets[groups + 1], begins)
-        segments = bisect(begins, stops, lambda middle, which: self.starts[middle] <= positions[which]) - 1
-        return segments if groups is None else np.asarray(np.where(segments >= begins, segments, -1))
+        """The number of the segment of each position in its group; -1 if none. `groups`: -1 for a position without a group (None: all positions
+        are in group 0)."""
+        if not len(self.starts):
+            return np.full(len(positions), -1)
+        first: Numbers = np.zeros(1, np.int64) if groups is None else np.maximum(groups, 0)
+        slots = first
+        if self.buckets is not None and self.lows is not None and self.shifts is not None:
+            group, first = first, self.buckets[first].astype(np.int64)
+            lows = self.lows[group]
+            above = (np.maximum(positions, lows) - lows).view(np.uint64) >> self.shifts[group].astype(np.uint64)
+            slots = first + np.minimum(above, (self.buckets[group + 1] - first - 1).astype(np.uint64)).view(np.int64)
+        begins, stops = self.table[slots].astype(np.int64), self.table[slots + 1].astype(np.int64)
+        if len(begins) != len(positions):
+            begins, stops = (np.full(len(positions), bound[0]) for bound in (begins, stops))
+        after = bisect(begins, stops, lambda middle, which: self.starts[middle] <= positions[which])
+        is_before = (after == begins) & (slots == first)
+        if groups is not None:
+            is_before |= groups < 0
+        return np.asarray(np.where(is_before, -1, after - 1))
 
     def find(self, positions: Numbers, groups: Numbers | None = None) -> Numbers:
         """The number of the row that wins at each position of its group; NONE if no range holds it."""
         return self.winners[self.find_segments(positions, groups)]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Buckets:
-    """Where to search among ascending `starts`: a table by the upper bits of a position, about as long as `starts`.
+def _by_group(ranges: Ranges) -> tuple[Numbers, Numbers]:
+    """(the rows whose ranges hold a value and that are in a group, by group and then in their order, their groups)."""
+    if ranges.group is None:
+        rows = np.flatnonzero(~ranges.is_empty)
+        return rows, np.zeros(len(rows), np.int64)
+    rows = np.flatnonzero(~ranges.is_empty & (ranges.group >= 0))
+    group = ranges.group[rows]
+    if (group[1:] < group[:-1]).any():
+        order = np.argsort(group, kind="stable")
+        rows, group = rows[order], group[order]
+    return rows, group
 
-    A search in a bucket takes two or three steps instead of twenty, all in the processor's cache.
-    """
 
-    low: int
-    shift: int
-    table: Numbers
+def _cuts(group: Numbers, rows: int) -> Numbers:
+    """Bounds that cut rows, ordered by group, into parts of about `_ROWS_AT_ONCE` rows, and no group into two: each part is sorted in the
+    processor's cache."""
+    inner = np.searchsorted(group, group[_ROWS_AT_ONCE:rows:_ROWS_AT_ONCE])
+    return np.unique(np.concatenate([[0], inner, [rows]])) if rows else np.array([0, 0])
 
-    @classmethod
-    def from_starts(cls, starts: Numbers) -> _Buckets:
-        # A range without a lowest value would stretch the table over all of int64.
-        inner = starts[starts > LEAST] if len(starts) and starts[0] == LEAST else starts
-        low, high = (int(inner[0]), int(inner[-1])) if len(inner) else (0, 0)
-        shift = max((high - low).bit_length() - len(starts).bit_length() - 1, 0)
-        count = ((high - low) >> shift) + 1
-        table = np.searchsorted(cls(low, shift, np.zeros(count + 1, np.int64))._bucket(starts), np.arange(count + 1))
-        return cls(low, shift, table.astype(np.int32 if len(starts) < 2**31 else np.int64))
 
-    def find(self, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """The bounds of the search for each position: (the first start that may be after it, the last one)."""
-        buckets = self._bucket(positions)
-        return self.table[buckets].astype(np.int64), self.table[buckets + 1].astype(np.int64)
+def _cut_segments(
+    ranges: Ranges, pick: Pick, rows: Numbers, group: Numbers
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """(first position, winner, whether several ranges hold it, group) of each segment of the groups of some `rows`, ordered by `group`."""
+    first, last = ranges.first[rows], ranges.last[rows]
+    # Segments begin where a range begins, and after the last position of one.
+    ends = np.flatnonzero(last < MOST)
+    edges = np.concatenate([first, last[ends] + 1])
+    edge_groups = np.concatenate([group, group[ends]])
+    is_one_group = not len(group) or group[0] == group[-1]
+    order = np.argsort(edges, kind="stable") if is_one_group else np.lexsort((edges, edge_groups))
+    sorted_edges, sorted_groups = edges[order], edge_groups[order]
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (sorted_edges[1:] != sorted_edges[:-1]) | (sorted_groups[1:] != sorted_groups[:-1])
+    segment_of = np.empty(len(order), np.int64)
+    segment_of[order] = np.cumsum(is_new) - 1
+    starts, segment_groups = sorted_edges[is_new], sorted_groups[is_new]
+    begins, stops = segment_of[: len(rows)], np.searchsorted(segment_groups, group, "right")
+    stops[ends] = segment_of[len(rows) :]
+    best_first = ranges.best_first(pick, rows)
+    covering = _cover(begins[best_first], stops[best_first], len(starts))
+    winners = np.concatenate([rows[best_first], [NONE]])[covering]
+    depth = np.bincount(begins, minlength=len(starts) + 1) - np.bincount(stops, minlength=len(starts) + 1)
+    return starts, winners, np.cumsum(depth)[: len(starts)] > 1, segment_groups
 
-    def _bucket(self, positions: Numbers) -> Numbers:
-        above = np.maximum(positions, self.low).view(np.uint64) - np.uint64(self.low % 2**64)
-        return np.asarray(np.minimum(above >> np.uint64(self.shift), np.uint64(len(self.table) - 2)), np.int64)
+
+def _tables(starts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None, Numbers | None]:
+    """`table`, `buckets`, `lows` and `shifts` of a `RangeIndex`. `counts`: the number of each group's segments."""
+    ends = np.cumsum(counts)
+    kind = np.int32 if len(starts) < 2**31 else np.int64
+    many = np.flatnonzero(counts > _FEW)
+    if not len(many):
+        return np.concatenate([[0], ends]).astype(kind), None, None, None
+    # A range without a lowest value would stretch the table over all of int64.
+    begins = (ends - counts)[many]
+    low = starts[begins + (starts[begins] == LEAST)]
+    spread = (starts[ends[many] - 1] - low).view(np.uint64)
+    lows, shifts, sizes = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.uint8), np.ones_like(counts)
+    lows[many] = low
+    shifts[many] = np.maximum(_bit_lengths(spread) - _bit_lengths(counts[many]), 0)
+    sizes[many] = (spread >> shifts[many].astype(np.uint64)).astype(np.int64) + 1
+    buckets = np.concatenate([[0], np.cumsum(sizes)])
+    places = np.repeat(buckets[:-1], counts)
+    is_many = np.repeat(counts > _FEW, counts)
+    own, many_starts = np.repeat(np.arange(len(many)), counts[many]), starts[is_many]
+    above = (np.maximum(many_starts, low[own]) - low[own]).view(np.uint64) >> shifts[many][own].astype(np.uint64)
+    places[is_many] += above.astype(np.int64)
+    table = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=int(buckets[-1])))]).astype(kind)
+    return table, buckets.astype(np.int32 if buckets[-1] < 2**31 else np.int64), lows, shifts
+
+
+def _bit_lengths(numbers: Numbers) -> Numbers:
+    """About as many bits as each number has: one more if it is rounded up to a power of two."""
+    return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
 
 
 def _cover(begins: Numbers, stops: Numbers, segments: int) -> Numbers:
@@ -441,26 +521,43 @@ def _cover(begins: Numbers, stops: Numbers, segments: int) -> Numbers:
 class Stabbing:
     """All rows whose range holds a position: an interval tree without pointers, over the rows of each group ordered by their first position.
 
-    A level of the tree has the largest `last` of each block of 2, 4, 8, … rows, so that blocks whose ranges have all ended are skipped.
+    A level of the tree has the largest `last` of each block of 2, 4, 8, … rows, so that blocks whose ranges have all ended are skipped. `rows`:
+    the number of each row, `firsts`: its first position. `offsets`: the place of the first row of each group, and the number of all rows.
+    `lasts`: the levels, one after the other: the first has the `last` of each row.
     """
 
-    def __init__(self, ranges: Ranges, groups: int = 1) -> None:
-        member = ~ranges.is_empty if ranges.group is None else ~ranges.is_empty & (ranges.group >= 0)
-        rows = np.flatnonzero(member)
-        group = np.zeros(len(rows), np.int64) if ranges.group is None else ranges.group[rows]
+    def __init__(self, rows: Numbers, firsts: Numbers, offsets: Numbers, lasts: Numbers) -> None:
+        self._rows, self._firsts, self._offsets, self._lasts = rows, firsts, offsets, lasts
+        self._levels, begin, size = [lasts[: len(rows)]], len(rows), len(rows)
+        while size > 1:
+            size = (size + 1) // 2
+            self._levels.append(lasts[begin : begin + size])
+            begin += size
+
+    @classmethod
+    def from_ranges(cls, ranges: Ranges, groups: int = 1) -> Stabbing:
+        """The tree of ranges whose groups have numbers below `groups`."""
+        rows, group = _by_group(ranges)
         order = np.lexsort((ranges.first[rows], group))
-        self._rows, self._firsts = rows[order], ranges.first[rows[order]]
-        self._offsets = np.searchsorted(group[order], np.arange(groups + 1))
-        self._levels = [ranges.last[self._rows]]
-        while len(self._levels[-1]) > 1:
-            level = self._levels[-1]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=groups))])
+        rows = rows[order]
+        levels = [ranges.last[rows]]
+        while len(levels[-1]) > 1:
+            level = levels[-1]
             even = np.concatenate([level, [LEAST]]) if len(level) % 2 else level
-            self._levels.append(np.maximum(even[::2], even[1::2]))
+            levels.append(np.maximum(even[::2], even[1::2]))
+        small = np.int32 if len(ranges.first) < 2**31 else np.int64
+        return cls(rows.astype(small), ranges.first[rows], offsets.astype(small), np.concatenate(levels))
+
+    @property
+    def arrays(self) -> dict[str, Numbers]:
+        """The arrays that `__init__` takes, by name."""
+        return {"rows": self._rows, "firsts": self._firsts, "offsets": self._offsets, "lasts": self._lasts}
 
     def find(self, positions: Numbers, groups: Numbers | None = None) -> tuple[Numbers, Numbers]:
         """All pairs of a position and a row whose range holds it: (indices of positions, row numbers), ordered by both."""
         groups = np.zeros(len(positions), np.int64) if groups is None else groups
-        begins = self._offsets[groups]
+        begins = self._offsets[groups].astype(np.int64)
         stops = np.where(groups >= 0, self._offsets[groups + 1], begins)
         stops = bisect(begins, stops, lambda middle, which: self._firsts[middle] <= positions[which])
         which: Numbers = np.flatnonzero(begins < stops)
@@ -473,6 +570,6 @@ class Stabbing:
             which, blocks = which[may_hold], blocks[may_hold]
             may_hold = self._levels[level][blocks] >= positions[which]
             which, blocks = which[may_hold], blocks[may_hold]
-        rows = self._rows[blocks]
+        rows = self._rows[blocks].astype(np.int64)
         order = np.lexsort((rows, which))
         return which[order], rows[order]

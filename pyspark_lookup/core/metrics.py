@@ -90,6 +90,7 @@ COUNTERS: Mapping[str, str] = {
     "tableEvictedCount": "unused tables whose snapshots or rows by key were removed for space",
     "snapshotReadThroughCount": "queries that read the files because a snapshot was not ready (lookup.cache=FULL)",
     "snapshotCompactionCount": "snapshots whose layers were compacted into one",
+    "derivedBuildCount": "indexes of the ranges of a snapshot that were built (lookup.cache=FULL)",
     "snapshotDamagedCount": "snapshots that failed their checksum",
     "lookupRetryCount": "keys that were requested from a provider again, after an error or because they had no rows",
     "loadWaitCount": "keys that another loader was loading already (lookup.cache=PARTIAL)",

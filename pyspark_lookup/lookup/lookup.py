@@ -68,6 +68,7 @@ from pyspark_lookup.lookup.range_match import (
 )
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.lookup.runtime import Engine
+from pyspark_lookup.lookup.snapshot_ranges import SnapshotRanges
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -186,12 +187,61 @@ def match_all(
         return place or redact("path", plan.table.url)
 
     matched = MatchedRanges(match, columns, kind, name_row)
-    if matched.empty or matched.skipped:
-        _count_unmatched(reader, matched)
-        where, digest = redact("path", plan.table.url), resolution.version.digest
-        counts = {"empty": matched.empty, "skipped": matched.skipped}
-        log_event(_log, logging.WARNING, "rows-match-nothing", table=where, version=digest, **counts)
+    _count_unmatched(reader, matched)
+    _log_unmatched(plan, resolution.version, matched)
     return AllRows(kind, rows, RangeMatcher(match, matched), resolution)
+
+
+class LastRanges:
+    """What finds rows by range in the last snapshot that was asked for."""
+
+    def __init__(self) -> None:
+        # (the snapshot, the type of the values, the index): threads read and replace them together.
+        self._last: tuple[Snapshot | None, pa.DataType | None, SnapshotRanges | None] = None, None, None
+
+    def get(
+        self, reader: TableReader, plan: ReadPlan, match: Match, kind: pa.DataType, snapshot: Snapshot, has_keys: bool
+    ) -> SnapshotRanges | None:
+        """The index by which to find rows of a snapshot by values of the type `kind`, and by the snapshot's keys if `has_keys`.
+
+        None: a value of the table does not fit the type in the plan. Then the rows are compared one by one, so only lookups that read it fail.
+        """
+        last_snapshot, last_kind, index = self._last
+        if last_snapshot is not snapshot or last_kind != kind:
+            full, index = reader.fulls.get_cache(plan.table, plan.options), None
+            with contextlib.suppress(SchemaError):
+                derived = None if full is None else full.derived
+                index = SnapshotRanges(snapshot, plan, match, kind, has_keys, derived)
+                _count_unmatched(reader, index)
+                _log_unmatched(plan, snapshot.version, index)
+            self._last = snapshot, kind, index
+        return index
+
+
+def match_indexed(
+    reader: TableReader,
+    plan: ReadPlan,
+    index: SnapshotRanges | None,
+    names: Sequence[str],
+    keys: pa.Table | None,
+    values: pa.Array,
+    answer: Sequence[str],
+) -> pa.Table | None:
+    """The planned columns `answer` of the rows that match each value, and have the key at the same place (None: any), with `KEY_INDEX`.
+
+    `names`: the key columns. None if there is no index, or if the lookup has to fail: comparing the rows one by one raises the error.
+    """
+    if index is None or KEY_INDEX in plan.projection.columns.names:
+        return None
+    fields, arrays = [], []
+    if keys is not None:
+        fields = [index.snapshot.schema.field(name) for name in names]
+        arrays = cast_keys(keys, fields)
+    matches = index.find(arrays, values)
+    if matches is None:
+        return None
+    reader.metrics.inc("hitCount", _count_known(Keys(arrays)) if arrays else len(values) - values.null_count)
+    return rows_of_snapshot(plan, index.snapshot, answer, fields, arrays, *matches)
 
 
 def match_keyed(
@@ -209,10 +259,17 @@ def match_keyed(
     return matching_rows(rows, keys, values, match, places, locate, functools.partial(_count_unmatched, reader))
 
 
-def _count_unmatched(reader: TableReader, matched: MatchedRanges) -> None:
+def _count_unmatched(reader: TableReader, matched: MatchedRanges | SnapshotRanges) -> None:
     """Count the rows that match nothing because their range is empty, or because their network cannot be read."""
     reader.metrics.inc("rangeEmptyCount", matched.empty)
     reader.metrics.inc("networkSkippedCount", matched.skipped)
+
+
+def _log_unmatched(plan: ReadPlan, version: TableVersion, matched: MatchedRanges | SnapshotRanges) -> None:
+    """Log how many rows of a version match nothing, if any."""
+    if matched.empty or matched.skipped:
+        where, counts = redact("path", plan.table.url), {"empty": matched.empty, "skipped": matched.skipped}
+        log_event(_log, logging.WARNING, "rows-match-nothing", table=where, version=version.digest, **counts)
 
 
 def find_row(
@@ -330,6 +387,31 @@ def _from_snapshot(
     return [
         _answer(plan, dict(zip(stored_names, answer.columns, strict=True)), key_columns, answer.keys, start, schema)
     ]
+
+
+def rows_of_snapshot(
+    plan: ReadPlan,
+    snapshot: Snapshot,
+    names: Sequence[str],
+    fields: Sequence[pa.Field],
+    keys: Sequence[pa.Array],
+    numbers: Numbers,
+    rows: Numbers,
+) -> pa.Table:
+    """The planned columns `names` of the rows of a snapshot with the numbers `rows`, and `KEY_INDEX`.
+
+    `numbers`: for each row the position of its key among the `keys`, whose columns are `fields`.
+    """
+    indices = as_indices(numbers)
+    key_columns = {
+        name: pc.take(array, indices, boundscheck=False)
+        for name, array in _reusable_key_columns(fields, keys).items()
+        if name in names
+    }
+    stored_names = [name for name in names if name not in key_columns and name in snapshot.schema.names]
+    columns = dict(zip(stored_names, snapshot.take(stored_names, rows), strict=True)) | key_columns
+    batch = plan_columns(columns, len(rows), names, plan.projection, plan.table.url)
+    return pa.Table.from_arrays([*batch.columns, indices], names=[*names, KEY_INDEX])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -663,6 +745,7 @@ class MatchedRead:
     match: Match
     columns: list[str]
     all_rows: AllRows | None = None
+    ranges: LastRanges = dataclasses.field(default_factory=LastRanges)
 
 
 def match_columns(
@@ -723,6 +806,11 @@ def rows_of_values(
     field = plan.projection.columns.field(match.columns[0])
     values = match.cast_values(field, pa.nulls(len(values), field.type) if pa.types.is_null(values.type) else values)
     resolution, snapshot = reader.snapshots.resolve(plan, None, version)
+    if snapshot is not None:
+        index = read.ranges.get(reader, plan, match, values.type, snapshot, keys is not None)
+        matches = match_indexed(reader, plan, index, read.names, keys, values, read.columns)
+        if matches is not None:
+            return matches
     if keys is None:
         last = read.all_rows
         if last is None or last.kind != values.type or last.resolution.version.digest != resolution.version.digest:

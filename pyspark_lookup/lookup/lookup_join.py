@@ -52,7 +52,15 @@ from pyspark_lookup.errors import (
     VersionGoneError,
 )
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.lookup import AllRows, get_cached_rows, get_many_from_version, match_all, match_keyed
+from pyspark_lookup.lookup.lookup import (
+    AllRows,
+    LastRanges,
+    get_cached_rows,
+    get_many_from_version,
+    match_all,
+    match_indexed,
+    match_keyed,
+)
 from pyspark_lookup.lookup.range_match import Match, MatchKind, show
 from pyspark_lookup.lookup.read import ReadPlan
 from pyspark_lookup.lookup.runtime import Engine, runtime
@@ -173,6 +181,7 @@ class _OpenVersion:
     execution: Execution | None
     is_token_version: bool = True  # False: this is a newer version than the token names, and is for `execution` only
     all_rows: AllRows | None = None
+    ranges: LastRanges = dataclasses.field(default_factory=LastRanges)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,37 +260,40 @@ class Lookup:
         """
         # If there are no keys, the values to match are the keys of the batch, except in the lookup itself.
         match, names = self._match, self.spec.keys.names
-        batch = _Batch.from_arguments(names or (match.columns[:1] if match is not None else ()), keys)
+        batch_names = names or (match.columns[:1] if match is not None else ())
+        make_batch = functools.cache(functools.partial(_Batch.from_arguments, batch_names, keys))
         if not len(keys[0]):  # no keys: no call
             return self._rows(self._nothing(), None)
         if token.startswith(_FAILED):
-            has_row, message = np.zeros(batch.keys.num_rows, np.bool_), token[len(_FAILED) :].decode(errors="replace")
+            batch, message = make_batch(), token[len(_FAILED) :].decode(errors="replace")
             self._refuse(message)
-            return self._fail(batch, self._nothing(), has_row, message)
+            return self._fail(batch, self._nothing(), np.zeros(batch.keys.num_rows, np.bool_), message)
         open_version: _OpenVersion | None = None
         try:
             with self._engine.measure("lookupTime"):
                 open_version = self._get_version(token, execution)
                 reader = self._engine.reader
                 reader.resolver.count_served(open_version.plan.table, open_version.resolution.version)
-                if match is not None and not names:
+                matches, resolution = self._match_indexed(open_version, keys), open_version.resolution
+                if matches is None and match is not None and not names:
                     matches, resolution = self._match_all(open_version, match, keys[0], execution)
-                else:
+                elif matches is None:
                     matches, resolution = get_many_from_version(
                         reader,
                         open_version.plan,
-                        batch.keys,
+                        make_batch().keys,
                         open_version.names,
                         execution,
                         open_version.resolution,
                         open_version.snapshot,
                     )
-                    self._count_repeats(batch, open_version)
-                    matches = self._matching(batch, matches, open_version)
+                    self._count_repeats(make_batch(), open_version)
+                    matches = self._matching(make_batch(), matches, open_version)
             self._follow(open_version, resolution, execution)
         except _CAUGHT as problem:
             if self._options.read.on_error is OnError.FAIL:
                 raise
+            batch = make_batch()
             rows, failures = (
                 (problem.rows, problem.failures) if isinstance(problem, LookupFunctionError) else (None, {})
             )
@@ -320,6 +332,21 @@ class Lookup:
                     self._engine.reader, open_version.plan, table, open_version.names, open_version.resolution.version
                 )
         return self._nothing(), np.zeros(table.num_rows, np.bool_)
+
+    def _match_indexed(self, open_version: _OpenVersion, arguments: Sequence[pa.Array]) -> pa.Table | None:
+        """The rows of a snapshot that match each value, and have its key, see `match_indexed`; None if there is no snapshot, or no match."""
+        snapshot, names = open_version.snapshot, self.spec.keys.names
+        if self._match is None or snapshot is None:
+            return None
+        keys = pa.Table.from_arrays(list(arguments[: len(names)]), names=names) if names else None
+        answer = self.spec.columns.names[: len(self.spec.names)]
+        with self._lock:  # one thread builds the index
+            ranges = open_version.ranges.get(
+                self._engine.reader, open_version.plan, self._match, arguments[-1].type, snapshot, bool(names)
+            )
+        return match_indexed(
+            self._engine.reader, open_version.plan, ranges, open_version.names, keys, arguments[-1], answer
+        )
 
     def _match_all(
         self, open_version: _OpenVersion, match: Match, values: pa.Array, execution: Execution | None

@@ -23,7 +23,7 @@ from pyspark_lookup.columnar.keys import (
     renumber,
 )
 from pyspark_lookup.columnar.networks import Addresses, Networks, parse_addresses, parse_networks
-from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, Stabbing
+from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, SortedBytes, Stabbing, positions_of
 from pyspark_lookup.columnar.types import widens
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, OverlapError, SchemaError
@@ -147,6 +147,30 @@ class Match:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class MatchedValues:
+    """Where values stand among the ranges of a match.
+
+    `decimal`: the type in which the values and the bounds compare (None: they compare as they are). `is_ipv4`: whether all networks are of IPv4.
+    `bounds`: see `Ranges`.
+    """
+
+    kind: MatchKind
+    decimal: pa.DataType | None
+    is_ipv4: bool
+    bounds: SortedBytes | None
+
+    def positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
+        """(the positions of values, whether each value is one that can match)."""
+        if self.kind is not MatchKind.CIDR:
+            valid = as_bools(values.is_valid()) if values.null_count else np.ones(len(values), np.bool_)
+            return positions_of(values if self.decimal is None else values.cast(self.decimal), self.bounds), valid
+        addresses = parse_addresses(values)
+        if self.is_ipv4:
+            return _ipv4_numbers(addresses), addresses.valid & addresses.is_ipv4
+        return positions_of(addresses.to_array(), self.bounds), addresses.valid
+
+
 class MatchedRanges:
     """The ranges of some rows, as a match defines them, and the positions of looked-up values among them.
 
@@ -154,6 +178,7 @@ class MatchedRanges:
     holds no value, because its lowest value is above its highest.
 
     `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: says in errors which row it is. `group`: see `Ranges`.
+    `is_bad`, `is_empty`: which rows these are.
     """
 
     def __init__(
@@ -165,9 +190,10 @@ class MatchedRanges:
         group: Numbers | None = None,
     ) -> None:
         self._match, self._columns, self._name_row = match, columns, name_row
-        self._decimal = _decimal_of_both(columns[0].type, kind)
+        self._decimal = decimal_of_both(columns[0].type, kind)
         self._is_ipv4 = False
         self.skipped = 0
+        self.is_bad = np.zeros(len(columns[0]), np.bool_)
         self.pick = Pick.NARROWEST if match.overlap is Overlap.NARROWEST else Pick.NEWEST
         if match.kind is MatchKind.CIDR:
             self.ranges = self._networks(group)
@@ -178,17 +204,13 @@ class MatchedRanges:
             self.ranges = Ranges.from_bounds(low, high[0] if high else None, match.closed, group)
         # Rows with a null have no network or prefix.
         has_range = ~_any_null(columns) if match.kind.is_nested else np.True_
-        self.empty = int(np.count_nonzero(self.ranges.is_empty & has_range)) - self.skipped
+        self.is_empty = self.ranges.is_empty & has_range & ~self.is_bad
+        self.empty = int(np.count_nonzero(self.is_empty))
 
-    def positions(self, values: pa.Array) -> tuple[Numbers, Numbers]:
-        """(the positions of values, whether each value is one that can match)."""
-        if self._match.kind is not MatchKind.CIDR:
-            valid = as_bools(values.is_valid()) if values.null_count else np.ones(len(values), np.bool_)
-            return self.ranges.positions(self._comparable(values)), valid
-        addresses = parse_addresses(values)
-        if self._is_ipv4:
-            return _ipv4_numbers(addresses), addresses.valid & addresses.is_ipv4
-        return self.ranges.positions(addresses.to_array()), addresses.valid
+    @property
+    def values(self) -> MatchedValues:
+        """Where values stand among these ranges."""
+        return MatchedValues(self._match.kind, self._decimal, self._is_ipv4, self.ranges.bounds)
 
     def _comparable(self, column: pa.Array) -> pa.Array:
         return column if self._decimal is None else column.cast(self._decimal)
@@ -196,7 +218,7 @@ class MatchedRanges:
     def _networks(self, group: Numbers | None) -> Ranges:
         networks = _parse(self._columns)
         is_null = ~networks.valid & _any_null(self._columns)
-        is_bad = (~networks.valid & ~is_null) | networks.has_host_bits
+        self.is_bad = is_bad = (~networks.valid & ~is_null) | networks.has_host_bits
         if is_bad.any() and self._match.on_bad_network is OnBadNetwork.ERROR:
             raise self._bad_network(int(np.argmax(is_bad)), networks, int(is_bad.sum()))
         self.skipped = int(is_bad.sum())
@@ -237,7 +259,7 @@ class MatchedRanges:
         )
 
 
-def _decimal_of_both(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
+def decimal_of_both(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
     """The decimal type in which numbers of two types compare exactly; None for types whose values compare as they are."""
     if not (pa.types.is_decimal(kind) or pa.types.is_decimal(other_kind)):
         return None
@@ -273,7 +295,7 @@ class RangeMatcher:
 
     @cached_property
     def _stabbing(self) -> Stabbing:
-        return Stabbing(self._matched.ranges, self._groups)
+        return Stabbing.from_ranges(self._matched.ranges, self._groups)
 
     def find(
         self, values: pa.Array, groups: Numbers | None = None, name_group: Callable[[int], str] | None = None
@@ -284,28 +306,47 @@ class RangeMatcher:
         `groups`: for each value the number of its key; -1 for none. `name_group`: the key with a number, for errors. Raises OverlapError for two
         rows that match a value, if `lookup.overlap` is ERROR.
         """
-        positions, valid = self._matched.positions(values)
-        segments = np.where(valid, self._index.find_segments(positions, groups), -1)
-        winners = self._index.winners[segments]
-        numbers = np.flatnonzero(winners != NONE)
-        rows = winners[numbers].astype(np.int64)
-        if self._index.is_shared is None or self._match.overlap in (Overlap.NARROWEST, Overlap.NEWEST):
-            return numbers, rows
-        is_shared = self._index.is_shared[segments[numbers]]
-        if not is_shared.any():
-            return numbers, rows
-        shared = numbers[is_shared]
-        if self._match.overlap is Overlap.ERROR:
-            shared = shared[:1]
-        shared_numbers, shared_rows = self._stabbing.find(positions[shared], None if groups is None else groups[shared])
-        if self._match.overlap is Overlap.ERROR:
-            value = int(shared[0])
-            key = "" if groups is None or name_group is None else name_group(int(groups[value]))
+        positions, valid = self._matched.values.positions(values)
+        finds_all = self._match.overlap is Overlap.ALL
+        known = None if valid.all() else np.flatnonzero(valid)
+        if known is not None:
+            positions, groups = positions[known], None if groups is None else groups[known]
+        numbers, rows, shared = find_rows(
+            self._index, positions, groups, (lambda: self._stabbing) if finds_all else None
+        )
+        if self._match.overlap is Overlap.ERROR and len(shared):
+            place = shared[:1]
+            _, shared_rows = self._stabbing.find(positions[place], None if groups is None else groups[place])
+            key = "" if groups is None or name_group is None else name_group(int(groups[place[0]]))
+            value = int(place[0] if known is None else known[place[0]])
             raise self._matched.overlap(values[value], key, shared_rows)
-        numbers = np.concatenate([numbers[~is_shared], shared[shared_numbers]])
-        rows = np.concatenate([rows[~is_shared], shared_rows])
-        order = np.argsort(numbers, kind="stable")
-        return numbers[order], rows[order]
+        return numbers if known is None else known[numbers], rows
+
+
+def find_rows(
+    index: RangeIndex, positions: Numbers, groups: Numbers | None, tree: Callable[[], Stabbing] | None = None
+) -> tuple[Numbers, Numbers, Numbers]:
+    """(indices of positions, the rows that win there, the indices of positions that several ranges hold), all ascending.
+
+    `groups`: as for `RangeIndex.find_segments`. `tree`: returns the tree of the same rows; then a position that several ranges hold comes with
+    all of them, and not only with the one that wins.
+    """
+    segments = index.find_segments(positions, groups)
+    winners = index.winners[segments]
+    is_held = winners != NONE
+    numbers = np.arange(len(winners)) if is_held.all() else np.flatnonzero(is_held)
+    rows = (winners if len(numbers) == len(winners) else winners[numbers]).astype(np.int64)
+    if index.is_shared is None:
+        return numbers, rows, numbers[:0]
+    is_shared = index.is_shared[segments[numbers]]
+    shared = numbers[is_shared]
+    if tree is None or not len(shared):
+        return numbers, rows, shared
+    shared_numbers, shared_rows = tree().find(positions[shared], None if groups is None else groups[shared])
+    numbers = np.concatenate([numbers[~is_shared], shared[shared_numbers]])
+    rows = np.concatenate([rows[~is_shared], shared_rows])
+    order = np.argsort(numbers, kind="stable")
+    return numbers[order], rows[order], shared
 
 
 def matching_rows(
@@ -339,7 +380,7 @@ def matching_rows(
         matcher = RangeMatcher(match, matched, keys.num_rows)
         numbers, found = matcher.find(values, places, lambda key: name_key(keys, key))
         return renumber(rows.take(as_indices(found)), numbers)
-    positions, valid = matched.positions(values)
+    positions, valid = matched.values.positions(values)
     places = np.flatnonzero(matched.ranges.hold(positions[group]) & valid[group])
     groups = group[places]
     counts = np.bincount(groups, minlength=1)

@@ -89,7 +89,7 @@ def test_ranges_are_found(case: Case, pick: Pick) -> None:
     positions = ranges.positions(case.column([value for value, _ in case.values]))
     groups = _numbers(case.groups, [group for _, group in case.values])
     winners, segments = index.find(positions, groups).tolist(), index.find_segments(positions, groups)
-    numbers, rows = Stabbing(ranges, case.groups or 1).find(positions, groups)
+    numbers, rows = Stabbing.from_ranges(ranges, case.groups or 1).find(positions, groups)
     for number, (value, group) in enumerate(case.values):
         holding = case.holding(value, group)
         assert rows[numbers == number].tolist() == holding

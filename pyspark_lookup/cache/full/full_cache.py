@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 
 from tqdm.auto import tqdm
 
+from pyspark_lookup.cache.full.derived import DerivedArrays
 from pyspark_lookup.cache.full.loader import (
     DECODED_AT_MOST,
     Layout,
@@ -343,6 +344,11 @@ class FullCache:
         state, snapshot = self._stored.find(lambda state: state.find(version.digest), version)
         self._tidy_up(state)
         return snapshot
+
+    @property
+    def derived(self) -> DerivedArrays:
+        """The arrays that are stored beside the snapshots."""
+        return DerivedArrays(self.key, self.disk, self.context, self.options.full_cache.build_wait_s)
 
     def build(self, version: TableVersion, wait_s: float, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, which is built if there is none; None if the build takes longer than `wait_s` or fails.

@@ -291,7 +291,14 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
     ranks = [np.full(len(segment.files), -1, np.int64) for segment, _, _ in opened]
     for rank, (_, number, place) in enumerate(live):
         ranks[number][place] = rank
-    return Snapshot([Layer(segment, deleted, ranks[n]) for n, (segment, deleted, _) in enumerate(opened)])
+    snapshot = Snapshot([Layer(segment, deleted, ranks[n]) for n, (segment, deleted, _) in enumerate(opened)])
+    snapshot.base_name, snapshot.layers_name = stored[0].name, name_layers(stored)
+    return snapshot
+
+
+def name_layers(stored: Sequence[StoredLayer]) -> str:
+    """A name of exactly these layers: with other rows, they have another name."""
+    return key_of(*(part for layer in stored for part in (layer.name, layer.deleted, layer.gone, layer.marked)))
 
 
 def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | None:

@@ -109,9 +109,14 @@ class Answer:
 
 
 class Snapshot:
-    """All rows of one version. `layers`: the base, then the overlays. All layers have the same schema, seed and keys."""
+    """All rows of one version. `layers`: the base, then the overlays. All layers have the same schema, seed and keys.
+
+    A row has a number in the snapshot, too: its number in its layer, added to the number of all rows of the layers before.
+    """
 
     version: TableVersion  # set after the constructor, when the version's record has been read
+    base_name = ""  # the name of the base's segment, if it is on disk
+    layers_name = ""  # the name of exactly these layers
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
@@ -123,6 +128,33 @@ class Snapshot:
         self.bytes = sum(layer.segment.bytes for layer in layers)
         # With several layers this is not known (None), because two layers may have rows of the same key.
         self.unique = base.unique if len(self.layers) == 1 else None
+
+    @cached_property
+    def first_numbers(self) -> Numbers:
+        """The number of each layer's first row, and the number of all rows, also deleted ones."""
+        return np.cumsum([0, *(layer.segment.rows for layer in self.layers)])
+
+    def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:
+        """The named columns of the rows with these numbers, in their order."""
+        if len(self.layers) == 1:
+            return self.layers[0].segment.take(names, rows)
+        of_layer = np.searchsorted(self.first_numbers, rows, "right") - 1
+        order = np.argsort(of_layer, kind="stable")
+        cuts = np.searchsorted(of_layer[order], np.arange(len(self.layers) + 1))
+        parts = [
+            layer.segment.take(names, rows[order[start:stop]] - first)
+            for layer, start, stop, first in zip(self.layers, cuts[:-1], cuts[1:], self.first_numbers[:-1], strict=True)
+        ]
+        places = np.empty(len(rows), np.int64)
+        places[order] = np.arange(len(rows))
+        return self._join(names, parts, as_indices(places))
+
+    def _join(self, names: Sequence[str], parts: Sequence[list[pa.Array]], indices: pa.Array) -> list[pa.Array]:
+        """The columns of parts from several layers, one after the other, in the order of `indices`."""
+        return [
+            pc.take(_concat(arrays, self.schema.field(name).type), indices, boundscheck=False)
+            for name, arrays in zip(names, zip(*parts, strict=True), strict=True)
+        ]
 
     def is_worth_compacting(self) -> bool:
         """Whether the rows in overlays and the deleted rows, added up, are more than a quarter of the base's rows."""
@@ -145,13 +177,8 @@ class Snapshot:
         numbers = np.concatenate([numbers for _, numbers, _ in layer_matches])
         positions = np.concatenate([layer.positions(rows) for layer, _, rows in layer_matches])
         order = np.lexsort((positions, numbers))
-        indices = as_indices(order)
         parts = [layer.segment.take(names, rows) for layer, _, rows in layer_matches]
-        columns = [
-            pc.take(_concat(arrays, self.schema.field(name).type), indices, boundscheck=False)
-            for name, arrays in zip(names, zip(*parts, strict=True), strict=True)
-        ]
-        return Answer(numbers[order], columns)
+        return Answer(numbers[order], self._join(names, parts, as_indices(order)))
 
     def get_one(self, names: Sequence[str], key: OneKey) -> list[tuple[Any, ...]]:
         """The columns `names` of the rows that have one key, in file order, as Python values. Only for keys that are a single column."""

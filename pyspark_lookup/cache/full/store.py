@@ -10,11 +10,12 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
+from pyspark_lookup.cache.full.derived import layers_of
+from pyspark_lookup.cache.full.loader import StoredLayer, name_layers, open_layers
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import as_count, as_counts, as_name, as_number, as_text
@@ -144,6 +145,13 @@ class State:
 def _segment_names(version: StoredVersion) -> set[str]:
     """The names of the segments in which a version is stored."""
     return {name for layer in version.layers for name in (layer.name, layer.deleted) if name is not None}
+
+
+def _names_of(versions: Sequence[StoredVersion], names: Sequence[str]) -> set[str]:
+    """The segments that some versions need, and those of `names` that were computed from their layers."""
+    layers = {name for version in versions for name in (version.layers[0].name, name_layers(version.layers))}
+    derived = {name for name in names if layers_of(name) in layers}
+    return derived.union(*map(_segment_names, versions))
 
 
 _NOTHING = State()
@@ -392,12 +400,13 @@ class StoredSnapshots:
             for version in expired:
                 self._open.pop(version.digest, None)
                 self.disk.remove_record("snapshot", self._beside(version.digest))
-        used_names = {name for version in versions for name in _segment_names(version)}
-        names = [name for name in self.disk.segments(self.key) if name not in used_names]
+        stored_names = self.disk.segments(self.key)
+        used_names = _names_of(versions, stored_names)
+        names = [name for name in stored_names if name not in used_names]
         unremoved = tuple(name for name in names if not self.disk.remove_segment(self.key, name))
         if unremoved != state.left:
             self.record(dataclasses.replace(state, left=unremoved))
-        latest = _segment_names(versions[-1]) if versions else set()
+        latest = _names_of(versions[-1:], stored_names)
         with contextlib.suppress(OSError):  # if this fails, the segments are removed when their versions expire
             self.disk.supersede_segments(self.key, [*unremoved, *(used_names - latest)])
 

@@ -500,7 +500,7 @@ class Directory:
 
         Release the lock when done. The kernel releases it if the process dies. Raises OSError if the directory cannot be written. The names
         of a kind share 4096 lock files, except for the kind reload, where each has its own. To avoid deadlocks, wait for a lock only while
-        holding none, or one of an earlier kind in the order discover, reload, resolve, refresh, block.
+        holding none, or one of an earlier kind in the order discover, reload, resolve, refresh, block, derive.
         """
         path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
         while True:
