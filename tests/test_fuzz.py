@@ -56,7 +56,7 @@ from pyspark_lookup.versions.model import PATH, ROW, DeleteFile, delete_file_byt
 from tests.support.disks import Opened, data_of, key
 from tests.support.fakes import FakeClock, Host, make_host
 from tests.support.full_cache import publish
-from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
+from tests.support.fuzzing import altered, by_day, damaged, fuzzed, memory_at_most, misspelled
 from tests.support.sparks import DATA_SOURCES
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
@@ -210,7 +210,9 @@ def damage_one(data: st.DataObject, paths: list[Path]) -> Path:
     return path
 
 
-each_world = pytest.mark.parametrize(("kind", "name"), [(kind, name) for name in READS for kind in ("files", "log")])
+each_world = pytest.mark.parametrize(
+    ("kind", "name"), by_day(((k, name) for name in READS for k in ("files", "log")), 3)
+)
 
 
 def files_of(root: Path) -> list[Path]:

@@ -270,7 +270,7 @@ class Dim:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "adaptive", "side"),
-    by_day(itertools.product(["plain", "managed"], ["true", "false"], ["scan", "stream", "neither"]), 7),
+    by_day(itertools.product(["plain", "managed"], ["true", "false"], ["scan", "stream", "neither"]), 12),
 )
 def test_what_a_batch_writes_it_reads_back(
     spark: SparkSession, tmp_path: Path, kind: str, adaptive: str, side: str

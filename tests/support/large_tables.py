@@ -27,7 +27,7 @@ from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import BY_NIGHT
 from tests.support.iceberg_writing import IcebergTable
 
-FILES = 20
+FILES = 16
 Lose = Callable[[Iterable[Path]], None]
 Row = dict[str, Any]
 
@@ -88,7 +88,7 @@ def snapshot_files(cache: Path, prefix: str = "") -> set[str]:
 
 
 class LargeDelta:
-    """`FILES` commits of ten rows each, in two regions, with a checkpoint after half of them."""
+    """`FILES` commits of ten rows each, in two regions, with a checkpoint after seven of them."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / "t"
@@ -96,7 +96,7 @@ class LargeDelta:
 
     def append(self, *rows: Row) -> None:
         write_deltalake(str(self.path), pa.Table.from_pylist(rows), mode="append", partition_by=["region"])
-        if self.version() == FILES // 2:
+        if self.version() == 6:
             DeltaTable(str(self.path)).create_checkpoint()
 
     def change(self, step: int) -> None:

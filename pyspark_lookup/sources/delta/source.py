@@ -690,9 +690,9 @@ def _parse_bound(value: Any, kind: pa.DataType, high: bool) -> Any:
                 return None
             float32 = number
             # A 32-bit value may be written by the shortest text that identifies it among 32-bit floats. Parsed as a double, that text may be
-            # another number, so the nearest 32-bit float is a bound, too.
+            # another number, so the nearest 32-bit float is a bound, too. Without `<` a number above all of them would be infinite.
             with contextlib.suppress(OverflowError):
-                (float32,) = struct.unpack("f", struct.pack("f", number))
+                (float32,) = struct.unpack("<f", struct.pack("<f", number))
             return max(number, float32) if high else min(number, float32)
         if pa.types.is_date(kind):
             return datetime.date.fromisoformat(value[:10])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.predicate import ColumnStats
@@ -22,7 +22,7 @@ from pyspark_lookup.sources.delta.actions import Add, Statistics
 from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, sum_keys
 from pyspark_lookup.sources.delta.source import DeltaSource
 from tests.support.delta_tables import append_commit
-from tests.support.fuzzing import MORE
+from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import opened
 from tests.support.large_tables import FILES, LargeDelta, snapshot_files
 
@@ -135,7 +135,7 @@ def test_bounds_are_parsed_together_as_alone(name: str) -> None:
     kind, values = KINDS[name]
     usual = texts_of(values)
 
-    @settings(max_examples=60 * MORE, deadline=None, derandomize=True)
+    @fuzzed(60)
     @given(st.lists(usual, max_size=6) | st.lists(usual | st.sampled_from(ODD), max_size=6))
     def check(texts: list[str | None]) -> None:
         def parse(text: str | None) -> Any:
@@ -185,7 +185,7 @@ def test_statistics_that_are_only_columns(name: str) -> None:
         [("numRecords", pa.int64()), ("minValues", column), ("maxValues", column), ("nullCount", counts)]
     )
 
-    @settings(max_examples=40 * MORE, deadline=None, derandomize=True)
+    @fuzzed(40)
     @given(st.lists(st.tuples(values | st.none(), values | st.none()) | st.none(), min_size=1, max_size=5))
     def check(bounds: list[tuple[Any, Any] | None]) -> None:
         rows = []

@@ -1,5 +1,6 @@
 """The files of a large Iceberg table as columns, beside what `test_large_tables` says: each file is what it is alone, and so are its deletes."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.models.histories import ICEBERG, Setup, Step
 from tests.models.iceberg import Iceberg
 from tests.support.disks import flipped
 from tests.support.fakes import wait_until_settled
-from tests.support.fuzzing import seeds
+from tests.support.fuzzing import by_day, seeds
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import counting
@@ -112,7 +113,8 @@ def check_pruning(version: TableVersion, nodes: Sequence[Predicate]) -> None:
 STEPS = [op for op in ICEBERG if op not in ("write_branch",)]
 
 
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", seeds(2))
 def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each step, in a process that goes on and in a new one, the columns say what objects say; and how two versions differ."""
     rng = random.Random(seed)
@@ -205,8 +207,10 @@ def test_records_have_no_secret(large: LargeIceberg, tmp_path: Path, process: Be
 COLUMNS = {"id": "int", "name": "string", "region": "string"}
 
 
-@pytest.mark.parametrize("harm", ["nothing", "removed", "damaged", "record", "full"])
-@pytest.mark.parametrize("mode", ["none", "partial"])
+@pytest.mark.parametrize(
+    ("mode", "harm"),
+    by_day(itertools.product(["none", "partial"], ["nothing", "removed", "damaged", "record", "full"]), 2),
+)
 def test_the_index_of_equality_deletes(
     tmp_path: Path, process: Begin, mode: str, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

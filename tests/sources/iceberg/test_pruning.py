@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import wait_until_settled
+from tests.support.fuzzing import BY_NIGHT
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_tables import opened
 from tests.support.iceberg_values import to_bytes
@@ -93,7 +94,7 @@ def test_transforms(tmp_path: Path, column: str, transform: str) -> None:
     """A value, several, and a range of a column are looked for in their partitions only, as predicates and as keys."""
     table = made(tmp_path, [(column, transform)])
     values, hashed = [row[column] for row in ROWS], transform.startswith("bucket")
-    for number in (0, 1, 2, 13):
+    for number in (0, 1, 2, 13) if BY_NIGHT else (1, 13):
         # Partitions of times are as wide as those that were rounded the wrong way before 1970.
         files = (2 if hashed else 1) + (number < 2)
         expect(table, tmp_path, f"{column} = {literal(values[number])}", [number], files)
