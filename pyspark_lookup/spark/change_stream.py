@@ -1,6 +1,6 @@
-"""`readStream` on a managed table: a stream of the table's changes. An offset is the log position of the last commit that was consumed.
+"""Streams of a managed table's changes (`readStream`). An offset of a stream is the log position of the last commit that it has consumed.
 
-One process on the driver plans. A task gets the list of the files with its rows, so it does not read the table's log.
+One process on the driver plans the micro-batches. A task gets the list of the files with its rows, so it does not read the table's log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files"
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
-    """The reader of a stream with these options. Raises OptionError for options that a stream cannot have, NotSupportedError for options that this
+    """The reader of a stream of changes. Raises OptionError for an option that a stream cannot have, NotSupportedError for an option that this
     Spark does not support."""
     parsed = stream_options(options, schema)
     if parsed.pinned is not None:
@@ -65,7 +65,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
 
 @errors_without_traceback
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Gives Spark the offsets and partitions of a stream. It lives on the driver as long as its query."""
+    """Tells Spark the offsets and tasks of a stream of changes. It lives on the driver as long as the streaming query."""
 
     def __init__(self, options: LookupOptions, columns: pa.Schema, added: Sequence[str] = ()) -> None:
         self._options = options
@@ -73,12 +73,13 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._added = added
         self._table: Table | None = None
         self._until: int | None = None
-        self._reached: dict[str, Any] | None = None  # where the next micro-batch begins, if Spark does not say
+        # The offset at which the next micro-batch begins, for a Spark that does not say.
+        self._reached: dict[str, Any] | None = None
 
     # --- offsets ----------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """The position before the first commit to consume; 0 means that the table's present rows come first."""
+        """The offset before the first commit to consume. Position 0 means that the table's present rows come first."""
         state, start = self._state(), self._options.kind(ChangeOptions).start
         position = 0 if start is StreamStart.SNAPSHOT else state.position if start is StreamStart.LATEST else start
         assert isinstance(position, int)
@@ -90,10 +91,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reached
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """The log position at which the next micro-batch ends: within the limit, but after at least one commit.
+        """The offset at which the next micro-batch ends: within `limit`, but after at least one commit.
 
-        Spark passes no arguments if it knows no limits. The first micro-batch of a restarted query then goes to the end of the log, even if nothing has
-        changed.
+        A Spark without limits of micro-batches passes no arguments. The first micro-batch of a restarted query then goes to the end of the log,
+        even if nothing has changed.
         """
         start = self._reached if start is None else start
         state = self._state(*(() if start is None else (start,)))
@@ -104,7 +105,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
         after = _parse_offset(start)[1]
         if after == 0:
-            # The table's present rows come in one micro-batch, so that they are all of one version.
+            # One micro-batch has all of the table's present rows, so that they are of one version.
             assert self._table is not None
             return self._offset(state, until) if read_version(self._log(), self._table, state, until).files else start
         spent = [0, 0, 0]
@@ -119,16 +120,16 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(state, end)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The limit of a micro-batch that lookup.stream.max-…-per-trigger sets."""
+        """The limit of micro-batches that `lookup.stream.max-…-per-trigger` sets; without this option, none."""
         limits = zip(_LIMITS, self._options.kind(ChangeOptions).limits, strict=True)
         return next((limit(most) for limit, most in limits if most is not None), ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the log for this run; later commits are left to the next run."""
+        """From now on, let this run of the query end at the present end of the log. The next run reads later commits."""
         self._until = self._state().position
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end of the log, for the query's progress."""
+        """The offset of the log's end, which the query's progress shows."""
         state = self._state()
         return self._offset(state, state.position)
 
@@ -140,7 +141,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return runtime().engine(self._options).managed.log(self._table.url)
 
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
-        """The state of the log now. Raises VersionGoneError if it is not the log to which the offsets belong."""
+        """The present state of the table's log. Raises VersionGoneError if the offsets are of another log, or are behind its end."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
         self._table = engine.managed.table(self._options)
@@ -160,13 +161,13 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- tasks ------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a micro-batch, which are the same each time it is planned."""
+        """The tasks of the micro-batch between two offsets: the same tasks each time it is planned."""
         state = self._state(start, end)
         assert self._table is not None
         self._reached = end
         after, until = _parse_offset(start)[1], _parse_offset(end)[1]
         if after == 0:
-            # Spark also requests an empty range: an aggregation then completes its results in a micro-batch without rows.
+            # Spark may also ask for an empty micro-batch, in which an aggregation completes its results.
             tasks = plan_snapshot(self._table, self._log(), state, until) if until else []
         else:
             rows_only = self._options.read.view is View.DATA
@@ -187,7 +188,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _parse_offset(offset: Any) -> tuple[str, int]:
-    """(table id, log position) of an offset. Raises DamagedFileError for an offset of another source."""
+    """(table id, log position) of an offset. Raises DamagedFileError for an offset that another source wrote."""
     try:
         return as_text(offset["table"]), as_count(offset["position"])
     except UNREADABLE:
@@ -197,7 +198,7 @@ def _parse_offset(offset: Any) -> tuple[str, int]:
 
 
 def _exceeds(limit: ReadLimit | None, spent: Sequence[int]) -> bool:
-    """Whether these rows, files or bytes exceed the limit of a micro-batch."""
+    """Whether `spent` (rows, files, bytes) exceeds the limit of a micro-batch."""
     name = _LIMITS.get(type(limit))
     return name is not None and dict(zip(_LIMITS.values(), spent, strict=True))[name] > getattr(limit, name)
 
@@ -205,7 +206,7 @@ def _exceeds(limit: ReadLimit | None, spent: Sequence[int]) -> bool:
 def _read(
     options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of some tasks. `added`: columns that ALTER TABLE added, which the table's log may not have yet."""
+    """The changed rows of some tasks. `added`: columns that ALTER TABLE has added, which the table itself may not have yet."""
     options = options.on_host(session_options())
     engine = runtime().engine(options)
     try:

@@ -1,7 +1,7 @@
-"""What the Spark of this process can do. This module looks for each feature, because vendors backport features to older version numbers.
+"""Finds out which features the Spark of this process has. It looks for each feature, because vendors add features to older versions of Spark.
 
-No other module asks for a version of Spark, or handles a part of PySpark that may be missing. A worker has the server's Spark; over Spark
-Connect, the client may have another version.
+No other module asks for a version of Spark, or handles a part of PySpark that may be missing. A worker has the server's version of Spark; over
+Spark Connect, the client may have another version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if "prefer_timestamp_ntz" not in inspect.signature(types.from_arrow_schema).para
 
 
 def find(module: str, name: str) -> Any:
-    """An attribute of a module of PySpark; None if this Spark lacks it."""
+    """The attribute `name` of a module of PySpark; None if this Spark lacks it."""
     try:
         return getattr(importlib.import_module(module), name, None)
     except ImportError:
@@ -30,7 +30,10 @@ def find(module: str, name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """Something that not every Spark has. `since`: the first release of Apache Spark that has it; `present`: whether this Spark has it."""
+    """A feature that only some versions of Spark have. `title`: its name in errors. `since`: the first release of Apache Spark that has it.
+
+    `present`: whether the Spark of this process has it.
+    """
 
     title: str
     since: str
@@ -40,7 +43,7 @@ class Feature:
         return self.present
 
     def require(self, what: str, instead: str) -> None:
-        """Raise NotSupportedError if this Spark lacks the feature. `what`: the user's request; `instead`: what to do."""
+        """Raise NotSupportedError if this Spark lacks the feature. `what`: the request that needs it. `instead`: what the user can do."""
         from pyspark_lookup.errors import NotSupportedError
 
         if not self.present:
@@ -87,7 +90,7 @@ else:
     DataSourceStreamReader = _class(_BATCH, "DataSourceStreamReader")
     DataSourceStreamWriter = _class(_BATCH, "DataSourceStreamWriter")
     DataSourceArrowWriter = _class(_BATCH, "DataSourceArrowWriter")
-    # Before Spark had this class, a sink got Arrow batches if it was a DataSourceArrowWriter, too.
+    # Before Spark had this class, a stream's writer got Arrow batches if it was also a DataSourceArrowWriter.
     DataSourceStreamArrowWriter = find(_BATCH, "DataSourceStreamArrowWriter") or type(
         "DataSourceStreamArrowWriter", (DataSourceStreamWriter, DataSourceArrowWriter), {}
     )
@@ -108,4 +111,4 @@ SQL_FUNCTIONS = Feature("functions defined in SQL", "4.0", _has("pyspark.sql.typ
 ARROW_WRITERS = Feature("writers of Arrow batches", "4.0", _has("pyspark.sql.datasource", "DataSourceArrowWriter"))
 STREAM_LIMITS = Feature("limits of micro-batches", "4.2", _has("pyspark.sql.streaming.datasource", "ReadMaxRows"))
 TYPES_HAVE_TIME_ZONES = "timezone" in inspect.signature(types.to_arrow_type).parameters
-"""Whether PySpark's `to_arrow_type` takes a time zone for timestamps. If not, their Arrow type is in UTC."""
+"""Whether PySpark's `to_arrow_type` takes a time zone for timestamps. If it does not, their Arrow type is in UTC."""

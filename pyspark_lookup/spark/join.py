@@ -1,6 +1,6 @@
-"""`lookup_join`: adds to a DataFrame or stream the rows of a lookup table with the same key.
+"""`lookup_join` adds to each row of a DataFrame or stream the columns of the rows with the same key in a lookup table.
 
-Consecutive lookups are one step of the plan: a lookup on the result of `lookup_join` builds that step again, with one lookup more.
+Consecutive lookups are one step of the plan, called a pass: a lookup on the result of `lookup_join` builds this step again, with one more lookup.
 """
 
 from __future__ import annotations
@@ -73,21 +73,23 @@ _HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_sem
     "anti": "left_anti",
     "leftanti": "left_anti",
 }
-_CHAIN = "_lookup_chain"  # the attribute of a DataFrame with its chain of lookups
-_BROADCASTS = "_lookup_broadcasts"  # the attribute of a DataFrame with its broadcast joins
-# For tables of up to this many rows Spark's own broadcast join is faster in a batch query (benchmarks/bench_join.py). If keys are known to
-# repeat, that is so for larger tables, too, because lookups return their rows in lists.
+_CHAIN = "_lookup_chain"  # the attribute of a DataFrame that has its `Chain`
+_BROADCASTS = "_lookup_broadcasts"  # the attribute of a DataFrame that has its `_Broadcasts`
+# In a batch query, Spark's own broadcast join is faster for tables of up to this many rows (benchmarks/bench_join.py). If keys are known to
+# repeat in the table, it is faster for larger tables, too, because lookups return the rows of a key in lists.
 _BROADCAST_ROWS = 2_000_000
 _BROADCAST_REPEATED_ROWS = 3_000_000
-# A pass over a DataFrame with fewer rows than these, plus half as many as the tables have, is done before the broadcasts would be built
-# (benchmarks/bench_star.py).
+# If a DataFrame has fewer rows than this number plus half the number of rows of all its tables, a pass has ended before Spark would have built
+# the broadcasts (benchmarks/bench_star.py).
 _PASS_ROWS = 500_000
 
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcasts:
-    """Consecutive lookups for which `auto` chose broadcasts. `base`: the DataFrame before the first of them. `rows`: the rows of all their tables.
-    `lookups`: the lookups in the form that a pass needs, if that turns out to be better."""
+    """Consecutive lookups for which `auto` chose broadcasts. `base`: the DataFrame before the first of them.
+
+    `rows`: how many rows their tables have together. `lookups`: the lookups in the form that a pass needs, if a pass turns out to be better.
+    """
 
     base: DataFrame
     rows: int = 0
@@ -96,8 +98,10 @@ class _Broadcasts:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """A strategy and the reason for it. `cached`: the table with the cache that a pass needs. `rows`: the table's number of rows, if `auto` chose a
-    broadcast."""
+    """The strategy for a lookup. `broadcast`: whether it is a broadcast join, and not a pass. `why`: the reason.
+
+    `cached`: the table with the cache that a pass needs. `rows`: the table's number of rows, if `auto` chose a broadcast.
+    """
 
     broadcast: bool
     cached: DimensionTable
@@ -107,19 +111,22 @@ class _Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Explanation:
-    """The text that explains a lookup. `full`: the table's options, if hosts should keep a snapshot of it; `explain_lookup` then asks a host whether
-    it does."""
+    """What `explain_lookup` says of a lookup. `full`: the options of its table, if the table has a full cache; None otherwise.
+
+    With `full`, `explain_lookup` also asks a host whether it has room for the full cache.
+    """
 
     text: str
     full: Mapping[str, str] | None
 
 
 class _Unknown(StructField):
-    """A column of a DataFrame whose schema Spark does not reveal."""
+    """A column of a DataFrame whose schema Spark does not show (in a flow of a pipeline)."""
 
 
-# The explanations by the name of the pass or broadcast, the newest last. They are only text, so that no session is kept alive. Their number
-# is bounded, because a stream's function may make new ones for ever.
+# What `explain_lookup` says, by the name of a pass or broadcast, the newest one last: (explanations of its lookups, why the lookups before it
+# are not in the same pass). These are only texts, so that they keep no session alive. Their number is bounded, because the function of a stream
+# may build new lookups for ever.
 _explained: collections.OrderedDict[str, tuple[tuple[_Explanation, ...], str]] = collections.OrderedDict()
 _EXPLAINED_AT_MOST = 500
 _explained_lock = ForkSafeLock()
@@ -206,12 +213,12 @@ def lookup_join(
     chain, broadcasts = _get_chain(df), _get_broadcasts(df)
     roots = {key.path[0].lower() for key in keys if len(key.path) > 1}
     if roots & {name.lower() for earlier in (*chain.lookups, *broadcasts.lookups) for name in earlier.names}:
-        # A pass returns columns unchanged.
+        # A pass returns the columns of its lookups unchanged, so it cannot look up a field of such a column. So begin another pass.
         chain, broadcasts = Chain(df, "a key is in a column that an earlier lookup has added"), _Broadcasts(df)
     if not choice.broadcast:
         return _pass(chain, lookup)
     if choice.rows is not None and (few := _explain_pass(broadcasts.base, broadcasts.rows + choice.rows)) is not None:
-        # The earlier lookups join the pass, because it costs little more for them.
+        # The earlier broadcasts become lookups of this pass, too, because each more lookup costs it little.
         joining = (dataclasses.replace(earlier, why=few) for earlier in (*broadcasts.lookups, lookup))
         return _pass(_get_chain(broadcasts.base), *joining)
     plain = dataclasses.replace(lookup, table=dim_table, broadcast=True)
@@ -225,7 +232,7 @@ def lookup_join(
 
 
 def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
-    """The DataFrame of a chain with more lookups added, all in one pass."""
+    """The DataFrame of a chain with some lookups added, all in one pass."""
     longer = dataclasses.replace(chain, lookups=(*chain.lookups, *lookups))
     _explain(longer.name, longer.lookups, longer.apart, len(lookups))
     joined = longer.to_dataframe()
@@ -234,7 +241,7 @@ def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
 
 
 def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int = 1) -> None:
-    """Keep the text with which `explain_lookup` explains a step of the plan, and log it for lookups that are new."""
+    """Keep what `explain_lookup` will say of a step of the plan. Log the strategy of the last `new` lookups."""
     for lookup in lookups[-new:]:
         _log.info("lookup join %s: %s (%s)", lookup.name, _strategy_name(lookup), lookup.why)
     explanations = tuple(map(_build_explanation, lookups))
@@ -265,7 +272,7 @@ def _build_explanation(lookup: ChainedLookup) -> _Explanation:
 
 
 def _get_chain(df: DataFrame) -> Chain:
-    """The chain of lookups that ends in `df`, to which the next lookup is added."""
+    """The chain of lookups that ends in `df`, to which the next lookup is added; an empty chain if `df` does not end in one."""
     chain: Chain | None = vars(df).get(_CHAIN)
     if chain is None:
         return Chain(df, "its DataFrame is not what lookup_join returned")
@@ -273,7 +280,7 @@ def _get_chain(df: DataFrame) -> Chain:
 
 
 def _get_broadcasts(df: DataFrame) -> _Broadcasts:
-    """The broadcasts that `auto` chose for `df`; the next lookup may turn them into a pass."""
+    """The broadcasts that `auto` has chosen for the last lookups of `df`. The next lookup may turn them into a pass."""
     broadcasts: _Broadcasts | None = vars(df).get(_BROADCASTS)
     return _Broadcasts(df) if broadcasts is None or _is_persisted(df) else broadcasts
 
@@ -283,9 +290,11 @@ def _is_persisted(df: DataFrame) -> bool:
 
 
 def _explain_pass(df: DataFrame, rows: int) -> str | None:
-    """The reason why a pass is better than broadcasts of tables with this many rows in total. None if broadcasts are better, or if Spark cannot
-    estimate the number of rows of `df`."""
-    # Spark does not know the size of looked-up columns, from which it would estimate the rows.
+    """The reason why a pass is better than broadcasts of tables with `rows` rows in total.
+
+    None if broadcasts are better, or if Spark cannot estimate the number of rows of `df`.
+    """
+    # The DataFrame before the lookups: for looked-up columns, Spark cannot estimate a size, and so no number of rows.
     expected, enough = estimated_rows(_get_chain(df).base), _PASS_ROWS + rows // 2
     return (
         None if expected is None or expected >= enough else f"a batch of about {expected:,} rows, fewer than {enough:,}"
@@ -293,10 +302,10 @@ def _explain_pass(df: DataFrame, rows: int) -> str | None:
 
 
 def explain_lookup(df: DataFrame) -> str:
-    """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache. A text of several lines, to `print`.
+    """How each lookup in a DataFrame's plan is made, and why: its table, strategy and cache. Returns a text of several lines, to `print`.
 
-    If a table has a full cache, a Spark job asks one host whether it has disk space for a snapshot. Only the last 500 passes and broadcasts that
-    this process has built can be explained, and none that another process has built.
+    If a table has a full cache, a Spark job asks one host whether it has disk space for it. Only the last 500 passes and broadcasts that this
+    process has built can be explained.
     """
     pass_names = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
     with _explained_lock:
@@ -313,18 +322,18 @@ def explain_lookup(df: DataFrame) -> str:
 
 
 def _snapshot_line(spark: SparkSession, full: Mapping[str, str] | None) -> str:
-    """A line that says why a host keeps no snapshot of a table; empty if it has a snapshot, could keep one, or does not need one."""
+    """A line that says why a host has no room for the full cache of a table; empty if it has room, or needs none. `full`: as in `_Explanation`."""
     if full is None or in_flow_function(spark):
         return ""
     try:
         reason = load_view(spark, full, View.SUMMARY).collect()[0].not_kept
-    except Exception as problem:  # the store or Spark fails: then the query will fail as well, and say why
+    except Exception as problem:  # if the store or Spark fails, the query will fail, too, and its error says why
         reason = f"unknown, {type(problem).__name__}"
     return "" if reason is None else f"\n  snapshot: none, the table is read from its files ({reason})"
 
 
 def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
-    """(column of the DataFrame, column of the table) for each key."""
+    """For each key, (column of the DataFrame, column of the table), from the argument `on`."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(on, str):
         pairs = [(on, on)]
@@ -344,15 +353,14 @@ def _parse_join_keys(on: Any) -> list[tuple[str, str]]:
 
 
 def _known_fields(df: DataFrame) -> list[StructField]:
-    """The columns of the DataFrame. In the function of a pipeline's flow, Spark does not reveal them: then only the columns that lookups have
-    added."""
+    """The columns of the DataFrame; in the function of a flow in a pipeline, where Spark does not show them, those that lookups have added."""
     if in_flow_function(df.sparkSession):
         return [field for lookup in _get_chain(df).lookups for field in lookup.fields]
     return df.schema.fields
 
 
 def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructField, ...]]:
-    """The columns that a name may mean, each as its path through structs. `s.id` is the field `id` of `s`, unless there is a column called `s.id`."""
+    """The columns that a name may mean, each as its path through structs. `s.id` is the field `id` of `s`, unless there is a column `s.id`."""
     matches = [(field,) for field in fields if field.name.lower() == name.lower()]
     if matches:
         return list(matches)
@@ -367,7 +375,7 @@ def _find_fields(fields: Sequence[StructField], name: str) -> list[tuple[StructF
 def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tuple[StructField, ...]:
     """The column of the DataFrame that an argument names, as its path through structs.
 
-    If Spark does not reveal the schema, an `_Unknown` of the type `table_type`; tasks check whether the column fits that type.
+    If Spark does not show the schema, this is an `_Unknown` of the type `table_type`; tasks then check whether the column fits this type.
     """
     fields = _find_fields(_known_fields(df), name)
     if not fields:
@@ -382,7 +390,7 @@ def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tup
 
 
 def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
-    """A column of the DataFrame, cast to the table's type if that has all of its values."""
+    """The key in a column of the DataFrame, cast to the table's type if that type has all values of the column's type."""
     field, names = path[-1], tuple(field.name for field in path)
     if isinstance(field, _Unknown):
         return Key(names, table_type, cast=False, planned=False)
@@ -392,7 +400,7 @@ def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
 
 
 def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str, argument: str = "on") -> Key:
-    """The key column of the DataFrame, in a type that can be compared with the table's keys."""
+    """The key in a column of the DataFrame, in a type that compares with the type of the table's column."""
     table_type = table.column_type(table_column)
     path = _field(df, df_column, argument, table_type)
     field = path[-1]
@@ -409,7 +417,7 @@ def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str
 
 
 def _match_value(df: DataFrame, match: MatchArgument, table: DimensionTable, columns: tuple[str, ...]) -> Key:
-    """The column of the DataFrame with the values to match, in a type that compares with the table's columns."""
+    """The values to match in a column of the DataFrame, in a type that compares with the types of the table's columns."""
     if match.kind is MatchKind.AS_OF:
         return _time(df, match.column, table, columns)
     if match.kind is not MatchKind.CIDR:
@@ -426,7 +434,7 @@ def _match_value(df: DataFrame, match: MatchArgument, table: DimensionTable, col
 
 
 def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, ...]) -> Key:
-    """The time column of the DataFrame, in the type of the table's validity columns."""
+    """The times in a column of the DataFrame, in the type of the table's columns that say when a row is valid."""
     table_type = table.column_type(validity[0])
     path = _field(df, as_of, "as_of", table_type)
     field = path[-1]
@@ -441,7 +449,7 @@ def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str,
 
 
 def _check_key(df_column: str, df_type: DataType, table_column: str, table_type: DataType) -> None:
-    """Raise SchemaError unless keys of the type `df_type` can be looked up among those of `table_type`."""
+    """Raise SchemaError unless keys of the type `df_type` can be looked up in a column of the type `table_type`."""
     if isinstance(df_type, StringType) and is_collated(df_type):
         raise SchemaError(
             f"key {df_column!r} is {df_type.simpleString()}, which compares by collation; the table compares bytes: "
@@ -503,7 +511,7 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, match: MatchArg
     cached = table
     unknown = in_flow_function(df.sparkSession)
     if table.parsed.system is None and not (has_cache_option and (strategy == "cache" or unknown or df.isStreaming)):
-        # If the table would get a full cache, ask with that: an existing snapshot knows the number of rows, and whether keys repeat.
+        # If the table would get a full cache, ask with this option: a snapshot knows the number of rows, and whether keys repeat.
         viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
         facts = viewed.facts()
         cached = with_default_cache(table, facts.bytes)

@@ -1,7 +1,7 @@
-"""`load`: a table as a DataFrame, through the data source or, if Spark has no data sources in Python, through tasks of `mapInArrow`.
+"""`load` returns a table as a DataFrame: by the data source or, in a Spark without data sources in Python, by tasks of `mapInArrow`.
 
-In the second case, one task resolves the version for each query or micro-batch, as for a lookup join. Each of the other tasks plans the
-read of that version for itself, and reads its share of the rows.
+In the second case, one task finds the version to read for each query or micro-batch, as for a lookup join. Each of the other tasks plans the
+read of this version for itself, and reads its share of the rows.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ from pyspark_lookup.versions.executions import Build
 TablePath = str | os.PathLike[str] | None
 _FORMAT = "lookupcache"
 _VERSION = "version"
-# Spark takes a task's number with its version for 32 bytes, so a task for 128 MiB, the size that a task reads at most by default.
+# Spark estimates 32 bytes for a row with a task's number and version. With so many rows for each task, it estimates 128 MiB for a task, the
+# size that a task reads by default.
 _NUMBERS_PER_TASK = 2**22
 _NUMBER = StructType([StructField("id", LongType())])
 
 
 def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None = "") -> DataFrame:
-    """A table, or a view of it (`lookup.view`). `explicit`: which of the options the user has set for this read: names separated by commas,
-    or None for all."""
+    """A DataFrame of a table, or of a view of it (`lookup.view`).
+
+    `explicit`: the names, separated by commas, of the options that the user has set for this read; None: all options.
+    """
     build = current_build(spark)
     load_options = dict(options)
     if explicit is not None:
@@ -64,13 +67,15 @@ def load(spark: SparkSession, options: Mapping[str, str], explicit: str | None =
 
 
 def _folded(key: str) -> str:
-    """The name of a `lookup.` option in lower case, because Spark's readers ignore case; other names are unchanged."""
+    """The name of an option: in lower case if it begins with `lookup.`, because Spark's readers ignore case; otherwise unchanged."""
     return key.lower() if key.lower().startswith("lookup.") else key
 
 
 class _Planned(NamedTuple):
-    """How tasks read a table. `options`: with these, each task plans the read again. `versioned`: whether one task resolves the version for all;
-    otherwise it is a view, which resolves its version itself."""
+    """How tasks read a table. `options`: those with which each task plans the read again. `tasks`: the number of tasks.
+
+    `versioned`: one task finds the version for all tasks; False for a view, which finds its version itself.
+    """
 
     schema: StructType
     tasks: int
@@ -79,7 +84,7 @@ class _Planned(NamedTuple):
 
 
 def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned, build: Build | None) -> DataFrame:
-    """A DataFrame of one row: the version that the query or micro-batch reads, as two numbers; nulls for a view, which resolves it itself."""
+    """A DataFrame of one row: the token of the version that the query or micro-batch reads, as two numbers; two nulls for a view."""
     columns = token_columns(_VERSION)[:2]
     if not planned.versioned:
         return spark.range(0, 1, 1, 1).select(*(sf.lit(None).cast(LongType()).alias(column) for column in columns))
@@ -90,20 +95,20 @@ def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned,
 
 
 def token_columns(prefix: str) -> tuple[str, str, str]:
-    """The names of the columns of a table's version token, see `columns_of_token`."""
+    """The names of the three columns with a table's version token (see `columns_of_token`)."""
     return f"{prefix}_digest", f"{prefix}_place", f"{prefix}_error"
 
 
 def resolve_versions(spark: SparkSession, name: str, tables: Mapping[str, tuple[str, Build | None]]) -> DataFrame:
-    """A DataFrame of one row with the versions that the query or micro-batch reads: for each table its `token_columns`.
+    """A DataFrame of one row with the version tokens that the query or micro-batch reads: for each table its `token_columns`.
 
-    `name`: the name in plans. `tables`: by the prefix of its columns, the table's options as JSON, and the micro-batch in which its lookup was
-    built.
+    `name`: the name in plans. `tables`: by the prefix of a table's columns, (its options as JSON, the micro-batch in which its lookup was
+    built, if any).
     """
     names = [column for prefix in tables for column in token_columns(prefix)]
     types = (LongType(), LongType(), BinaryType()) * len(tables)
     columns = StructType([StructField(column, kind) for column, kind in zip(names, types, strict=True)])
-    # The range makes it a relation of Spark's own, whose exchange Spark reuses in the same plan.
+    # A range and not createDataFrame, because Spark recognises two equal ranges, and reuses the result within a plan.
     return numbered_rows(spark, 1).mapInArrow(Resolve(name, list(tables.values()), names), columns)
 
 
@@ -119,22 +124,22 @@ def load_columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
 def plans_here(spark: SparkSession) -> bool:
     """Whether this process plans reads of tables itself, instead of asking Spark.
 
-    The driver does, because Spark would start a Python process for each plan. So does the function of a pipeline's flow, which gets no
-    answer from its Connect server.
+    The driver does so, because Spark would start a Python process for each plan. The function of a flow in a pipeline does so, too, because it
+    gets no answer from its Connect server.
     """
     return in_flow_function(spark) or isinstance(spark, SparkSession)
 
 
 def numbered_rows(spark: SparkSession, count: int) -> DataFrame:
     """The numbers from 0 to `count` - 1, each in a task of its own: the input of a `mapInArrow` function that produces its rows itself."""
-    # Without a schema, Spark Connect asks the server for the columns of the input of `mapInArrow`.
+    # With a schema, Spark Connect need not ask the server for the input columns of `mapInArrow`.
     return spark.range(0, count, 1, count).to(_NUMBER)
 
 
 def _numbered_tasks(spark: SparkSession, count: int) -> DataFrame:
-    """`numbered_rows`, which Spark estimates to be so large that it does not broadcast the table that these tasks read.
+    """The rows of `numbered_rows`, but Spark estimates a large size for them, so that it does not broadcast the table that these tasks read.
 
-    Spark does not know what `mapInArrow` returns, and takes it for as large as its input.
+    Spark does not know how much `mapInArrow` returns, and estimates as much as for its input.
     """
     numbers = spark.range(0, count * _NUMBERS_PER_TASK, 1, count).where(f"id % {_NUMBERS_PER_TASK} = 0")
     return numbers.selectExpr(f"id div {_NUMBERS_PER_TASK} AS id").to(_NUMBER)
@@ -156,23 +161,26 @@ def _plan(options: Mapping[str, str]) -> _Planned:
     view = planned.options.read.view
     same_everywhere = dict(options)
     if view is View.CHANGES:
-        # All tasks read up to the same commit, which is fixed when the read is planned, as by the data source.
+        # All tasks read changes up to the same commit, which is chosen when the read is planned, as in the data source.
         newest, changes = planned.newest_change(), planned.options.kind(ChangeOptions)
         if changes.last is None and newest >= (changes.first or 1):
             same_everywhere["lookup.changes-to"] = str(newest)
             planned = planning.Planning.from_options(same_everywhere, schema, resolved_table)
-        same_everywhere.pop("lookup.columns", None)  # the schema has them
+        same_everywhere.pop("lookup.columns", None)  # the schema has only these columns already
     tasks = max(len(planned.tasks()), 1)
-    if view is View.DATA:  # tasks read the version that is resolved for the execution, and resolve none
+    if view is View.DATA:  # tasks read the version whose token they get, and must not look for the current one
         same_everywhere["lookup.version-at"] = VersionAt.PLAN.value
     if view is View.DATA and tasks > 1:
-        # Hosts whose conf files differ must cut the files alike.
+        # All hosts must divide the files into the same shares, also if their conf files differ.
         same_everywhere["lookup.scan.split-size"] = str(planned.options.read.split_size)
     return _Planned(schema, tasks, same_everywhere, view is View.DATA)
 
 
 class Describe:
-    """The function for `mapInArrow` that returns how tasks read a table: one row with a `_Planned` as JSON. `options`: the read's, as JSON."""
+    """The function for `mapInArrow` that plans how tasks read a table. It returns one row: a `_Planned` as JSON.
+
+    `options`: those of the read, as JSON.
+    """
 
     def __init__(self, options: str) -> None:
         self._options = options
@@ -187,10 +195,11 @@ class Describe:
 
 
 class ReadShare:
-    """The function for `mapInArrow` that returns a task's share of a table's rows. Its input is one row: the task's number, and the version
-    to read.
+    """The function for `mapInArrow` that returns a task's share of a table's rows. Its input is one row: the task's number, and the version to
+    read.
 
-    `options`: the read's, as JSON. `schema`: the columns to read. `tasks`: how many tasks share the read. `nonce`: identifies the read.
+    `options`: those of the read, as JSON. `schema`: the columns to read, as JSON. `tasks`: how many tasks share the read. `nonce`: a text that no
+    other read has.
     """
 
     def __init__(self, options: str, schema: str, tasks: int, nonce: str) -> None:
@@ -214,10 +223,10 @@ class ReadShare:
 
 
 def _find_table(options: Mapping[str, str], token: Sequence[int | None], tasks: int) -> ResolvedTable | None:
-    """The table in the version that the numbers of a token name; None for a view, which has no token.
+    """The table in the version that the two numbers of a token name; None for a view, which has no token.
 
-    Raises VersionGoneError if several `tasks` share the version and this host can no longer read it, because a newer version would be
-    divided into other shares.
+    Raises VersionGoneError if this host can no longer read the version, and several `tasks` share the read: a newer version would have other
+    shares.
     """
     digest, place = token
     if digest is None or place is None:
@@ -231,12 +240,12 @@ def _find_table(options: Mapping[str, str], token: Sequence[int | None], tasks: 
 
 
 def read_table(spark: SparkSession, path: TablePath = None, options: Mapping[str, Any] | None = None) -> DataFrame:
-    """A table as a DataFrame, on every Spark: `spark.read.format("lookupcache").options(**options).load(path)` where Spark has that.
+    """A table as a DataFrame. Works with each version of Spark; from 4.0 on, it is `spark.read.format("lookupcache").options(**options).load(path)`.
 
     `path`: a file, directory, glob or table; None if an option names the table (`lookup.provider`). `options`: as for `spark.read`.
 
-    Without data sources in Python (Spark 3.5), each query or micro-batch reads the version that is current when it starts. It reads all
-    columns, even if it selects fewer, so name those that you need in `lookup.columns`.
+    Without data sources in Python (Spark 3.5), each query or micro-batch reads the version that is current when it starts. It reads all columns
+    from the files, even if it selects fewer: name the columns that you need in `lookup.columns`.
 
     Raises OptionError for options that are unknown or contradict each other, and other subclasses of PysparkLookupError if the table
     cannot be read.

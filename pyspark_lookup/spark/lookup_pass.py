@@ -1,8 +1,8 @@
-"""`Chain`: the lookups on one DataFrame that are a single step of the plan, called a pass.
+"""`Chain`: consecutive lookups on a DataFrame, which are a single step of the plan, called a pass.
 
-The versions come from a relation of one row, which is broadcast: Spark computes it once per execution and micro-batch. A UDF gets the
-versions beside the keys of all lookups and returns lists of rows, which `inline_outer` turns into rows (plain `inline` would evaluate the
-UDF twice).
+The tokens of the versions to read come from a relation of one row, which is broadcast: Spark computes it once for each execution or micro-batch.
+A UDF gets the keys of all lookups and the tokens, and returns a list of results for each row. `inline_outer` turns the lists into rows (plain
+`inline` would evaluate the UDF twice).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.versions.executions import Build
 
 VERSION_COLUMN = "_lookup_version"
-"""The prefix of the names of columns with versions."""
+"""The prefix of the names of columns with version tokens."""
 
 _versions_lock = ForkSafeLock()
-_RELATIONS_AT_MOST = 64  # per session
+_RELATIONS_AT_MOST = 64  # as many relations of versions a session keeps
 # The first line of the optimized plan, in the form of `explain(mode="cost")`.
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([0-9.E+]+) ([KMGTPE]?i?)B(?:, rowCount=([0-9.E+]+))?")
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -55,9 +55,9 @@ _WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "in
 class Key:
     """A key column of a DataFrame, and the type in which tasks get it.
 
-    `path`: the column's name; for a field of a struct the names that lead to it. `cast`: whether the plan casts the column to the type.
-    `planned`: False if Spark does not reveal the column's type yet. Then `type` is that of the table's key, the column is passed on unchanged,
-    and tasks check whether it fits.
+    `path`: the column's name; for a field of a struct, the names that lead to it. `cast`: whether the plan casts the column to `type`.
+    `planned`: False if Spark does not show the column's type before it runs the query. Then `type` is the type of the table's column, the plan
+    passes the key on unchanged, and tasks check whether it fits.
     """
 
     path: tuple[str, ...]
@@ -72,7 +72,7 @@ class Key:
 
     @property
     def sql(self) -> str:
-        """The key in SQL."""
+        """The key as an SQL expression."""
         # Fields of structs are written as subscripts: in `a.b`, `a` could also be the alias of a table.
         column = quote(self.path[0]) + "".join(f"[{_literal(name)}]" for name in self.path[1:])
         if not self.planned:
@@ -82,11 +82,11 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class ChainedLookup:
-    """A lookup of a chain. `keys`: the DataFrame's columns with the keys, in the order of the table's keys; with `match`, the last of them has the
-    value to match. `names`: the names of the columns that the lookup adds.
+    """One lookup on a DataFrame.
 
-    `build`: the micro-batch in whose `foreachBatch` function the lookup was built, if any. `broadcast`: whether it is a broadcast join, and not
-    part of a pass. `why`: the reason for that choice.
+    `keys`: the DataFrame's columns with the keys, in the order of the table's keys; with `match`, the last of them has the value to match.
+    `names`: the names of the columns that the lookup adds. `build`: the micro-batch in whose `foreachBatch` function the lookup was built, if any.
+    `broadcast`: whether it is a broadcast join, and not part of a pass. `why`: the reason for this.
     """
 
     table: DimensionTable
@@ -100,7 +100,7 @@ class ChainedLookup:
 
     @property
     def name(self) -> str:
-        """The name of the lookup in plans, different for each lookup that `explain_lookup` tells apart."""
+        """The name of the lookup in plans. Lookups that `explain_lookup` describes differently have different names."""
         pairs = [(key.column, name) for key, name in itertools.zip_longest(self.keys, self.table.keys)]
         returned_names = [field.name for field in self.table.returned_fields]
         mark = key_of(pairs, returned_names, self.names, self.how, self.match, self.broadcast, self.why)
@@ -108,12 +108,12 @@ class ChainedLookup:
 
     @property
     def version(self) -> str:
-        """A name for the version that the lookup reads, equal for lookups that read the same."""
+        """A name for the version that the lookup reads. Lookups that must read the same version have the same name here."""
         return f"{key_of(self.options_text, self.build and dataclasses.astuple(self.build))[:16]}"
 
     @property
     def adds_error(self) -> bool:
-        """Whether rows whose lookup fails pass, with the error in a column."""
+        """Whether a failed lookup puts its error into a column of the row, instead of failing the query."""
         return self.table.parsed.read.on_error is OnError.NULL
 
     @property
@@ -140,17 +140,17 @@ class ChainedLookup:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Consecutive lookups on the DataFrame `base`. `apart`: why lookups that `base` itself may contain are not part of the chain."""
+    """Consecutive lookups on the DataFrame `base`. `apart`: why lookups before `base` are not in the same pass."""
 
     base: DataFrame
     apart: str
     lookups: tuple[ChainedLookup, ...] = ()
 
     def to_dataframe(self) -> DataFrame:
-        """The base with the columns of all lookups, in one pass."""
+        """The DataFrame `base` with the columns of all lookups, which are made in one pass."""
         relations = relate_versions(self.base, {lookup.version: lookup for lookup in self.lookups})
         tokens = {version: columns for relation in relations for version, columns in relation.tokens.items()}
-        # All columns, because Spark would not reuse the exchange of a relation of which another pass reads other columns.
+        # The UDF gets all columns of each relation: Spark reuses a relation's broadcast only for passes that read the same columns of it.
         versions = [column for relation in relations for column in relation.columns]
         arguments: dict[tuple[tuple[str, ...], str], Key] = {}
         stages = []
@@ -165,20 +165,20 @@ class Chain:
         udf = LookupUdf(self.name, spec, fields, [key.type for key in arguments.values()], len(versions))
         rows = self.base
         for relation in relations:
-            # The hint, because spark.sql.autoBroadcastJoinThreshold may be -1.
+            # With the hint, Spark broadcasts the row even if spark.sql.autoBroadcastJoinThreshold is -1.
             rows = rows.crossJoin(sf.broadcast(relation.versions))
         keys = map(sf.expr, udf.arguments([key.sql for key in arguments.values()]))
         rows = rows.select("*", sf.inline_outer(udf.function(*keys, *map(sf.col, versions))))
         if spec.drops:
             rows = rows.filter(sf.col(FOUND_COLUMN))
         if in_flow_function(self.base.sparkSession):
-            # The columns of the base are not known. Spark refuses a name that two of them have, and this condition is true for
-            # each row.
+            # The columns of `base` are not known here. This condition is true for each row, but Spark refuses a name in it that two columns
+            # of the result have.
             nulls = [sf.col(quote(field.name)).isNull() for lookup in self.lookups for field in lookup.fields]
             rows = rows.filter(functools.reduce(operator.or_, nulls, sf.lit(True)))
         hidden = versions + [field.name for field in fields if field.name == FOUND_COLUMN]
         if in_flow_function(self.base.sparkSession):
-            # Not `drop`: a Connect server analyses its input at once, and a pipeline's own datasets may not exist yet.
+            # `drop` is not possible: a Connect server analyses its input at once, and the datasets of a pipeline may not exist yet.
             return rows.selectExpr(f"* EXCEPT ({', '.join(map(quote, hidden))})")
         return rows.drop(*hidden)
 
@@ -192,7 +192,7 @@ class Chain:
         return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{marks}"
 
     def _place(self, key: Key, number: int, arguments: dict[tuple[tuple[str, ...], str], Key]) -> Place:
-        """The place of a lookup's key: a column of an earlier lookup, or an argument of the UDF, which is added if necessary."""
+        """Where a lookup's key comes from: a column of an earlier lookup, or an argument of the UDF, which is added to `arguments` if need be."""
         folded = tuple(name.lower() for name in key.path)
         for earlier, lookup in enumerate(self.lookups[:number]):
             for column, field in enumerate(lookup.fields):
@@ -204,8 +204,11 @@ class Chain:
 
 
 def _compared_by_bytes(name: str, key: str) -> str:
-    """A key, in SQL, whose type only Spark's planner will know. Tasks do not see collations and CHAR, so the plan itself refuses such a key."""
-    kind = f"typeof({key})"  # a constant to the optimizer, like everything computed from it
+    """The SQL of a key whose type only Spark's planner will know. It raises an error for a text with a collation or of the type CHAR.
+
+    Tasks could not do this, because they do not see these types. `name`: the key's name in the error.
+    """
+    kind = f"typeof({key})"  # the optimizer replaces this, and all that is computed from it, by a constant
     reason = (
         ": its texts are equal by rules of that type, and the table compares bytes; cast it to STRING before the lookup"
     )
@@ -214,16 +217,16 @@ def _compared_by_bytes(name: str, key: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text in SQL."""
+    """The SQL literal of a text."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[_Relation]:
-    """Relations that cover all `tables`: a relation has one row, with the tokens of the versions that the execution reads of its tables.
+    """Relations that together have the version tokens of all `tables`: each has one row, with the tokens of some tables.
 
-    If earlier lookups in `df` read a table, its version comes from their relation, so that the whole query reads one version of the table. The
-    same tables always get the same DataFrame: Spark reuses the exchange of an identical relation, and refuses two different observations with
-    the same name. The latest relations are kept in the session object, and go with it: PySpark makes a session for each micro-batch of
+    If an earlier lookup in `df` reads a table, its token comes from the relation of that lookup, so that the whole query reads one version of the
+    table. The same tables always get the same DataFrame: Spark reuses the broadcast of an identical relation, and refuses two different
+    observations of the same name. The latest relations are kept in the session object: PySpark makes a new one for each micro-batch of
     `foreachBatch`.
     """
     spark = df.sparkSession
@@ -256,8 +259,11 @@ def relate_versions(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[
 
 
 class _Relation(NamedTuple):
-    """The versions of some tables: the relation's name in plans, its DataFrame, the names of its columns with the token of each version, and the
-    micro-batch in whose function it was made (if any)."""
+    """A relation of one row with the version tokens of some tables. `name`: its name in plans. `versions`: its DataFrame.
+
+    `tokens`: for each version (`ChainedLookup.version`), the names of the columns with its token. `build`: the micro-batch in whose `foreachBatch`
+    function the relation was made, if any.
+    """
 
     name: str
     versions: DataFrame
@@ -270,7 +276,7 @@ class _Relation(NamedTuple):
 
 
 def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | None) -> None:
-    """Before a relation is added: drop the relations of the stream's earlier micro-batches, and the oldest ones if there are very many."""
+    """Make room for one more relation: drop those of earlier micro-batches of the same stream, and the oldest ones if there are too many."""
     for place, relation in list(relations.items()):
         if build and relation.build and relation.build.stream == build.stream and relation.build.batch != build.batch:
             del relations[place]
@@ -281,7 +287,7 @@ def _forget(relations: collections.OrderedDict[Any, _Relation], build: Build | N
 def _resolve_versions(
     spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool, build: Build | None
 ) -> _Relation:
-    """A relation of one row with the tokens of `tables`. `observed`: whether the query's progress shows their versions."""
+    """A new relation of one row with the version tokens of `tables`. `observed`: let the progress of the streaming query show the versions."""
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
@@ -296,7 +302,7 @@ def _resolve_versions(
             digest = sf.lower(sf.lpad(sf.hex(sf.shiftrightunsigned(digest_column, 4)), 15, "0"))
             digest = sf.when(sf.col(error_column).isNull(), digest)
             number = -1 - sf.col(place_column)
-            # The observation's name has the mark, because one query may have passes in which the table is with different other tables.
+            # With `mark`, because a query may have two passes with this table, each with different other tables.
             observation = f"lookup_{lookup.table.label}" if len(tables) == 1 else f"lookup_{lookup.table.label}_{mark}"
             url = sf.max(sf.lit(lookup.table.url)).alias("table")
             # Null for plain files, which have no version numbers.
@@ -310,9 +316,9 @@ def _resolve_versions(
 
 
 def plan_text(df: DataFrame, mode: str = "extended") -> str:
-    """The text of a DataFrame's plans, which `DataFrame.explain` would print among the output of other threads.
+    """The text of a DataFrame's plans. (`DataFrame.explain` would print it, among the output of other threads.)
 
-    In the function of a pipeline's flow, the text of the plan that the client will send to Spark.
+    In the function of a flow in a pipeline, this is the text of the plan that the client will send to Spark.
     """
     frame: Any = df
     if in_flow_function(df.sparkSession):
@@ -334,12 +340,12 @@ def estimated_rows(df: DataFrame) -> int | None:
         return int(float(rows))
     expected = float(size) * 1024 ** _UNITS.index(unit)
     width = 8 + sum(_WIDTHS.get(field.dataType.typeName(), 8) for field in df.schema)
-    # Spark takes a relation of unknown size for huge.
+    # For a relation of unknown size, Spark assumes a huge size.
     return None if expected > _HUGE_BYTES else int(expected / width)
 
 
 def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:
-    """`df` joined by Spark with a broadcast of the lookup's table, which is read through this package's cache."""
+    """`df`, joined by Spark itself with a broadcast of the lookup's table, which Spark reads through this package's cache."""
     table = lookup.table
     if df.isStreaming and "lookup.version-at" not in table.options:
         # A table with several tasks would stay as it was when the stream began.

@@ -1,8 +1,8 @@
-"""The UDF that looks rows up in a join or SQL function: how keys and versions reach Python, and how rows come back.
+"""The UDF that looks rows up in a join or SQL function: it passes keys and version tokens to Python, and rows back to Spark.
 
-It is an iterator Arrow UDF where Spark has those, else an iterator pandas UDF. pandas would change keys: a nullable BIGINT becomes a
-double, a null number NaN, and times after 2262 do not fit. So the plan passes each key as a number without nulls and a flag, or as
-bytes. The answer is a Series that gives Spark its Arrow array unchanged (docs/decisions/pandas-udf.md).
+It is an iterator Arrow UDF if Spark has these, and otherwise an iterator pandas UDF. pandas would change keys: a BIGINT column with nulls becomes
+doubles, a null number NaN, and times after 2262 do not fit. So the plan passes each key as a number without nulls and a flag, or as bytes. The
+result is a Series that gives Spark its Arrow array unchanged (docs/decisions/pandas-udf.md).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _EXACT_DOUBLES = 2**53
 
 
 class LookupUdf:
-    """The UDF that carries out the lookups of `spec`. Its arguments are the keys, then `versions` columns that name the versions to read.
+    """The UDF that makes the lookups of `spec`. Its arguments are the keys, and then the columns, `versions` in number, with version tokens.
 
-    For each row it returns a list of structs of `fields` or, unless `spec.many`, one struct or null. `function`: the object that Spark
-    registers and calls. `keys`: the types of the keys.
+    For each row it returns a list of structs of `fields` or, unless `spec.many`, one struct or null. `keys`: the types of the keys. `function`:
+    the attribute with the object that Spark registers and calls.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class LookupUdf:
             self.function = pandas_function(encoded, fields, spec.many or self._single)
 
     def arguments(self, keys: Sequence[str]) -> list[str]:
-        """The SQL of the arguments that pass these keys (SQL expressions) to the function. The versions come after them."""
+        """The SQL of the arguments by which the function gets `keys` (SQL expressions). The columns with version tokens come after them."""
         if features.ARROW_UDFS:
             return list(keys)
         return [column for sql, kind in zip(keys, self._keys, strict=True) for column in encode(sql, kind)]
 
     def answer(self, call: str) -> str:
-        """The SQL that returns the answer of `call`, the SQL of a call of the function."""
+        """The SQL of the function's result. `call`: the SQL of the call of the function."""
         # A pandas UDF cannot return a null struct.
         return f"get({call}, 0)" if self._single else call
 
@@ -98,8 +98,10 @@ def _udf(make: Any, probe: Probe, fields: Sequence[StructField], many: bool, eva
 
 
 def encode(sql: str, kind: DataType) -> list[str]:
-    """The SQL of the columns that pass a key to a pandas UDF unchanged: a number and whether the key is null, or one column of bytes or
-    decimals. Raises NotSupportedError for a type that neither can express."""
+    """The SQL of the columns by which a pandas UDF gets a key unchanged: a number and whether the key is null, or one column of bytes or decimals.
+
+    Raises NotSupportedError for a key of a type that has neither form.
+    """
     if isinstance(kind, StringType):
         return [f"CAST({sql} AS BINARY)"]  # text that is not UTF-8 has no Python string
     if isinstance(kind, (BinaryType, DecimalType)):
@@ -108,7 +110,7 @@ def encode(sql: str, kind: DataType) -> list[str]:
 
 
 def _number(sql: str, kind: DataType) -> str:
-    """The SQL of a key as a number: days for a date, microseconds for a time or interval. Raises NotSupportedError for other types."""
+    """The SQL of a key as a number: the days of a date, the microseconds of a time or interval. Raises NotSupportedError for other types."""
     if isinstance(kind, BooleanType):
         return f"CAST({sql} AS INT)"
     if isinstance(kind, (*_INTEGERS, FloatType, DoubleType)):
@@ -122,8 +124,8 @@ def _number(sql: str, kind: DataType) -> str:
     if isinstance(kind, DayTimeIntervalType):
         return f"extract(DAY FROM {sql}) * {_DAY_US}L + {micros}"
     if isinstance(kind, TimestampNTZType):
-        # Added up from its parts, because not every Spark's `unix_micros` takes a time without a zone, and a cast to TIMESTAMP would use
-        # the session's time zone, in which some hours do not exist.
+        # The number is added up from the parts of the time: not every Spark's `unix_micros` takes a time without a zone, and a cast to
+        # TIMESTAMP would use the session's time zone, in which some hours do not exist.
         return f"unix_date(CAST({sql} AS DATE)) * {_DAY_US}L + {micros}"
     raise NotSupportedError(
         f"key {sql} is {kind.simpleString()}, which lookups on this Spark do not pass to Python: cast it with df.withColumn to the type of the "
@@ -132,7 +134,7 @@ def _number(sql: str, kind: DataType) -> str:
 
 
 def decode(columns: Sequence[Any], types: pa.Schema) -> list[pa.Array]:
-    """The keys that `encode` turned into the Series `columns`. `types`: the schema of the keys."""
+    """The keys whose columns by `encode` arrived as the Series `columns`. `types`: the schema of the keys."""
     series = iter(columns)
     return [_decode(series, kind) for kind in types.types]
 
@@ -149,9 +151,9 @@ def _decode(series: Iterator[Any], kind: pa.DataType) -> pa.Array:
 
 
 class EncodedProbe(Probe):
-    """An iterator pandas UDF that looks rows up by keys that `encode` has encoded. `types`: the schema of the keys, as text.
+    """An iterator pandas UDF that looks rows up by keys in the form of `encode`. `types`: the schema of the keys, as text.
 
-    `single`: whether a lookup returns one struct or null, which goes to Spark as a list of at most one struct.
+    `single`: the result for each row is one struct or null, which Spark gets as a list of one or no struct.
     """
 
     def __init__(self, name: str, spec: str, versions: int, types: str, single: bool) -> None:
@@ -170,7 +172,7 @@ class EncodedProbe(Probe):
 
 
 def _as_lists(structs: pa.StructArray) -> pa.ListArray:
-    """Each struct as a list of its own; each null as an empty list."""
+    """A list for each struct, with this struct as its only element; an empty list for each null."""
     counts = pc.cumulative_sum(structs.is_valid().cast(pa.int32()))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), counts])
     kind = pa.list_(pa.field("element", structs.type))
@@ -180,8 +182,9 @@ def _as_lists(structs: pa.StructArray) -> pa.ListArray:
 class PlainProbe(Probe):
     """An iterator pandas UDF whose only arguments are keys, for a Spark without functions defined in SQL.
 
-    No caller can pass a version, so the tasks resolve it themselves: all tasks of a query or micro-batch on one host read the same version. `keys`: the columns of the table's keys. `options`: the table's
-    options, as JSON. Unless `spec.many`, the answer for each row is a struct; its fields are null if no row has the key.
+    The caller cannot pass a version token, so the tasks find the version themselves: all tasks of a query or micro-batch on one host read the
+    same version. `keys`: the table's key columns. `options`: the table's options, as JSON. Unless `spec.many`, the result for each row is a struct,
+    whose fields are null if no row has the key.
     """
 
     def __init__(self, name: str, spec: PassSpec, keys: pa.Schema, options: str, build: Build | None) -> None:
@@ -209,7 +212,7 @@ class PlainProbe(Probe):
 
 
 def check_plain_key(name: str, field: StructField) -> None:
-    """Raise NotSupportedError for a key that a pandas UDF would not get unchanged."""
+    """Raise NotSupportedError if a pandas UDF would not get keys of this type unchanged. `name`: the name of the function."""
     if not isinstance(field.dataType, _PLAIN_KEYS):
         features.SQL_FUNCTIONS.require(
             f"register_lookup, name = {name!r}: key {field.name!r} is {field.dataType.simpleString()}, and a function for such keys",
@@ -218,7 +221,10 @@ def check_plain_key(name: str, field: StructField) -> None:
 
 
 def plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
-    """The values of an argument, a Series as a pandas UDF gets it, in the type of the table's key. Raises SchemaError if they do not fit."""
+    """The values of an argument, in the type of the table's key column `field`. `column`: the argument, a Series, as a pandas UDF gets it.
+
+    Raises SchemaError if the values do not fit this type.
+    """
     key_type, subject = field.type, f"function {function}: key {field.name!r}"
     try:
         if column.ndim != 1:
@@ -237,8 +243,10 @@ def plain_key(function: str, field: pa.Field, column: Any) -> pa.Array:
 
 
 def _whole_numbers(doubles: pa.Array, subject: str) -> pa.Array:
-    """The integers of an argument with nulls, which pandas has turned into doubles. Raises ArrowInvalid for a fraction, SchemaError for
-    doubles so large that they may have been rounded."""
+    """The integers in an argument with nulls, which Spark has passed as doubles.
+
+    Raises ArrowInvalid for a number with a fraction, SchemaError for doubles so large that they may have been rounded.
+    """
     if (pc.max(pc.abs(doubles)).as_py() or 0) >= _EXACT_DOUBLES:
         raise SchemaError(
             f"{subject} is null in some rows and beyond 2^53 in others, and this Spark passes a column with nulls as doubles, which would round "
@@ -271,8 +279,10 @@ def _pandas_array(values: pa.Array) -> Any:
 @functools.cache
 def _arrow_series_class() -> Any:
     class ArrowSeries(_pandas().Series):  # type: ignore[misc]
-        """A Series over an Arrow array that already has Spark's types. So `apply` and `map`, by which PySpark would convert the values one by
-        one, return it unchanged."""
+        """A Series over an Arrow array that already has Spark's types.
+
+        PySpark would convert the values one at a time by `apply` and `map`, so these return the Series unchanged.
+        """
 
         @property
         def _constructor(self) -> Any:
@@ -287,7 +297,7 @@ def _arrow_series_class() -> Any:
 
 
 def arrow_series(answers: pa.Array) -> Any:
-    """A Series that gives Spark this array without a copy."""
+    """A pandas Series that gives Spark the array `answers` without a copy."""
     return _arrow_series_class()(_pandas_array(answers))
 
 
@@ -304,6 +314,6 @@ def _arrow_frame_class() -> Any:
 
 
 def arrow_frame(structs: pa.StructArray) -> Any:
-    """A DataFrame of pandas that gives Spark the fields of these structs without a copy."""
+    """A pandas DataFrame that gives Spark the fields of `structs` as columns, without a copy."""
     columns = zip(structs.type, structs.flatten(), strict=True)
     return _arrow_frame_class()({field.name: _pandas_array(column) for field, column in columns})

@@ -1,8 +1,8 @@
-"""Declarative Pipelines: whether code runs in one of their files, where Spark refuses some operations.
+"""Finds out whether code runs in a file that defines a pipeline (Declarative Pipelines), where Spark refuses some operations.
 
-In a flow's function (`@dp.materialized_view`, `@dp.table`, …) nothing may be analysed or executed: the datasets that it reads may not exist
-yet. Code in such a file must not change the session. Each refusal leaves a stack trace in the server's log, so this
-module tries no operation to find out.
+Code in such a file must not change the session. In the function of a flow (`@dp.materialized_view`, `@dp.table`, …), Spark plans and executes
+nothing, because the datasets that it reads may not exist yet. Each operation that Spark refuses leaves a stack trace in the server's log. So this
+module does not try operations to find out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def in_flow_function(spark: SparkSession) -> bool:
 
 
 def _contexts(spark: Any) -> list[Any]:
-    """The contexts in which requests of this thread tell the server to which pipeline they belong."""
+    """The contexts of pipelines that this thread sends to the server with each request; [] outside of a pipeline."""
     if isinstance(spark, SparkSession):
         return []  # the session is one of Spark Classic, which has no pipelines
     extensions = getattr(spark.client.thread_local, "user_context_extensions", ())

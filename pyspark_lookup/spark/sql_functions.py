@@ -1,7 +1,7 @@
-"""`register_lookup`: a lookup table as an SQL function.
+"""`register_lookup` makes a lookup table an SQL function.
 
-The function calls a UDF with the keys and the version, which a scalar subquery on a view gets. Each use of the function in a query has its
-own subquery. On one host they all return the same version: the first one records it for the query, and the others read this record.
+The function calls a UDF with the keys and a version token, which it gets from a view by a scalar subquery. Each use of the function in a query has
+a subquery of its own. On one host, all of them return the same version: the first one records it for the query, and the others read the record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pyspark_lookup.spark.types import arrow_schema, arrow_type
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The race: two threads may register lookups with the same name. Under the lock, the functions and the view are of one of them.
 _creating = ForkSafeLock()
-_TRIED = "_lookup_tried_"  # prefix of functions that are created to see whether Spark accepts them
+_TRIED = "_lookup_tried_"  # the prefix of functions that are created only to see whether Spark accepts them
 
 
 def register_lookup(
@@ -105,7 +105,7 @@ def register_lookup(
         raise OptionError(
             "argument columns: the function would return no columns: name at least one column of the table"
         )
-    # The rows of a key also show the key, in the table's spelling if it was selected.
+    # `name_rows` also returns the key columns, before all others.
     key_fields = tuple(StructField(column, dim_table.column_type(column)) for column in dim_table.keys)
     value_fields = tuple(field for field in dim_table.returned_fields if field.name not in dim_table.keys)
     whole = dataclasses.replace(dim_table, returned_fields=(*key_fields, *value_fields))
@@ -117,7 +117,7 @@ def register_lookup(
         _check_name(name, registered)
         try:
             _create(dim_table, whole, matched, _TRIED + name.lower(), multi)
-        finally:  # functions of an earlier call with this name stay until Spark has accepted both new ones
+        finally:  # functions of an earlier call with this name stay until Spark has accepted both new functions
             _drop(spark, _TRIED + name.lower())
         _create(dim_table, whole, matched, name, multi)
         registered.add(name.lower())
@@ -133,7 +133,10 @@ class _Matched:
 
 
 def _matched(match: MatchArgument, table: DimensionTable, value_type: str | None) -> _Matched:
-    """How the last argument of a function is matched. Raises OptionError for a `value_type` that is no type, SchemaError for one that does not fit."""
+    """How the last argument of a function is matched.
+
+    Raises OptionError for a `value_type` that is no SQL type, SchemaError for a type that does not compare with the table's columns.
+    """
     columns = match_columns(match, table)
     if value_type is None:
         return _Matched(match.kind, columns, table.column_type(columns[0]))
@@ -146,7 +149,7 @@ def _matched(match: MatchArgument, table: DimensionTable, value_type: str | None
 
 
 def _single_lookup(table: DimensionTable, match: _Matched | None, many: bool) -> tuple[ChainedLookup, PassSpec]:
-    """(the lookup of a function by the table's keys, the spec of a UDF that carries out only this lookup)."""
+    """(the lookup that a function makes, the spec of a UDF that makes only this lookup). `many`: a row may have several results."""
     names = tuple(field.name for field in table.returned_fields)
     keys = [Key((key,), table.column_type(key), False) for key in table.keys]
     if match is not None:
@@ -159,7 +162,7 @@ def _single_lookup(table: DimensionTable, match: _Matched | None, many: bool) ->
 
 
 def _register_plain(table: DimensionTable, match: _Matched | None, name: str, multi: bool) -> None:
-    """Register one UDF as `name`, for a Spark without functions defined in SQL. There is no `name_rows`."""
+    """Register a UDF as the function `name`, in a Spark without functions defined in SQL. There is no function `name_rows` then."""
     lookup, spec = _single_lookup(table, match, multi)
     arguments = StructType([StructField(key.column, key.type) for key in lookup.keys])
     for argument in arguments:
@@ -169,9 +172,9 @@ def _register_plain(table: DimensionTable, match: _Matched | None, name: str, mu
 
 
 def _create(dim_table: DimensionTable, whole: DimensionTable, match: _Matched | None, name: str, multi: bool) -> None:
-    """Create both functions, a UDF for each, and the view from which they get the version."""
+    """Create the functions `name` and `name_rows`, a UDF for each, and the view from which they get the version token."""
     base = f"_lookup_{name.lower()}"
-    # Spark adds its own stack frames to an error in a subquery. So the function gets the error in place of the version, and raises it.
+    # Spark adds its own stack frames to an error in a subquery. So the view returns an error instead of a token, and the UDF raises it.
     options = {**dim_table.options, "lookup.on-error": OnError.NULL.value}
     load_view(dim_table.spark, options, View.TOKEN).createOrReplaceTempView(f"{base}_version")
     bodies = {
@@ -189,7 +192,7 @@ def _drop(spark: SparkSession, name: str) -> None:
 
 
 def _check_name(name: str, registered: set[str]) -> None:
-    """Raise OptionError if another lookup of the session has a function with that name."""
+    """Raise OptionError if `name` or `name_rows` is already a function of another lookup in the session. `registered`: names of lookups."""
     lower_name = name.lower()
     clashes = {f"{lower_name}_rows": f"{lower_name}_rows", lower_name.removesuffix("_rows"): lower_name}
     for clashing, function in clashes.items():
@@ -201,12 +204,15 @@ def _check_name(name: str, registered: set[str]) -> None:
 
 
 def _udfs(base: str) -> tuple[str, str]:
-    """The names of the UDFs that a lookup's two functions call."""
+    """(the name of the UDF that a lookup's function calls, that of the UDF that its `_rows` function calls)."""
     return f"{base}_udf", f"{base}_rows_udf"
 
 
 def _body(table: DimensionTable, match: _Matched | None, base: str, many: bool, as_rows: bool = False) -> str:
-    """The rest of CREATE FUNCTION after the name: arguments, result, and the query that calls the UDF with the version."""
+    """The SQL of CREATE FUNCTION after the function's name: arguments, result, and the query that calls the UDF. Registers this UDF.
+
+    `as_rows`: the body of the table function `name_rows`.
+    """
     udf = _udfs(base)[as_rows]
     lookup, spec = _single_lookup(table, match, many)
     lookup_udf = LookupUdf(udf, spec, lookup.fields, [key.type for key in lookup.keys], 1)
@@ -224,14 +230,14 @@ def _body(table: DimensionTable, match: _Matched | None, base: str, many: bool, 
 
 
 def _address(text: str) -> str:
-    """The SQL of an address of text; of a number (of IPv4), which Spark has made text of, as text with dots."""
+    """The SQL of an Internet address as text. If `text` is a number, which Spark has cast to text, it is taken as an IPv4 address."""
     number = f"TRY_CAST({text} AS BIGINT)"
     parts = ", ".join(f"shiftright({number}, {bits}) & 255" for bits in (24, 16, 8, 0))
     return f"IF({number} BETWEEN 0 AND 4294967295, concat_ws('.', {parts}), {text})"
 
 
 def _ddl(kind: DataType) -> str:
-    """The DDL of a type, with quoted field names."""
+    """The SQL name of a type, with the names of struct fields in backquotes."""
     if isinstance(kind, StructType):
         return f"STRUCT<{', '.join(f'{quote(field.name)}: {_ddl(field.dataType)}' for field in kind)}>"
     if isinstance(kind, ArrayType):
