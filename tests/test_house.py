@@ -35,7 +35,7 @@ KNOWN_BY = {
     "py4j": {"spark.micro_batch"},
     "pyarrow": {"columnar", "storage.stores.listed_files", "versions", "scan", "cache", "sources", "lookup", "spark", "cli"},
     "pydantic": {"sources.iceberg.pyiceberg_catalog"},
-    "pyiceberg": {"sources.iceberg.manifests", "sources.iceberg.pyiceberg_catalog"},
+    "pyiceberg": {"sources.iceberg.avro", "sources.iceberg.manifests", "sources.iceberg.manifest_columns", "sources.iceberg.pyiceberg_catalog"},
     "pyroaring": {"columnar.roaring"},
     "pyspark": {"spark"},
     "sqlglot": {"columnar.sql_parser", "columnar.ddl"},

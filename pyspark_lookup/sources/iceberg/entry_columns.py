@@ -8,6 +8,7 @@ are stored, too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,12 +52,30 @@ _COLUMNS = pa.schema(
         ("place", pa.int64()),
     ]
 )
-"""The columns for a data file: its URL, the values in its entry, the numbers of its partition and of its manifest, and the row of its
-statistics (`place`)."""
-_STATISTICS = pa.schema(
+"""Of each data file: its URL, what its entry says of it, the numbers of its partition and of its manifest, and the row of its statistics."""
+STATISTICS = pa.schema(
     [("lower", pa.large_binary()), ("upper", pa.large_binary()), ("nulls", pa.int64()), ("values", pa.int64())]
 )
 """The statistics of one column of the table in a file, as the manifest states them: its bounds, its number of nulls and its number of values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryBatch:
+    """Some data files as columns. `manifests` and `partition_codes`: the numbers of their manifests and of their `partitions`, which are texts.
+
+    `samples`: an entry of each kind of file, without statistics. `statistics`: by field id, as in `STATISTICS`, one row for each file.
+    """
+
+    manifests: Numbers
+    locations: pa.Array
+    formats: pa.Array
+    partition_codes: Numbers
+    partitions: Sequence[str]
+    sequences: Numbers
+    sizes: Numbers
+    rows: Numbers
+    samples: Sequence[Entry]
+    statistics: Mapping[int, pa.Table]
 
 
 class StatisticsPart:
@@ -78,7 +97,7 @@ class StatisticsPart:
         ] = {}  # by field id: (chunk, group, the group's rows) that were read last
 
     def columns(self, field_id: int) -> pa.Table:
-        """The statistics of a column in all files of the part, with the columns `_STATISTICS`."""
+        """The statistics of a column in all files, as in `STATISTICS`."""
         tables = []
         for chunk, count in enumerate(np.diff(self._starts).tolist()):
             reader = self._open(field_id, chunk)
@@ -95,7 +114,7 @@ class StatisticsPart:
             latest = chunk, group, None if reader is None else reader.get_batch(group)
             self._latest[field_id] = latest
         batch = latest[2]
-        return {name: None if batch is None else batch.column(name)[place].as_py() for name in _STATISTICS.names}
+        return {name: None if batch is None else batch.column(name)[place].as_py() for name in STATISTICS.names}
 
     def _open(self, field_id: int, chunk: int) -> Any:
         region = f"{field_id}-{chunk}"
@@ -106,11 +125,11 @@ class StatisticsPart:
 
 
 def _unknown(count: int) -> pa.Table:
-    return pa.Table.from_arrays([pa.nulls(count, field.type) for field in _STATISTICS], schema=_STATISTICS)
+    return pa.Table.from_arrays([pa.nulls(count, field.type) for field in STATISTICS], schema=STATISTICS)
 
 
 class _Side(Mapping[int, Any]):
-    """One column of `_STATISTICS` for a file, such as its lower bounds, by field id."""
+    """The lower bounds of a file, or another column of `STATISTICS`, by field id."""
 
     def __init__(self, part: StatisticsPart, row: int, side: str) -> None:
         self._part = part
@@ -186,13 +205,13 @@ class EntryColumns:
         number = int(np.searchsorted(self._part_starts, at, "right")) - 1
         part, at = self.parts[number], at - int(self._part_starts[number])
         sequence, size, rows = (int(column[row]) for column in (self.sequences, self.sizes, self.row_counts))
-        lower, upper, nulls, values = (_Side(part, at, side) for side in _STATISTICS.names)
+        lower, upper, nulls, values = (_Side(part, at, side) for side in STATISTICS.names)
         partition = self.partition(int(self.partition_codes[row]))
         texts = self.locations[row].as_py(), DATA, self.formats[row].as_py()
         return Entry(*texts, *partition, sequence, size, rows, lower, upper, nulls, values, (), None, None, None)
 
     def statistics(self, field_id: int) -> pa.Table:
-        """The statistics of a column, as the manifests state them: the columns `_STATISTICS`, one row for each file."""
+        """What the manifests say of a column, as in `STATISTICS`, one row for each file."""
         tables = [part.columns(field_id) for part in self.parts]
         return pa.concat_tables([_unknown(0), *tables]).take(as_indices(self.statistics_rows))
 
@@ -260,13 +279,16 @@ def open_entries(disk: Disk, table: str, record: Any) -> EntryColumns | None:
 class EntryBuilder:
     """Collects the entries of manifests and turns them into `EntryColumns`. With a `disk`, statistics are written to it as they come.
 
-    `resolve_url`: returns the URL of a location. The methods raise OSError if the disk has no room.
+    `resolve_url`: returns the URL of a location. `check`: raises an error for a file that cannot be read. Raises OSError if the disk has no room.
     """
 
-    def __init__(self, disk: Disk | None, table: str, resolve_url: Callable[[str], str]) -> None:
+    def __init__(
+        self, disk: Disk | None, table: str, resolve_url: Callable[[str], str], check: Callable[[Entry], None]
+    ) -> None:
         self._disk = disk
         self._table = table
         self._resolve_url = resolve_url
+        self._check = check
         self._manifests: list[str] = []
         self._batches: list[pa.RecordBatch] = []
         self._partitions: dict[str, int] = {}
@@ -330,17 +352,35 @@ class EntryBuilder:
             add(in_part, self._statistics_row() + np.arange(len(in_part)))
             self._add_statistics(len(in_part), tables)
 
-    def add(self, location: str, entries: Iterable[Entry]) -> None:
-        """Add the live files of a manifest."""
-        number = len(self._manifests)
+    def begin(self, location: str) -> int:
+        """The number of a manifest, whose files are added next."""
         self._manifests.append(location)
+        return len(self._manifests) - 1
+
+    def add(self, location: str, entries: Iterable[Entry]) -> None:
+        """Add the live files of a manifest. Raises the errors of `check`."""
+        number = self.begin(location)
         for entry in entries:
+            self._check(entry)
             if entry.content == DATA:
                 self._buffered.append((number, entry))
             else:
                 self._deletes.append((number, entry))
         if len(self._buffered) >= _BUFFERED_ENTRIES:
             self._flush_entries()
+
+    def add_batch(self, batch: EntryBatch) -> None:
+        """Add live data files. Raises the errors of `check`."""
+        for entry in batch.samples:
+            self._check(entry)
+        codes = np.array([self._code(partition) for partition in batch.partitions], np.int64)
+        first, count = self._statistics_row(), len(batch.locations)
+        urls = [self._resolve_url(location) for location in batch.locations.to_pylist()]
+        numbers = [codes[batch.partition_codes], batch.sequences, batch.sizes, batch.rows, batch.manifests]
+        columns = [pa.array(urls, pa.string()), batch.locations, batch.formats]
+        columns += [as_indices(column) for column in (*numbers, np.arange(first, first + count))]
+        self._batches.append(pa.RecordBatch.from_arrays(columns, schema=_COLUMNS))
+        self._add_statistics(count, dict(batch.statistics))
 
     def _code(self, partition: str) -> int:
         return self._partitions.setdefault(partition, len(self._partitions))
@@ -355,27 +395,30 @@ class EntryBuilder:
         if not buffered:
             return
         entries = [entry for _, entry in buffered]
-        first = self._statistics_row()
-        columns = [
-            [self._resolve_url(entry.location) for entry in entries],
-            [entry.location for entry in entries],
-            [entry.format for entry in entries],
-            [self._code(text_of_partition(entry)) for entry in entries],
-            [entry.sequence for entry in entries],
-            [entry.size for entry in entries],
-            [entry.rows for entry in entries],
-            [number for number, _ in buffered],
-            range(first, first + len(entries)),
-        ]
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, _COLUMNS, strict=True)]
-        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=_COLUMNS))
-        sides = {name: [getattr(entry, name) for entry in entries] for name in _STATISTICS.names}
-        ids = sorted({id_ for column in sides.values() for one in column for id_ in one})
+        partitions = [text_of_partition(entry) for entry in entries]
+        codes = {partition: code for code, partition in enumerate(dict.fromkeys(partitions))}
         tables = {}
-        for id_ in ids:
-            arrays = [pa.array([one.get(id_) for one in sides[field.name]], field.type) for field in _STATISTICS]
-            tables[id_] = pa.Table.from_arrays(arrays, schema=_STATISTICS)
-        self._add_statistics(len(entries), tables)
+        for id_ in sorted({id_ for entry in entries for side in STATISTICS.names for id_ in getattr(entry, side)}):
+            sides = ([getattr(entry, field.name).get(id_) for entry in entries] for field in STATISTICS)
+            arrays = [pa.array(values, field.type) for values, field in zip(sides, STATISTICS, strict=True)]
+            tables[id_] = pa.Table.from_arrays(arrays, schema=STATISTICS)
+        sequences, sizes, rows = (
+            np.array([getattr(entry, name) for entry in entries], np.int64) for name in ("sequence", "size", "rows")
+        )
+        self.add_batch(
+            EntryBatch(
+                np.array([number for number, _ in buffered], np.int64),
+                pa.array([entry.location for entry in entries], pa.string()),
+                pa.array([entry.format for entry in entries], pa.string()),
+                np.array([codes[partition] for partition in partitions], np.int64),
+                [*codes],
+                sequences,
+                sizes,
+                rows,
+                (),
+                tables,
+            )
+        )
 
     def _add_statistics(self, count: int, tables: dict[int, pa.Table]) -> None:
         self._waiting.append((count, tables))

@@ -8,8 +8,9 @@ entries of each manifest in a tail are a record that several versions share.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark_lookup.core.decoding import as_name, as_texts
@@ -18,6 +19,7 @@ from pyspark_lookup.sources.iceberg.columns import IcebergColumns
 from pyspark_lookup.sources.iceberg.entries import DATA, Entry, Manifest, entry_from_json, entry_to_json
 from pyspark_lookup.sources.iceberg.entry_columns import EntryBuilder, EntryColumns, open_entries
 from pyspark_lookup.sources.iceberg.files import IcebergFiles
+from pyspark_lookup.sources.iceberg.manifest_reader import ManifestReader
 from pyspark_lookup.sources.iceberg.metadata import IcebergMetadata, Locations, Selection
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
@@ -31,10 +33,6 @@ _UNCOUNTED_BYTES = 300  # bytes of a manifest per file, to estimate the number o
 _READ_AT_ONCE = 64 * 1024 * 1024  # bytes of manifests that are read together
 _KEPT = 4  # bases that a process keeps open
 _NOTED_AT_MOST = 64  # records of versions that a process remembers to have seen
-
-ReadManifests = Callable[[Sequence[Manifest], bool], Iterator[list[Entry]]]
-"""Reads manifests together, and returns an iterator that decodes the live files of one manifest after the other. The second argument says whether
-the block cache keeps the manifests: it does if no record will have their entries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +86,11 @@ class LargeSnapshots:
         definition: Definition,
         files: IcebergFiles,
         manifests: Sequence[Manifest],
-        read: ReadManifests,
+        reader: ManifestReader,
     ) -> IcebergColumns | list[Entry]:
         """The files of the snapshot with these manifests: as entries if they are few, otherwise as columns, which are recorded on the host.
 
-        `digest`: the version's digest. Raises the errors of `read`, and NotSupportedError for files that are not supported.
+        `digest`: that of the version. Raises the errors of `reader`, and NotSupportedError for files that are not supported.
         """
         key = self._key(table, definition.metadata.table_id)
         base = self._find_base(key, definition.places)
@@ -104,14 +102,14 @@ class LargeSnapshots:
             with self._host.lock("columns", key):
                 base = self._find_base(key, definition.places)  # the last holder of the lock may have made this base
                 if not self._fits(base, manifests):
-                    made = self._make_base(key, base, manifests, files, definition.places, read)
+                    made = self._make_base(key, base, manifests, files, definition.places, reader)
                     if not isinstance(made, EntryColumns):
                         return made
                     base = made
                     self._keep_base(key, base)
         assert base is not None
         tail = _lacking(base, manifests)
-        read_entries = [*read(tail, False)]
+        read_entries = [*reader.read(tail, False)]
         columns = _to_columns(files, base, manifests, read_entries)
         count = len(columns.version_files())
         if count < self._mapped_from:
@@ -200,17 +198,17 @@ class LargeSnapshots:
         manifests: Sequence[Manifest],
         files: IcebergFiles,
         places: tuple[str, ...],
-        read: ReadManifests,
+        reader: ManifestReader,
     ) -> EntryColumns | list[Entry]:
         disk = self._context.disk
         if disk is not None:
             try:
-                return self._build(disk, key, base, manifests, files, places, read)
+                return self._build(disk, key, base, manifests, files, places, reader)
             except UfsError:
                 raise
             except OSError:  # the cache directory has no room for the files
                 self._context.metrics.inc("cacheFailureCount")
-        return self._build(None, key, base, manifests, files, places, read)
+        return self._build(None, key, base, manifests, files, places, reader)
 
     def _build(
         self,
@@ -220,28 +218,29 @@ class LargeSnapshots:
         manifests: Sequence[Manifest],
         files: IcebergFiles,
         places: tuple[str, ...],
-        read: ReadManifests,
+        reader: ManifestReader,
     ) -> EntryColumns | list[Entry]:
         waiting: list[tuple[Manifest, list[Entry]]] = []
-        count = 0  # of data files
+        is_large = _count(manifest for manifest in manifests if manifest.has_data) >= self._mapped_from
         builder: EntryBuilder | None = None
-        is_small = disk is None or _count(manifest for manifest in manifests if manifest.has_data) < self._mapped_from
+        make_builder = functools.partial(EntryBuilder, disk, key, files.resolve_url, files.check)
         try:
-            if base is not None:
-                builder = EntryBuilder(disk, key, files.resolve_url)
+            if base is not None or is_large:
+                builder = make_builder()
+            if builder is not None and base is not None:
                 builder.take_over(base, [manifest.location for manifest in manifests])
             for some in _rounds(_lacking(base, manifests)):
-                for manifest, entries in zip(some, read(some, is_small), strict=True):
+                if builder is not None:
+                    reader.fill(builder, some, disk is None)
+                    continue
+                waiting += zip(some, reader.read(some, True), strict=True)
+                for _, entries in waiting[-len(some) :]:
                     for entry in entries:
                         files.check(entry)
-                    waiting.append((manifest, entries))
-                    count += sum(entry.content == DATA for entry in entries)
-                    if builder is None and count >= self._mapped_from:
-                        builder = EntryBuilder(disk, key, files.resolve_url)
-                    if builder is not None:
-                        for listed, listed_entries in waiting:
-                            builder.add(listed.location, listed_entries)
-                        waiting = []
+                if sum(entry.content == DATA for _, entries in waiting for entry in entries) >= self._mapped_from:
+                    builder = make_builder()  # the list has not told how many files there are
+                    for manifest, entries in waiting:
+                        builder.add(manifest.location, entries)
             if builder is None:
                 return [entry for _, entries in waiting for entry in entries]
             return builder.finish(places)

@@ -6,9 +6,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from pyspark_lookup.columnar.types import text_of_schema
@@ -37,8 +36,9 @@ from pyspark_lookup.sources.iceberg.catalog import (
 )
 from pyspark_lookup.sources.iceberg.columns import IcebergColumns
 from pyspark_lookup.sources.iceberg.deletes import EqualityDeletes, PositionDeletes
-from pyspark_lookup.sources.iceberg.entries import Entry, Manifest
+from pyspark_lookup.sources.iceberg.entries import Entry
 from pyspark_lookup.sources.iceberg.files import IcebergFiles
+from pyspark_lookup.sources.iceberg.manifest_reader import ManifestReader, RecentEntries
 from pyspark_lookup.sources.iceberg.metadata import (
     IcebergMetadata,
     Locations,
@@ -118,14 +118,12 @@ class IcebergOptions(KindOptions):
             )
 
 
-_READER = "pyspark_lookup.sources.iceberg.manifests"
 _REPLACE = "replace"
-_REWRITES_KEPT = 8  # compactions that a version's metadata lists
-_ENTRIES_KEPT = 5000  # entries of manifests that a process caches
-_VERSIONS_KEPT = 4  # versions that a process caches
-_NAMES_LOOKED_AT = 1000  # names in a listing among which a metadata file must be
-_POINTERS_TRIED = 5  # attempts to read metadata that keeps expiring before it is read
-_HINT_WAITS_S = (0.01, 0.03, 0.1)  # pauses before a version hint is read again
+_REWRITES_KEPT = 8
+_VERSIONS_KEPT = 4
+_NAMES_LOOKED_AT = 1000
+_POINTERS_TRIED = 5  # attempts, if each pointer leads to metadata that expires before it is read
+_HINT_WAITS_S = (0.01, 0.03, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +161,7 @@ class IcebergSource(VersionSource):
         self._catalog = catalog
         self._pointers: dict[str, Pointer] = {}
         self._metadata: dict[str, tuple[Pointer, IcebergMetadata]] = {}
-        self._manifests: dict[str, list[Entry]] = {}
+        self._manifests: RecentEntries = {}
         self._versions: dict[tuple[str, str], TableVersion] = {}
         self._large = LargeSnapshots(parts.context, parts.host, self.mapped_from)
 
@@ -335,9 +333,9 @@ class IcebergSource(VersionSource):
         found: IcebergColumns | list[Entry] = []
         if snapshot is not None:
             definition = Definition(metadata, selection.schema, locations)
-            manifests = self._read_list(snapshot, locations)
-            read = functools.partial(self._read_manifests, locations)
-            found = self._large.find_columns(table, selection.digest, definition, files, manifests, read)
+            reader = ManifestReader(self._ufs, self._parts.blocks, locations, self._manifests)
+            manifests = reader.list_manifests(snapshot)
+            found = self._large.find_columns(table, selection.digest, definition, files, manifests, reader)
             in_columns = {*found.base.manifests} if isinstance(found, IcebergColumns) else set()
             current = {manifest.location for manifest in manifests}.difference(in_columns)
             self._manifests = {location: some for location, some in self._manifests.items() if location in current}
@@ -455,68 +453,7 @@ class IcebergSource(VersionSource):
             self._metadata = {**self._metadata, table.url: (pointer, metadata)}
         return metadata
 
-    def _read_list(self, snapshot: Snapshot, locations: Locations) -> list[Manifest]:
-        """The manifests of a snapshot, each once."""
-        if snapshot.manifest_list is None:
-            return [Manifest(location, None, None, 0) for location in dict.fromkeys(snapshot.manifests)]
-        url = locations.resolve_url(snapshot.manifest_list)
-        manifests = _import().read_manifest_list(url, self._read_whole([(url, None)])[0])
-        return list({manifest.location: manifest for manifest in manifests}.values())
-
-    def _read_manifests(
-        self, locations: Locations, manifests: Sequence[Manifest], keeps: bool
-    ) -> Iterator[list[Entry]]:
-        """The live files in each of the manifests. Manifests that this process has cached are not read again.
-
-        `keeps`: whether the block cache keeps the manifests that are read.
-        """
-        new = [manifest for manifest in manifests if manifest.location not in self._manifests]
-        urls = [(locations.resolve_url(manifest.location), manifest.length) for manifest in new]
-        try:
-            data: Sequence[bytes | None] = self._read_whole(urls, keeps)
-        except (SourceChangedError, DamagedFileError):
-            data = [None] * len(new)
-        count = sum(len(some) + 1 for some in self._manifests.values())
-        by_location = {manifest.location: content for manifest, content in zip(new, data, strict=True)}
-        for manifest in manifests:
-            entries = self._manifests.get(manifest.location)
-            if entries is None:
-                entries = self._decode_manifest(locations, manifest, by_location.get(manifest.location))
-                count += len(entries) + 1
-                if count < _ENTRIES_KEPT:
-                    self._manifests[manifest.location] = entries
-            yield entries
-
-    def _decode_manifest(self, locations: Locations, manifest: Manifest, content: bytes | None) -> list[Entry]:
-        """The live files of a manifest, decoded from its bytes `content` (None: they could not be read).
-
-        If the content is damaged or missing, the manifest list may state a wrong length, as in tables whose metadata was edited. So the
-        manifest is read again, with the size that the store reports.
-        """
-        if content is not None:
-            try:
-                return list(_import().read_manifest(manifest, content))
-            except DamagedFileError:
-                pass
-        whole = self._read_whole([(locations.resolve_url(manifest.location), None)])[0]
-        return list(_import().read_manifest(manifest, whole))
-
-    def _read_whole(self, requested_files: Sequence[tuple[str, int | None]], keeps: bool = True) -> list[bytes]:
-        """The contents of files that never change, read through the block cache. `keeps`: whether the block cache keeps them.
-
-        `requested_files`: (URL, size) of each file; size None: the store is asked for it.
-        """
-        blocks = self._parts.blocks if keeps else self._parts.blocks.read_only()
-        files = [
-            FileVersion(url, self._ufs.get_meta(url).size if size is None else size, IMMUTABLE)
-            for url, size in requested_files
-        ]
-        locations = [blocks.get_blocks_and_locations(file.url, file) for file in files]
-        return [
-            bytes(parts[0]) for parts in blocks.read([(location, [(0, location.file.size)]) for location in locations])
-        ]
-
-    # --- the host's records -----------------------------------------------------------------------
+    # --- what this host has seen ------------------------------------------------------------------
 
     def _key(self, table: Table) -> str:
         return key_of("iceberg", table.id)
@@ -571,16 +508,3 @@ def _delete_files(version: TableVersion) -> list[PositionDeletes | EqualityDelet
 def _count(snapshot: Snapshot, name: str) -> int | None:
     text = snapshot.summary.get(name, "")
     return int(text) if text.isdecimal() else None
-
-
-def _import() -> Any:
-    try:
-        return importlib.import_module(_READER)
-    except ImportError as problem:
-        raise_ours(
-            OptionError(
-                "Iceberg tables need PyIceberg, which this machine does not have: pip install 'pyspark-lookup[iceberg]' "
-                f"({problem})"
-            ),
-            problem,
-        )

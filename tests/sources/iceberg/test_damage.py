@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
 
 from pyspark_lookup import LookupTable, errors
-from pyspark_lookup.sources.iceberg import manifests, metadata
+from pyspark_lookup.sources.iceberg import avro, metadata
 from pyspark_lookup.sources.iceberg.catalog import Catalog
 from tests.support.fuzzing import altered, damaged, fuzzed
 from tests.support.iceberg_definition import in_catalog
@@ -293,7 +293,7 @@ def test_what_decompresses_to_more_than_is_read(
     for codec in ("deflate", "bzip2"):
         rewrite(path, codec)
         assert ids(table.home, tmp_path / codec) == ROWS
-    monkeypatch.setattr(manifests, "_BYTES_AT_MOST", 100)
+    monkeypatch.setattr(avro, "_BYTES_AT_MOST", 100)
     with pytest.raises(errors.DamagedFileError, match=rf"{path.name} is not an .*list: .*more than 100 bytes"):
         ids(table.home, tmp_path / "other")
     monkeypatch.setattr(metadata, "_TEXT_AT_MOST", 100)
@@ -368,6 +368,6 @@ def test_numbers_and_bytes_are_decoded_as_by_pyiceberg() -> None:
     @given(st.lists(byte, max_size=40).map(bytes), st.lists(st.tuples(names, st.integers(0, 5)), max_size=5))
     def tried(data: bytes, operations: list[tuple[str, int]]) -> None:
         expected = decoded(StreamingBinaryDecoder(data), operations)
-        assert decoded(manifests._Decoder(data), operations) == expected
+        assert decoded(avro.Decoder(data), operations) == expected
 
     tried()
