@@ -20,15 +20,17 @@ from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.options.conf_file import redact
 
 _SYNC_BYTES = 16
-_BYTES_AT_MOST = 2**29  # of the records in a file, decompressed
-_RECORD_BYTES = 1000  # of memory per record, approximately
+_BYTES_AT_MOST = 2**29  # the most that the records of a file may take when decompressed
+_RECORD_BYTES = 1000  # approximate memory for a record
 _NESTED = ("type", "fields", "items", "values")
 _LOGICAL_TYPES = ("decimal", "map")
 
 
 class Decoder(BinaryDecoder):
-    """PyIceberg's StreamingBinaryDecoder, several times as fast: most of a manifest is numbers of one byte. Raises EOFError at the end of the
-    bytes, ValueError for a length or number that cannot be."""
+    """Like PyIceberg's StreamingBinaryDecoder, but several times as fast, because most numbers in a manifest take one byte.
+
+    Raises EOFError at the end of the bytes, ValueError for an impossible length or number.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -120,7 +122,7 @@ _HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
 
 
 class AvroFile:
-    """A file that is in memory. Raises EOFError if its header is cut off, ValueError if it has an impossible one.
+    """An Avro file in memory. Raises EOFError if its header is cut off, ValueError if its header is impossible.
 
     PyIceberg's AvroFile uses a compiled decoder (0.12.0), which reads beyond the end of a block, and rounds doubles to floats.
     """
@@ -148,7 +150,7 @@ class AvroFile:
             if count < 0:
                 raise ValueError(f"a block has a negative number of records, {count}")
             data = self._decompress(data, _BYTES_AT_MOST - read_bytes)
-            if count > len(data):  # a record takes at least a byte; of empty ones there could be any number
+            if count > len(data):  # a record takes at least one byte, so this count is wrong
                 raise ValueError(f"a block claims to have {count} records in {len(data)} bytes")
             records += count
             read_bytes += len(data)
@@ -158,14 +160,14 @@ class AvroFile:
                 raise ValueError("a block does not end with the file's sync marker")
 
     def _decompress(self, data: bytes, at_most: int) -> bytes:
-        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before they are in memory."""
+        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before so many bytes are in memory."""
         codec = self._header.compression_codec()  # raises ValueError for an unknown codec
         if codec is None:
             return data
         name = self._header.meta["avro.codec"]
         if name == "snappy":
             size = shift = 0
-            for byte in data[:5]:  # the codec's bytes at the beginning
+            for byte in data[:5]:  # snappy's blocks begin with the size of their content, as a varint
                 size |= (byte & 0x7F) << shift
                 shift += 7
                 if byte < 0x80:
@@ -189,12 +191,12 @@ class AvroFile:
 
 @functools.lru_cache(maxsize=64)
 def parse_schema(text: str) -> Schema:
-    """The schema of a file, as its header has it. For a small file, this takes most of the time."""
+    """The schema of a file, from the text in its header. Cached, because for a small file this takes most of the time."""
     return AvroSchemaConversion().avro_to_iceberg(_expand_schema(json.loads(text), {}))
 
 
 def _expand_schema(schema: Any, named_types: dict[str, Any]) -> Any:
-    """An Avro schema as PyIceberg takes it: names of types are replaced by the types, and unknown logical types are left out."""
+    """An Avro schema in the form that PyIceberg reads: names of types are replaced by the types, and unknown logical types are left out."""
     if isinstance(schema, list):
         return [_expand_schema(part, named_types) for part in schema]
     if not isinstance(schema, dict):

@@ -52,7 +52,8 @@ _COLUMNS = pa.schema(
         ("place", pa.int64()),
     ]
 )
-"""Of each data file: its URL, what its entry says of it, the numbers of its partition and of its manifest, and the row of its statistics."""
+"""The columns for a data file: its URL, the values in its entry, the numbers of its partition and of its manifest, and the row of its
+statistics (`place`)."""
 STATISTICS = pa.schema(
     [("lower", pa.large_binary()), ("upper", pa.large_binary()), ("nulls", pa.int64()), ("values", pa.int64())]
 )
@@ -97,7 +98,7 @@ class StatisticsPart:
         ] = {}  # by field id: (chunk, group, the group's rows) that were read last
 
     def columns(self, field_id: int) -> pa.Table:
-        """The statistics of a column in all files, as in `STATISTICS`."""
+        """The statistics of a column in all files of the part, with the columns `STATISTICS`."""
         tables = []
         for chunk, count in enumerate(np.diff(self._starts).tolist()):
             reader = self._open(field_id, chunk)
@@ -129,7 +130,7 @@ def _unknown(count: int) -> pa.Table:
 
 
 class _Side(Mapping[int, Any]):
-    """The lower bounds of a file, or another column of `STATISTICS`, by field id."""
+    """One column of `STATISTICS` for a file, such as its lower bounds, by field id."""
 
     def __init__(self, part: StatisticsPart, row: int, side: str) -> None:
         self._part = part
@@ -211,7 +212,7 @@ class EntryColumns:
         return Entry(*texts, *partition, sequence, size, rows, lower, upper, nulls, values, (), None, None, None)
 
     def statistics(self, field_id: int) -> pa.Table:
-        """What the manifests say of a column, as in `STATISTICS`, one row for each file."""
+        """The statistics of a column, as the manifests state them: the columns `STATISTICS`, one row for each file."""
         tables = [part.columns(field_id) for part in self.parts]
         return pa.concat_tables([_unknown(0), *tables]).take(as_indices(self.statistics_rows))
 
@@ -279,7 +280,8 @@ def open_entries(disk: Disk, table: str, record: Any) -> EntryColumns | None:
 class EntryBuilder:
     """Collects the entries of manifests and turns them into `EntryColumns`. With a `disk`, statistics are written to it as they come.
 
-    `resolve_url`: returns the URL of a location. `check`: raises an error for a file that cannot be read. Raises OSError if the disk has no room.
+    `resolve_url`: returns the URL of a location. `check`: raises an error for a file that cannot be read. The methods raise
+    OSError if the disk has no room.
     """
 
     def __init__(

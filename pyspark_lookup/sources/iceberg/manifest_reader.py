@@ -18,7 +18,7 @@ from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion
 from pyspark_lookup.storage.ufs import Ufs
 
 _PACKAGE = "pyspark_lookup.sources.iceberg"
-_ENTRIES_KEPT = 5000  # of manifests, in memory
+_ENTRIES_KEPT = 5000  # entries of manifests that a process caches
 _TOGETHER_BYTES = 64 * 1024  # of a manifest that is decoded together with others
 
 RecentEntries = dict[str, list[Entry]]
@@ -46,9 +46,9 @@ class ManifestReader:
         return list({manifest.location: manifest for manifest in manifests}.values())
 
     def read(self, manifests: Sequence[Manifest], keeps: bool) -> Iterator[list[Entry]]:
-        """The live files of each of some manifests. Those that this process has read before are not read again.
+        """The live files in each of the manifests. Manifests that this process has cached are not read again.
 
-        `keeps`: whether the block cache keeps the manifests, because no record has their entries.
+        `keeps`: whether the block cache keeps the manifests that are read: it does if no record will have their entries.
         """
         data = self._read_contents([manifest for manifest in manifests if manifest.location not in self._recent], keeps)
         count = sum(len(some) + 1 for some in self._recent.values())
@@ -62,7 +62,7 @@ class ManifestReader:
             yield entries
 
     def fill(self, builder: EntryBuilder, manifests: Sequence[Manifest], keeps: bool) -> None:
-        """Add the live files of manifests to a builder, those of most data files without an `Entry` for each. `keeps`: as above."""
+        """Add the live files of manifests to a builder, those of most data files without an `Entry` for each. `keeps`: as for `read`."""
         data = self._read_contents([manifest for manifest in manifests if manifest.location not in self._recent], keeps)
         together: list[tuple[Manifest, bytes]] = []
         size = 0
@@ -95,7 +95,11 @@ class ManifestReader:
             builder.add_batch(dataclasses.replace(batch, manifests=numbers[batch.manifests]))
 
     def _decode(self, manifest: Manifest, content: bytes | None) -> list[Entry]:
-        """The live files of a manifest. `content`: its bytes; None: the list may have a wrong length, as in tables whose metadata was edited."""
+        """The live files of a manifest, decoded from its bytes `content` (None: they could not be read).
+
+        If the content is damaged or missing, the manifest list may state a wrong length, as in tables whose metadata was edited. So the
+        manifest is read again, with the size that the store reports.
+        """
         decode = _import("manifests").read_manifest
         if content is not None:
             try:
@@ -114,8 +118,10 @@ class ManifestReader:
         return {manifest.location: content for manifest, content in zip(manifests, contents, strict=True)}
 
     def _read_whole(self, requested_files: Sequence[tuple[str, int | None]], keeps: bool = True) -> list[bytes]:
-        """The contents of files that never change, through the block cache, which `keeps` them. Each is given by URL and size (None: the store is
-        asked)."""
+        """The contents of files that never change, read through the block cache. `keeps`: whether the block cache keeps them.
+
+        `requested_files`: (URL, size) of each file; size None: the store is asked for it.
+        """
         blocks = self._blocks if keeps else self._blocks.read_only()
         files = [
             FileVersion(url, self._ufs.get_meta(url).size if size is None else size, IMMUTABLE)

@@ -38,7 +38,7 @@ PARTITION_ID = 102
 """The id of the field `partition`."""
 _SPEC_ID = "partition-spec-id"
 
-# Format 1 leaves out columns that later formats require, and none of them is used here.
+# Format 1 leaves out columns that later formats require. This reader needs none of them.
 _MANIFEST_LIST_SCHEMA = Schema(
     *(field.model_copy(update={"required": False}) for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields)
 )
@@ -63,7 +63,10 @@ _MANIFEST = _Form(
 
 @functools.lru_cache(maxsize=64)
 def _find_reader(schema: str, form: _Form) -> Reader:
-    """A decoder of the records of a file. Manifests of many commits have one schema, and for a small manifest this takes most of the time."""
+    """A decoder of the records of a file.
+
+    Cached, because the manifests of many commits have the same schema, and for a small manifest this takes most of the time.
+    """
     return resolve_reader(parse_schema(schema), form.schema, form.types, form.enums)
 
 
@@ -126,7 +129,7 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
         if int(status) == DELETED:
             continue
         if sequence is None:
-            # A file that was added with the manifest has the manifest's number; before there were numbers, all have 0.
+            # A file that was added with the manifest has the manifest's sequence number; in format 1 all numbers are 0.
             if int(status) != ADDED and manifest.sequence:
                 raise ValueError(f"the existing file {row.file_path} has no sequence number")
             sequence = manifest.sequence

@@ -90,7 +90,7 @@ class LargeSnapshots:
     ) -> IcebergColumns | list[Entry]:
         """The files of the snapshot with these manifests: as entries if they are few, otherwise as columns, which are recorded on the host.
 
-        `digest`: that of the version. Raises the errors of `reader`, and NotSupportedError for files that are not supported.
+        `digest`: the version's digest. Raises the errors of `reader`, and NotSupportedError for files that are not supported.
         """
         key = self._key(table, definition.metadata.table_id)
         base = self._find_base(key, definition.places)

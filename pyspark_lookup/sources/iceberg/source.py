@@ -119,11 +119,11 @@ class IcebergOptions(KindOptions):
 
 
 _REPLACE = "replace"
-_REWRITES_KEPT = 8
-_VERSIONS_KEPT = 4
-_NAMES_LOOKED_AT = 1000
-_POINTERS_TRIED = 5  # attempts, if each pointer leads to metadata that expires before it is read
-_HINT_WAITS_S = (0.01, 0.03, 0.1)
+_REWRITES_KEPT = 8  # compactions that a version's metadata lists
+_VERSIONS_KEPT = 4  # versions that a process caches
+_NAMES_LOOKED_AT = 1000  # names in a listing among which a metadata file must be
+_POINTERS_TRIED = 5  # attempts to read metadata that keeps expiring before it is read
+_HINT_WAITS_S = (0.01, 0.03, 0.1)  # pauses before a version hint is read again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -453,7 +453,7 @@ class IcebergSource(VersionSource):
             self._metadata = {**self._metadata, table.url: (pointer, metadata)}
         return metadata
 
-    # --- what this host has seen ------------------------------------------------------------------
+    # --- the host's records -----------------------------------------------------------------------
 
     def _key(self, table: Table) -> str:
         return key_of("iceberg", table.id)
