@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
+import multiprocessing
 import os
 import random
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pyspark_lookup import LookupTable
+from pyspark_lookup.cache.full.derived import DerivedArrays
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.keys import cast_keys
+from pyspark_lookup.columnar.ranges import RangeIndex
 from pyspark_lookup.lookup.range_match import Match, MatchKind
 from pyspark_lookup.lookup.snapshot_ranges import SnapshotRanges
 from pyspark_lookup.options.enums import Overlap
-from tests.support.fakes import FakeClock
+from pyspark_lookup.storage.disk import Disk, SegmentWriter
+from tests.support.disks import Opened
+from tests.support.fakes import FakeClock, wait_until_settled
 from tests.support.full_cache import Table
+from tests.support.workers import BOUND_S, in_fresh_process, must_end
 
 FULL = {"lookup.cache": "FULL"}
 KEYED = {**FULL, "lookup.keys": "id"}
@@ -171,3 +183,179 @@ def test_histories(tmp_path: Path, kind: str, keyed: bool) -> None:
         if step % 4 == 3:
             world.start()
     assert max(layers) >= 3
+
+
+# --- processes of one host ------------------------------------------------------------------------
+
+
+def make_table(home: Path, rows: int = 3000) -> Path:
+    """A table of a file, with five periods for each id."""
+    numbers = np.arange(rows)
+    path = home / "t.parquet"
+    pq.write_table(pa.table({"id": numbers // 5, "low": numbers % 5 * 10, "high": numbers % 5 * 10 + 8}), path)
+    wait_until_settled(path)
+    return path
+
+
+def look_up(home: Path, count: int = 50) -> tuple[list[Any], Mapping[str, int]]:
+    """(the answers of a `LookupTable` to some keys and values, its metrics)."""
+    options = {**KEYED, "lookup.range": "low..high", "lookup.cache.dir": str(home / "cache")}
+    with LookupTable(str(home / "t.parquet"), options) as table:
+        ids = pa.table({"id": np.arange(count)})
+        rows = table.get_many(ids, between=pa.array(np.arange(count) * 7 % 50))
+        return rows.select(["id", "low", "key_index"]).to_pylist(), table.metrics()
+
+
+def expected_rows(count: int = 50) -> list[dict[str, int]]:
+    values = [number * 7 % 50 for number in range(count)]
+    return [{"id": n, "low": v // 10 * 10, "key_index": n} for n, v in enumerate(values) if v % 10 <= 8]
+
+
+def look_up_in_child(home: Path, answer: Path, barrier: Any) -> None:
+    barrier.wait(BOUND_S)
+    answer.write_text(json.dumps(look_up(home)[0]))
+
+
+def index_files(home: Path) -> list[Path]:
+    return sorted(path for path in (home / "cache/v1/snapshots").glob("*/*") if path.name.startswith("derived-"))
+
+
+def test_one_process_of_the_host_builds(tmp_path: Path) -> None:
+    """However many look up at once; the others map what it has stored."""
+    make_table(tmp_path)
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(3)
+    answers = [tmp_path / f"answer{number}" for number in range(3)]
+    processes = [spawn.Process(target=look_up_in_child, args=(tmp_path, answer, barrier)) for answer in answers]
+    for process in processes:
+        process.start()
+    must_end(processes)
+    assert [json.loads(answer.read_text()) for answer in answers] == [expected_rows()] * 3
+    assert len(index_files(tmp_path)) == 1
+    rows, metrics = look_up(tmp_path)
+    assert rows == expected_rows()
+    assert metrics["derivedBuildCount"] == 1  # by all processes of the host
+
+
+def die_while_building(home: Path) -> None:
+    def die(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    RangeIndex.build = die  # type: ignore[method-assign, assignment]
+    look_up(home)
+
+
+def die_while_writing(home: Path) -> None:
+    def die(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    store, SegmentWriter.finish = DerivedArrays._store, SegmentWriter.finish
+
+    def store_and_die(*arguments: Any) -> None:
+        SegmentWriter.finish = die  # type: ignore[method-assign, assignment]
+        store(*arguments)
+
+    DerivedArrays._store = store_and_die  # type: ignore[method-assign]
+    look_up(home)
+
+
+@pytest.mark.parametrize("die", [die_while_building, die_while_writing])
+def test_a_builder_that_is_killed(tmp_path: Path, die: Callable[[Path], None]) -> None:
+    """Its lock is free, and the next process builds."""
+    make_table(tmp_path)
+    process = multiprocessing.get_context("spawn").Process(target=die, args=(tmp_path,))
+    process.start()
+    process.join(BOUND_S)
+    assert process.exitcode == -signal.SIGKILL
+    assert index_files(tmp_path) == []
+    assert look_up(tmp_path)[0] == expected_rows()
+    assert len(index_files(tmp_path)) == 1
+
+
+def test_damage(tmp_path: Path) -> None:
+    """A file that is cut off, or has other bytes or other arrays than it should, is built again."""
+    make_table(tmp_path)
+    look_up(tmp_path)
+    (path,) = index_files(tmp_path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (whole[:middle], whole[:middle] + b"damage" + whole[middle + 6 :], b""):
+        path.write_bytes(damaged)
+        assert look_up(tmp_path)[0] == expected_rows()
+        assert index_files(tmp_path) == [path]
+        assert len(path.read_bytes()) == len(whole)
+    disk = Opened(tmp_path / "cache").disk
+    for arrays in ({"index.starts": np.arange(3)}, {}):
+        disk.unlink_segment(path.parent.name, path.name)
+        kinds = {name: array.dtype.str for name, array in arrays.items()}
+        writer = disk.create_segment({name: array.nbytes for name, array in arrays.items()})
+        for name, array in arrays.items():
+            writer.append(name, array)
+        writer.finish({"kinds": kinds, "derived": {"is_ipv4": False, "later": 0}})
+        disk.publish_segment(path.parent.name, path.name, writer)
+        assert look_up(tmp_path)[0] == expected_rows()
+        assert len(path.read_bytes()) == len(whole)
+
+
+def test_an_index_goes_with_its_snapshot(tmp_path: Path) -> None:
+    """It counts in the budget, and is removed when no version has its layers any more; that of the base stays for all its overlays."""
+    world = World(tmp_path, "int", KEYED, "gone")
+    world.ranges(BETWEEN)
+    (base,) = indexes(world)
+    world.clock.tick(60)
+    world.write(3, 20)
+    world.ranges(BETWEEN)
+    assert len(indexes(world)) == 2
+    assert base in indexes(world)
+    for number in range(12):
+        world.write(number, 30)
+    world.clock.tick(60)
+    world.table.full.reload()
+    world.clock.tick(7200)
+    world.write(20, 3)
+    world.table.full.reload()
+    assert base not in indexes(world)
+    before = world.table.host.disk.usage().segments
+    world.ranges(BETWEEN)
+    assert world.table.host.disk.usage().segments > before
+
+
+def indexes(world: World) -> list[str]:
+    return [name for name in world.table.segments() if name.startswith("derived-")]
+
+
+def test_a_full_directory(tmp_path: Path) -> None:
+    """Without room for the index, a process has it in memory."""
+    world = World(tmp_path, "int", KEYED, "full")
+    snapshot = world.table.full.reload()
+    asked = questions(world.draw)
+    with mock.patch.object(Disk, "create_segment", side_effect=OSError(errno.ENOSPC, "full")):
+        ranges = world.ranges(BETWEEN, snapshot)
+    assert world.find(ranges, asked) == world.expected(asked, Overlap.NEWEST, lambda row: True)
+    assert world.table.metric("cacheFailureCount") == 1
+    assert indexes(world) == []
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+
+
+def measure_anonymous(home: Path, count: int, answer: Path) -> None:
+    grown = []
+    for overlap in ("NEWEST", "ALL"):
+        options = {**KEYED, "lookup.range": "low..high", "lookup.cache.dir": str(home / "cache")}
+        with LookupTable(str(home / "t.parquet"), {**options, "lookup.overlap": overlap}) as table:
+            table.get_many(pa.table({"id": np.arange(10)}))
+            before = anonymous_bytes()
+            table.get_many(pa.table({"id": np.arange(count)}), between=pa.array(np.arange(count) % 50))
+            grown.append(anonymous_bytes() - before)
+    answer.write_text(json.dumps(grown))
+
+
+def test_another_process_takes_little_memory(tmp_path: Path) -> None:
+    """The index of 400,000 rows, and their columns, are pages of files that all processes share: 0.2 MB were measured, the index has 8 MB."""
+    make_table(tmp_path, 400_000)
+    for _ in range(2):
+        in_fresh_process(measure_anonymous, tmp_path, 1000, tmp_path / "answer")
+    assert max(json.loads((tmp_path / "answer").read_text())) < 3 * 2**20
