@@ -104,6 +104,7 @@ def _freeze_modules() -> None:
 
     Called before the worker opens its first table, so that nothing of a table is exempt.
     """
+    pa.array([0])  # The first array of a process imports pandas.
     gc.collect()
     gc.freeze()
 
