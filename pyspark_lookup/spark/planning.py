@@ -1,8 +1,9 @@
-"""Planning on the driver: converts Spark's options and schemas to the engine's plan, and back.
+"""Plans reads and writes on the driver: turns the options and the schema that Spark passes into the engine's options, columns and tasks.
 
-CREATE TABLE passes its options to `schema()` only, and the catalog keeps nothing but the schema, with the metadata of its columns. So the
-options are written into the metadata of a column, and a read adds its own options to them. The metadata of each column also has a mark of
-the table and the column's name: by these a write recognises its table, and a read notices ALTER TABLE.
+CREATE TABLE passes its options to `schema()` only, and the catalog keeps nothing but the schema, with the metadata of its columns. So this
+module writes the options of a catalog table into the metadata of one column. A read takes them from there, and adds its own options.
+The metadata of each column also holds a mark, random for each table, and the column's name. By the mark, a write recognises its table.
+By the mark and the name, a read notices ALTER TABLE.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ from pyspark_lookup.spark.types import arrow_schema, struct_type
 from pyspark_lookup.versions.executions import Build
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
-_LONGEST = 2**30  # characters of the longest text that Java can have
+_LONGEST = 2**30  # the most characters that a text can have in Java
 _CREATE = "lookup.create-if-not-exists"
 _OF_WRITES = ("lookup.write.", "lookup.storage.")
 
 
 def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
-    """(the schema of a table or of a view of it, the table as it was resolved for that; None for a view).
+    """(the schema of a table or of a view of the table, the resolved table; None for a view).
 
-    For CREATE TABLE, the metadata of the schema has the options, and a managed table is created at the path if the options say so.
+    For CREATE TABLE, the schema's metadata also holds the options. If the options ask for a new managed table, it is created at their path.
     """
     creating = "provider" in options
     # Options that are stored with a table apply to all uses of it.
@@ -71,8 +72,8 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
 
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that the catalog will keep. Creates a managed table first if `lookup.create-if-not-exists` says so. Raises the errors of
-    `TableWriter.create`."""
+    """The options of a CREATE TABLE that the catalog is to keep. Creates a managed table first if `lookup.create-if-not-exists` is true.
+    Raises the errors of `TableWriter.create`."""
     catalog_options = _catalog_options(options)
     create = catalog_options.pop(_CREATE, "false")
     try:
@@ -94,8 +95,8 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options given in OPTIONS (…), without the catalog's properties. They are told apart because Spark passes an option twice, the second time
-    as `option.<key>`."""
+    """The options given in OPTIONS (…), without the table's properties in the catalog. Spark passes each option twice, the second time as
+    `option.<key>`, and each property once."""
     catalog_options = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
     for key in sorted(options.keys() - catalog_options.keys()):
         if key.startswith("lookup."):
@@ -117,7 +118,7 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of a load() with its only path. Raises OptionError for several paths, which Spark passes as a JSON list."""
+    """The options of a load(), with its path as the option `path`. Raises OptionError for several paths, which Spark passes as a JSON list."""
     load_options = dict(options)
     paths = load_options.pop("paths", None)
     if paths is not None:
@@ -136,8 +137,8 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
-    """(the options of a load(), the names of those that the user gave for this read). A read within a lookup says which these are: its other
-    options are the table's."""
+    """(the options of a load(), the keys of the options that the user gave for this read). These are all options, unless a lookup makes the
+    read: then some options are the table's, and the option EXPLICIT lists the keys of the others."""
     load_options = _single_path(options)
     load_options.pop(BUILT, None)
     explicit = load_options.pop(EXPLICIT, None)
@@ -145,7 +146,7 @@ def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collect
 
 
 def read_options(read: Mapping[str, str]) -> LookupOptions:
-    """The options of a read that names its own path or provider."""
+    """The options of a read whose options name a path or a provider."""
     return runtime().effective(parse_options(_split_explicit(read)[0]))
 
 
@@ -156,9 +157,9 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
     mark = os.urandom(8).hex()
     for field in schema:
         field.metadata = {MARK_METADATA: f"{mark}:{field.name}"}
-    # With a column of this type Spark gives every column of an INSERT an alias, so the metadata that arrives is this table's and
-    # not that of the rows' own columns. If both have columns of the same length, there is no alias: so each table has a length of
-    # its own.
+    # If a table has a VARCHAR column, Spark gives every column of an INSERT an alias. Then the writer gets the metadata of this table's columns,
+    # and not that of the columns from which the rows come. There is no alias if those have a VARCHAR of the same length, so each table has
+    # a length of its own.
     text = next((field for field in schema if field.dataType == StringType()), None)
     if text is not None:
         text.dataType = VarcharType(_LONGEST - 1 - int(mark[:7], 16))
@@ -168,11 +169,11 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
 
 
 def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options of a write, including its path. Raises OptionError if it is not certain which table is written."""
+    """The options of a write, with its path. Raises OptionError if it is not certain which table is to be written."""
     write_options = _single_path(write)
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
     marks = {read_mark(field)[0] for field in schema} - {""}  # a column without a mark was added by ALTER TABLE
-    # Exactly this type: its subclasses are the types of columns without an alias.
+    # A VARCHAR column that Spark gives no alias arrives here with the type VARCHAR, or as a STRING with the metadata _VARCHAR.
     carries_options = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
     is_catalog_table = carries_options and not any(_VARCHAR in (field.metadata or {}) for field in schema)
     catalog_options = {} if carrier is None else table_options(schema)
@@ -185,7 +186,7 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
                 "spark.read.format('lookupcache').load(path), or select expressions, which have no metadata, in place of the columns"
             )
         same_path = bool(catalog_options) and not _differ(catalog_options.get("path", ""), write_options["path"])
-        # The table's options for writes apply if INSERT … WITH (path …) names the table's own path, or if the rows come from that table.
+        # A catalog table's options for writes apply if the write names the path of that table.
         of_table = {key: text for key, text in catalog_options.items() if same_path and key.startswith(_OF_WRITES)}
         options = {
             **of_table,
@@ -220,7 +221,7 @@ def _differ(stored_path: str, path: str) -> bool:
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
-    """The options of a streaming read. Raises OptionError for a catalog table that has lost its options."""
+    """The options of a streaming read. Raises OptionError for a catalog table whose columns no longer hold its options."""
     load_options, explicit = _split_explicit(read)
     options = runtime().effective(parse_options(load_options, _stored_options(load_options, schema)))
     refuse_in_reads(explicit, options.read.view, stream=True)
@@ -228,9 +229,9 @@ def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions
 
 
 def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options with which a catalog table was created; {} for a read that names its own path or provider. Raises OptionError for a catalog table
-    that has lost its options."""
-    # The schema of a read that names its path may have come from a catalog table, but the read is not of that table.
+    """The options with which a catalog table was created; {} for a read whose options name a path or a provider. Raises OptionError for a catalog
+    table whose columns no longer hold its options."""
+    # A read that names a path is not a read of a catalog table, even if its schema was taken from one.
     if "path" in load_options or names_system(load_options):
         return {}
     stored = table_options(schema)
@@ -245,7 +246,7 @@ def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict
 
 
 class Planning:
-    """A batch read that this process plans: its options, its columns, and its tasks."""
+    """The plan of a batch read: its options and columns, and the tasks into which it is divided."""
 
     def __init__(
         self,
@@ -267,8 +268,9 @@ class Planning:
     def from_options(
         cls, read: Mapping[str, str], schema: StructType, resolved_table: ResolvedTable | None
     ) -> Planning:
-        """A read with these options and the schema that Spark has for it. `resolved_table`: the table, if `plan_schema` has resolved it for this
-        read. Raises OptionError for options that do not fit the read."""
+        """The plan of a read with the options and the schema that Spark passes. `resolved_table`: the table, if `plan_schema` has already resolved
+        it. Raises OptionError for options that contradict the schema or are not for reads, NotSupportedError for changes without a first
+        version."""
         load_options, explicit = _split_explicit(read)
         stored = _stored_options(load_options, schema)
         options = runtime().effective(parse_options(load_options, stored))
@@ -306,13 +308,14 @@ class Planning:
         return cls(options, columns, resolved_table, declared, added, build)
 
     def newest_change(self) -> int:
-        """The log position of the managed table's current version."""
+        """The position in the managed table's log at which its current version ends."""
         engine = runtime().engine(self.options)
         with engine.publish():
             return managed_state(engine, self.options).newest
 
     def tasks(self, nonce: str = "") -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
-        """The tasks of the read, each with its plan. `nonce`: identifies the read if several processes plan it."""
+        """The tasks of the read, each with the plan or the options by which it is read. `nonce`: a text that is the same in all processes that plan
+        this read."""
         if self.options.read.view is View.CHANGES:
             engine = runtime().engine(self.options)
             with engine.publish():
@@ -336,7 +339,7 @@ class Planning:
 
 
 def _with_declared_columns(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
-    """The options with the columns of `.schema(…)`, as if `lookup.schema` had declared them."""
+    """The options with `lookup.schema` set to the columns of `.schema(…)`. Raises OptionError if it is set to other columns."""
     columns = pa.schema([(field.name, spark_type(field.type)) for field in columns])
     if options.files.schema is not None and options.files.schema != columns:
         raise OptionError(

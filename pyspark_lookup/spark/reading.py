@@ -1,7 +1,7 @@
-"""What an executor's Python worker runs: `read` returns the batches of a scan's task; `Resolve` and `Probe` are the functions of a lookup.
+"""What an executor's Python worker runs: `read` for the task of a scan, and for a lookup the functions `Resolve` and `Probe`.
 
-Spark pickles `Resolve` and `Probe` with their texts. Equal texts have equal pickles, so Spark sees when two relations are the same, and
-resolves them once.
+`Resolve` and `Probe` hold all that they need as texts, so that equal functions have equal pickles. By the pickles Spark sees that two
+functions are equal, and then runs `Resolve` once for both.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from pyspark_lookup.spark.micro_batch import ROOT_EXECUTION, read_build
 from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.versions.executions import Build, Execution
 
-_HEAP = re.compile(
-    "([0-9]+)([kmgt]?)b?"
-)  # Spark's notation for sizes of memory; a number without a unit is in megabytes
-_LARGEST_ARRAY = 2**31 - 16  # bytes of the largest array that the JVM can have
+# Spark's notation for sizes of memory; a number without a unit is in megabytes.
+_HEAP = re.compile("([0-9]+)([kmgt]?)b?")
+_LARGEST_ARRAY = 2**31 - 16  # the most bytes that an array can have in the JVM
 
 
 def read(
@@ -43,7 +42,8 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The batches of one task. All bytes are read from the store before the first batch is yielded.
 
-    `columns`: the columns of the batches; columns that the plan does not read are null.
+    `plan`: the plan of a read of the table's rows; for a read of a view, the options. `columns`: the columns of the batches. Those that the plan
+    does not read are null.
     """
     prepare_worker()
     count_for_application()
@@ -58,7 +58,7 @@ def read(
         else:
             assert isinstance(task, ReadTask)
             batches = read_rows(engine.reader, plan, task, current_execution(build, built_at_s))
-        # Publish now, because a query with a LIMIT stops its workers after the first batch.
+        # Now, because a query with a LIMIT may stop its workers after the first batch.
         engine.publish_metrics()
         for batch in batches:
             yield batch if batch.schema.names == columns.names else _widen(batch, columns)
@@ -71,7 +71,7 @@ def _widen(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
 
 
 def count_for_application() -> None:
-    """Count the metrics of this worker under its Spark application."""
+    """Tell the runtime the id of the Spark application, under which the metrics of this worker are then counted."""
     context = TaskContext.get()
     name = context.getLocalProperty("spark.app.id") if context is not None else None
     if name:
@@ -79,18 +79,18 @@ def count_for_application() -> None:
 
 
 def prepare_worker() -> None:
-    """Make the tasks that this worker runs from now on start sooner. Called when a task begins, before it opens a table."""
+    """Make the later tasks of this worker start faster. Called at the begin of a task, before it opens a table."""
     if TaskContext.get() is not None:
         _freeze_modules()
         _forget_archives()
 
 
 def _forget_archives() -> None:
-    """Drop the import system's finders for zip files and jars; an import makes a new one.
+    """Drop the finders of Python's import system for archives (zip files and jars). An import from an archive makes a new finder.
 
-    Up to Spark 4.1, each task begins with `importlib.invalidate_caches()`, and up to Python 3.12, each finder for an archive then reads the
-    archive's whole directory. There are some 15 of them for PySpark's archive and for a jar of Spark: in all, 60 to 90 ms of CPU time a task.
-    Those for files of `SparkContext.addPyFile` stay, because such a file may be replaced.
+    Up to Spark 4.1, each task begins with `importlib.invalidate_caches()`, and up to Python 3.12, each finder of an archive then reads the
+    archive's whole directory. A worker has about 15 such finders, for PySpark's own archive and for one of Spark's jars, and their reading
+    takes 60 to 90 ms of CPU time a task. The finders of files added by `SparkContext.addPyFile` stay, because such a file may be replaced.
     """
     added = SparkFiles.getRootDirectory()
     for path, finder in list(sys.path_importer_cache.items()):
@@ -100,9 +100,10 @@ def _forget_archives() -> None:
 
 @functools.cache
 def _freeze_modules() -> None:
-    """Exempt what this worker has imported from garbage collections: Spark's daemon collects after each task, which takes 50 ms with these modules.
+    """Exempt the objects of the imported modules from garbage collections. Spark runs a collection after each task of a worker, which takes 50 ms
+    without this.
 
-    Called before the worker opens its first table, so that nothing of a table is exempt.
+    Called before the worker opens its first table, so that the objects of tables are not exempt.
     """
     pa.array([0])  # The first array of a process imports pandas.
     gc.collect()
@@ -110,11 +111,11 @@ def _freeze_modules() -> None:
 
 
 def session_options() -> dict[str, str]:
-    """The options that the session sets at run time as `spark.lookupcache.*`, by option key."""
+    """The options that the session sets as confs `spark.lookupcache.*`, by option key. {} outside Spark."""
     context = TaskContext.get()
     if context is None:
         return {}
-    # All properties are read, so that a mistyped key is an error instead of being ignored. Spark has no public list of them.
+    # Not only the confs with a known key are read, so that a mistyped key is an error. Spark has no public list of a task's properties.
     host_values = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
     local_properties = getattr(context, "_localProperties", None) or {}
     other_values = {
@@ -126,8 +127,8 @@ def session_options() -> dict[str, str]:
 
 
 def largest_row() -> int:
-    """The most bytes that Spark's JVM can take as one row: an eighth of its memory, because it copies a row while its buffer grows, and other tasks
-    do the same."""
+    """The most bytes that a row may have. This is an eighth of the memory of Spark's JVM, which copies a row each time the row's buffer grows, and
+    does so for several tasks at a time."""
     context = TaskContext.get()
     if context is None:
         return _LARGEST_ARRAY
@@ -141,11 +142,11 @@ def largest_row() -> int:
 
 
 def current_execution(build: Build | None = None, built_at_s: float | None = None) -> Execution | None:
-    """The execution to which this task belongs: a stream's micro-batch, or a whole query. All tasks of an execution read one version.
+    """The execution to which this task belongs: a stream's micro-batch, or a query. All tasks of an execution read the same version.
 
-    `build`: the micro-batch in whose function the lookup was built, whichever thread runs it. Without it, Spark's properties say whether
-    there is a micro-batch. `built_at_s`: when a DataFrame was built, if the driver did not know its micro-batch. None outside Spark, or if
-    Spark does not say: then the task resolves the version for itself.
+    `build`: the micro-batch in whose foreachBatch function the read or lookup was built. If it is None, the micro-batch is the one that the
+    task's properties name. `built_at_s`: when the read was built, for a `build` that is None. Returns None outside Spark, and if the task's
+    properties name no execution: then the task resolves a version for itself.
     """
     context = TaskContext.get()
     if context is None:
@@ -164,14 +165,14 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
 
 
 class Resolve:
-    """The function for `mapInArrow` that returns one row: for each table the token of the version that this execution reads.
+    """A function for `mapInArrow` that returns one row: for each table of a lookup, the token of the version that this execution reads.
 
-    `tables`: for each token the options of the table, and the micro-batch in which the lookup was built. `columns`: the names of the row's
-    columns, three for each table, see `columns_of_token`.
+    `tables`: for each table its options, as JSON, and the micro-batch in whose function the lookup was built. `columns`: the names of the row's
+    columns, three for each table (`columns_of_token`).
     """
 
     def __init__(self, name: str, tables: Sequence[tuple[str, Build | None]], columns: Sequence[str]) -> None:
-        self.__name__ = name  # the name that plans show
+        self.__name__ = name  # Spark's plans show it
         self._tables = tuple(tables)
         self._columns = tuple(columns)
 
@@ -195,7 +196,10 @@ class Resolve:
 
 
 class Probe:
-    """The iterator Arrow UDF of a pass: looks up the keys among its arguments. The last arguments are the versions."""
+    """The Arrow UDF that does the lookups of a pass. Its arguments are columns: first the keys and values to look up, then the versions (`versions` columns).
+
+    `spec`: the description of the pass, as JSON (`open_pass`).
+    """
 
     def __init__(self, name: str, spec: str, versions: int) -> None:
         self.__name__ = name
@@ -213,7 +217,7 @@ class Probe:
             for arrays in batches:
                 keys, versions = arrays[: -self._versions], arrays[-self._versions :]
                 for answers in lookups.answers(keys, versions, executions, row_bytes):
-                    lookups.publish()  # so that a worker that is killed has published all but its current batch
+                    lookups.publish()  # for each batch, because Spark may kill the worker before the last one
                     yield answers
         finally:
             lookups.publish()

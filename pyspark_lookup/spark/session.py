@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-# Kept equal to conf/spark-defaults.conf, which says why for each; a test compares them.
+# The same confs as in conf/spark-defaults.conf, which gives the reason for each; a test compares the two.
 RECOMMENDED: Mapping[str, str] = {
     "spark.sql.pyspark.worker.logging.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
@@ -14,9 +14,9 @@ RECOMMENDED: Mapping[str, str] = {
 
 
 def configure(spark: SparkSession) -> SparkSession:
-    """Set the recommended run-time confs on a session, also in place of other values, and return the session.
+    """Set the recommended confs on a session, and return the session. A conf that already has another value is changed.
 
-    `lookupcache` works without them. They make its logs queryable, and give an Arrow UDF after a scan larger batches.
+    The package works without these confs. With them, its logs can be queried, and an Arrow UDF that reads a scan's rows gets larger batches.
     """
     for key, value in RECOMMENDED.items():
         spark.conf.set(key, value)

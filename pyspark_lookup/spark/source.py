@@ -1,7 +1,7 @@
-"""The `lookupcache` data source. Spark calls it in short-lived planner and reader processes.
+"""The data source behind Spark's `format("lookupcache")`. Spark calls it in short-lived processes.
 
-Spark imports this module to list formats, so it stays light: the engine is imported inside the methods. This is the only module of the
-package whose imports are not all at the top.
+Spark imports this module only to list the available formats. So that this is fast, methods import the engine when they need it. This is
+the only module of the package whose imports are not all at the top.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WITHOUT_WRITERS = "write the table with LookupTable(path).write(…), in a stre
 
 @errors_without_traceback
 class DefaultSource(features.DataSource):
-    """A table of files, read through this host's cache, always in its current version.
+    """Reads a table of files through the host's cache, in the table's current version, and writes managed tables.
 
-    Options: see `pyspark_lookup.options.lookup_options`. Spark pickles instances to pass them between its planner processes. With them the table
-    that `schema()` resolved travels to `reader()`, so one load() makes one metadata call.
+    Options: see `pyspark_lookup.options.lookup_options`. Spark calls `schema()` and `reader()` in two processes, and pickles the instance in
+    between. The pickle has the table that `schema()` resolved, so `reader()` does not ask the store for it again.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ class DefaultSource(features.DataSource):
         return "lookupcache"
 
     def schema(self) -> StructType:
-        """The table's columns now; for CREATE TABLE also its options, as metadata of the first column."""
+        """The table's columns now. For CREATE TABLE, the metadata of one column also holds the options."""
         from pyspark_lookup.spark import planning
 
         schema, self._resolved_table = planning.plan_schema(self.options)
@@ -58,7 +58,7 @@ class DefaultSource(features.DataSource):
         return LookupReader(plan, self._built_at_s)
 
     def writer(self, schema: StructType, overwrite: bool) -> features.DataSourceWriter:
-        """The writer of a batch of rows to a managed table. The first write creates the table."""
+        """The writer of a batch write to a managed table. The first write creates the table."""
         features.ARROW_WRITERS.require("a write with format 'lookupcache'", _WITHOUT_WRITERS)
         from pyspark_lookup.spark import writer
 
@@ -71,7 +71,7 @@ class DefaultSource(features.DataSource):
         return change_stream.stream_reader(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> features.DataSourceStreamWriter:
-        """The writer of a stream to a managed table, which commits each micro-batch once."""
+        """The writer of a streaming query to a managed table. It commits each micro-batch exactly once."""
         features.ARROW_WRITERS.require("a stream with format 'lookupcache'", _WITHOUT_WRITERS)
         from pyspark_lookup.spark import writer
 
@@ -80,14 +80,14 @@ class DefaultSource(features.DataSource):
 
 @errors_without_traceback
 class LookupReader(features.DataSourceReader):
-    """Plans the tasks of a batch read and reads them. `partitions()` puts into each task all that it needs."""
+    """Plans the tasks of a batch read, and reads the rows of each task. A task carries all that its process needs."""
 
     def __init__(self, plan: Planning, built_at_s: float) -> None:
         self._plan: Planning | None = plan
         self._built_at_s = built_at_s
 
     def partitions(self) -> list[features.InputPartition]:
-        """The tasks, each with its whole plan, because nothing else reaches the reading process."""
+        """The tasks, each with the whole plan of the read, because Spark passes nothing else to the process that reads a task."""
         assert self._plan is not None
         common = self._plan.build, self._built_at_s, self._plan.columns
         return [features.InputPartition((plan, task, *common)) for plan, task in self._plan.tasks()]
@@ -95,9 +95,9 @@ class LookupReader(features.DataSourceReader):
     def read(self, partition: features.InputPartition | None) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
-        if partition is None or partition.value is None:  # Spark may pass this if there are no tasks
+        if partition is None or partition.value is None:  # Spark may ask for this if `partitions()` is empty
             return iter(())
         return reading.read(*partition.value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": None, "_built_at_s": 0.0}  # a task's partition has all that it needs
+        return {"_plan": None, "_built_at_s": 0.0}  # `read` needs only its partition

@@ -1,4 +1,7 @@
-"""The table argument of a lookup: a path, a catalog table's name, or a `LookupTable`."""
+"""Finds the table that the argument `table` of a lookup names, with its options and columns, and checks the arguments that name columns.
+
+The argument is a path, a catalog table's name, or a `LookupTable`.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ from pyspark_lookup.storage.disk import key_of
 
 Stored = Literal["stored"]
 TableArgument = str | os.PathLike[str] | LookupTable | None
-# Options that select columns and rows of a read; a lookup selects them by its own arguments.
+# Options that select the columns and rows of a read. A lookup has arguments of its own for this.
 _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
 
 @dataclasses.dataclass(frozen=True)
 class DimensionTable:
-    """The table of a lookup: its options as texts and parsed, all its columns (`schema`), the key columns, and the columns to return, in their
-    order."""
+    """The table of a lookup. `options` and `parsed`: its options, as texts and parsed. `schema`: all its columns. `keys`: the key columns.
+    `returned_fields`: the columns that the lookup returns, in their order."""
 
     spark: SparkSession
     options: Mapping[str, str]
@@ -52,24 +55,24 @@ class DimensionTable:
 
     @property
     def place(self) -> str:
-        """The last part of the table's path or name, in a form that names in plans may have."""
-        # The part of a URL after `?` may be a signature.
+        """The last part of the table's path or name, in letters, digits and `_`, as Spark's plans can show it."""
+        # The part of a URL after `?` may be a signature, and the part before `@` a password.
         place = (self.parsed.files.path or self.parsed.place).partition("?")[0].rpartition("@")[2]
         last = re.sub(r"[^A-Za-z0-9]+", "_", place.rstrip("/").rsplit("/", 1)[-1])
         return last.strip("_")[:40] or "table"
 
     @property
     def label(self) -> str:
-        """A name for plans, from the table's place and a hash of its options."""
+        """The name of the table in Spark's plans: its `place`, and a hash of its options."""
         return f"{self.place}_{key_of(*sorted(self.options.items()))[:6]}"
 
     @property
     def url(self) -> str:
-        """The table's path or name, without secrets."""
+        """The table's path or its name in a catalog, without credentials."""
         return self.parsed.place
 
     def read(self, columns: Sequence[str]) -> DataFrame:
-        """These columns of the table as a DataFrame, through the host's cache."""
+        """A DataFrame of these columns of the table, read through the host's cache."""
         column_list = ",".join(map(quote, columns))
         return load(self.spark, {**self.options, "lookup.columns": column_list})
 
@@ -80,7 +83,7 @@ class DimensionTable:
         return self.schema[name].dataType
 
     def facts(self) -> Row:
-        """The row of the view `summary`, from the driver's host; over Connect, from one of the server's hosts."""
+        """The row that the view `summary` of the table has on the driver's host; over Spark Connect, on one of the server's hosts."""
         return _facts(self.spark, self.options)
 
 
@@ -96,7 +99,7 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
 
 
 def load_view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
-    """A DataFrame of a view (`lookup.view`) of the table with these options."""
+    """A DataFrame of a view of the table with these options (`lookup.view`)."""
     view_options = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
     return load(spark, {**view_options, "lookup.view": view.value})
 
@@ -112,9 +115,11 @@ def look_up(
 ) -> DimensionTable:
     """The table that a lookup names, with its columns as Spark sees them now.
 
-    `keys`: the key columns (None: those that the table's options or its log name). `key_argument`: the name of that argument in errors. `match`: how
-    the lookup matches a value; then there may be no keys. "stored": as the table says, by those of its keys that are no columns of the match.
-    Raises OptionError for options that do not fit or a name that means no table, SchemaError for a column that the table does not have.
+    `keys`: the key columns; None for those that the table's options or its log name. `key_argument`: the name that errors give to this
+    argument. `columns`: the columns to return; None for all but the keys. `match`: an argument by which the lookup compares a value with
+    columns of the table, e.g. with a range; then `keys` may be empty. If it is "stored", the table's own options name these columns,
+    and the keys are the table's key columns that are not among them.
+    Raises OptionError for an option that is not for lookups and for a name of no table, SchemaError for a column that the table does not have.
     """
     argument_options = {key: option_text(value) for key, value in options.items()}
     explicit = {key.lower() for key in argument_options}
@@ -181,9 +186,9 @@ def look_up(
 def _with_stored_match(
     spark: SparkSession, match: MatchArgument | Stored, options: dict[str, str], own_options: Mapping[str, str]
 ) -> dict[str, str]:
-    """The options, completed by those that the table's own properties store if neither the match nor the options name the columns.
+    """The options, completed by the options that a managed table's log stores, if neither the match nor the options name the columns to compare.
 
-    `own_options`: those of the lookup itself. Raises OptionError if one of them differs from the argument.
+    `own_options`: the options that the lookup itself gives. Raises OptionError if one of them names other columns than the match.
     """
     kinds = list(_MATCH_COLUMNS) if match == "stored" else [match.kind]
     if match != "stored" and match.columns:
@@ -201,14 +206,15 @@ def _with_stored_match(
 
 
 def _keys_beside(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
-    """The table's key columns that are no columns of the match that its options name."""
+    """The table's key columns without those that its options name as columns to compare (e.g. the bounds of a range)."""
     read = parse_options(_without_cache(options)).read
     columns = {name.lower() for name in named_columns(stored_match(read).kind, read)}
     return [name for name in _find_keys(spark, options) or () if name.lower() not in columns]
 
 
 def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
-    """The key columns that a table's options name, or, if they name none, the key columns of a managed table."""
+    """The key columns that the options name; if they name none, those that the log of a managed table names. Raises OptionError if there are
+    none."""
     keys = _find_keys(spark, options)
     if not keys:
         raise OptionError(
@@ -226,8 +232,8 @@ def _find_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]
 
 
 def _known_floor(options: LookupOptions) -> str | None:
-    """The last commit that this host made to the table, as `lookup.floor`: hosts that answer from cached metadata must have it. None if there is
-    none, or if every host asks the store."""
+    """The last commit that this host has made to the table, as a text for the option `lookup.floor`. With this option, a host whose cached
+    metadata does not have the commit asks the store. None if this host has made no commit, or if every host asks the store anyway."""
     if options.system is not None or options.version.source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
@@ -236,14 +242,15 @@ def _known_floor(options: LookupOptions) -> str | None:
 
 
 def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that decide which columns a table has, without the options of its cache, which is not needed to find out."""
+    """The options that decide which columns a table has. The cache is switched off, because it is not needed to find the columns."""
     schema_options = {key: text for key, text in options.items() if key not in _OF_READS}
     if names_system(schema_options):
         return schema_options
     schema_options.pop("lookup.keys", None)
     without = merge_options(schema_options, {"lookup.cache": CacheMode.NONE.value})
     if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
-        # If the table has a full cache, no interval says when to ask the store. For the columns the last known version will do.
+        # A table with a full cache has no interval after which to ask the store, but without a cache the interval must be set. -1 (never) is
+        # enough, because the columns of the last known version will do.
         without.setdefault("lookup.metadata.sync-interval", "-1")
     return without
 
@@ -262,13 +269,13 @@ def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[
 
 
 def quote(name: str) -> str:
-    """A column's name in backquotes, in which SQL takes any name."""
+    """A column's name in backquotes. SQL accepts any name in this form."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys in the order of the table's own `lookup.keys`, if both name the same columns: otherwise each order would get
-    a cache of its own."""
+    """The keys in the order of the table's own `lookup.keys`, if that names the same columns. Lookups with the keys in another order then share the
+    table's cache."""
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
         return keys
@@ -282,7 +289,7 @@ def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
 def _table(
     spark: SparkSession, table: TableArgument, argument_options: Mapping[str, str]
 ) -> tuple[dict[str, str], StructType | None]:
-    """(a table's own options, its columns if a catalog has them)."""
+    """(the table's own options, its columns if a catalog knows them). Raises OptionError if the argument names no table."""
     if isinstance(table, LookupTable):
         return table.given, None
     if table is None:
@@ -307,13 +314,13 @@ def _table(
 
 
 def _plain_text(field: StructField) -> StructField:
-    """A catalog table's column in the type that its files have. With `spark.sql.preserveCharVarcharTypeInfo` Spark shows the type VARCHAR that
-    `planning` gives to the column whose metadata holds the options."""
+    """A catalog table's column with the type that it has in the files. `planning` makes one STRING column a VARCHAR in the catalog, and Spark shows
+    that type if `spark.sql.preserveCharVarcharTypeInfo` is true."""
     return StructField(field.name, StringType()) if isinstance(field.dataType, VarcharType) else field
 
 
 def resolve_table_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
-    """The options of the table that an argument names, completed by `options`. Raises OptionError if it names no table."""
+    """The options of the table that the argument `table` names, with `options` added. Raises OptionError if the argument names no table."""
     argument_options = {key: option_text(value) for key, value in options.items()}
     refuse_in_reads(argument_options)
     stored, _ = _table(spark, table, argument_options)
@@ -321,18 +328,19 @@ def resolve_table_options(spark: SparkSession, table: TableArgument, options: Ma
 
 
 def is_cache_set(options: Mapping[str, str]) -> bool:
-    """Whether `lookup.cache` is set, by the table, the lookup or the conf file."""
+    """Whether `options` or the conf file set `lookup.cache`."""
     return "lookup.cache" in options or "lookup.cache" in conf_file_options()
 
 
 def defaults_to_full(table: DimensionTable) -> bool:
-    """Whether a lookup gives the table a full cache if it is small: `lookup.cache` is not set, and a full cache needs no reload trigger."""
+    """Whether a lookup gives the table a full cache if the table is small. It does if `lookup.cache` is not set and each query asks the store for
+    the current version, so that a full cache needs no other trigger to reload."""
     by_query = table.parsed.version.source is MetadataSource.UFS and table.parsed.system is None
     return by_query and not is_cache_set(table.options)
 
 
 def with_default_cache(table: DimensionTable, size: int) -> DimensionTable:
-    """The table with the cache that a lookup gives it. `size`: the bytes of the table's files."""
+    """The table with the cache that a lookup gives it if `lookup.cache` is not set. `size`: the bytes of the table's files."""
     small = size <= table.parsed.read.split_size
     return with_cache(table, CacheMode.FULL) if small and defaults_to_full(table) else table
 
@@ -344,8 +352,8 @@ def with_cache(table: DimensionTable, mode: CacheMode) -> DimensionTable:
 
 @dataclasses.dataclass(frozen=True)
 class MatchArgument:
-    """An argument that says how rows match a value: the DataFrame's `column` with the value, and the table's columns (none: the table's options
-    name them)."""
+    """An argument `as_of`, `between`, `cidr` or `starts_with`: a lookup compares the DataFrame's `column` with the table's `columns`. If `columns` is
+    empty, the table's options name them."""
 
     kind: MatchKind
     column: str
@@ -355,9 +363,9 @@ class MatchArgument:
 def parse_match(
     as_of: Any, between: Any, cidr: Any, starts_with: Any, names_column: bool = True
 ) -> MatchArgument | None:
-    """The one of these arguments that is given; None if there is none. `names_column`: whether it also names the DataFrame's column.
+    """The one of these four arguments that is not None; None if there is none. `names_column`: whether the argument also names the DataFrame's column.
 
-    Raises OptionError for several arguments, and for one of another form.
+    Raises OptionError if more than one is given, or if its value has not the form that the argument needs.
     """
     arguments = {
         kind: value
@@ -399,11 +407,12 @@ _MATCH_COLUMNS: Mapping[MatchKind, tuple[tuple[int, ...], str, str]] = {
     MatchKind.CIDR: ((1, 2), "ip", "'network'"),
     MatchKind.STARTS_WITH: ((1,), "number", "'dial_code'"),
 }
-"""For each kind of match the possible numbers of the table's columns, and an example: a column of the DataFrame, and the table's columns."""
+"""For each kind of match: how many of the table's columns it compares, and an example of a DataFrame's column and of the table's columns."""
 
 
 def match_columns(match: MatchArgument, table: DimensionTable) -> tuple[str, ...]:
-    """The table's columns that a match needs."""
+    """The columns of the table with which a match compares, as the table spells them. Raises OptionError if nothing names them, SchemaError for
+    columns that the table does not have or of other types."""
     kind = match.kind
     if kind is MatchKind.AS_OF:
         return _validity(table)
@@ -425,7 +434,7 @@ def match_columns(match: MatchArgument, table: DimensionTable) -> tuple[str, ...
 
 
 def stored_match(options: ReadOptions) -> MatchArgument:
-    """The match whose columns the options of a table name. Raises OptionError if they name none, or those of several kinds."""
+    """The match whose columns the options of a table name. Raises OptionError if the options name the columns of no match, or of several."""
     kinds = [kind for kind in _MATCH_COLUMNS if named_columns(kind, options)]
     if len(kinds) > 1:
         keys, arguments = (" and ".join(names) for names in ([k.option for k in kinds], [k.value for k in kinds]))
@@ -441,7 +450,7 @@ def stored_match(options: ReadOptions) -> MatchArgument:
 
 
 def _validity(table: DimensionTable) -> tuple[str, ...]:
-    """The table's columns that say when a row is valid."""
+    """The columns from which and until which a row is valid (`lookup.valid-from`, and `lookup.valid-to` if it is set)."""
     start, end = table.parsed.read.valid_from, table.parsed.read.valid_to
     if start is None:
         raise OptionError(
@@ -463,7 +472,7 @@ def _validity(table: DimensionTable) -> tuple[str, ...]:
 
 
 def check_match_cache(match: MatchArgument, keys: Sequence[object], table: DimensionTable) -> None:
-    """Raise OptionError if the table's cache keeps rows by key, and the lookup has no keys."""
+    """Raise OptionError if the table has a partial cache, which keeps rows by key, and the lookup has no keys."""
     if not keys and table.parsed.cache.mode is CacheMode.PARTIAL:
         raise OptionError(
             f"option lookup.cache = 'PARTIAL' caches rows by key, and {match.kind.value} alone has none: set lookup.cache = FULL, or give keys as well"

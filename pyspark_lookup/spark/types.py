@@ -1,4 +1,4 @@
-"""Spark's types and Arrow's: the schemas in which Spark takes and gives rows."""
+"""Converts Spark's types and schemas to Arrow's, and Arrow's to Spark's."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ _UTC: Any = {"timezone": "UTC"} if features.TYPES_HAVE_TIME_ZONES else {}
 
 
 def arrow_type(kind: DataType) -> pa.DataType:
-    """The Arrow type in which Spark takes and gives values of a type. Timestamps are in UTC."""
+    """The Arrow type in which Spark exchanges values of a Spark type with Python. Timestamps are in UTC."""
     return types.to_arrow_type(kind, **_UTC)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema in which Spark takes and gives rows."""
+    """The Arrow schema in which Spark exchanges rows of a Spark schema with Python."""
     return types.to_arrow_schema(schema, **_UTC)
 
 
 def struct_type(schema: pa.Schema) -> StructType:
-    """Spark's schema of Arrow columns, with their collations. A timestamp without a zone becomes TIMESTAMP_NTZ."""
-    struct = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)  # the default differs between Sparks
+    """The Spark schema of Arrow columns, with the collations that their metadata names. A timestamp without a time zone becomes TIMESTAMP_NTZ.
+
+    Raises SchemaError for a column with a collation whose files have different types.
+    """
+    # The default of the argument differs between Spark's versions.
+    struct = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
     for field, column in zip(struct, schema, strict=True):
         collated = collated_field(column)
         if collated is not None:
@@ -42,5 +46,5 @@ def struct_type(schema: pa.Schema) -> StructType:
 
 
 def is_collated(kind: DataType) -> bool:
-    """Whether a type, or one nested in it, is a STRING with a collation (two strings may then be equal with different bytes)."""
+    """Whether a type is or contains a STRING with a collation, by which two texts with different bytes may be equal."""
     return "__COLLATIONS" in StructType([StructField("c", kind)]).json()

@@ -1,4 +1,4 @@
-"""`warm`: loads a table's current version on as many executors as can be reached, before the first query needs it."""
+"""`warm`: loads a table's current version into the caches of the executors before the first query needs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = "host STRING, cache_dir STRING, version STRING, rows BIGINT, bytes BI
 
 @dataclasses.dataclass(frozen=True)
 class Warmed:
-    """The result of `warm` for one cache directory: the version that it has now, with its rows and bytes; or the `error` of the load."""
+    """The result of `warm` for one cache directory: the loaded `version` with its `rows` and `bytes`, or the `error` of the load."""
 
     host: str
     cache_dir: str
@@ -38,7 +38,7 @@ class Warmed:
 
 
 class _Warm:
-    """For `mapInArrow`: the first task of each cache directory loads the table there."""
+    """A function for `mapInArrow`: the first of the tasks that have the same cache directory loads the table there, and the others do nothing."""
 
     def __init__(self, options: str, nonce: str) -> None:
         self._options = options
@@ -75,11 +75,11 @@ def _warm(table: LookupTable) -> dict[str, Any]:
 def warm(
     spark: SparkSession, table: TableArgument, tasks: int = 32, options: Mapping[str, Any] | None = None
 ) -> list[Warmed]:
-    """Load a table's current version into the full caches of as many executors as can be reached. Returns an entry for each cache directory.
+    """Load a table's current version into the full cache of every executor that a Spark job reaches. Returns an entry for each cache directory.
 
-    `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: the number of tasks of the Spark job that reaches the executors;
-    best several times as many as there are executors. `options`: such as {"lookup.keys": "id"}. If a load fails, its entry has the `error`.
-    Raises OptionError for options with which there is no full cache, ValueError for fewer than one task.
+    `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: the number of the job's tasks. Spark chooses their executors, so give
+    several times the number of executors. `options`: options of the table, e.g. {"lookup.keys": "id"}. If a load fails, its entry has the
+    `error`. Raises OptionError for options that a full cache cannot have, ValueError for `tasks` below 1.
     """
     if tasks < 1:
         raise ValueError(f"argument tasks = {tasks}: give 1 or more")

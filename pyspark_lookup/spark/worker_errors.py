@@ -1,7 +1,8 @@
-"""Makes Spark show an error of this package that ends a worker as its message in one line, without a traceback.
+"""Makes Spark show only the message of an error of this package, without a traceback, if the error ends a Python worker.
 
-Spark formats an error with the frames of its worker, of this package and of all causes, unless an environment variable of the process says
-to hide them. A worker process ends with its first error, so setting the variable affects that error only.
+Spark shows an error with the traceback of the worker and of all its causes, unless the environment variable SPARK_HIDE_TRACEBACK of the
+worker's process is set. A worker process ends with its first error, so to set the variable then changes how that error is shown, and no
+other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 
 def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for a function that a worker calls, or whose generator it reads: Spark then shows only the message of our errors."""
+    """A decorator for a function that a Python worker calls: Spark then shows only the message of an error of this package. If the function is a
+    generator, this includes errors raised while the worker reads it."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> Any:
@@ -32,9 +34,9 @@ def without_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def errors_without_traceback(cls: _Class) -> _Class:
-    """A decorator for a class whose public methods Spark's workers call: `without_traceback` for each of them."""
+    """A decorator for a class whose public methods Python workers call: it applies `without_traceback` to each of them."""
     for name, method in list(vars(cls).items()):
-        # Without a stream's reader, Spark fails again when it stops it, and only the frames of that error show why there is none.
+        # If `streamReader` fails, Spark later fails again when it stops the missing reader, and only that error's traceback shows the cause.
         if isinstance(method, types.FunctionType) and not name.startswith("_") and name != "streamReader":
             setattr(cls, name, without_traceback(method))
     return cls
@@ -49,7 +51,7 @@ def _read(values: Iterator[Any]) -> Iterator[Any]:
 
 
 def _hide_frames(problem: Exception) -> None:
-    """Tell Spark's worker to show no traceback, if Spark started this process and the error is one of this package's own."""
+    """Tell Spark to show no traceback, if this process is a Python worker and the error is one of this package's own."""
     is_own_error = any(kind.__name__ == "PysparkLookupError" for kind in type(problem).__mro__)
     if is_own_error and any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
         os.environ[_HIDE] = "1"

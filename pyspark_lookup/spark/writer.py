@@ -1,7 +1,7 @@
-"""Writes a managed table from Spark: the driver begins and commits the write, and tasks write its files, each in a process of its own.
+"""Writes a managed table from Spark: the driver begins and commits a write, and tasks write its files, each in a process of its own.
 
-Only the options and the `Job` travel between these processes. A task that Spark runs twice writes two sets of files, of which the commit
-names one. A stream's micro-batch that has been committed is not committed again.
+The driver passes the options and the `Job` to the tasks, and they return their files. If Spark runs a task twice, it writes its files
+twice, and the commit names the files of one run. A micro-batch that is already committed is not committed again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyspark_lookup.spark.worker_errors import errors_without_traceback
 
 @dataclasses.dataclass
 class Written(WriterCommitMessage):
-    """A task's commit message: the files that it wrote and, in a stream, the query and the job in whose directory they are."""
+    """What a task returns to the driver: the files that it wrote. In a stream also the streaming query, and the job of the micro-batch."""
 
     files: tuple[DataFile, ...]
     query: str | None = None
@@ -38,9 +38,9 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """Begin a batch write, and return its writer, which has the write id that the log has given to the write.
+    """Begin a batch write, and return its writer.
 
-    Raises the errors of `TableWriter.begin`, and OptionError for options that a write cannot have.
+    Raises the errors of `TableWriter.begin`, and OptionError for an option that a write cannot have.
     """
     parsed = _parse(options, schema)
     batch = parsed.kind(WriteOptions).batch
@@ -49,13 +49,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query. Each micro-batch gets its write id when it commits. Raises the same errors as `batch_writer`."""
+    """The writer of a streaming query. Raises the errors of `batch_writer`, and OptionError if no path is given."""
     if "path" not in {key.lower() for key in options}:
         raise OptionError(
             "option path is missing: write a stream with df.writeStream.format('lookupcache').start(path); "
             "toTable does not pass on the path of a table"
         )
-    # Spark does not pass on some options of a stream.
+    # `checkpointLocation` is an option of Spark itself.
     parsed = _parse({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
     if parsed.kind(WriteOptions).batch is not None:
         raise OptionError(
@@ -90,7 +90,7 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
 
 
 def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
-    """Write the rows of one attempt of a task, and return its files."""
+    """Write the rows of one run of a task, and return the files that have them."""
     context = TaskContext.get()
     task_options = options.on_host(session_options())
     engine = runtime().engine(task_options)
@@ -104,7 +104,7 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
 
 
 def _find_batch(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
-    """A list with the (job, query) of a micro-batch; an empty list if no task wrote anything."""
+    """The (job, query) of a micro-batch, as a list of one; an empty list if no task wrote anything."""
     jobs = [
         (message.job, message.query)
         for message in messages
@@ -135,7 +135,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 @errors_without_traceback
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Commits a streaming query's micro-batches. Spark makes a new writer for each commit, so the messages have all that a commit needs."""
+    """Commits the micro-batches of a streaming query. Spark makes a new instance for each commit, so the tasks' messages hold all that a commit
+    needs."""
 
     def __init__(self, options: LookupOptions, job: Job) -> None:
         self._options = options
