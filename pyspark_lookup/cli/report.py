@@ -131,6 +131,11 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
             f"Only {key_rate:.0%} of the keys were answered from the cache.",
             "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' recommends one of them, from a trace of keys.",
         )
+    if values["networkSkippedCount"] + values["rangeEmptyCount"]:
+        yield Hint(
+            f"Rows that match nothing: {values['networkSkippedCount']:,} times a network could not be read, {values['rangeEmptyCount']:,} times a range was empty.",
+            "Correct the table; without lookup.on-bad-network=SKIP a lookup fails, and names the file and the row.",
+        )
     lookups = values["lookupTimeCount"]
     if lookups >= 10 * _ENOUGH and not keys:
         yield Hint(

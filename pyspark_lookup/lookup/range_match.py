@@ -370,7 +370,8 @@ def matching_rows(
 
     def name_row(row: int) -> str:
         place = None if locate is None else locate([column[row] for column in columns])
-        return place or name_key(keys, int(group[row]))
+        key = name_key(keys, int(group[row]))
+        return key if place is None else f"{place}, {key}"
 
     matched = MatchedRanges(match, columns, values.type, name_row, None if places is None else group)
     if count is not None:

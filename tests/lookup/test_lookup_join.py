@@ -675,7 +675,7 @@ def test_networks_that_cannot_be_read_of_some_keys(host: Host, dim: Path) -> Non
     for count in (2, 9):
         row, *_ = host.get(spec, [*ids(*[4] * count), pa.array(["10.0.0.1"] * count)])
         assert row[ERROR_COLUMN].startswith("DamagedFileError: ")
-        assert "1.parquet, row 1: name = 'd' is no network (1 such rows)" in row[ERROR_COLUMN]
+        assert "/1.parquet, row 1, id = 4: name = 'd' is no network (1 such rows)" in row[ERROR_COLUMN]
 
 
 def test_ranges_of_a_provider(host: Host) -> None:

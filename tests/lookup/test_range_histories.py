@@ -10,10 +10,11 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import OptionError, OverlapError
+from pyspark_lookup.errors import DamagedFileError, OptionError, OverlapError, SchemaError
 from tests.support.fuzzing import by_day, seeds
 from tests.support.lake_tables import MODES
 
@@ -233,3 +234,69 @@ def test_lookups_while_a_table_changes(seed: int, tmp_path: Path) -> None:
         history.step()
         for place, mode in enumerate(MODES):
             history.check(mode, ("ALL", "NARROWEST", "NEWEST", "ERROR")[(seed + number + place) % 4])
+
+
+def test_a_network_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The error names the file and the row in it, whichever cache answers; SKIP counts it. So are ranges counted that hold nothing."""
+    (tmp_path / "t").mkdir()
+    for number, networks in enumerate((["10.0.0.0/8"], ["10.0.0.0/8", None, "10.1.1.0/16"])):
+        pq.write_table(
+            pa.table({"network": networks, "low": range(len(networks)), "high": [1] * len(networks)}),
+            tmp_path / "t" / f"{number}.parquet",
+        )
+    caches = {
+        "lookup.cache.dir": str(tmp_path / "cache"),
+        "lookup.keys": "high",
+        "lookup.cidr": "network",
+        "lookup.range": "low..high",
+    }
+    for mode in MODES.values():
+        for keys in ((), (1,)):
+            table = LookupTable(tmp_path / "t", {**caches, **mode})
+            if mode is MODES["partial"] and not keys:
+                continue
+            with pytest.raises(
+                DamagedFileError, match=r"/1.parquet, row 3.*: network = '10.1.1.0/16' has bits set after"
+            ):
+                table.get(*keys, cidr="10.1.2.3")
+            skipping = LookupTable(
+                tmp_path / "t", {**caches, **mode, "lookup.on-bad-network": "SKIP", "lookup.overlap": "ALL"}
+            )
+            counts = ("networkSkippedCount", "rangeEmptyCount")
+            before = [skipping.metrics()[name] for name in counts]
+            assert [row["network"] for row in skipping.get(*keys, cidr="10.1.2.3")] == ["10.0.0.0/8"] * 2
+            if not keys:  # beside a key of the range, there is none
+                assert len(skipping.get(between=2)) == 0
+            assert [skipping.metrics()[name] - n for name, n in zip(counts, before, strict=True)] == [
+                1,
+                0 if keys else 1,
+            ]
+    assert "rows-match-nothing" in caplog.text
+
+
+def test_what_gets_refuse(tmp_path: Path) -> None:
+    """Two values to match, none and no key, values of other types or another number, and tables that do not say what matches."""
+    table = LookupTable(tmp_path / "t", {"lookup.keys": "network", "lookup.cache.dir": str(tmp_path / "cache")})
+    table.write([{"network": "10.0.0.0/8", "code": "4"}])
+    gets: list[tuple[dict[str, Any], str]] = [
+        ({}, "a key is missing: give a key, or between, cidr"),
+        ({"cidr": ["10.0.0.1"], "between": [1]}, "arguments between and cidr: give one of them"),
+        ({"cidr": ["10.0.0.1"]}, r"lookup.cidr is missing: .*LookupTable\(path, \{'lookup.cidr': 'network'\}\)"),
+    ]
+    for arguments, words in gets:
+        with pytest.raises(OptionError, match=words):
+            table.get_many(**arguments)
+    table.alter(properties={"lookup.cidr": "NETWORK", "lookup.starts-with": "code"})
+    assert table.get(cidr="10.0.0.1") == [{"network": "10.0.0.0/8", "code": "4"}]
+    assert table.get("10.0.0.0/8", starts_with="49") == table.get(starts_with="49") == table.get("10.0.0.0/8")
+    assert table.get(cidr=None) == table.get_many(cidr=[None, None]).to_pylist() == []
+    gets = [
+        ({"cidr": "10.0.0.1"}, "argument cidr = '10.0.0.1': give a list or an array"),
+        ({"cidr": [1.5]}, "argument cidr has the type double; addresses are"),
+        ({"starts_with": [1]}, "argument starts_with has the type int64"),
+        ({"keys": ["a"], "starts_with": ["a", "b"]}, "argument starts_with has 2 values for 1 keys"),
+        ({"keys": ["a"], "cidr": ["a"]}, "lookup.keys = 'network' names only columns of argument cidr"),
+    ]
+    for arguments, words in gets:
+        with pytest.raises((OptionError, SchemaError), match=words):
+            table.get_many(**arguments)
