@@ -52,7 +52,7 @@ def redact_cause(error: BaseException) -> BaseException:
 
 
 def _members(error: BaseException) -> Iterator[BaseException]:
-    """The errors that an ExceptionGroup consists of; none for another error."""
+    """The errors that an ExceptionGroup consists of; nothing for an error of another class."""
     try:
         members = getattr(error, "exceptions", ())
     except Exception:

@@ -341,7 +341,8 @@ class Segment:
         return self._index.find_keys(keys, hashes)
 
     def first_rows(self, numbers: Numbers) -> Numbers:
-        """The first row of each of the keys with these numbers; of number `key_count`, the number of rows with a key. Rows of a key are together."""
+        """For each of these key numbers, the first row that has the key; the rows of one key are neighbours. For the number `key_count`, which no key
+        has, the number of rows with a key."""
         assert self._index is not None
         return self._index.first_rows(numbers)
 
@@ -356,7 +357,7 @@ class Segment:
         return self._index is not None and self._index.unique
 
     def key_numbers(self, rows: Numbers) -> Numbers:
-        """For each of `rows`, the number of its key. Rows with the same key have the same number, other rows another one."""
+        """For each of `rows`, the number of its key. Two rows have the same number exactly if they have the same key."""
         assert self._index is not None
         return self._index.find_key_numbers(rows)
 
@@ -711,7 +712,7 @@ class SegmentBuilder:
 class _Arranged:
     """The rows of a partition in the order in which they are written.
 
-    `keyed`: (the order in which they were sorted, their keys before sorting); None for rows without a key.
+    `keyed`: (the hash order of the rows, the rows' keys before they were sorted); None for rows without a key.
     """
 
     columns: list[pa.Array]

@@ -52,9 +52,8 @@ from pyspark_lookup.errors import SchemaError
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 _WORD = 2**64 - 1
-_WORDS_AT_MOST = (
-    128  # words of a value that is hashed word by word; the few longer values are hashed one by one with BLAKE2
-)
+# Words of a value that is hashed word by word; the few longer values are hashed one by one with BLAKE2.
+_WORDS_AT_MOST = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -703,7 +702,8 @@ class KeyIndex:
         return self._first is None
 
     def first_rows(self, numbers: Numbers) -> Numbers:
-        """The first row of each of the keys with these numbers (int64). The number after the last key's has the number of rows with a key."""
+        """For each of these key numbers (int64), the first row that has the key. For the number after that of the last key, the number of rows with
+        a key."""
         return numbers if self._first is None else self._first[numbers].astype(np.int64)
 
     def find_key_numbers(self, rows: Numbers) -> Numbers:
@@ -858,9 +858,9 @@ def key_numbers(rows: pa.Table) -> Numbers:
 
 
 def take_requested(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
-    """The rows of each of `requested_keys`, in the order of these keys, which may repeat. Their `KEY_INDEX` is a position in `requested_keys`.
+    """For each of `requested_keys`, the rows with this number in `KEY_INDEX`. The numbers may repeat, and the rows come in their order.
 
-    `rows`: ordered by `KEY_INDEX`. `requested_keys`: values of that `KEY_INDEX`.
+    In the result, `KEY_INDEX` is instead the position of the number in `requested_keys`. `rows`: ordered by `KEY_INDEX`.
     """
     numbers = key_numbers(rows)
     starts = np.searchsorted(numbers, requested_keys, "left")

@@ -193,7 +193,7 @@ def match_all(
 
 
 class LastRanges:
-    """What finds rows by range in the last snapshot that was asked for."""
+    """Keeps the `SnapshotRanges` (index of ranges) of the last snapshot in which rows were looked up, for the next lookup."""
 
     def __init__(self) -> None:
         # (the snapshot, the type of the values, the index): threads read and replace them together.
@@ -227,9 +227,10 @@ def match_indexed(
     values: pa.Array,
     answer: Sequence[str],
 ) -> pa.Table | None:
-    """The planned columns `answer` of the rows that match each value, and have the key at the same place (None: any), with `KEY_INDEX`.
+    """For each value, the rows that match it and have its key, found by `index`: their columns `answer`, and `KEY_INDEX`.
 
-    `names`: the key columns. None if there is no index, or if the lookup has to fail: comparing the rows one by one raises the error.
+    `keys`: for each value its key, in the key columns `names`; None: rows of any key. Returns None if there is no index, or if the lookup has
+    to fail: the caller then compares the rows one by one, which raises the error.
     """
     if index is None or KEY_INDEX in plan.projection.columns.names:
         return None
@@ -751,7 +752,8 @@ class MatchedRead:
 def match_columns(
     engine: Engine, resolved_table: ResolvedTable, options: LookupOptions, kind: MatchKind
 ) -> tuple[LookupOptions, Match]:
-    """(the options, completed by those that the table's own properties store, the match of a kind that they describe)."""
+    """(the options, the match of the given kind that they describe). If the options name no columns for the match, they are completed by the
+    options that the table's own properties store."""
     if not named_columns(kind, options.read):
         details = engine.reader.kinds.source(resolved_table.table).details(resolved_table.table, resolved_table.version)
         stored = stored_options(details.get("properties", {}))

@@ -1,9 +1,10 @@
-"""`SnapshotRanges`: finds the rows of a snapshot whose key is equal, and whose range holds a value, without reading the other rows of the key.
+"""`SnapshotRanges`: finds the rows of a snapshot that have a key and whose range holds a value, without reading the key's other rows.
 
-The rows of one key, a *group*, are cut into segments with a winner (`columnar.ranges`). The groups of the snapshot's base are indexed once
-for as long as the base exists, with all of its rows. A version with overlays or deleted rows has a second index, with the groups that these
-concern. So a reload computes only groups that have changed since the base was written. Without keys all rows are one group, and each version
-has one index. All indexes are stored beside the snapshot (`DerivedArrays`), and mapped by the processes of the host.
+A *group* is all rows of one key. A `RangeIndex` (`columnar.ranges`) finds the rows of a group. The first index has the groups of the
+snapshot's base, and is computed once for the base. If a version has overlays or deleted rows, it has a second index, with the groups that
+have rows in overlays or deleted rows. So a reload computes only the groups that have changed since the base was written. In a lookup
+without keys, all rows are one group, and each version has one index. All indexes are stored beside the snapshot (`DerivedArrays`), and
+mapped by the processes of the host.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from pyspark_lookup.options.enums import OnBadNetwork, Overlap
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.storage.disk import key_of
 
-_FORMAT = 1  # of the arrays: with another one, they have another name
+_FORMAT = 1  # of the stored arrays; it is part of their name
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The index of some groups, which have numbers from 0.
+    """An index of some groups, which are numbered from 0.
 
-    `tree`: the tree of all their rows, if the match wants all of them and some overlap. `rows`: the number in the snapshot of each row of
-    the index (None: the same number). `bad`, `empty`: the group of each row whose network cannot be read, and of each other row whose range holds no
-    value, ascending. `changed`: for the second index
-    the numbers of the base's keys that are its first groups, ascending. `later`: for each overlay, the group of each of its keys.
+    `tree`: finds all rows of a group that match; None if no rows overlap, or if the match wants only one row. `rows`: for each row in the
+    index its number in the snapshot; None: both numbers are the same. `bad`: for each row whose network cannot be read, the row's group. `empty`:
+    for each other row whose range holds no value, the row's group; both are ascending. Only the second index has `changed`: the key numbers
+    (in the base) of its first groups, ascending; and `later`: for each overlay, the group of each of the overlay's keys.
     """
 
     values: MatchedValues
@@ -66,7 +67,7 @@ class _Part:
 
     @classmethod
     def from_derived(cls, match: Match, decimal: pa.DataType | None, derived: Derived) -> _Part:
-        """The index that `to_derived` made. Raises one of `UNREADABLE` if it is not of that form."""
+        """The index that `to_derived` turned into `derived`. Raises one of `UNREADABLE` for arrays of another form."""
 
         def named(group: str) -> dict[str, Numbers]:
             prefix = f"{group}."
@@ -92,7 +93,8 @@ class _Part:
         )
 
     def find(self, values: pa.Array, groups: Numbers | None) -> tuple[Numbers, Numbers, Numbers]:
-        """(indices of values, numbers of rows in the snapshot, indices of values that several ranges hold), see `find_rows`."""
+        """What `find_rows` returns: (indices of values, the rows that match them, indices of the values that several ranges hold). The rows are
+        numbers in the snapshot."""
         positions, valid = self.values.positions(values)
         known = None if valid.all() else np.flatnonzero(valid)
         if known is not None:
@@ -107,8 +109,8 @@ class _Part:
 class SnapshotRanges:
     """Finds rows of one `snapshot` by key and range.
 
-    `plan`: what the lookup reads: the types of the columns, and a predicate for the rows that count. `kind`: the type of the values. `is_keyed`:
-    whether rows are looked up by the snapshot's keys as well. `arrays`: where the indexes are stored (None: in this process only).
+    `plan`: gives the types of the columns, and a predicate; rows for which it is not true never match. `kind`: the type of the values.
+    `is_keyed`: whether rows are looked up by the snapshot's keys as well. `arrays`: where the indexes are stored (None: in this process only).
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class SnapshotRanges:
             self._changes = self._share(snapshot.layers_name, self._index_changes)
 
     def _share(self, layers: str, compute: Callable[[], _Part]) -> _Part:
-        """The index of the layers with this name, from the host's disk or made by `compute`."""
+        """The index of the layers that `layers` names: from the host's disk or, if it is not there, from `compute`."""
         if self._arrays is None or not layers:
             return compute()
         return self._arrays.get(
@@ -168,7 +170,7 @@ class SnapshotRanges:
         return sum(map(len, parts)) - self._replaced(parts[0])
 
     def _replaced(self, groups: Numbers) -> int:
-        """How many of some groups of the base the second index has as well."""
+        """How many of the `groups` are in the second index too, and so are not found in the first one."""
         if self._base is None or self._changes is None or self._changes.changed is None:
             return 0
         return int(np.count_nonzero(_find_sorted(self._changes.changed, groups) >= 0))
@@ -176,10 +178,10 @@ class SnapshotRanges:
     # --- lookups ----------------------------------------------------------------------------------
 
     def find(self, keys: Sequence[pa.Array], values: pa.Array) -> tuple[Numbers, Numbers] | None:
-        """(indices of values, the numbers of the rows that match them), ordered by both; rows by their place in the version.
+        """(indices of values, numbers of the rows that match them), ordered by value, and for one value by the rows' places in the version.
 
-        `keys`: the key of each value, in the types of the snapshot. None: the lookup has to fail, because rows overlap or a network cannot
-        be read.
+        `keys`: for each value its key, in the snapshot's types. Returns None if the lookup has to fail, because rows overlap or a network cannot be
+        read.
         """
         if self._base is None:
             assert self._changes is not None
@@ -207,7 +209,7 @@ class SnapshotRanges:
     def _find_in(
         self, part: _Part, selection: Numbers | None, groups: Numbers | None, values: pa.Array
     ) -> tuple[Numbers, Numbers] | None:
-        """What `find` returns for the values with the indices `selection` (None: all), whose `groups` are in one index."""
+        """What `find` returns for the values with the indices `selection` (None: all). `groups`: the group of each of them, in the index `part`."""
         fails_when_bad = len(part.bad) > 0 and self._match.on_bad_network is OnBadNetwork.ERROR
         if fails_when_bad and (groups is None or np.isin(groups, part.bad).any()):
             return None
@@ -219,7 +221,7 @@ class SnapshotRanges:
         return indices if selection is None else selection[indices], rows
 
     def _changed_groups(self, changes: _Part, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers) -> Numbers:
-        """For each key its group in the second index; -1 if it has none. `numbers`: of the keys in the base."""
+        """For each key its group in the second index; -1 if it has none there. `numbers`: the number of each key in the base; -1: not in it."""
         assert changes.changed is not None
         groups = _find_sorted(changes.changed, numbers)
         missing = np.flatnonzero(numbers < 0)
@@ -253,7 +255,7 @@ class SnapshotRanges:
         return self._index(numbers, None, 1)
 
     def _index_changes(self) -> _Part:
-        """The second index: of the groups of the base that have deleted rows, and of all groups of the overlays."""
+        """Compute the second index: of all groups with rows in overlays, and of the base's groups with deleted rows."""
         base, *overlays = self.snapshot.layers
         keys_of = [self._keys_of(layer) for layer in overlays]
         in_base = [base.segment.find_keys(*keys) for keys in keys_of]
@@ -298,15 +300,16 @@ class SnapshotRanges:
         return dataclasses.replace(part, changed=changed, later=tuple(groups.astype(small) for groups in later))
 
     def _keys_of(self, layer: Layer) -> tuple[Keys, Numbers]:
-        """(the keys of a layer in the order of their numbers, their hashes)."""
+        """(the keys of a layer in the order of their numbers, the hashes of these keys)."""
         rows = layer.segment.first_rows(np.arange(layer.segment.key_count))
         keys = Keys(layer.segment.take(self.snapshot.keys, rows))
         return keys, keys.hashes(self.snapshot.seed)
 
     def _index(self, rows: Numbers | None, group: Numbers | None, groups: int) -> _Part:
-        """The index of rows of the snapshot, ordered by group and in a group by their place in the version.
+        """Compute an index of some rows, which are ordered by group, and in a group by their places in the version.
 
-        `rows`: their numbers (None: the rows of the base that have a key). `group`: their groups (None: all are in one).
+        `rows`: the numbers of the rows in the snapshot (None: all rows of the base that have a key). `group`: the group of each row (None: all are in
+        one group). `groups`: how many groups there are.
         """
         count = len(group) if group is not None else 0 if rows is None else len(rows)
         columns, counts = self._read(rows, count)
@@ -332,7 +335,8 @@ class SnapshotRanges:
         return _Part(matched.values, index, tree, rows, bad, empty)
 
     def _read(self, rows: Numbers | None, count: int) -> tuple[list[pa.Array], Numbers | None]:
-        """(the columns of the match of some rows in the types of the plan, whether the predicate is true for each row). See `_index`."""
+        """(the columns of the match for some rows, in the types of the plan; for each row whether the predicate is true, None without a predicate).
+        `rows`: as in `_index`. `count`: how many rows there are."""
         projection, url = self._plan.projection, self._plan.table.url
         stored = [name for name in self._names if name in self.snapshot.schema.names]
         batches, masks = [plan_columns({}, 0, self._names, projection, url)], [np.zeros(0, np.bool_)]
@@ -355,12 +359,12 @@ class SnapshotRanges:
 
 
 def _visible(layer: Layer, rows: Numbers) -> Numbers:
-    """Those of some rows of a layer that are not deleted."""
+    """Those of the `rows` of a layer that are not deleted."""
     return rows if layer.deleted is None else rows[~layer.deleted.contains(rows)]
 
 
 def _find_sorted(values: Numbers, numbers: Numbers) -> Numbers:
-    """The position of each number among ascending `values`; -1 if it is not there."""
+    """For each of `numbers`, its position in `values`, which are ascending; -1 if it is not among them."""
     if not len(values):
         return np.full(len(numbers), -1)
     places = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
@@ -368,14 +372,14 @@ def _find_sorted(values: Numbers, numbers: Numbers) -> Numbers:
 
 
 def _groups_at(groups: Numbers, places: Numbers) -> Numbers:
-    """The group at each of some places; -1 for the place -1."""
+    """For each of `places`, the item of `groups` there; -1 for the place -1."""
     if not len(groups):
         return np.full(len(places), -1)
     return np.asarray(np.where(places >= 0, groups[places], -1))
 
 
 def _spread(starts: Numbers, stops: Numbers) -> Numbers:
-    """All numbers from each of `starts` to before the stop at the same place."""
+    """For each of `starts`, the numbers from it up to its stop, which is at the same place in `stops` and not included; as one array."""
     counts = stops - starts
     ends = np.cumsum(counts)
     return np.asarray(np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts))

@@ -243,7 +243,7 @@ class IndexSegments:
 class EqualityIndexes:
     """The indexes of one table's equality deletes. A host reads each delete file once, and many of them at a time.
 
-    A version has the delete files of the version before and a few more. Only the new files are read then, and become a part of their own.
+    Most versions have the delete files of the version before and a few new ones. Then only the new files are read, and become a new part.
     `place`: reads rows of data files and delete files. `read`: the same, but the block cache does not keep what it reads. `segments`: the
     parts that the host keeps on disk; None: each process reads the delete files itself.
     """
@@ -358,9 +358,9 @@ class EqualityIndexes:
 
 
 def _matching_parts(parts: Sequence[IndexedDeletes], names: tuple[tuple[str, int], ...]) -> list[IndexedDeletes]:
-    """The first parts, as far as their delete files are, one after the other, the first ones in `names`.
+    """Those parts from the beginning of `parts` whose delete files are, in the same order, the first of `names`.
 
-    Parts with other delete files belong to a later version, or to one before a compaction.
+    A part with other delete files belongs to a later version, or to a version before a compaction.
     """
     matching: list[IndexedDeletes] = []
     count = 0

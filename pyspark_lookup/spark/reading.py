@@ -79,7 +79,7 @@ def count_for_application() -> None:
 
 
 def prepare_worker() -> None:
-    """Make the later tasks of this worker start faster. Called at the begin of a task, before it opens a table."""
+    """Make the later tasks of this worker start faster. Called at the start of a task, before it opens a table."""
     if TaskContext.get() is not None:
         _freeze_modules()
         _forget_archives()

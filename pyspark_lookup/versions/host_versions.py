@@ -49,9 +49,8 @@ class HostVersions:
         self._ufs = ufs
         self._context = context
         self._unwritten_floors: dict[str, dict[str, Any]] = {}  # floors that could not be written to the disk
-        self._readable_digests: set[str] = (
-            set()
-        )  # digests of versions whose record this process has read and understood
+        # Digests of versions whose record this process has read and understood.
+        self._readable_digests: set[str] = set()
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
         self._floors: dict[str, Held[Any | None]] = {}
@@ -175,7 +174,8 @@ class HostVersions:
     def _update_records(
         self, disk: Disk, table: Table, version: TableVersion, started_s: float, last_record: Mapping[str, Any] | None
     ) -> None:
-        """Update the floor, and the list of known versions, after `version` was recorded. `last_record`: the record of the version before it."""
+        """Update what depends on the last version, after `version` was recorded: this host's newest commit (`_check_floor`), and the list of known
+        versions. `last_record`: the record of the version before `version`."""
         self._check_floor(disk, table, version, started_s)
         if last_record is None or last_record["digest"] != version.digest:
             row = {
@@ -192,9 +192,8 @@ class HostVersions:
         floor = self._get_floor(table.url) if version.commit is not None else None
         if floor is not None and self._is_obsolete(table.url, floor, started_s):
             with self.lock("floor", table.url):
-                floor = self._get_floor(
-                    table.url
-                )  # again, under the lock: a commit may have raised the floor meanwhile
+                # Again, under the lock: a commit may have raised the floor meanwhile.
+                floor = self._get_floor(table.url)
                 if floor is not None and self._is_obsolete(table.url, floor, started_s):
                     self._unwritten_floors.pop(table.url, None)
                     disk.remove_record("floor", self._floor_key(table.url))

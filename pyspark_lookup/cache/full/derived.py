@@ -1,8 +1,9 @@
-"""Arrays that are computed from the rows of a snapshot, such as an index of ranges: stored beside its layers, and mapped by every process.
+"""Arrays computed from the rows of a snapshot, such as an index of ranges. They are stored in segments beside the snapshot's layers.
 
-One process of the host computes them, under a lock; the others wait and then map them. A file is named after the layers that it was computed
-from, so it is never out of date. It goes when they go (`StoredSnapshots.write`), and its bytes count in the budget of the cache directory.
-Missing and damaged files are computed again. If they cannot be written, a process computes them for itself.
+One process of the host computes the arrays, under a lock. The other processes wait, and then map the segment. A segment is named after the
+layers from which it was computed, so it is never out of date. It is removed together with these layers (`StoredSnapshots.write`), and its
+bytes count in the budget of the cache directory. A missing or damaged segment is computed again. If a segment cannot be written, each
+process computes the arrays for itself.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ _PREFIX = "derived-"
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """Arrays by name, and what else has to be known of them, as JSON values."""
+    """The arrays of one segment, by name. `meta`: other facts about the arrays, as JSON values."""
 
     meta: Mapping[str, Any]
     arrays: Mapping[str, Numbers]
 
 
 def name_derived(what: str, layers: str) -> str:
-    """The name of the file with `what` was computed from the layers with the name `layers` (see `Snapshot.base_name`, `.layers_name`)."""
+    """The name of the segment that has what was computed from some layers. `what`: names the computation. `layers`: names the layers, as
+    `Snapshot.base_name` or `.layers_name` does."""
     return f"{_PREFIX}{what}-{layers}"
 
 
 def layers_of(name: str) -> str | None:
-    """The name of the layers from which a segment was computed; None for other segments."""
+    """The text `layers` that `name_derived` put into the name of a segment; None for the name of any other segment."""
     return name.rsplit("-", 1)[1] if name.startswith(_PREFIX) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class DerivedArrays:
-    """The arrays beside one table's snapshots, which are stored under `key`. `wait_s`: how long to wait for another process that computes them."""
+    """The arrays that are stored for the snapshots of one table. `key`: the key of the table on the disk. `wait_s`: how long to wait for another
+    process that computes the same arrays."""
 
     key: str
     disk: Disk
@@ -51,9 +54,9 @@ class DerivedArrays:
     wait_s: float
 
     def get(self, name: str, compute: Callable[[], Derived], parse: Callable[[Derived], T]) -> T:
-        """What `parse` makes of the arrays of that name, which `compute` returns if no process of this host has stored them yet.
+        """What `parse` returns for the arrays with this name. If no process of this host has stored them yet, `compute` makes them.
 
-        `parse` raises one of `UNREADABLE` if they are not of the expected form; then they are computed again.
+        `parse` raises one of `UNREADABLE` for arrays that are not of the expected form. Then they are computed again.
         """
         stored = self._find(name, parse)
         if stored is not None:
@@ -72,7 +75,7 @@ class DerivedArrays:
         finally:
             if lock is not None:
                 lock.release()
-        stored = self._find(name, parse)  # from now on this process has pages of the file in place of memory of its own
+        stored = self._find(name, parse)  # this process now maps the segment, and frees its own copy of the arrays
         return parse(derived) if stored is None else stored
 
     def _find(self, name: str, parse: Callable[[Derived], T]) -> T | None:

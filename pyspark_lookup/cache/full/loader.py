@@ -162,9 +162,9 @@ def read_deleted(
 
 
 def _last_lacking(segment: Segment, group: EqualityGroup) -> int:
-    """The highest sequence number of deletes that cannot be compared with a segment's rows, because it lacks a column that they compare.
+    """The highest sequence number of those deletes in a group that cannot be compared with a segment's rows; 0 if all can be compared.
 
-    A column of another type counts as lacking. 0 if there are no such deletes in the group.
+    Deletes cannot be compared if the segment lacks one of the columns by which they delete, or has it in another type.
     """
     fields = {*segment.schema}
     lacking = [deletes[-1] for columns, deletes in group.by_columns if not fields.issuperset(columns.schema)]
@@ -260,9 +260,10 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLayer:
-    """A layer on disk. `name`: of the segment with its rows. `deleted`: the name of the segment that marks deleted rows; None: no row is deleted.
+    """A layer on disk. `name`: the name of the segment with the layer's rows. `deleted`: the name of the segment that marks deleted rows; None: no row
+    is deleted.
 
-    `gone`: the numbers of its files that are not in the version. `marked`: a digest of the deleted rows of its other files.
+    `gone`: the numbers of the layer's files that are not in the version. `marked`: a digest of the deleted rows of the other files.
     """
 
     name: str

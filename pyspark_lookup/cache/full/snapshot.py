@@ -199,7 +199,8 @@ class Snapshot:
         return list(zip(*(column.to_pylist() for column in self._gather(names, parts).columns), strict=True))
 
     def _find(self, keys: Keys) -> list[tuple[Layer, Numbers, Numbers]]:
-        """For each layer with rows of the keys: (the layer, for each such row the position of its key, the row's number). No deleted rows."""
+        """For each layer that has rows of the keys: (the layer, for each row the position of its key, for each row its number in the layer). Deleted
+        rows are left out."""
         hashes = keys.hashes(self.seed)
         layer_matches: list[tuple[Layer, Numbers, Numbers]] = []
         for layer in self.layers:
@@ -263,7 +264,8 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
-    """The ordinals of a layer at which the rows of `ranges` begin and end, ascending: a beginning, its end, the next beginning and so on."""
+    """Where the rows of `ranges` are in a layer, in ordinals (positions if the layer's files are read in order): start, end, start, end and so on,
+    ascending."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
     for url, first, end in ranges:

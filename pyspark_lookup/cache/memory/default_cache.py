@@ -388,7 +388,7 @@ class Entries:
         self._latest_accesses.view[entries] = access
 
     def written_s(self, entries: Numbers) -> Numbers:
-        """When each of `entries` was put."""
+        """The time at which each of `entries` was put, in seconds by the cache's clock."""
         return np.asarray(self._written_at_s.view[entries])
 
     def find_expired(self, limit_s: float) -> Numbers:

@@ -49,10 +49,10 @@ NO_CALL: Call = (_NO_ROW, 0)
 
 @dataclasses.dataclass(frozen=True)
 class _CallLog:
-    """The log of the calls of `invalidate`. `number`: how many calls there were. `recent`: the keys, with their calls, that the log still has.
+    """The log of the calls of `invalidate`. `number`: how many calls there were. `recent`: the keys that the log has not forgotten, with their calls.
 
-    `folded`: the log has forgotten the keys of so many first calls, which were all made until `until_s` (steady clock). `row`: the name of
-    this log. If the cache directory is removed, a log with another name begins.
+    `folded`: how many calls the log has forgotten, always the earliest ones; the last of them was made at `until_s` (steady clock). `row`:
+    the name of this log. If the cache directory is removed, a log with another name begins.
     """
 
     number: int
@@ -221,7 +221,8 @@ def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
 
 
 def _times(call_log: _CallLog) -> Iterator[float]:
-    """The time of the latest call that the log has forgotten, and that of the latest one that it has, as far as there are such calls."""
+    """The times of two calls: of the latest that the log has forgotten, and of the latest that it has not forgotten. None is yielded for a call that
+    does not exist."""
     if call_log.until_s is not None:
         yield call_log.until_s
     if call_log.recent is not None and call_log.recent.num_rows:

@@ -42,10 +42,8 @@ _LOCK_WAIT_S = 1.0
 
 
 class Flight:
-    """Which of the keys that a caller lacks it has to load itself. `to_load`: for each key, True if so; False if another caller is loading it.
-
-    `hashes`: the hashes of the keys.
-    """
+    """The keys that a caller lacks, by their `hashes`. `to_load`: for each key, True if this caller has to load it; False if another caller is loading
+    it."""
 
     def __init__(self, hashes: Numbers) -> None:
         self.to_load = np.ones(len(hashes), np.bool_)

@@ -70,8 +70,9 @@ class Changes:
     ) -> None:
         """Record the bounds of a version's files, so that the next version can be compared with this one.
 
-        For a large table, only the bounds of the files are recorded in which this version differs from the one recorded before. `version_of`:
-        returns the version with a digest. `whole_digest`: if `version` has only some partitions of a version, the digest of that version.
+        Of a large table, only the files are recorded that this version has and the one recorded before has not, or the other way round.
+        `version_of`: returns the version with a digest. `whole_digest`: if `version` has only some partitions of the table's version, the digest
+        of the table's version.
         """
         if self._context.disk is None or self._record(version.digest) is not None:
             return
@@ -131,7 +132,8 @@ class Changes:
         return whole.decode() or digest
 
     def is_latest(self, digest: str) -> bool:
-        """Whether the version `digest` was recorded last, or none was. (If the table goes back to a version, this is not recorded again.)"""
+        """Whether `digest` is the version that was recorded last, or no version was recorded. A version is recorded only once, even if the table goes
+        back to it."""
         return self._latest_known() in (None, digest)
 
     def _latest_known(self) -> str | None:
@@ -273,7 +275,8 @@ def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequenc
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
     """The bounds of the files in which two versions differ.
 
-    For a compaction between them, only those of the replaced files count that the earlier version lacks, and not the files that it has written.
+    If there was a compaction between the two versions, the files that it has written do not count, because their rows are not new. Of the files
+    that it has replaced, those count that the earlier version lacks.
     """
     rewrites = _parse_rewrites(after)
     alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))

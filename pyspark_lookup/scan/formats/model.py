@@ -359,7 +359,7 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
-    """The same ranges, which the file's footer names. Raises DamagedFileError if one of them is not inside the file."""
+    """Check the ranges that a file's footer names, and return them. Raises DamagedFileError if one of them is not inside the file."""
     for offset, length in ranges:
         if not 0 <= offset <= offset + length <= file.size:
             raise damaged_file_error(
