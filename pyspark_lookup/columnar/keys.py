@@ -236,9 +236,9 @@ def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
 
 
 def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
-    """The keys to look up in the column `field`, cast to the column's type if that type has all values of theirs.
+    """The keys to look up in the column `field`. They are cast to the column's type if it can hold all values of the keys' type.
 
-    Raises SchemaError if the column does not accept the keys' type (`accepts`).
+    Raises SchemaError if such keys cannot be looked up in the column (`accepts`).
     """
     if keys.type == field.type:
         return keys

@@ -146,7 +146,7 @@ class _Characters:
 
 
 def _parse(characters: _Characters, stops: Numbers) -> Addresses:
-    """The address in the first `stops` characters of each text."""
+    """For each text, the address in its first characters. `stops`: for each text, how many characters."""
     count = len(characters)
     upper, lower, valid = np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.bool_)
     colon = np.minimum(characters.find_last(ord(":"), _LONGEST), stops - 1)

@@ -204,7 +204,8 @@ class LastRanges:
     ) -> SnapshotRanges | None:
         """The index by which to find rows of a snapshot by values of the type `kind`, and by the snapshot's keys if `has_keys`.
 
-        None: a value of the table does not fit the type in the plan. Then the rows are compared one by one, so only lookups that read it fail.
+        None: a value of the table does not fit the type in the plan. Then the rows are compared one by one, so that only lookups that read this
+        value fail.
         """
         last_snapshot, last_kind, index = self._last
         if last_snapshot is not snapshot or last_kind != kind:

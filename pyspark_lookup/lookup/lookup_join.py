@@ -409,7 +409,7 @@ class Lookup:
         )
 
     def _count_repeats(self, batch: _Batch, open_version: _OpenVersion) -> None:
-        """Count the repeated keys, for which the cache was not asked, as it would have counted them."""
+        """Count a hit or a miss for each key that repeats in the batch, because the cache was asked for each key only once."""
         mode = open_version.plan.options.cache.mode
         if mode is not CacheMode.NONE:
             is_miss = mode is CacheMode.FULL and open_version.snapshot is None

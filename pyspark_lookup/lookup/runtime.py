@@ -236,7 +236,7 @@ class Runtime:
         return engine
 
     def _take_idle(self, requested_key: str) -> Engine | None:
-        """An idle engine, which is no longer kept, if there are too many; never the requested one. None if there is none to drop."""
+        """Forget an idle engine, but not the requested one, if this process has too many engines. Returns the engine; None if none was forgotten."""
         for _ in range(_IDLE_PROBES if len(self._recent) > _ENGINES_KEPT else 0):
             key, engine = next(iter(self._recent.items()))
             if engine.reader.is_idle and key != requested_key:

@@ -197,7 +197,7 @@ class _Fields:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """The position of the first field of each name."""
+        """For each name of a field, the position of the first field that has it."""
         return {field.name: place for place, field in reversed(list(enumerate(self.all)))}
 
     @cached_property
@@ -366,8 +366,8 @@ class OpenFile:
     def add_equality_columns(self) -> None:
         """Let `decode` also read the columns that equality deletes of this file compare, under names that no other column has.
 
-        They are separate columns, because the table may no longer have them, or in another type. Raises SchemaError if the file has one of
-        them in a type that cannot be read.
+        They are separate columns, because the table may no longer have these columns, or may have them in another type. Raises
+        SchemaError if the file has one of them in a type that cannot be read.
         """
         file = self.piece.file
         values, columns, partition, fields = dict(file.partition or ()), list(file.columns or ()), [], {}

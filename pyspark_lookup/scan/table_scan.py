@@ -830,7 +830,7 @@ class Prepared:
 
 
 def _live_by_value(file: OpenFile, batch: pa.RecordBatch) -> Numbers | None:
-    """A mask of a batch of a file's rows: True for rows that no equality delete deletes; None if none of them is deleted so."""
+    """A mask of a batch of a file's rows: True for rows that no equality delete deletes; None if none is deleted by one."""
     if not file.equality_names or not batch.num_rows:
         return None
     live = np.ones(batch.num_rows, np.bool_)

@@ -390,7 +390,7 @@ def _field(df: DataFrame, name: str, argument: str, table_type: DataType) -> tup
 
 
 def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
-    """The key in a column of the DataFrame, cast to the table's type if that type has all values of the column's type."""
+    """The `Key` for the DataFrame's column at `path`. It is cast to `table_type` if this type has all values of the column's type."""
     field, names = path[-1], tuple(field.name for field in path)
     if isinstance(field, _Unknown):
         return Key(names, table_type, cast=False, planned=False)
@@ -400,7 +400,8 @@ def _widen(path: tuple[StructField, ...], table_type: DataType) -> Key:
 
 
 def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str, argument: str = "on") -> Key:
-    """The key in a column of the DataFrame, in a type that compares with the type of the table's column."""
+    """The `Key` by which the DataFrame's column `df_column` is looked up in the table's `table_column`. Raises SchemaError if the two cannot be
+    compared."""
     table_type = table.column_type(table_column)
     path = _field(df, df_column, argument, table_type)
     field = path[-1]
@@ -417,7 +418,7 @@ def _key(df: DataFrame, df_column: str, table: DimensionTable, table_column: str
 
 
 def _match_value(df: DataFrame, match: MatchArgument, table: DimensionTable, columns: tuple[str, ...]) -> Key:
-    """The values to match in a column of the DataFrame, in a type that compares with the types of the table's columns."""
+    """The `Key` for the DataFrame's column with the values to match. Raises SchemaError if they cannot be compared with the table's `columns`."""
     if match.kind is MatchKind.AS_OF:
         return _time(df, match.column, table, columns)
     if match.kind is not MatchKind.CIDR:
@@ -434,7 +435,8 @@ def _match_value(df: DataFrame, match: MatchArgument, table: DimensionTable, col
 
 
 def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str, ...]) -> Key:
-    """The times in a column of the DataFrame, in the type of the table's columns that say when a row is valid."""
+    """The `Key` for the DataFrame's column `as_of`, cast to the type of the table's columns `validity`. Raises SchemaError if this may change its
+    values."""
     table_type = table.column_type(validity[0])
     path = _field(df, as_of, "as_of", table_type)
     field = path[-1]

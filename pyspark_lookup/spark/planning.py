@@ -198,7 +198,11 @@ def resolve_write_options(write: Mapping[str, str], schema: StructType) -> dict[
     else:
         raise OptionError(
             "it is not clear which table is written: Spark does not pass a catalog table's options to its writer, and "
-            + ("the options that came with the rows may be another table's. " if carrier else "the rows carry none. ")
+            + (
+                "the options that came with the rows may be another table's. "
+                if carrier
+                else "no options came with the rows. "
+            )
             + "Use INSERT INTO dim WITH (path 's3://bucket/dim') SELECT …, or df.write.format('lookupcache').mode('append')"
             ".save('s3://bucket/dim'). In place of CREATE TABLE dim … AS SELECT: CREATE TABLE dim USING lookupcache OPTIONS "
             f"(path '…', 'lookup.schema' 'id INT, …', '{_CREATE}' 'true'), then INSERT INTO dim SELECT …"

@@ -66,11 +66,12 @@ def register_lookup(
     structs, empty if no row has it. `name_rows(key…)` is a table function that returns the rows of one constant key, key columns first.
     `key`: the table's key column, or several in the order of the arguments. `table`, `options`: as for `lookup_join`.
 
-    `between`: the two columns of the table between which the function's last argument lies. `cidr`: the column with the network, or the two
-    columns, in which the address lies that is the last argument. `starts_with`: the column with the prefix with which it begins. Beside one of
-    them, `key` is optional. Without all of these, the table says how its rows are found: by `lookup.range`, `lookup.cidr` or
-    `lookup.starts-with`, and by those of its keys that are no columns of these. `value_type`: the type to which Spark casts the last argument
-    then, such as 'BIGINT' or 'BINARY' for addresses (default: the type of the table's column).
+    With `between`, `cidr` or `starts_with`, the function has one more argument, the last one: a value that is compared with columns of the
+    table. `between`: two columns; a row matches if the value lies between them. `cidr`: the column with a network, or two columns; a row
+    matches if the value is an address in its network. `starts_with`: the column with a prefix; a row matches if the value begins with it. `key`
+    is then optional. If `key` is not given either, the table's options say which of the three applies (`lookup.range`, `lookup.cidr` or
+    `lookup.starts-with`), and the keys are the table's other key columns. `value_type`: the type to which Spark casts the value, such as
+    'BIGINT' or 'BINARY' for addresses (default: the type of the table's column).
 
     Each query or micro-batch answers from the version that is current when it starts. Without functions defined in SQL (Spark 3.5), each
     host finds that version by itself, there is no `name_rows`, and `name(key…)` returns a struct of nulls if no row has the key.
@@ -230,7 +231,8 @@ def _body(table: DimensionTable, match: _Matched | None, base: str, many: bool, 
 
 
 def _address(text: str) -> str:
-    """The SQL of an Internet address as text. If `text` is a number, which Spark has cast to text, it is taken as an IPv4 address."""
+    """An SQL expression for an Internet address as text. `text`: an SQL expression for the address as text, or for a number as text, which is
+    taken as an IPv4 address."""
     number = f"TRY_CAST({text} AS BIGINT)"
     parts = ", ".join(f"shiftright({number}, {bits}) & 255" for bits in (24, 16, 8, 0))
     return f"IF({number} BETWEEN 0 AND 4294967295, concat_ws('.', {parts}), {text})"

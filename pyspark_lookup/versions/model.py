@@ -879,7 +879,7 @@ def _select_files(
 
 
 def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    """The values of a file's partition columns, by column. Raises SchemaError if the file has no value for a column, or one not of its type."""
+    """The values of a file's partition columns, by column. Raises SchemaError if the file has no value for a column, or a value of another type."""
     values = dict(raw_partition_values(table, file))
     typed_values: dict[str, object] = {}
     for field in fields:

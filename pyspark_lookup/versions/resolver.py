@@ -75,7 +75,7 @@ class TableKinds:
         """The kind at place `number` of `names`. Raises OptionError if `names` has no such place."""
         if number >= len(self.names):
             raise OptionError(
-                f"argument version: it is of a kind of table (number {number}) that this process does not know: run the same release of "
+                f"argument version: the token is for a kind of table (number {number}) that this process does not know: run the same release of "
                 "pyspark_lookup on the driver and on all hosts"
             )
         return self.names[number]
@@ -149,7 +149,7 @@ class TableKinds:
     def known_kind(self, url: str, options: LookupOptions) -> str | None:
         """The kind of table that was at a path when this host last resolved it; None if the host never did.
 
-        None also if each query asks the store (UFS) and a table of this kind keeps no versions: the answer shows the kind, too.
+        None also if each query asks the store (UFS) and tables of this kind keep no versions, because the store's answer then shows the kind.
         """
         last = self._last_kind(url, options)
         retained = last is not None and self._by_kind[last].retained
@@ -253,9 +253,8 @@ class EnclosingTables:
                 return directory, self._markers[marker].label
             if disk is not None:
                 with contextlib.suppress(OSError):
-                    disk.create_record(
-                        "place", key, 1
-                    )  # the value is not the URL, because a URL might contain a signature
+                    # The value is not the URL, because a URL might contain a signature.
+                    disk.create_record("place", key, 1)
         self._checked_urls.add(url)
         return None
 
@@ -339,9 +338,8 @@ class CurrentVersions:
         fresh = self._find_fresh(table, options)
         if fresh is None:
             with self._host.lock("refresh", table.id, self._kinds.source(table).one_asks):
-                fresh = self._find_fresh(
-                    table, options
-                )  # the process that had the lock before may have recorded a fresh version
+                # The process that had the lock before may have recorded a fresh version.
+                fresh = self._find_fresh(table, options)
                 if fresh is None:
                     return self.refresh(table)
         self._context.metrics.inc("metadataCacheCount")
@@ -396,9 +394,8 @@ class CurrentVersions:
         if cached_version is not None:
             return cached_version
         with self._host.lock("find", digest, self._kinds.source(table).one_asks):
-            cached_version = self._host.files(
-                table, digest
-            )  # the process that had the lock before may have recorded the version
+            # The process that had the lock before may have recorded the version.
+            cached_version = self._host.files(table, digest)
             if cached_version is not None:
                 return cached_version
             ask = functools.partial(self.ask_since, table, self._context.clock.steady_s(), patient=False)

@@ -125,7 +125,7 @@ def read_live_rows(
 def read_deleted(
     scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, fetched: AbstractSet[FileVersion]
 ) -> dict[str, Numbers]:
-    """For each file with deleted rows, by URL, the positions of these rows. Rows that the snapshot `last` lacks, too, may be missing.
+    """For each file with deleted rows, by URL, the positions of these rows. Deleted rows that the snapshot `last` does not have may be left out.
 
     Equality deletes are compared with the rows of `last`, the latest snapshot, so that its data files are not read again. `fetched`: files whose
     rows are read from the store, although `last` has them.

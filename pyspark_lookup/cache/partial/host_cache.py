@@ -451,7 +451,7 @@ class SharedCache:
     ) -> Numbers:
         """The rows of `part` that are right in the version `fresh.version`, and whose keys are not in a newer segment.
 
-        `newer`: newer segments, each with the rows of it that are kept.
+        `newer`: pairs of a newer segment and those of its rows that are kept.
         """
         if not self._fits(part, fresh):
             return np.zeros(0, np.int64)
@@ -514,7 +514,7 @@ def _total_sizes(parts: Sequence[HostSegment]) -> tuple[int, int]:
 
 
 def _choose_for_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
-    """The latest segments, without the first that is much larger than all later ones together, and those before it.
+    """The segments to merge: the latest ones, back to the first segment that is much larger than all later ones together; this one is left out.
 
     So each row is copied only a few times.
     """

@@ -142,7 +142,7 @@ class Changes:
         )
 
     def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
-        """For each key, whether its rows may differ between the versions with the digests `new` and `old`; None if any key's may."""
+        """For each key, whether its rows may differ between the versions with the digests `new` and `old`; None if those of any key may."""
         before, after = self._record(old), self._record(new)
         if before is None or after is None or before.schema != after.schema:
             return None

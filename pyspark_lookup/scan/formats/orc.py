@@ -511,7 +511,7 @@ def _decompress(chunk: memoryview, compression: int, at_most: int) -> bytes:
 
 
 def _lz4_length(chunk: memoryview) -> int:
-    """The decompressed length of an LZ4 block, which repeats "token, literals, offset, match"; the last time without a match."""
+    """The decompressed length of an LZ4 block. The block is a sequence of "token, literals, offset, match"; the last item has literals only."""
     at = total = 0
 
     def longer(length: int) -> int:
