@@ -17,10 +17,9 @@ from tests.models.adapter import Ground, Past, Table
 from tests.models.answers import Condition, Content
 from tests.models.histories import ICEBERG, Step
 from tests.models.values import plain
-from tests.support.iceberg_definition import Publish, in_catalog
+from tests.support.iceberg_definition import Publish, in_catalog, sql_catalog
 from tests.support.iceberg_manifests import Entry, File, spec_of
 from tests.support.iceberg_oracle import DATA, Oracle, is_vector
-from tests.support.iceberg_tables import sql_catalog
 from tests.support.iceberg_values import Field, Kind, arrow_field, from_raw
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.rest_catalog import RestCatalog

@@ -19,7 +19,7 @@ from pyspark_lookup.lookup import runtime
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.storage.stores import open_store
 from tests.support.fakes import FaultyStore
-from tests.support.iceberg_tables import sql_catalog
+from tests.support.iceberg_definition import sql_catalog
 
 Ids = set[int]
 

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable, errors
-from tests.support.iceberg_tables import sql_catalog
+from tests.support.iceberg_definition import sql_catalog
 from tests.support.s3server import S3Server
 from tests.support.version_tokens import TWO, Process
 

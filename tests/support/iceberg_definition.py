@@ -18,6 +18,14 @@ _Table = TypeVar("_Table", bound="Definition")
 _MAPPING = "schema.name-mapping.default"
 
 
+def sql_catalog(home: Path) -> tuple[SqlCatalog, dict[str, str]]:
+    """A catalog in a file of a directory, and its properties; it has the namespace `ns`."""
+    properties = {"type": "sql", "uri": f"sqlite:///{home / 'catalog.db'}"}
+    catalog = SqlCatalog("tests", **{**properties, "warehouse": home.as_uri()})
+    catalog.create_namespace_if_not_exists("ns")
+    return catalog, properties
+
+
 def in_catalog(catalog: SqlCatalog, identifier: str) -> Publish:
     """A way to publish: as a table of a catalog, of which the namespace exists."""
 

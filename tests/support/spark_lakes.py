@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from tests.support.iceberg_tables import sql_catalog
+from tests.support.iceberg_definition import sql_catalog
 from tests.support.spark_tables import NO_OPTIONS
 
 

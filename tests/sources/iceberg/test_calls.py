@@ -12,12 +12,11 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.storage.stores import local
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fuzzing import by_day
-from tests.support.iceberg_definition import in_catalog
+from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_manifests import Entry, File
 from tests.support.iceberg_oracle import DATA
-from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
-from tests.support.lake_tables import MODES, counting
+from tests.support.lake_tables import MODES, counting, opened
 from tests.support.rest_catalog import RestCatalog
 from tests.support.s3server import Mirror, S3Server
 

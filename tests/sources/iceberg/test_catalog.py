@@ -19,13 +19,12 @@ from pyspark_lookup import LookupTable, NotSupportedError
 from pyspark_lookup.sources.iceberg.metadata import Locations
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
-from tests.support.iceberg_definition import in_catalog
+from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import PATH_ID, read
-from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_values import Kind
 from tests.support.iceberg_writing import IcebergTable
-from tests.support.lake_tables import MODES, rows_of
+from tests.support.lake_tables import MODES, opened, rows_of
 from tests.support.rest_catalog import RestCatalog
 
 COLUMNS = {"id": "int", "name": "string"}

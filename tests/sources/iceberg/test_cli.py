@@ -6,8 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.support.command_line import KEYED, Run, run
-from tests.support.iceberg_definition import in_catalog
-from tests.support.iceberg_tables import sql_catalog
+from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
 
 __all__ = ["run"]

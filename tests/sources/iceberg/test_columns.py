@@ -25,9 +25,8 @@ from tests.models.iceberg import Iceberg
 from tests.support.disks import flipped
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import by_day, seeds
-from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
-from tests.support.lake_tables import counting
+from tests.support.lake_tables import counting, opened
 from tests.support.large_tables import LargeIceberg, row, rows_in, rows_of, snapshot_files
 
 Begin = Callable[[int], None]

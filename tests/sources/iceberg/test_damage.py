@@ -18,12 +18,11 @@ from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.sources.iceberg import avro, metadata
 from pyspark_lookup.sources.iceberg.catalog import Catalog
 from tests.support.fuzzing import altered, damaged, fuzzed
-from tests.support.iceberg_definition import in_catalog
+from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import DATA, EQUALITY, POSITION, is_vector
-from tests.support.iceberg_tables import opened, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
-from tests.support.lake_tables import MODES
+from tests.support.lake_tables import MODES, opened
 from tests.support.orc_files import varint
 from tests.support.rest_catalog import RestCatalog
 

@@ -14,10 +14,9 @@ import pytest
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import BY_NIGHT
 from tests.support.iceberg_manifests import File
-from tests.support.iceberg_tables import opened
 from tests.support.iceberg_values import to_bytes
 from tests.support.iceberg_writing import IcebergTable
-from tests.support.lake_tables import MODES, counting
+from tests.support.lake_tables import MODES, counting, opened
 
 UTC = datetime.timezone.utc
 COLUMNS = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pyspark_lookup import OptionError, VersionGoneError
-from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import opened
 
 DAY_MS = 86_400_000
 BEGIN = datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)
