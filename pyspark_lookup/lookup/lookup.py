@@ -797,7 +797,10 @@ def plan_matched(
             )
         options = options.with_values({"lookup.keys": names})
         answer = [*names, *(name for name in answer if name not in names)]
-    fields = [everything.field(name) for name in dict.fromkeys((*answer, *match.columns))]
+    columns = tuple(dict.fromkeys((*answer, *match.columns)))
+    if options.read.columns is not None:  # a snapshot is to have the columns of the match, too
+        options = options.with_values({"lookup.columns": columns})
+    fields = [everything.field(name) for name in columns]
     return MatchedRead(names, planner.plan_read(resolved_table, options, pa.schema(fields), clock), match, answer)
 
 

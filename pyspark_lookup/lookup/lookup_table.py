@@ -453,7 +453,8 @@ class LookupTable:
         sorted by `key_index` (int64: the position of the key in `keys`); rows of one key come in file order. One metadata call in UFS mode.
 
         `between`, `cidr`, `starts_with`, `as_of`: as for `get`, a list or array of values, one for each key. Without `keys`, `key_index` is the
-        position of the value. The first call for a version then reads the whole table, and this object keeps its rows and an index of them in memory.
+        position of the value; unless `lookup.cache` is FULL, the first call for a version then reads the whole table, and this object keeps
+        its rows and an index of them in memory.
 
         Raises OptionError without `lookup.keys`, SchemaError for keys or values of other types, OverlapError if several rows match a value
         and `lookup.overlap` is ERROR, DamagedFileError for a network that cannot be read (`lookup.on-bad-network`), and the errors of `scan`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import DamagedFileError, OptionError, OverlapError, SchemaError
+from tests.support.delta_tables import append_commit
 from tests.support.fuzzing import by_day, seeds
 from tests.support.lake_tables import MODES
 
@@ -300,3 +303,21 @@ def test_what_gets_refuse(tmp_path: Path) -> None:
     for arguments, words in gets:
         with pytest.raises((OptionError, SchemaError), match=words):
             table.get_many(**arguments)
+
+
+def test_a_delta_table_that_knows_its_columns(tmp_path: Path) -> None:
+    """By its properties, like a managed table, for all options of matches; options of the read go before them."""
+    rows = pa.table({"network": ["10.0.0.0/8", "10.1.0.0/16"], "other": ["10.1.0.0/16", "10.0.0.0/8"]})
+    properties = {"lookup.cidr": "network", "lookup.overlap": "ALL", "owner": "x"}
+    write_deltalake(str(tmp_path / "t"), rows)
+    actions = map(json.loads, (tmp_path / "t/_delta_log/00000000000000000000.json").read_text().splitlines())
+    (metadata,) = (action["metaData"] for action in actions if "metaData" in action)
+    append_commit(tmp_path / "t", [{"metaData": {**metadata, "configuration": properties}}])
+    options = {"lookup.cache.dir": str(tmp_path / "cache")}
+    for more, networks in (
+        ({}, ["10.0.0.0/8", "10.1.0.0/16"]),
+        ({"lookup.overlap": "NARROWEST"}, ["10.1.0.0/16"]),
+        ({"lookup.cidr": "other"}, ["10.0.0.0/8"]),  # then no property counts
+    ):
+        table = LookupTable(tmp_path / "t", {**options, **more})
+        assert [row["network"] for row in table.get(cidr="10.1.2.3")] == networks
