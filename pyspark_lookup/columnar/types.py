@@ -209,7 +209,7 @@ def _refuse(origin: str, problem: str) -> pa.DataType:
 def lenient_schema(schema: pa.Schema, url: str = "") -> pa.Schema:
     """The schema that `spark_schema` returns, but with an `unreadable_type` for each column for which `spark_schema` would raise an error.
 
-    `url`: the file that the type's reason names; if empty, the reason names no file.
+    `url`: the file to name in the reason why a type cannot be read; if empty, the reason names no file.
     """
     return _schema(schema, lambda problem: unreadable_type(f"{problem} ({url})" if url else problem))
 

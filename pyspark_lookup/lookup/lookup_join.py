@@ -81,8 +81,8 @@ _log = logging.getLogger("pyspark_lookup.join")
 # The first byte of an error message that stands in the place of a token, if the version could not be resolved.
 _FAILED = b"!"
 _MESSAGE_BYTES = 1000
-_SAMPLE = 1000  # as many keys are looked at to see whether keys repeat
-_VERSIONS_AT_MOST = 2  # as many versions stay open: the current version and the one before
+_SAMPLE = 1000  # how many keys are examined to find out whether keys repeat
+_VERSIONS_AT_MOST = 2  # how many versions stay open: the current version and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
 
 
@@ -186,7 +186,7 @@ class _OpenVersion:
 
 @dataclasses.dataclass(frozen=True)
 class LookupRows:
-    """The rows that a lookup has found. `keys`: for each row, the position of its key in the batch of keys, ascending. `columns`: of the rows."""
+    """The rows that a lookup has found. `keys`: for each row, the position of its key in the batch of keys, ascending. `columns`: the rows' columns."""
 
     keys: Numbers
     columns: list[pa.Array]

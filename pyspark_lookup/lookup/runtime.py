@@ -90,9 +90,9 @@ def _is_same(directory: Path, status: os.stat_result) -> bool:
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
-# As many engines stay open without users: each takes at least 25 kB, and keeps a file of counters open.
+# How many engines stay open without users. Each takes at least 25 kB, and keeps a file of counters open.
 _ENGINES_KEPT = 256
-_IDLE_PROBES = 16  # as many engines are looked at to find an idle one
+_IDLE_PROBES = 16  # how many engines are examined to find an idle one
 
 
 class Measurement:

@@ -505,12 +505,12 @@ class FullCacheOptions:
     blackout: Blackout | None = option(
         "lookup.full-cache.blackout", Kind("times of day", parse_blackout), None,
         doc="Times of day at which no scheduled reload starts, e.g. `22:00-06:00, 12:00-13:00`. A reload that becomes due at such a time "
-            "starts when it is over.",
+            "starts when the blackout is over.",
     )
     jitter_s: float = option(
         "lookup.full-cache.reload-jitter", DURATION, 0.0, default_text="0 s",
         doc="Each host makes its scheduled reloads later than they are due, always by the same delay, which is at most this. So "
-            "hosts that start at once, or reload at a time of day, do not all ask the store at once. See "
+            "hosts that start together, or reload at the same time of day, do not all ask the store at the same moment. See "
             "[scaling](scaling.md).",
     )
     build_wait_s: float = option(

@@ -137,7 +137,7 @@ class IndexedDeletes:
 
 @dataclasses.dataclass(frozen=True)
 class DeletedValues:
-    """All deleted values of one set of columns (`columns`), as several indexes. `parts`: in the order of their delete files."""
+    """All deleted values of one set of columns (`columns`). `parts`: the indexes that together have these values, in the order of the delete files."""
 
     columns: EqualityColumns
     parts: tuple[IndexedDeletes, ...]

@@ -89,7 +89,7 @@ def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, N
     return merged
 
 
-_DELETES_AT_MOST = 512  # as many decoded deletes stay in memory, those that were used last
+_DELETES_AT_MOST = 512  # how many decoded deletes stay in memory: those that were used last
 
 
 def drop_deleted(deleted: Numbers | None, first: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Numbers]:
@@ -337,7 +337,7 @@ Files = Callable[[bool], TableScan]
 
 
 def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
-    """The columns of the files, then the partition columns: the order in which a table shows them. `version_schema`: from `TableScan.schema`."""
+    """The columns of the files, then the partition columns: the order in which a table shows them. `version_schema`: what `TableScan.schema` returned."""
     data, partitions = version_schema
     return pa.schema([*data, *partitions])
 
@@ -627,7 +627,7 @@ class Scan(TableScan):
         return remaining
 
     def _footer_opener(self, table: Table, projection: Projection | None) -> OpenFiles | None:
-        """A function that opens files, which reads their footers; None for a format whose files have to be read as a whole."""
+        """A function that opens files by reading their footers; None for a format whose files have to be read as a whole."""
         return (lambda files: self._open(table, to_slices(files), projection)) if self.splittable(table) else None
 
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:

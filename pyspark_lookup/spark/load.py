@@ -102,8 +102,8 @@ def token_columns(prefix: str) -> tuple[str, str, str]:
 def resolve_versions(spark: SparkSession, name: str, tables: Mapping[str, tuple[str, Build | None]]) -> DataFrame:
     """A DataFrame of one row with the version tokens that the query or micro-batch reads: for each table its `token_columns`.
 
-    `name`: the name in plans. `tables`: by the prefix of a table's columns, (its options as JSON, the micro-batch in which its lookup was
-    built, if any).
+    `name`: the name in plans. `tables`: for each prefix of column names, (the options of a table as JSON, the micro-batch in which its lookup
+    was built, if any).
     """
     names = [column for prefix in tables for column in token_columns(prefix)]
     types = (LongType(), LongType(), BinaryType()) * len(tables)

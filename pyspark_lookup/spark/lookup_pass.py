@@ -43,7 +43,7 @@ VERSION_COLUMN = "_lookup_version"
 """The prefix of the names of columns with version tokens."""
 
 _versions_lock = ForkSafeLock()
-_RELATIONS_AT_MOST = 64  # as many relations of versions a session keeps
+_RELATIONS_AT_MOST = 64  # how many relations of versions a session keeps
 # The first line of the optimized plan, in the form of `explain(mode="cost")`.
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([0-9.E+]+) ([KMGTPE]?i?)B(?:, rowCount=([0-9.E+]+))?")
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")

@@ -95,13 +95,13 @@ def concat_stats(parts: Sequence[StatsColumns]) -> StatsColumns:
 
 
 def remove_unneeded(disk: Disk, table: str, needed: Sequence[str]) -> None:
-    """Remove the table's segments that are needed neither in this call nor were in the one before.
+    """Remove the table's segments that are no longer needed, except those that the last call named as needed.
 
-    Segments that were needed in the call before, but no longer, stay; they are the first to be evicted. `needed`: the beginnings of the names
-    of needed segments. Raises OSError.
+    A segment that was needed in the last call, but is not now, stays until the next call, and is among the first to be evicted. `needed`: the
+    beginnings of the names of needed segments. Raises OSError.
 
-    The race: another process may have read the record before the present one, and is now opening the segments that it names. So these
-    segments stay until the next call.
+    The race: another process may have read the table's last record, before the present one replaced it, and may now be opening the segments
+    that the last record names. So these segments stay until the next call.
     """
     unneeded = [name for name in disk.segments(table) if not (needed and name.startswith(tuple(needed)))]
     superseded = disk.superseded_segments(table)

@@ -102,7 +102,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The rows of a batch of keys. `keys`: for each row, the position of its key in the batch (int64, ascending). `columns`: of the rows."""
+    """The rows of a batch of keys. `keys`: for each row, the position of its key in the batch (int64, ascending). `columns`: the rows' columns."""
 
     keys: Numbers
     columns: list[pa.Array]
@@ -299,7 +299,8 @@ def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
 
 
 def _concat(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    """The arrays of several layers as one array of type `kind`. They are cast, because that of a text column may have Arrow's large type."""
+    """The arrays of several layers as one array of type `kind`. They are cast, because a text column may have Arrow's large type
+    in some layers only."""
     return pa.concat_arrays([cast_column(array, kind, "", "") for array in arrays])
 
 
@@ -376,7 +377,7 @@ def _plan(projection: Projection, name: str) -> pa.Field:
 def plan_columns(
     columns: Mapping[str, pa.Array], rows: int, names: Sequence[str], projection: Projection, url: str
 ) -> pa.RecordBatch:
-    """A batch with the columns `names` in their planned types. `columns`: from a snapshot, by name; a column that the snapshot lacks is null."""
+    """A batch with the columns `names` in their planned types. `columns`: the snapshot's columns, by name; a column that it lacks is null."""
     return conform_columns(columns, rows, pa.schema([_plan(projection, name) for name in names]), url)
 
 

@@ -103,7 +103,7 @@ class State:
         )
 
     def with_version(self, stored: StoredVersion, now_s: float) -> State:
-        """This state with `stored` as the latest version, instead of a stored version with the same digest, if there is one."""
+        """This state with `stored` as the latest version. If the state has a version with the same digest, `stored` replaces it."""
         older_versions = [
             version if version.superseded_at_s is not None else dataclasses.replace(version, superseded_at_s=now_s)
             for version in self.versions

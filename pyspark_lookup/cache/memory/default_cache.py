@@ -606,7 +606,7 @@ class AccessLog:
 
 _GARBAGE_ROWS = 64 * 1024
 _GARBAGE_BYTES = 1024 * 1024
-_PURGES = 8  # as often in each time to live, the entries that have expired since they were written are removed
+_PURGES = 8  # how often, during one time to live after a write, expired entries are removed
 _CLOCK = HostClock()
 
 
@@ -636,7 +636,8 @@ class DefaultLookupCacheBuilder:
         return self._set_bound("max_rows", rows)
 
     def max_bytes(self, size: int) -> DefaultLookupCacheBuilder:
-        """Cache entries of at most this many bytes in total (>= 0). The memory in use may be twice as large, because it is freed later."""
+        """Cache entries of at most this many bytes in total (>= 0). The memory in use may be twice as large, because
+        the memory of removed entries is freed later."""
         return self._set_bound("max_bytes", size)
 
     def cache_missing_key(self, wanted: bool) -> DefaultLookupCacheBuilder:

@@ -35,7 +35,7 @@ from pyspark_lookup.storage.disk import Disk
 
 _BYTES_AT_MOST = 1024 * 1024
 _EARLIER_BOOT_S = -1.0  # stands for any time before the machine last started: times on the steady clock are 0 or more
-_RACES = 1000  # as often a call tries to be recorded if other calls are faster
+_RACES = 1000  # how often a call tries to record itself, while other processes are faster
 _NO_ROW = ""
 _CALL, _AT = (
     "invalidated:call",

@@ -161,9 +161,8 @@ _TOUCH_EVERY_S = 1.0
 class PartialCache:
     """The partial cache of one table, for one choice of key columns and columns: in this process, and in files that the host's processes share.
 
-    `make_cache`: returns a cache for one version of the table, after the cache for the version before was closed. It may return the same
-    object again, because threads that still read the version before cannot reach the object any more. `shared`: None if the host shares
-    nothing.
+    `make_cache`: returns a cache for one version of the table. It is called after the last cache was closed, and may return the same object
+    again, because threads that still read the last version can no longer reach the object. `shared`: None if the host shares nothing.
     """
 
     key_names: Sequence[str]

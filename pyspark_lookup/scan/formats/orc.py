@@ -45,7 +45,8 @@ _WIDTHS = [*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64]
 
 
 def unsigned_numbers(data: bytes | memoryview, count: int, version: int) -> Numbers:
-    """The first `count` numbers of a stream. `version`: of the run length encoding, 1 or 2. Raises ValueError if there are fewer numbers."""
+    """The first `count` numbers of a stream. `version`: the version of the run length encoding, 1 or 2. Raises ValueError if there are
+    fewer numbers."""
     numbers = np.zeros(count, np.int64)
     at = place = 0
     decode = _run_of_version_1 if version == 1 else _run_of_version_2

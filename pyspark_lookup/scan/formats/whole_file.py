@@ -28,7 +28,7 @@ from pyspark_lookup.scan.formats.orc import OrcIndex
 from pyspark_lookup.scan.formats.text import CsvFile, JsonFile
 from pyspark_lookup.storage.stores import FileVersion, Range
 
-_COPIES = 3  # as many copies of a text are in memory while it is read
+_COPIES = 3  # how many copies of a text are in memory while it is read
 
 
 class WholeFileFormat:
