@@ -561,7 +561,9 @@ def test_a_key_that_takes_too_long(desk: Desk, cache: Options) -> None:
 
     function = made("async", answer, 2)
     table = desk.serve(function, {**cache, **ONCE, "lookup.async.timeout": "200 ms"})
-    with pytest.raises(LookupTimeoutError, match=r"= 0.2 s \(key id = 1\d and 1 more\)$") as caught:
+    with pytest.raises(
+        LookupTimeoutError, match=r"= 0.2 s \(key id = 1\d and 1 more\): raise the option if the system needs longer$"
+    ) as caught:
         pairs(table, *range(10, 16))
     assert caught.value.rows.num_rows == 4
     assert cancelled.wait(BOUND_S)
