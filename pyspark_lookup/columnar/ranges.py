@@ -375,16 +375,21 @@ class RangeIndex:
     def build(cls, ranges: Ranges, pick: Pick, groups: int = 1) -> RangeIndex:
         """The index of ranges whose groups have numbers below `groups`."""
         rows, group = _by_group(ranges)
-        cuts = _cuts(group, len(rows))
-        parts = [
-            _cut_segments(ranges, pick, rows[start:stop], group[start:stop])
-            for start, stop in itertools.pairwise(cuts.tolist())
-        ]
-        starts, winners, is_shared, segment_groups = map(np.concatenate, zip(*parts, strict=True))
         small = np.int32 if len(ranges.first) < 2**31 else np.int64
-        table, *buckets = _tables(starts, np.bincount(segment_groups, minlength=groups))
-        shared = is_shared if is_shared.any() else None
-        return cls(starts, np.append(winners, NONE).astype(small), table, shared, *buckets)
+        counts = np.zeros(groups, np.int64)
+        parts: list[tuple[Numbers, Numbers, Numbers]] = []
+        for start, stop in itertools.pairwise(_cuts(group, len(rows)).tolist()):
+            starts, winners, is_shared, segment_groups = _cut_segments(
+                ranges, pick, rows[start:stop], group[start:stop]
+            )
+            parts.append((starts, winners.astype(small), is_shared))
+            if len(segment_groups):
+                first = segment_groups[0]
+                counts[first : segment_groups[-1] + 1] = np.bincount(segment_groups - first)
+        starts, winners, is_shared = map(np.concatenate, zip(*parts, strict=True))
+        parts.clear()
+        table, *buckets = _tables(starts, counts)
+        return cls(starts, np.append(winners, small(NONE)), table, is_shared if is_shared.any() else None, *buckets)
 
     @property
     def arrays(self) -> dict[str, Numbers]:
@@ -466,26 +471,30 @@ def _cut_segments(
 
 def _tables(starts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None, Numbers | None]:
     """`table`, `buckets`, `lows` and `shifts` of a `RangeIndex`. `counts`: the number of each group's segments."""
-    ends = np.cumsum(counts)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
     kind = np.int32 if len(starts) < 2**31 else np.int64
-    many = np.flatnonzero(counts > _FEW)
-    if not len(many):
-        return np.concatenate([[0], ends]).astype(kind), None, None, None
+    is_large = counts > _FEW
+    large = np.flatnonzero(is_large)
+    if not len(large):
+        return offsets.astype(kind), None, None, None
     # A range without a lowest value would stretch the table over all of int64.
-    begins = (ends - counts)[many]
+    begins = offsets[large]
     low = starts[begins + (starts[begins] == LEAST)]
-    spread = (starts[ends[many] - 1] - low).view(np.uint64)
+    spread = (starts[offsets[large + 1] - 1] - low).view(np.uint64)
     lows, shifts, sizes = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.uint8), np.ones_like(counts)
-    lows[many] = low
-    shifts[many] = np.maximum(_bit_lengths(spread) - _bit_lengths(counts[many]), 0)
-    sizes[many] = (spread >> shifts[many].astype(np.uint64)).astype(np.int64) + 1
+    lows[large] = low
+    shifts[large] = np.maximum(_bit_lengths(spread) - _bit_lengths(counts[large]), 0)
+    sizes[large] = (spread >> shifts[large].astype(np.uint64)).astype(np.int64) + 1
     buckets = np.concatenate([[0], np.cumsum(sizes)])
-    places = np.repeat(buckets[:-1], counts)
-    is_many = np.repeat(counts > _FEW, counts)
-    own, many_starts = np.repeat(np.arange(len(many)), counts[many]), starts[is_many]
-    above = (np.maximum(many_starts, low[own]) - low[own]).view(np.uint64) >> shifts[many][own].astype(np.uint64)
-    places[is_many] += above.astype(np.int64)
-    table = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=int(buckets[-1])))]).astype(kind)
+    table = np.zeros(int(buckets[-1]) + 1, kind)
+    cuts = np.unique(np.searchsorted(offsets, np.arange(0, len(starts), _ROWS_AT_ONCE)))
+    for first, last in itertools.pairwise([*cuts.tolist(), len(counts)]):
+        own = np.repeat(np.arange(first, last), counts[first:last])
+        inside = np.maximum(starts[offsets[first] : offsets[last]], lows[own]) - lows[own]
+        above = np.where(is_large[own], inside.view(np.uint64) >> shifts[own].astype(np.uint64), np.uint64(0))
+        places = buckets[own] - buckets[first] + above.view(np.int64)
+        table[buckets[first] + 1 : buckets[last] + 1] = np.bincount(places, minlength=buckets[last] - buckets[first])
+    np.cumsum(table, out=table)
     return table, buckets.astype(np.int32 if buckets[-1] < 2**31 else np.int64), lows, shifts
 
 

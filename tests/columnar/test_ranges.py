@@ -6,12 +6,14 @@ import dataclasses
 import decimal
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pyspark_lookup.columnar import ranges as ranges_module
 from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, Stabbing
 
 _TEXT = st.text("a\0b", max_size=2) | st.sampled_from(["aaaaaaaa", "aaaaaaaa\0", "aaaaaaaab", "a" * 16, "a" * 17, "é"])
@@ -77,15 +79,18 @@ def _numbers(groups: int | None, numbers: list[int]) -> np.ndarray[Any, Any] | N
 _ZEROS = [("a", None, 0), ("a\0", "a\0", 0), ("a" * 8, "a" * 8 + "\0", 0)]
 
 
-@given(cases(), st.sampled_from(Pick))
+@given(cases(), st.sampled_from(Pick), st.sampled_from([1, 3, 2**18]))
 @example(
     Case(pa.string(), _ZEROS, [(text, 0) for row in _ZEROS for text in (row[0], row[0] + "\0")], (True, True), None),
     Pick.NEWEST,
+    2**18,
 )
-def test_ranges_are_found(case: Case, pick: Pick) -> None:
+def test_ranges_are_found(case: Case, pick: Pick, at_once: int) -> None:
+    """Whichever row wins, however many rows are sorted at once."""
     lows, highs = (case.column([row[side] for row in case.rows]) for side in (0, 1))
     ranges = Ranges.from_bounds(lows, highs, case.closed, _numbers(case.groups, [row[2] for row in case.rows]))
-    index = RangeIndex.build(ranges, pick, case.groups or 1)
+    with mock.patch.object(ranges_module, "_ROWS_AT_ONCE", at_once):
+        index = RangeIndex.build(ranges, pick, case.groups or 1)
     positions = ranges.positions(case.column([value for value, _ in case.values]))
     groups = _numbers(case.groups, [group for _, group in case.values])
     winners, segments = index.find(positions, groups).tolist(), index.find_segments(positions, groups)

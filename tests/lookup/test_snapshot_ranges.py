@@ -185,6 +185,29 @@ def test_histories(tmp_path: Path, kind: str, keyed: bool) -> None:
     assert max(layers) >= 3
 
 
+@pytest.mark.parametrize("keyed", [True, False], ids=["keys", "no keys"])
+def test_rows_that_match_nothing(tmp_path: Path, keyed: bool) -> None:
+    """Of a table without rows, with null keys only, or with ranges that hold no value; they are counted."""
+    path, options = tmp_path / "t.parquet", {**(KEYED if keyed else FULL), "lookup.range": "low..high"}
+    tables: list[tuple[list[tuple[int | None, int, int]], int]] = [
+        ([], 0),
+        ([(None, 3, 1)] * 3, 3),
+        ([(1, 3, 1)] * 3, 3),
+    ]
+    for overlap in ("ALL", "ERROR", "NARROWEST"):
+        for number, (rows, empty) in enumerate(tables):
+            columns = [pa.array([row[n] for row in rows], pa.int64()) for n in range(3)]
+            pq.write_table(pa.table(columns, ["id", "low", "high"]), path)
+            wait_until_settled(path)
+            cache = {"lookup.cache.dir": str(tmp_path / f"{overlap}{number}"), "lookup.overlap": overlap}
+            for _ in range(2):
+                with LookupTable(str(path), {**options, **cache}) as table:
+                    keys = {"keys": [1, 2, 1, None]} if keyed else {}
+                    assert table.get_many(**keys, between=[2, 2, None, 1]).num_rows == 0
+                    counted = table.metrics()["rangeEmptyCount"]
+            assert counted == (0 if keyed and rows and rows[0][0] is None else 2 * empty)
+
+
 # --- processes of one host ------------------------------------------------------------------------
 
 

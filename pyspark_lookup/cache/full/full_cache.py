@@ -297,6 +297,7 @@ def last_reload(state: State) -> LastReload | None:
 
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
+_DERIVED_WAIT_S = 60.0  # at least: to compute arrays in each process takes longer than to wait for one
 _SILENT_S = 600.0  # a load that has made no progress for so long counts as stuck
 
 
@@ -348,7 +349,8 @@ class FullCache:
     @property
     def derived(self) -> DerivedArrays:
         """The arrays that are stored beside the snapshots."""
-        return DerivedArrays(self.key, self.disk, self.context, self.options.full_cache.build_wait_s)
+        wait_s = max(self.options.full_cache.build_wait_s, _DERIVED_WAIT_S)
+        return DerivedArrays(self.key, self.disk, self.context, wait_s)
 
     def build(self, version: TableVersion, wait_s: float, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, which is built if there is none; None if the build takes longer than `wait_s` or fails.
