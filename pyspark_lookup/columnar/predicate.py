@@ -419,7 +419,8 @@ def _equals(bounds: ColumnStats, value: Any) -> bool:
 
 
 def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
-    """Whether a value in [low, high] (or NaN, for doubles) can satisfy `op value`."""
+    """Whether the comparison `column op value` may be true for a row, by the column's bounds. A column of doubles may also have NaN, which is outside
+    the bounds."""
     low, high = bounds.low, bounds.high
     if low is None or high is None or op == "<>":
         return True
@@ -534,7 +535,8 @@ class StatsColumns:
         return ~as_bools(bounded)
 
     def may_satisfy(self, op: str, value: Any) -> Numbers:
-        """For each file, whether a value within its bounds and in its bucket (or NaN, for doubles) can satisfy `op value`."""
+        """For each file, whether the comparison `column op value` may be true for one of its rows, by its bounds and bucket. A column of doubles may
+        also have NaN, which is outside the bounds."""
         mask = self._may_satisfy(op, value)
         kind = _BUCKETED.get(type(value)) if op == "=" else None
         if kind is None or not self._files_by_bucket_count:
@@ -574,7 +576,7 @@ class StatsColumns:
             return everywhere  # the column's type has no such value
 
     def may_have_any(self, values: pa.Array) -> Numbers:
-        """For each file, whether a value within its bounds and in its bucket can be one of `values`, which are distinct and not null."""
+        """For each file, whether one of its rows may have one of `values`, by its bounds and bucket. `values` are distinct and not null."""
         if pa.types.is_floating(self.low.type) or pa.types.is_floating(values.type) or not len(self.low):
             return np.ones(len(self.low), np.bool_)
         try:

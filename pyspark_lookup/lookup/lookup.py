@@ -739,7 +739,7 @@ def plan_keyed(resolved_table: ResolvedTable, options: LookupOptions, clock: Hos
 
 @dataclasses.dataclass
 class MatchedRead:
-    """How rows of a resolved table that match values are read. `names`: the columns with equality keys, if there are any. `columns`: those of the
+    """How rows of a resolved table that match values are read. `names`: the columns with equality keys, if there are any. `columns`: the columns of the
     answer. `all_rows`: without keys, the rows of the last version that was read."""
 
     names: tuple[str, ...]

@@ -221,8 +221,8 @@ def _add_call(call_log: _CallLog, at_s: float, keys: pa.Table) -> _CallLog:
 
 
 def _times(call_log: _CallLog) -> Iterator[float]:
-    """The times of two calls: of the latest that the log has forgotten, and of the latest that it has not forgotten. None is yielded for a call that
-    does not exist."""
+    """The time of the latest call that the log has forgotten, if it has forgotten any; then the time of the latest call that it still has, if it has
+    any."""
     if call_log.until_s is not None:
         yield call_log.until_s
     if call_log.recent is not None and call_log.recent.num_rows:

@@ -260,7 +260,8 @@ class PartialCache:
         query.failures = {int(missing_keys[place]): query.failures[int(places[place])] for place in failed}
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query) -> Numbers:
-        """Those of the positions `numbers` whose keys the host lacks. Adds the rows of the other keys at `numbers` to the query."""
+        """Look for the keys at the positions `numbers` in the shared cache (without one, again in this process's cache), and add the rows found to the
+        query. Returns the positions of the keys that were not found."""
         if not len(numbers):
             return numbers
         key_arrays = _take(keys, numbers)
