@@ -325,7 +325,8 @@ def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
 
 
 def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
-    """The type to which both types widen: one of the two, or for types that are nested alike, one for each pair of parts; None if there is none."""
+    """The type to which both types widen; None if there is none. It is one of the two or, if they are nested alike, a type nested like them, whose
+    parts are united in the same way."""
     if widens(kind, other_kind):
         return other_kind
     if widens(other_kind, kind):

@@ -489,7 +489,8 @@ class LookupTable:
     def _ask(
         self, valid_write_ids: ValidWriteIdList | str | None, answer: Callable[[OpenTable, Snapshot | None], T]
     ) -> T:
-        """What `answer` returns. Its arguments are the table in its current version, and the snapshot from which it can be read at once, or None."""
+        """What `answer` returns, called with the table in its current version, and with the snapshot from which this version can be read at once (or
+        None)."""
         self._check_open()
         if self._idle_options:
             refuse_in_reads(self._idle_options)

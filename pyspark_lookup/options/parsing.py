@@ -37,7 +37,7 @@ _BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds (>= 0) of `10 s`, `500 ms`, `5 min`, `1 h`, `7 d` or ISO-8601 `PT10S`."""
+    """The seconds (0 or more) that a text such as `10 s`, `500 ms`, `5 min`, `1 h`, `7 d` or `PT10S` (ISO 8601) states."""
     plain = _DURATION.fullmatch(text.strip().lower())
     iso = _ISO_DURATION.fullmatch(text.strip())
     seconds = float("nan")
@@ -51,7 +51,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes (>= 0) of `4 MiB`, `128m`, `1g` or a plain number; units are powers of 1024."""
+    """The bytes (0 or more) that a text such as `4 MiB`, `128m`, `1g` or a plain number states. Units are powers of 1024."""
     match = _BYTES.fullmatch(text.strip().lower())
     if match is None:
         raise ValueError("a size such as '4 MiB', '128m' or '1073741824'")

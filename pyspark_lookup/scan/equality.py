@@ -58,9 +58,9 @@ The rows are those for which the predicate may be true, also the ones that are d
 
 
 def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Columns without nulls and floats, by which rows compare as by `columns`: two rows are equal in them if they are equal in `columns`.
+    """Columns that have neither nulls nor floats, and in which two rows are equal exactly if they are equal in `columns`.
 
-    A struct must have one field, which replaces it.
+    A column of structs must have a single field. The result has this field in place of the column.
     """
     values: list[pa.Array] = []
     for column in columns:

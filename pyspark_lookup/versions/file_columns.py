@@ -222,9 +222,9 @@ class ColumnFiles(Sequence[FileVersion]):
         return new.take(np.flatnonzero(~as_bools(is_known)))
 
     def _lacking(self, other: ColumnFiles, is_same: Numbers) -> ColumnFiles:
-        """The files that `other`, which has the same columns, does not have, or has with other rows.
+        """The files of this object that `other` lacks, or has with other rows. Both objects have the same `columns`.
 
-        Includes a file that one of the two has in its columns, and the other has among `others`.
+        A file that only one of the two has in `columns`, while the other has it among `others`, counts as lacking.
         """
         is_known = np.zeros(len(self.columns.sizes), np.bool_)
         is_known[other.rows] = True

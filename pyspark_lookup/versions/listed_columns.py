@@ -270,7 +270,8 @@ def to_column_files(
 ) -> ColumnFiles | tuple[FileVersion, ...]:
     """The files of a version that consists of the files in a listing. `earlier`: the columns of an earlier version of the directory, if any.
 
-    A file whose identity does not yet show each change is an object. If there are many of these, all files are objects.
+    A file whose identity does not yet show each change becomes a `FileVersion` object instead of a row of the columns. If there are many such
+    files, all files become objects.
     """
     is_in_columns = listed.cacheable
     if earlier is not None:

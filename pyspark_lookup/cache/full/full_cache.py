@@ -278,7 +278,8 @@ class OverdueReloads:
         return False
 
     def _left_s(self, state: State, since_s: float) -> float:
-        """How many seconds are left to wait for a load. This process has waited since `since_s`; another may have begun the load before."""
+        """How many seconds are left to wait for a load. The wait counts from `since_s`, or from the start of the load if another process has begun it
+        earlier."""
         clock = self.context.clock
         waited_s = clock.steady_s() - since_s
         if state.loading_since_s is not None and self.stored.is_locked():

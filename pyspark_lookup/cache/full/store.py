@@ -148,7 +148,7 @@ def _segment_names(version: StoredVersion) -> set[str]:
 
 
 def _names_of(versions: Sequence[StoredVersion], names: Sequence[str]) -> set[str]:
-    """The segments that some versions need, and those of `names` that were computed from their layers."""
+    """The names of the segments that `versions` need, and those of the `names` that belong to segments computed from the layers of `versions`."""
     layers = {name for version in versions for name in (version.layers[0].name, name_layers(version.layers))}
     derived = {name for name in names if layers_of(name) in layers}
     return derived.union(*map(_segment_names, versions))

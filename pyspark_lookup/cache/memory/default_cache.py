@@ -265,7 +265,7 @@ class Slots:
     def place(self, hashes: Numbers, entries: Numbers, equal_keys: EqualKeys | None = None) -> Numbers:
         """Put `entries` (ascending) into slots; none of their keys may have a slot yet. Returns the entries that were left out.
 
-        Of several entries with the same key, by `equal_keys` (None: no two have the same), only the last one gets a slot.
+        `equal_keys`: tells which entries have the same key; of these, only the last one gets a slot. None: all keys are different.
         """
         if len(entries):
             self._places.append(np.full(max(int(entries[-1]) + 1 - len(self._places), 0), -1, np.int64))
@@ -882,7 +882,8 @@ class DefaultLookupCache(LookupCache):
         return entries, entries.row_fields if entries.row_fields or entries.has_rows else fields
 
     def _purge(self, entries: Entries, now_s: float, at_once: bool = False) -> None:
-        """Remove expired entries: those that expired after their last access at each call, those after their write only if it is time, or `at_once`."""
+        """Remove expired entries. Entries that expired after their last access are removed at each call. Entries that expired after they were put are
+        removed only from time to time, or if `at_once`."""
         if self._access_s is not None:
             expired = self._log.pop_earlier(self._log.find_first_later(now_s - self._access_s), entries.latest_accesses)
             entries.remove(expired)

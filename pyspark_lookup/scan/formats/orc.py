@@ -74,7 +74,7 @@ def _run_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def _to_signed(value: int) -> int:
-    """The signed number with the same 64 bits. Arrow's writer stores negative fractions for times before 1970."""
+    """The signed number with the same 64 bits. Needed because Arrow's writer stores negative fractions for times before 1970."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
