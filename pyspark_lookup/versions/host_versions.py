@@ -244,7 +244,7 @@ class HostVersions:
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
         """Whether the log lacks this host's newest commit, because the table was dropped, or restored from a copy.
 
-        `started_s`: when the resolution of the current version began. If that was before the commit, it cannot tell: the result is False.
+        `started_s`: when the resolution of the current version began. If it began before the commit, it may have missed the commit: then False.
         """
         if floor["boot"] == self._context.clock.boot and started_s <= floor["raised_s"]:
             return False
