@@ -263,7 +263,7 @@ def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_metadata("file:///t/metadata/v1.gz.metadata.json", gzip.compress(b" " * 2**24), "file:///t")
 
 
-@pytest.mark.parametrize("value", ["x", '""', "1", "x\n", " \n", "\\", ",", "'"], ids=ascii)
+@pytest.mark.parametrize("value", by_day(['""', "x", "x\n", "1", "\\", " \n", ",", "'"], 2), ids=ascii)
 def test_a_long_line(table: Path, value: str) -> None:
     """16 MiB in one value take no longer than in many."""
     text = value * (2**24 // len(value))

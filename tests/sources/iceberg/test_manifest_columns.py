@@ -23,8 +23,8 @@ from pyspark_lookup.sources.iceberg.source import IcebergSource
 from tests.support.fuzzing import damaged, fuzzed, seeds
 from tests.support.iceberg_manifests import ADDED, DELETED, EXISTING, write_manifest
 from tests.support.iceberg_manifests import Entry as Written
-from tests.support.iceberg_tables import opened
 from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import opened
 from tests.support.orc_files import varint
 
 KINDS = {"i": "int", "d": "date", "f": "double", "s": "string", "b": "boolean", "n": "decimal(12,2)", "u": "uuid", "t": "timestamp", "x": "fixed[3]"}  # fmt: skip
