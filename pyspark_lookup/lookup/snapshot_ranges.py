@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.cache.full.derived import Derived, DerivedArrays, name_derived
-from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, plan_columns
+from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, plan_columns
 from pyspark_lookup.cache.segments import concat
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_bools, as_indices
 from pyspark_lookup.columnar.predicate import evaluate, referenced_columns
@@ -49,6 +49,7 @@ class _Part:
     bad: Numbers
     empty: Numbers
     changed: Numbers | None = None
+    marks: Marks | None = None
     later: tuple[Numbers, ...] = ()
 
     def to_derived(self) -> Derived:
@@ -59,8 +60,8 @@ class _Part:
             named["tree"] = self.tree.arrays
         if self.rows is not None:
             named[""]["rows"] = self.rows
-        if self.changed is not None:
-            named[""] |= {"changed": self.changed}
+        if self.changed is not None and self.marks is not None:
+            named[""] |= {"changed": self.changed, "marks": self.marks.bits}
             named["later"] = {f"{number}": groups for number, groups in enumerate(self.later)}
         arrays = {f"{group}.{name}": array for group, arrays in named.items() for name, array in arrays.items()}
         return Derived({"is_ipv4": self.values.is_ipv4, "later": len(self.later)}, arrays)
@@ -89,6 +90,7 @@ class _Part:
             others["bad"],
             others["empty"],
             others.get("changed"),
+            Marks(others["marks"]) if "marks" in others else None,
             tuple(later[f"{number}"] for number in range(as_count(derived.meta["later"]))),
         )
 
@@ -223,8 +225,12 @@ class SnapshotRanges:
     def _changed_groups(self, changes: _Part, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers) -> Numbers:
         """For each key its group in the second index; -1 if it has none there. `numbers`: the number of each key in the base; -1: not in it."""
         assert changes.changed is not None
-        groups = _find_sorted(changes.changed, numbers)
-        missing = np.flatnonzero(numbers < 0)
+        assert changes.marks is not None
+        groups = np.full(len(numbers), -1)
+        is_in_base = numbers >= 0
+        changed = np.flatnonzero(is_in_base & changes.marks.contains(np.maximum(numbers, 0)))
+        groups[changed] = np.searchsorted(changes.changed, numbers[changed])
+        missing = np.flatnonzero(~is_in_base)
         for layer, later in zip(self.snapshot.layers[1:], changes.later, strict=True):
             if not len(missing):
                 break
@@ -297,7 +303,10 @@ class SnapshotRanges:
         order = np.lexsort((np.concatenate(positions), groups))
         part = self._index(numbers[order], groups[order], count)
         small = np.int32 if count < 2**31 else np.int64
-        return dataclasses.replace(part, changed=changed, later=tuple(groups.astype(small) for groups in later))
+        marks = Marks.from_rows(changed, max(base.segment.key_count, 1))
+        return dataclasses.replace(
+            part, changed=changed, marks=marks, later=tuple(groups.astype(small) for groups in later)
+        )
 
     def _keys_of(self, layer: Layer) -> tuple[Keys, Numbers]:
         """(the keys of a layer in the order of their numbers, the hashes of these keys)."""

@@ -138,15 +138,12 @@ class Snapshot:
         """The named columns of the rows with these numbers, in their order."""
         if len(self.layers) == 1:
             return self.layers[0].segment.take(names, rows)
-        of_layer = np.searchsorted(self.first_numbers, rows, "right") - 1
-        order = np.argsort(of_layer, kind="stable")
-        cuts = np.searchsorted(of_layer[order], np.arange(len(self.layers) + 1))
-        parts = [
-            layer.segment.take(names, rows[order[start:stop]] - first)
-            for layer, start, stop, first in zip(self.layers, cuts[:-1], cuts[1:], self.first_numbers[:-1], strict=True)
-        ]
-        places = np.empty(len(rows), np.int64)
-        places[order] = np.arange(len(rows))
+        parts, places, count = [], np.empty(len(rows), np.int64), 0
+        for layer, first, end in zip(self.layers, self.first_numbers[:-1], self.first_numbers[1:], strict=True):
+            own = np.flatnonzero((first <= rows) & (rows < end))
+            places[own] = np.arange(count, count + len(own))
+            count += len(own)
+            parts.append(layer.segment.take(names, rows[own] - first))
         return self._join(names, parts, as_indices(places))
 
     def _join(self, names: Sequence[str], parts: Sequence[list[pa.Array]], indices: pa.Array) -> list[pa.Array]:
