@@ -90,7 +90,7 @@ class _Part:
             others["bad"],
             others["empty"],
             others.get("changed"),
-            Marks(others["marks"]) if "marks" in others else None,
+            Marks(others["marks"]) if "changed" in others else None,
             tuple(later[f"{number}"] for number in range(as_count(derived.meta["later"]))),
         )
 
