@@ -142,17 +142,19 @@ class BlockCache:
         to_fetch: list[_Block] = []
         elsewhere: list[tuple[Disk, int, Range]] = []
         with contextlib.ExitStack() as locks:
-            claimed: dict[Path, bool] = {}
+            names = [
+                locations[index].key(block).name
+                for index, block in missing
+                if self._target_disk(locations[index]) is not None
+            ]
+            claimed = self._claim_free(names, locks)
             for index, block in missing:
                 disk = self._target_disk(locations[index])
                 if disk is None:
                     to_fetch.append((index, block))
                     continue
                 key = locations[index].key(block)
-                path = disk.lock_path("block", key.name)
-                if path not in claimed:
-                    claimed[path] = self._claim(disk, key.name, 0, locks)
-                if not claimed[path]:
+                if not claimed.get(disk.lock_path("block", key.name), True):
                     elsewhere.append((disk, index, block))
                 # The race: the lock's last holder may just have published the block, so it is looked up again under the lock.
                 elif not self._find(disk, key, block_data, index):
@@ -178,6 +180,24 @@ class BlockCache:
             self._context.metrics.inc("blockHitCount")
         return data is not None
 
+    def _claim_free(self, names: Sequence[str], locks: contextlib.ExitStack) -> dict[Path, bool]:
+        """For the locks of some blocks, by their paths: whether this process has acquired the lock, which `locks` releases.
+
+        If the cache directory fails, there are none: then this process should load the blocks without locks.
+        """
+        disk = self._context.disk
+        if disk is None or not names:
+            return {}
+        try:
+            acquired = disk.acquire_free("block", names)
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+            return {}
+        for lock in acquired.values():
+            if lock is not None:
+                locks.callback(lock.release)
+        return {path: lock is not None for path, lock in acquired.items()}
+
     def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
         """Acquire a block's lock, which `locks` later releases. Returns whether this process should fetch the block.
 
@@ -201,18 +221,19 @@ class BlockCache:
         requests = [(locations[index].file, [span for span, _ in spans]) for index, spans in merged.items()]
         self._context.metrics.inc("blockMissCount", len(blocks))
         answers = self._ufs.read_many(requests)
+        to_keep: dict[BlockKey, Data] = {}
         for (index, spans), parts in zip(merged.items(), answers, strict=True):
             location = locations[index]
-            cached_blocks: dict[BlockKey, Data] = {}
+            is_kept = self._target_disk(location) is not None
             for ((start, _), members), data in zip(spans, parts, strict=True):
                 view = memoryview(data)
                 for offset, length in members:
                     part = view[offset - start : offset - start + length]
                     block_data[index, (offset, length)] = part
-                    cached_blocks[location.key((offset, length))] = part
-            disk = self._target_disk(location)
-            if disk is not None:
-                disk.put_blocks(cached_blocks)
+                    if is_kept:
+                        to_keep[location.key((offset, length))] = part
+        if self._context.disk is not None and to_keep:
+            self._context.disk.put_blocks(to_keep)
 
     def _target_disk(self, location: BlocksAndLocations) -> Disk | None:
         """The disk on which the blocks of a file are kept; None if they are not kept."""

@@ -36,8 +36,9 @@ class Fault:
 # fmt: off
 FAULTS = [
     # --- locks and claims
-    Fault("a-block-lock-is-ignored", "storage/block_cache.py::BlockCache._claim",
-        replace("if $lock is None: return False", "if $lock is None: return True"),
+    Fault("a-block-lock-is-ignored", "storage/block_cache.py::BlockCache._claim_free",
+        replace("{$path: $lock is not None for $path, $lock in $acquired.items()}",
+            "{$path: True for $path, $lock in $acquired.items()}"),
         ("tests/storage/test_block_cache.py::test_one_loader_at_a_time",)),
     Fault("a-claim-has-no-lock", "storage/disk/blocks.py::Claims._create_claim",
         remove("fcntl.flock($claim, fcntl.LOCK_EX)"),
@@ -86,10 +87,10 @@ FAULTS = [
     Fault("a-row-of-records-goes-back", "storage/disk/records.py::Records.succeed_record",
         remove("if max($numbers, default=0) != $number + 1: return False"),
         ("tests/storage/test_disk.py::test_a_row_of_records_never_goes_back",)),
-    Fault("a-file-is-written-in-place", "storage/disk/directory.py::Directory._publish.publish",
+    Fault("a-file-is-written-in-place", "storage/disk/blocks.py::Disk._put_block",
         replace(
-            "with self._temporary_file($data) as $source, self._open_parent($path, makes=True) as $target: $rename",
-            "with self._use($path, os.O_RDWR | os.O_CREAT) as fd, open(fd, 'wb', closefd=False) as file: file.write($data)"),
+            "with use_temporary($temporary, $new, $content): os.replace($new, $name, src_dir_fd=$temporary, dst_dir_fd=$directory)",
+            "with open(os.open($name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=$directory), 'wb') as file: file.write($content)"),
         ("tests/storage/test_disk.py::test_a_full_disk",)),
     Fault("the-budget-is-exceeded", "storage/disk/space.py::Space._limit",
         replace("$limit if $limit is not None else $default", "2 * $limit if $limit is not None else $default"),

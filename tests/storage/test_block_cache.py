@@ -1,6 +1,7 @@
 """`BlockCache`: the bytes of exactly the version asked for, from this host if it can, from the store if not."""
 
 import dataclasses
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from pyspark_lookup.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
 from tests.support.block_source import Range, Source
-from tests.support.disks import holding
+from tests.support.disks import data_of, holding
 from tests.support.fakes import Host
 
 MIB = 2**20
@@ -154,6 +155,28 @@ def test_one_loader_at_a_time(source: Source, error: Exception | None) -> None:
     assert counts(third, "blockWaitCount") == (0,)
 
 
+def test_files_that_are_opened(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For many small files that are kept: some for each, and a few for all of them together; one for each that is cached."""
+    host, opened = source.host, list[Any]()
+    paths = [source.path.with_name(f"small{number}") for number in range(50)]
+    for number, path in enumerate(paths):
+        path.write_bytes(data_of(number, 100))
+    versions = [host.ufs.get_meta(str(path)) for path in paths]
+    open_file = os.open
+
+    def noted(path: Any, *args: Any, **options: Any) -> int:
+        opened.append(path)
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", noted)
+    for at_most in (12 * len(paths) + 50, len(paths)):
+        opened.clear()
+        locations = [host.blocks.get_blocks_and_locations(version.url, version) for version in versions]
+        answers = host.blocks.read([(location, [(0, 100)]) for location in locations])
+        assert [bytes(data) for (data,) in answers] == [data_of(number, 100) for number in range(len(paths))]
+        assert len(opened) <= at_most
+
+
 def test_a_lock_held_for_long_holds_up_one_wait(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a stuck process holds the locks of many blocks, all are read from the store within one wait, and kept."""
     source.write(1, MIB)
@@ -169,7 +192,7 @@ def test_a_lock_held_for_long_holds_up_one_wait(source: Source, monkeypatch: pyt
     monkeypatch.setattr(host.disk, "acquire", noted)
     with holding(*(host.disk.lock_path("block", location.key(block).name) for block in blocks)):
         assert source.read(free, *blocks, host=host, version=version) == source.right(free, *blocks)
-        assert waits == [0] * 11 + [0.1] + [0] * 9
+        assert waits == [0.1] + [0] * 9
         assert source.gets(host) == [*blocks, free]
         assert counts(host, "blockWaitCount", "blockMissCount") == (10, 11)
         host.store.calls.clear()

@@ -29,6 +29,8 @@ from pyspark_lookup.storage.disk.directory import (
     MARKER,
     NEW_FILE,
     Directory,
+    PlaceTakenError,
+    descend,
     find_older,
     is_own_file,
     is_unlocked,
@@ -38,6 +40,7 @@ from pyspark_lookup.storage.disk.directory import (
     read_content,
     unwrap,
     use_file,
+    use_temporary,
     wrap,
 )
 from pyspark_lookup.storage.disk.records import SERIES, Counters, is_known_kind
@@ -290,26 +293,54 @@ class Disk(Segments, Claims, Counters):
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return
-        unused = size  # bytes that are taken from the budget, but by which the files on disk have not grown
+        waiting, grown, made = dict(blocks), 0, list[str]()
+
+        def put() -> None:
+            nonlocal grown
+            with (
+                self._open_parent(self._temporary(), makes=True) as (temporary, _),
+                self._open_parent(self._root / "blocks" / "-", makes=True) as (above, _),
+            ):
+                while waiting:
+                    key, data = next(iter(waiting.items()))
+                    grown += self._retry(lambda: self._put_block(temporary, above, key, data, made))  # noqa: B023
+                    del waiting[key]
+
         try:
-            for key, data in blocks.items():
-                path = self._root / "blocks" / key.name
-                unused -= self._make_directories(path)
-                replaced = path.exists()
-                self._publish(path, wrap(data, key.name))
-                unused -= 0 if replaced else on_disk(len(data) + HEADER_BYTES)
+            self._retry(put)
         except OSError:
             # The disk is full, or the directory has vanished: the caller has the bytes in memory anyway.
             self._metrics.inc("cacheFailureCount")
-        with contextlib.suppress(OSError):
-            self.take("blocks", -unused)
+        with contextlib.suppress(OSError):  # give back what is not used
+            self.take("blocks", grown + PAGE * len(made) - size)
 
-    def _make_directories(self, path: Path) -> int:
-        """Make the missing directories for a block's file. Returns the bytes that the new directories take."""
-        if path.parent.is_dir():
-            return 0
-        above = (path.parent.parent, path.parent)
-        return PAGE * self._retry(lambda: sum(map(self._make_directory, above)))
+    def _put_block(self, temporary: int, above: int, key: BlockKey, data: bytes | memoryview, made: list[str]) -> int:
+        """Publish a block. Returns the bytes of its file, 0 if it replaces another.
+
+        `temporary` and `above`: the open directories of temporary files and of blocks. `made`: the names of new directories are added to it.
+        """
+        shard, path_key, version_key, name = key.name.split("/")
+        root = str(self._root / "blocks")
+        try:
+            inner = descend(os.dup(above), [shard], root, 0o700, durable=False)
+            directory = descend(inner, [path_key, version_key], f"{root}/{shard}", 0o700, durable=False, made=made)
+        except PlaceTakenError:
+            if not self._creates:
+                raise
+            self._clear_way(self._root / "blocks" / key.name)
+            raise FileNotFoundError from None  # then it is tried again
+        try:
+            try:
+                os.stat(name, dir_fd=directory, follow_symlinks=False)
+                grown = 0
+            except FileNotFoundError:
+                grown = on_disk(len(data) + HEADER_BYTES)
+            new = os.urandom(16).hex()
+            with use_temporary(temporary, new, wrap(data, key.name)):
+                os.replace(new, name, src_dir_fd=temporary, dst_dir_fd=directory)
+            return grown
+        finally:
+            os.close(directory)
 
     def _remove_empty(self, *paths: Path) -> int:
         """Remove the empty directories among `paths`. Returns the bytes that this frees."""

@@ -46,15 +46,18 @@ def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | N
         os.close(fd)
 
 
-def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable: bool) -> int:
+def descend(
+    fd: int, names: Sequence[str], root: str, mode: int | None, durable: bool, made: list[str] | None = None
+) -> int:
     """A descriptor of the directory `names` below the open directory `fd`, which is closed. `root`: the path of `fd`, for errors.
 
     `mode`: the mode of missing directories, which are then made; None: a missing directory raises FileNotFoundError. `durable`: whether new
-    directories must survive a crash. Raises PlaceTakenError for a link or a file where a directory should be.
+    directories must survive a crash. `made`: the names of new directories are added to it. Raises PlaceTakenError for a link or a file where
+    a directory should be.
     """
     for depth, name in enumerate(names):
         try:
-            below = _enter(fd, name, mode, durable)
+            below = _enter(fd, name, mode, durable, made)
         except NotADirectoryError:
             raise PlaceTakenError(
                 f"{os.path.join(root, *names[: depth + 1])} is a link or a file where a directory should be, so nothing is written "
@@ -66,7 +69,7 @@ def descend(fd: int, names: Sequence[str], root: str, mode: int | None, durable:
     return fd
 
 
-def _enter(above: int, name: str, mode: int | None, durable: bool) -> int:
+def _enter(above: int, name: str, mode: int | None, durable: bool, made: list[str] | None = None) -> int:
     """A descriptor of the directory `name` in the open directory `above`. Raises NotADirectoryError for a file or a link."""
     while True:
         try:
@@ -76,6 +79,8 @@ def _enter(above: int, name: str, mode: int | None, durable: bool) -> int:
                 raise
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, mode, dir_fd=above)
+                if made is not None:
+                    made.append(name)
                 if durable:
                     os.fsync(above)
         except OSError as problem:
@@ -512,20 +517,29 @@ class Directory:
     def _try_lock(self, path: Path) -> Lock | None:
         """Lock a file; None if another process or thread holds its lock."""
         with self._open_parent(path, makes=True) as (directory, name):
-            fd = open_file(name, os.O_RDWR | os.O_CREAT, directory)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The race: if the file was removed after it was opened here, others lock the new file of that name, and this lock excludes
-                # nobody. So the lock counts only if the name still leads to the locked file.
-                if os.fstat(fd).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
-                    return Lock(fd)
-            except BlockingIOError:
-                pass
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
-            return None
+            return _lock_file(directory, name)
+
+    def acquire_free(self, kind: str, names: Iterable[str]) -> dict[Path, Lock | None]:
+        """The locks `names` of one kind, by their paths: those that are free are acquired, as with `acquire`; None for the others.
+
+        The directory of the locks is opened only once. Raises OSError if it cannot be written; then no lock is held.
+        """
+        paths = dict.fromkeys(self.lock_path(kind, name) for name in names)
+
+        def lock_all() -> dict[Path, Lock | None]:
+            locks: dict[Path, Lock | None] = {}
+            with (
+                contextlib.ExitStack() as undo,
+                self._open_parent(self._root / "locks" / kind, makes=True) as (directory, _),
+            ):
+                for path in paths:
+                    lock = locks[path] = _lock_file(directory, path.name)
+                    if lock is not None:
+                        undo.callback(lock.release)
+                undo.pop_all()
+            return locks
+
+        return self._retry(lock_all)
 
     @contextlib.contextmanager
     def hold(self, kind: str, name: str, timeout_s: float) -> Iterator[bool]:
@@ -588,14 +602,11 @@ class Directory:
     @contextlib.contextmanager
     def _temporary_file(self, data: bytes) -> Iterator[tuple[int, str]]:
         """(a descriptor of the directory, the name) of a temporary file with `data`, which is removed at the end of the `with` block."""
-        with self._open_parent(self._temporary(), makes=True) as (directory, name):
-            try:
-                with open(open_file(name, NEW_FILE, directory), "wb") as file:
-                    file.write(data)
-                yield directory, name
-            finally:
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=directory)
+        with (
+            self._open_parent(self._temporary(), makes=True) as (directory, name),
+            use_temporary(directory, name, data),
+        ):
+            yield directory, name
 
     def _publish(self, path: Path, data: bytes) -> None:
         def publish() -> None:
@@ -666,6 +677,36 @@ class Directory:
     def _leftovers(self, now_s: float) -> list[Path]:
         """Old temporary files, whose writers were killed."""
         return find_older(LEFTOVER_AFTER_S, now_s, list_entries(self._root / "tmp"))
+
+
+def _lock_file(directory: int, name: str) -> Lock | None:
+    """Lock a file in an open directory; None if another process or thread holds its lock. A missing file is made."""
+    fd = open_file(name, os.O_RDWR | os.O_CREAT, directory)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The race: if the file was removed after it was opened here, others lock the new file of that name, and this lock excludes
+        # nobody. So the lock counts only if the name still leads to the locked file.
+        if os.fstat(fd).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
+            return Lock(fd)
+    except BlockingIOError:
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+@contextlib.contextmanager
+def use_temporary(directory: int, name: str, data: bytes) -> Iterator[None]:
+    """A new file with `data` in an open directory. It is removed at the end of the `with` block, unless it has another name by then."""
+    try:
+        with open(open_file(name, NEW_FILE, directory), "wb") as file:
+            file.write(data)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
 
 
 @contextlib.contextmanager
