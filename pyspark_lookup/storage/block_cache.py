@@ -11,7 +11,6 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import BlockKey, Disk, key_of
@@ -154,7 +153,7 @@ class BlockCache:
                     to_fetch.append((index, block))
                     continue
                 key = locations[index].key(block)
-                if not claimed.get(disk.lock_path("block", key.name), True):
+                if not claimed.get(key.name, True):
                     elsewhere.append((disk, index, block))
                 # The race: the lock's last holder may just have published the block, so it is looked up again under the lock.
                 elif not self._find(disk, key, block_data, index):
@@ -180,10 +179,10 @@ class BlockCache:
             self._context.metrics.inc("blockHitCount")
         return data is not None
 
-    def _claim_free(self, names: Sequence[str], locks: contextlib.ExitStack) -> dict[Path, bool]:
-        """For the locks of some blocks, by their paths: whether this process has acquired the lock, which `locks` releases.
+    def _claim_free(self, names: Sequence[str], locks: contextlib.ExitStack) -> dict[str, bool]:
+        """By the names of some blocks: whether this process has acquired the block's lock, which `locks` releases.
 
-        If the cache directory fails, there are none: then this process should load the blocks without locks.
+        Empty if the cache directory fails: then this process should load the blocks without locks.
         """
         disk = self._context.disk
         if disk is None or not names:
@@ -196,7 +195,7 @@ class BlockCache:
         for lock in acquired.values():
             if lock is not None:
                 locks.callback(lock.release)
-        return {path: lock is not None for path, lock in acquired.items()}
+        return {name: lock is not None for name, lock in acquired.items()}
 
     def _claim(self, disk: Disk, name: str, timeout_s: float, locks: contextlib.ExitStack) -> bool:
         """Acquire a block's lock, which `locks` later releases. Returns whether this process should fetch the block.

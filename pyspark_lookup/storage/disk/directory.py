@@ -519,27 +519,29 @@ class Directory:
         with self._open_parent(path, makes=True) as (directory, name):
             return _lock_file(directory, name)
 
-    def acquire_free(self, kind: str, names: Iterable[str]) -> dict[Path, Lock | None]:
-        """The locks `names` of one kind, by their paths: those that are free are acquired, as with `acquire`; None for the others.
+    def acquire_free(self, kind: str, names: Iterable[str]) -> dict[str, Lock | None]:
+        """The locks of one kind, by their names: those that are free are acquired, as with `acquire`; None for the others.
 
-        The directory of the locks is opened only once. Raises OSError if it cannot be written; then no lock is held.
+        Names that share a lock file have one lock. The directory of the locks is opened only once. Raises OSError if it cannot be written;
+        then no lock is held.
         """
-        paths = dict.fromkeys(self.lock_path(kind, name) for name in names)
+        files = {name: self.lock_path(kind, name).name for name in names}
 
-        def lock_all() -> dict[Path, Lock | None]:
-            locks: dict[Path, Lock | None] = {}
+        def lock_all() -> dict[str, Lock | None]:
+            locks: dict[str, Lock | None] = {}
             with (
                 contextlib.ExitStack() as undo,
                 self._open_parent(self._root / "locks" / kind, makes=True) as (directory, _),
             ):
-                for path in paths:
-                    lock = locks[path] = _lock_file(directory, path.name)
+                for file in {*files.values()}:
+                    lock = locks[file] = _lock_file(directory, file)
                     if lock is not None:
                         undo.callback(lock.release)
                 undo.pop_all()
             return locks
 
-        return self._retry(lock_all)
+        locks = self._retry(lock_all)
+        return {name: locks[file] for name, file in files.items()}
 
     @contextlib.contextmanager
     def hold(self, kind: str, name: str, timeout_s: float) -> Iterator[bool]:
