@@ -12,7 +12,8 @@ from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.sources.iceberg import columns
 from pyspark_lookup.sources.iceberg.source import IcebergSource
 from tests.support.lake_tables import counting, opened
-from tests.support.large_tables import LargeDelta, LargeIceberg, LargeTable, Lose, row, rows_of, snapshot_files
+from tests.support.large_lakes import LargeDelta, LargeIceberg, LargeTable, row, rows_of, snapshot_files
+from tests.support.large_tables import Lose
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pyspark_lookup.sources.delta.source import DeltaSource
 from tests.support.delta_tables import append_commit
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import opened
-from tests.support.large_tables import FILES, LargeDelta, snapshot_files
+from tests.support.large_lakes import FILES, LargeDelta, snapshot_files
 
 
 @pytest.fixture

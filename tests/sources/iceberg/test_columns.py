@@ -27,7 +27,7 @@ from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import by_day, seeds
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import counting, opened
-from tests.support.large_tables import LargeIceberg, row, rows_in, rows_of, snapshot_files
+from tests.support.large_lakes import LargeIceberg, row, rows_in, rows_of, snapshot_files
 
 Begin = Callable[[int], None]
 
