@@ -64,6 +64,7 @@ def _class(module: str, name: str) -> Any:
 arrow_udf: Any = find("pyspark.sql.pandas.functions", "arrow_udf")
 PythonEvalType: Any = find("pyspark.util", "PythonEvalType") or find("pyspark.rdd", "PythonEvalType")
 VariantType: Any = _class("pyspark.sql.types", "VariantType")
+StatefulProcessor: Any = _class("pyspark.sql.streaming.stateful_processor", "StatefulProcessor")
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource as DataSource
@@ -110,5 +111,8 @@ DATA_SOURCES = Feature("data sources in Python", "4.0", _has("pyspark.sql.dataso
 SQL_FUNCTIONS = Feature("functions defined in SQL", "4.0", _has("pyspark.sql.types", "VariantType"))
 ARROW_WRITERS = Feature("writers of Arrow batches", "4.0", _has("pyspark.sql.datasource", "DataSourceArrowWriter"))
 STREAM_LIMITS = Feature("limits of micro-batches", "4.2", _has("pyspark.sql.streaming.datasource", "ReadMaxRows"))
+STATEFUL_PROCESSORS = Feature(
+    "stateful processors in Python", "4.0", _has("pyspark.sql.streaming.stateful_processor", "StatefulProcessor")
+)
 TYPES_HAVE_TIME_ZONES = "timezone" in inspect.signature(types.to_arrow_type).parameters
 """Whether PySpark's `to_arrow_type` takes a time zone for timestamps. If it does not, their Arrow type is in UTC."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
     VarcharType,
 )
 from pyspark.storagelevel import StorageLevel
@@ -31,11 +33,14 @@ from pyspark_lookup.columnar.keys import accepts
 from pyspark_lookup.columnar.types import widens
 from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.core.forks import ForkSafeLock
-from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
+from pyspark_lookup.lookup.late_facts import PARTS
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN
 from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.options.enums import CacheMode, OnError, View
+from pyspark_lookup.options.parsing import check_argument, duration_argument_s
 from pyspark_lookup.spark import features
+from pyspark_lookup.spark.late import WAITED_COLUMN, Wait, has_watermark, join_late
 from pyspark_lookup.spark.lookup_pass import (
     VERSION_COLUMN,
     Chain,
@@ -130,6 +135,8 @@ class _Unknown(StructField):
 _explained: collections.OrderedDict[str, tuple[tuple[_Explanation, ...], str]] = collections.OrderedDict()
 _EXPLAINED_AT_MOST = 500
 _explained_lock = ForkSafeLock()
+_STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+_STATE_PACKAGE, _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.", "RocksDBStateStoreProvider"
 
 
 def lookup_join(
@@ -145,6 +152,9 @@ def lookup_join(
     between: str | Mapping[str, Sequence[str]] | None = None,
     cidr: str | Mapping[str, str | Sequence[str]] | None = None,
     starts_with: str | Mapping[str, str] | None = None,
+    wait: str | datetime.timedelta | None = None,
+    wait_on: str | None = None,
+    wait_max_rows: int = 10_000_000,
 ) -> DataFrame:
     """`df` with the columns of the table's rows that have the same key, from the table's current version.
 
@@ -173,9 +183,17 @@ def lookup_join(
     them, `on` is optional, and `lookup.overlap` says what happens if several rows match. `options`: a mapping as for `spark.read`, such as
     {"lookup.cache": "FULL"}. If `lookup.cache` is not set, a table of files of up to `lookup.scan.split-size` gets a full cache.
 
+    `wait`: in a stream, how long a row of `df` without a match waits for the table to have its row ("2 hours", or a timedelta). `wait_on`: the
+    column of `df` with the time from which it waits, by the stream's watermark; by default it waits from its arrival on. If more than
+    `wait_max_rows` wait, the oldest pass as if their time were over. The column `_lookup_waited`, if `columns` names it, says how long each
+    row has waited.
+
     Raises OptionError for wrong arguments, and SchemaError for columns and types that do not fit, when it is called. When the query runs, it may
     raise the errors of a lookup (see `lookup.on-error`).
     """
+    waiting = _parse_wait(df, wait, wait_on, wait_max_rows, columns)
+    if waiting is not None and columns is not None:
+        columns = [column for column in columns if column != WAITED_COLUMN]
     match = parse_match(as_of, between, cidr, starts_with)
     pairs = None if on is None else _parse_join_keys(on)
     if pairs is None and match is not None and match.kind is not MatchKind.AS_OF:
@@ -205,11 +223,15 @@ def lookup_join(
     if match is not None:
         check_match_cache(match, keys[:-1], dim_table)
     names = tuple((prefix or "") + field.name for field in dim_table.returned_fields)
-    _check_names(df, names, dim_table)
+    _check_names(df, [*names, WAITED_COLUMN] if waiting is not None and waiting.shown else names, dim_table)
+    if waiting is not None:
+        _check_waiting(kind, strategy, dim_table)
     choice = _choose(df, dim_table, strategy, match)
     lookup = ChainedLookup(
         choice.cached, tuple(keys), names, kind, matched, current_build(df.sparkSession), why=choice.why
     )
+    if waiting is not None:
+        return _wait(df, dataclasses.replace(lookup, wait=str(waiting)), waiting)
     chain, broadcasts = _get_chain(df), _get_broadcasts(df)
     roots = {key.path[0].lower() for key in keys if len(key.path) > 1}
     if roots & {name.lower() for earlier in (*chain.lookups, *broadcasts.lookups) for name in earlier.names}:
@@ -240,6 +262,74 @@ def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
     return joined
 
 
+def _wait(df: DataFrame, lookup: ChainedLookup, waiting: Wait) -> DataFrame:
+    """The DataFrame with a lookup whose rows wait, in a pass of its own."""
+    apart = "rows wait in it"
+    chain = Chain(df, apart, (lookup,))
+    _explain(chain.name, chain.lookups, apart)
+    joined = join_late(chain, lookup, waiting)
+    vars(joined)[_CHAIN] = Chain(joined, "in the pass before, rows wait")
+    return joined
+
+
+def _parse_wait(
+    df: DataFrame, wait: object, wait_on: str | None, wait_max_rows: int, columns: Sequence[str] | None
+) -> Wait | None:
+    """How the rows of a lookup wait; None if they do not. Raises OptionError for wrong arguments, and for a DataFrame whose rows cannot wait."""
+    if wait is None:
+        for name, value, default in (("wait_on", wait_on, None), ("wait_max_rows", wait_max_rows, 10_000_000)):
+            if value != default:
+                raise OptionError(f"argument {name} = {value!r} needs the argument wait: say how long rows wait")
+        return None
+    seconds = duration_argument_s("wait", wait)
+    if seconds <= 0:
+        raise OptionError(f"argument wait = {wait!r}: expected a time of more than 0")
+    check_argument("wait_max_rows", wait_max_rows, int, "a number of rows")
+    if wait_max_rows < PARTS:
+        raise OptionError(
+            f"argument wait_max_rows = {wait_max_rows}: give at least {PARTS}, one for each part of the state"
+        )
+    features.STATEFUL_PROCESSORS.require("argument wait", "leave it out, and look up the rows again later")
+    if in_flow_function(df.sparkSession):
+        raise NotSupportedError(
+            "argument wait: inside the function of a pipeline's flow, Spark does not reveal the columns that would wait: leave it out there"
+        )
+    if not df.isStreaming:
+        raise OptionError(
+            f"argument wait = {wait!r}: the DataFrame is a batch, which ends before the table changes: leave it out, or give a stream"
+        )
+    store = df.sparkSession.conf.get(_STATE_STORE, "") or ""
+    if not store.endswith(_ROCKSDB):
+        raise OptionError(
+            f"argument wait keeps rows in Spark's state, which needs {_STATE_STORE} = {_STATE_PACKAGE}{_ROCKSDB}: set it in the session before "
+            "the query starts"
+        )
+    if wait_on is not None:
+        (field,) = _field(df, wait_on, "wait_on", TimestampType())[-1:]
+        if not has_watermark(field):
+            raise OptionError(
+                f"argument wait_on = {wait_on!r}: the column has no watermark, by which its time would be over: call "
+                f"df.withWatermark({wait_on!r}, …) before the lookup"
+            )
+    return Wait(seconds, wait_on, wait_max_rows, columns is not None and WAITED_COLUMN in columns)
+
+
+def _check_waiting(kind: str, strategy: str, table: DimensionTable) -> None:
+    """Raise OptionError or NotSupportedError for a lookup whose rows cannot wait."""
+    if kind not in ("left", "inner"):
+        raise OptionError(f"argument wait: rows wait in lookups with how='left' or how='inner', not {kind!r}")
+    if strategy == "broadcast":
+        raise OptionError("argument wait needs strategy='cache': a broadcast join keeps no rows")
+    if table.parsed.read.on_error is OnError.NULL:
+        raise OptionError(
+            "option lookup.on-error = 'NULL': with the argument wait, a failed lookup must fail its micro-batch"
+        )
+    if table.parsed.system is not None:
+        raise NotSupportedError(
+            "argument wait: a provider's table has no versions that would wake rows: leave it out; retries on misses look up again"
+        )
+
+
 def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int = 1) -> None:
     """Keep what `explain_lookup` will say of a step of the plan. Log the strategy of the last `new` lookups."""
     for lookup in lookups[-new:]:
@@ -264,6 +354,8 @@ def _build_explanation(lookup: ChainedLookup) -> _Explanation:
         text += f"  {lookup.match[0].value.replace('_', ' ')}: {lookup.keys[-1].column}, by {' and '.join(lookup.match[1])}\n"
     if lookup.names:
         text += f"  columns: {', '.join(lookup.names)}\n"
+    if lookup.wait:
+        text += f"  wait: {lookup.wait}; the pass ends here\n"
     default = "" if is_cache_set(table.options) else ", by default"
     text += f"  strategy: {_strategy_name(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.mode.value}{default}; "
     text += f"lookup.metadata.source = {table.parsed.version.source.value}"

@@ -97,13 +97,15 @@ class ChainedLookup:
     build: Build | None
     broadcast: bool = False
     why: str = ""
+    wait: str = ""
+    """How long facts wait for their row; empty: they do not."""
 
     @property
     def name(self) -> str:
         """The name of the lookup in plans. Lookups that `explain_lookup` describes differently have different names."""
         pairs = [(key.column, name) for key, name in itertools.zip_longest(self.keys, self.table.keys)]
         returned_names = [field.name for field in self.table.returned_fields]
-        mark = key_of(pairs, returned_names, self.names, self.how, self.match, self.broadcast, self.why)
+        mark = key_of(pairs, returned_names, self.names, self.how, self.match, self.broadcast, self.why, self.wait)
         return f"lookup_{self.table.label}_{mark[:6]}"
 
     @property

@@ -13,6 +13,7 @@ from pyspark_lookup.spark.features import (
     ARROW_WRITERS,
     DATA_SOURCES,
     SQL_FUNCTIONS,
+    STATEFUL_PROCESSORS,
     STREAM_LIMITS,
     Feature,
     find,
@@ -22,7 +23,8 @@ REAL_TIME = Feature("real-time mode", "4.1", bool(ARROW_UDFS))
 PIPELINES = Feature("Declarative Pipelines", "4.1", find("pyspark.pipelines", "table") is not None)
 PARTIAL_INSERTS = Feature("INSERT of some of a table's columns", "4.1", bool(ARROW_UDFS))
 FEATURES = (
-    ARROW_UDFS, ARROW_WRITERS, DATA_SOURCES, PARTIAL_INSERTS, PIPELINES, REAL_TIME, SQL_FUNCTIONS, STREAM_LIMITS,
+    ARROW_UDFS, ARROW_WRITERS, DATA_SOURCES, PARTIAL_INSERTS, PIPELINES, REAL_TIME, SQL_FUNCTIONS, STATEFUL_PROCESSORS,
+    STREAM_LIMITS,
 )  # fmt: skip
 
 

@@ -1,0 +1,413 @@
+"""The facts of a stream that wait for their row in a table: where they wait, what wakes them, and when their time is over.
+
+A fact belongs to one of `PARTS` parts, by the hash of its key. So the same task sees a fact whatever its lookup returned, also if Spark runs
+a lookup again. A part keeps its facts in chunks: Arrow batches of a few thousand facts, and beside each of them a batch with what decides
+on these facts (their keys and times). A small index says which facts of a chunk still wait, when the first of them is due, and which version
+all of them were looked up in. So a micro-batch with the same version reads nothing but the index, and a new version costs one lookup of the
+keys, a chunk at a time. No fact is written again when its neighbours leave; small chunks are merged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, as_array, as_indices, as_int64
+from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.errors import SchemaError
+
+PARTS = 16
+_PART_BITS = 4
+_CHUNK_ROWS = 4096
+_CHUNK_BYTES = 4 * 2**20
+_SMALL_CHUNKS = 16  # so many chunks that are less than half full are merged
+_ARRIVED, _EVENT = "arrived", "event"  # the columns beside the keys: when a fact came, and the time in the fact
+_HEADER = struct.Struct(">16sqqq")  # what identifies the columns; the version; the number of the next chunk
+_NEVER = 2**63 - 1
+
+Version = tuple[int, int]
+"""A version token as two numbers."""
+
+LookUp = Callable[[Sequence[pa.Array], Version], Iterator[tuple[int, Numbers, pa.StructArray]]]
+"""Looks up keys in a version. Yields runs of them: the first key's position, for each key its number of rows, and all these rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WaitRules:
+    """How the facts of a lookup wait. `facts`: their columns; `keys`: the arguments of the lookup; `added`: the looked-up columns.
+
+    `wait_us`: how long a fact waits, in microseconds. `event`: the number of the column whose time counts, with the watermark as the clock;
+    None: a fact waits from its arrival on. `outer`: whether a fact passes without a row when its time is over. `part_rows`: how many facts may wait in
+    one part. `waited`: the name of a column that says how long a fact has waited, if there is one.
+    """
+
+    facts: pa.Schema
+    keys: pa.Schema
+    added: pa.Schema
+    wait_us: int
+    event: int | None
+    outer: bool
+    part_rows: int
+    waited: str | None
+
+    def to_text(self) -> str:
+        """The rules as text, for tasks."""
+        schemas = [text_of_schema(schema) for schema in (self.facts, self.keys, self.added)]
+        return json.dumps([*schemas, self.wait_us, self.event, self.outer, self.part_rows, self.waited])
+
+    @classmethod
+    def from_text(cls, text: str) -> WaitRules:
+        """The rules that `to_text` wrote."""
+        facts, keys, added, *rest = json.loads(text)
+        return cls(schema_of_text(facts), schema_of_text(keys), schema_of_text(added), *rest)
+
+    @property
+    def results(self) -> pa.Schema:
+        """The columns of the result."""
+        fields = [*self.facts, *self.added]
+        return pa.schema([*fields, pa.field(self.waited, pa.duration("us"))] if self.waited else fields)
+
+    @property
+    def decisive(self) -> pa.Schema:
+        """The columns that decide on a waiting fact."""
+        times = [_ARRIVED] if self.event is None else [_ARRIVED, _EVENT]
+        return pa.schema([*self.keys, *(pa.field(name, pa.int64()) for name in times)])
+
+    @property
+    def layout(self) -> bytes:
+        """Identifies the columns of the facts and keys that wait."""
+        text = json.dumps([text_of_schema(self.facts), text_of_schema(self.decisive)])
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    def join(
+        self, facts: pa.RecordBatch, rows: Numbers, found: pa.StructArray | None, waited_us: Numbers | int
+    ) -> pa.RecordBatch:
+        """Results: for each of `rows` the fact with that number, and the looked-up columns (None: nulls)."""
+        columns = [column.take(as_indices(rows)) for column in facts.columns]
+        if found is None:
+            columns += [pa.nulls(len(rows), field.type) for field in self.added]
+        else:
+            columns += found.flatten()[: len(self.added)]
+        if self.waited:
+            waited = np.broadcast_to(np.asarray(waited_us, np.int64), (len(rows),))
+            columns.append(as_array(waited).view(pa.duration("us")))
+        return pa.RecordBatch.from_arrays(columns, schema=self.results)
+
+
+def to_bytes(batch: pa.RecordBatch) -> bytes:
+    return bytes(batch.serialize().to_pybytes())
+
+
+def from_bytes(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+
+
+# --- where the facts of a batch go ----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Parcel:
+    """What a batch of facts sends to one part: results, and the facts that have none, with their keys; as bytes (None: nothing)."""
+
+    part: int
+    results: bytes | None
+    facts: bytes | None
+    keys: bytes | None
+
+
+def divide(
+    rules: WaitRules, facts: pa.RecordBatch, keys: Sequence[pa.Array], cast: Sequence[pa.Array], found: Any
+) -> Iterator[Parcel]:
+    """The parcels of a batch of facts. `cast`: the keys in the types in which they are looked up. `found`: what `LookUp` yields for them.
+
+    A fact whose key has a null never gets a row, so it does not wait.
+    """
+    hashed = Keys(cast)
+    parts = (hashed.hashes(SEED) >> np.uint64(64 - _PART_BITS)).astype(np.int64)
+    valid = np.ones(facts.num_rows, np.bool_) if hashed.valid is None else hashed.valid
+    parts[~valid] = 0
+    key_batch = pa.RecordBatch.from_arrays(list(keys), schema=rules.keys)
+    for start, counts, structs in found:
+        rows = np.arange(start, start + len(counts))
+        here = parts[rows]
+        hits = np.repeat(np.arange(len(counts)), counts)
+        order = np.argsort(here[hits], kind="stable")
+        results = rules.join(facts, rows[hits[order]], structs.take(as_indices(order)), 0)
+        result_ends = np.searchsorted(here[hits[order]], np.arange(PARTS + 1))
+        absent = counts == 0
+        if rules.outer and not valid[rows].all():
+            lost = rules.join(facts, rows[absent & ~valid[rows]], None, 0)
+            yield Parcel(0, to_bytes(lost), None, None)
+        late = np.flatnonzero(absent & valid[rows])
+        late = late[np.argsort(here[late], kind="stable")]
+        late_ends = np.searchsorted(here[late], np.arange(PARTS + 1))
+        late_facts, late_keys = (batch.take(as_indices(rows[late])) for batch in (facts, key_batch))
+        for part in range(PARTS):
+            first, last = int(result_ends[part]), int(result_ends[part + 1])
+            result = to_bytes(results.slice(first, last - first)) if last > first else None
+            first, last = int(late_ends[part]), int(late_ends[part + 1])
+            if last > first:
+                slices = (to_bytes(batch.slice(first, last - first)) for batch in (late_facts, late_keys))
+                yield Parcel(part, result, *slices)
+            # Each part hears of each batch: its facts may wait for this version.
+            elif result is not None or start == 0:
+                yield Parcel(part, result, None, None)
+
+
+# --- the facts of a part --------------------------------------------------------------------------
+
+
+class PartState(Protocol):
+    """Where a part keeps its facts from one micro-batch to the next."""
+
+    def read_index(self) -> bytes | None: ...
+
+    def write_index(self, data: bytes | None) -> None: ...
+
+    def read(self, kind: str, chunk: int) -> bytes: ...
+
+    def write(self, kind: str, chunk: int, data: bytes) -> None: ...
+
+    def remove(self, kind: str, chunk: int) -> None: ...
+
+
+@dataclasses.dataclass
+class _Chunk:
+    """A chunk in the index. `since`, `due`: the earliest arrival and the earliest time that counts of the facts that still wait, in microseconds. `gone`: which
+    facts have left (None: none)."""
+
+    number: int
+    rows: int
+    size: int
+    since: int
+    due: int
+    gone: Numbers | None = None
+
+    @property
+    def waiting(self) -> int:
+        return self.rows if self.gone is None else self.rows - int(np.count_nonzero(self.gone))
+
+    @property
+    def live(self) -> Numbers:
+        return np.arange(self.rows) if self.gone is None else np.flatnonzero(~self.gone)
+
+
+@dataclasses.dataclass
+class Counts:
+    """What a part did in a micro-batch: facts that wait now, that were woken, whose time was over, and that passed because too many waited. `oldest_us`: the arrival of the fact that has waited longest."""
+
+    waiting: int = 0
+    woken: int = 0
+    expired: int = 0
+    crowded: int = 0
+    oldest_us: int | None = None
+
+
+_INDEX = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("rows", pa.int64()),
+        ("size", pa.int64()),
+        ("since", pa.int64()),
+        ("due", pa.int64()),
+        ("gone", pa.binary()),
+    ]
+)
+
+
+class LatePart:
+    """The waiting facts of one part, in one micro-batch. `now_us`: its time; `watermark_us`: its watermark, if that decides.
+
+    Call `wake` and `arrive` for each parcel, then `finish`. All of them yield results.
+    """
+
+    def __init__(self, state: PartState, rules: WaitRules, look_up: LookUp, now_us: int, watermark_us: int) -> None:
+        self.counts = Counts()
+        self._state = state
+        self._rules = rules
+        self._look_up = look_up
+        self._now_us = now_us
+        self._clock_us = now_us if rules.event is None else watermark_us
+        self._changed = False
+        self._version: Version | None = None
+        self._next = 0
+        self._chunks: list[_Chunk] = []
+        data = state.read_index()
+        self._was_empty = data is None
+        if data is not None:
+            self._read_index(data)
+
+    def wake(self, version: Version) -> Iterator[pa.RecordBatch]:
+        """Results of the facts that have a row in this version, unless it is the one in which they were looked up last."""
+        if version == self._version:
+            return
+        for chunk in list(self._chunks):
+            live, keys = chunk.live, self._keys(chunk)
+            arguments = [column.take(as_indices(live)) for column in keys.columns[: len(self._rules.keys)]]
+            leaving = np.zeros(chunk.rows, np.bool_)
+            facts = None
+            for start, counts, structs in self._look_up(arguments, version):
+                if len(structs):
+                    facts = self._facts(chunk) if facts is None else facts
+                    rows = live[start : start + len(counts)]
+                    leaving[rows[counts > 0]] = True
+                    repeated = np.repeat(rows, counts)
+                    yield self._rules.join(facts, repeated, structs, self._waited_us(keys, repeated))
+            self.counts.woken += self._leave(chunk, keys, leaving)
+        self._version, self._changed = version, True
+
+    def arrive(self, facts: pa.RecordBatch, keys: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Keep facts that have no row in the version of the last `wake`. Results are of those whose time is over already."""
+        times = self._now_us if self._rules.event is None else self._event_times(facts)
+        over = np.broadcast_to(np.asarray(times) + self._rules.wait_us <= self._clock_us, (facts.num_rows,))
+        if over.any():
+            self.counts.expired += int(np.count_nonzero(over))
+            if self._rules.outer:
+                yield self._rules.join(facts, np.flatnonzero(over), None, 0)
+        staying = np.flatnonzero(~over)
+        columns = [column.take(as_indices(staying)) for column in keys.columns]
+        columns.append(as_array(np.full(len(staying), self._now_us)))
+        if self._rules.event is not None:
+            columns.append(as_array(np.broadcast_to(times, (facts.num_rows,))[staying]))
+        self._add(facts.take(as_indices(staying)), pa.RecordBatch.from_arrays(columns, schema=self._rules.decisive))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Results of the facts whose time is over, or that are too many. Then the part's state is what the next micro-batch needs."""
+        for chunk in [chunk for chunk in self._chunks if chunk.due + self._rules.wait_us <= self._clock_us]:
+            keys = self._keys(chunk)
+            over = self._times(keys) + self._rules.wait_us <= self._clock_us
+            self.counts.expired += yield from self._pass(chunk, keys, over)
+        excess = sum(chunk.waiting for chunk in self._chunks) - self._rules.part_rows
+        while excess > 0:
+            chunk = min(self._chunks, key=lambda chunk: chunk.since)
+            keys = self._keys(chunk)
+            arrivals = as_int64(keys.column(_ARRIVED))[chunk.live]
+            oldest = chunk.live[np.argsort(arrivals, kind="stable")[:excess]]
+            leaving = np.zeros(chunk.rows, np.bool_)
+            leaving[oldest] = True
+            self.counts.crowded += yield from self._pass(chunk, keys, leaving)
+            excess -= len(oldest)
+        self._merge()
+        self.counts.waiting = sum(chunk.waiting for chunk in self._chunks)
+        self.counts.oldest_us = min((chunk.since for chunk in self._chunks), default=None)
+        if self._changed and (self._chunks or not self._was_empty):
+            self._state.write_index(self._write_index())
+
+    def _pass(self, chunk: _Chunk, keys: pa.RecordBatch, leaving: Numbers) -> Generator[pa.RecordBatch, None, int]:
+        """Results without a row for facts of a chunk; returns how many."""
+        if chunk.gone is not None:
+            leaving = leaving & ~chunk.gone
+        rows = np.flatnonzero(leaving)
+        if self._rules.outer and len(rows):
+            yield self._rules.join(self._facts(chunk), rows, None, self._waited_us(keys, rows))
+        return self._leave(chunk, keys, leaving)
+
+    def _leave(self, chunk: _Chunk, keys: pa.RecordBatch, leaving: Numbers) -> int:
+        count = int(np.count_nonzero(leaving))
+        if count:
+            self._changed = True
+            chunk.gone = leaving if chunk.gone is None else chunk.gone | leaving
+            if chunk.waiting:
+                chunk.since = int(as_int64(keys.column(_ARRIVED))[chunk.live].min())
+                chunk.due = int(self._times(keys)[chunk.live].min())
+            else:
+                self._remove(chunk)
+        return count
+
+    def _add(self, facts: pa.RecordBatch, keys: pa.RecordBatch) -> None:
+        if not facts.num_rows:
+            return
+        rows = max(min(_CHUNK_ROWS, facts.num_rows * _CHUNK_BYTES // max(facts.nbytes, 1)), 1)
+        for start in range(0, facts.num_rows, rows):
+            some_facts, some_keys = facts.slice(start, rows), keys.slice(start, rows)
+            data = to_bytes(some_facts)
+            since, due = int(as_int64(some_keys.column(_ARRIVED)).min()), int(self._times(some_keys).min())
+            self._chunks.append(_Chunk(self._next, some_facts.num_rows, len(data), since, due))
+            self._state.write("facts", self._next, data)
+            self._state.write("keys", self._next, to_bytes(some_keys))
+            self._next += 1
+        self._changed = True
+
+    def _remove(self, chunk: _Chunk) -> None:
+        self._chunks.remove(chunk)
+        self._state.remove("facts", chunk.number)
+        self._state.remove("keys", chunk.number)
+
+    def _merge(self) -> None:
+        """Merge the chunks that are less than half full, if they are many."""
+        small = [
+            c for c in self._chunks if 2 * c.waiting < _CHUNK_ROWS and 2 * c.size * c.waiting < _CHUNK_BYTES * c.rows
+        ]
+        if len(small) < _SMALL_CHUNKS:
+            return
+        while small:
+            merged: list[_Chunk] = []
+            while (
+                small
+                and sum(c.waiting for c in (*merged, small[0])) <= _CHUNK_ROWS
+                and sum(c.size for c in merged) <= _CHUNK_BYTES
+            ):
+                merged.append(small.pop(0))
+            facts = [self._facts(chunk).take(as_indices(chunk.live)) for chunk in merged]
+            keys = [self._keys(chunk).take(as_indices(chunk.live)) for chunk in merged]
+            for chunk in merged:
+                self._remove(chunk)
+            self._add(_concatenate(facts), _concatenate(keys))
+
+    def _keys(self, chunk: _Chunk) -> pa.RecordBatch:
+        return from_bytes(self._state.read("keys", chunk.number), self._rules.decisive)
+
+    def _facts(self, chunk: _Chunk) -> pa.RecordBatch:
+        return from_bytes(self._state.read("facts", chunk.number), self._rules.facts)
+
+    def _times(self, keys: pa.RecordBatch) -> Numbers:
+        """The times from which the facts of a chunk wait."""
+        return as_int64(keys.column(_ARRIVED if self._rules.event is None else _EVENT))
+
+    def _waited_us(self, keys: pa.RecordBatch, rows: Numbers) -> Numbers:
+        return self._now_us - as_int64(keys.column(_ARRIVED))[rows]
+
+    def _event_times(self, facts: pa.RecordBatch) -> Numbers:
+        """The times of new facts. A null is over at once, because no watermark would pass it."""
+        assert self._rules.event is not None
+        column = facts.column(self._rules.event)
+        times = column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).view(pa.int64())
+        return as_int64(times.fill_null(-(2**62)))
+
+    def _read_index(self, data: bytes) -> None:
+        layout, first, second, self._next = _HEADER.unpack_from(data)
+        if layout != self._rules.layout:
+            raise SchemaError(
+                "facts wait for this lookup in the stream's checkpoint, with other columns or keys than the stream has now: "
+                "undo the change until no fact waits, or start with a new checkpoint"
+            )
+        self._version = first, second
+        index = from_bytes(data[_HEADER.size :], _INDEX).to_pylist()
+        for entry in index:
+            gone = entry.pop("gone")
+            if gone is not None:
+                bits = np.unpackbits(np.frombuffer(gone, np.uint8), count=entry["rows"])
+                gone = bits.view(np.bool_)
+            self._chunks.append(_Chunk(**entry, gone=gone))
+
+    def _write_index(self) -> bytes | None:
+        if not self._chunks or self._version is None:
+            return None
+        entries = [
+            {**dataclasses.asdict(c), "gone": None if c.gone is None else np.packbits(c.gone).tobytes()}
+            for c in self._chunks
+        ]
+        header = _HEADER.pack(self._rules.layout, *self._version, self._next)
+        return header + to_bytes(pa.RecordBatch.from_pylist(entries, schema=_INDEX))
+
+
+def _concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches() or [batches[0]]
+    return batch

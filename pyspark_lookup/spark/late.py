@@ -1,0 +1,326 @@
+"""A lookup whose facts wait for their row (`lookup_join(…, wait=…)`): its plan, and the functions that the plan's tasks run.
+
+`Dispatch` looks each fact up, once, and sends it to one of a few parts, as bytes: a result passes through its part, a fact without a row stays
+there, in Spark's state (see `late_facts`). If the results went another way, united with what leaves the state, Spark would evaluate the
+lookup twice. A built-in source with one row in each micro-batch causes micro-batches without facts; this row visits all parts. So
+what wakes a fact is always a row, which brings the version of the micro-batch, the same on all hosts. Timers would bring none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    BinaryType,
+    DayTimeIntervalType,
+    IntegerType,
+    LongType,
+    StructField,
+    StructType,
+)
+
+from pyspark_lookup.core.log_events import log_event
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.lookup.late_facts import PARTS, Counts, LatePart, Version, WaitRules, divide, from_bytes, to_bytes
+from pyspark_lookup.lookup.lookup_join import PassSpec, Stage, open_pass
+from pyspark_lookup.spark.features import StatefulProcessor
+from pyspark_lookup.spark.lookup_pass import Chain, ChainedLookup, relate_versions
+from pyspark_lookup.spark.reading import (
+    count_for_application,
+    current_execution,
+    largest_row,
+    prepare_worker,
+    session_options,
+)
+from pyspark_lookup.spark.types import arrow_schema, arrow_type
+from pyspark_lookup.spark.worker_errors import without_traceback
+
+WAITED_COLUMN = "_lookup_waited"
+"""The column, on request, with the time for which a fact has waited."""
+
+_log = logging.getLogger("pyspark_lookup.join")
+_WATERMARK = "spark.watermarkDelayMs"  # in the metadata of a column that has a watermark
+_BYTES = StructType([StructField("value", BinaryType())])
+_NUMBER = StructType([StructField("number", LongType())])
+_PARCELS = StructType(
+    [
+        StructField("part", IntegerType(), False),
+        *(StructField(name, BinaryType()) for name in ("results", "facts", "keys")),
+        *(StructField(name, LongType(), False) for name in ("digest", "place", "now")),
+    ]
+)
+_FRAME_BYTES = 16 * 2**20
+_NEVER = -(2**63)
+_COUNTS = ("waiting", "woken", "expired", "crowded")
+_OUTCOMES = StructType(
+    [StructField("results", BinaryType()), *(StructField(name, LongType(), False) for name in (*_COUNTS, "oldest"))]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """How long the facts of a lookup wait. `column`: the column with their time; None: from their arrival on. `max_rows`: how many may wait.
+    `shown`: whether a column says how long each has waited."""
+
+    seconds: float
+    column: str | None
+    max_rows: int
+    shown: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds:g} s {'from the arrival' if self.column is None else f'of {self.column}, by the watermark'}"
+        )
+
+
+def has_watermark(field: StructField) -> bool:
+    return _WATERMARK in field.metadata
+
+
+def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
+    """The stream with the lookup's columns, in which facts wait for their row."""
+    base, spark = chain.base, chain.base.sparkSession
+    relations = relate_versions(base, {lookup.version: lookup})
+    (version,) = (relation.tokens[lookup.version][:2] for relation in relations if lookup.version in relation.tokens)
+    visit = [
+        sf.col(version[0]).alias("_lookup_digest"),
+        sf.col(version[1]).alias("_lookup_place"),
+        sf.expr("unix_micros(current_timestamp())").alias("_lookup_now"),
+    ]
+    # Of Spark's built-in sources, only this one has a row in each micro-batch and leaves `availableNow` its limits.
+    ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+    facts = base
+    for relation in relations:
+        facts, ticks = (rows.crossJoin(sf.broadcast(relation.versions)) for rows in (facts, ticks))
+    hidden = [column for relation in relations for column in relation.columns]
+    keys = [sf.expr(key.sql).alias(f"_lookup_key_{number}") for number, key in enumerate(lookup.keys)]
+    rules = _rules(base, lookup, wait)
+    places = tuple(range(len(lookup.keys)))
+    spec = PassSpec((Stage(lookup.spec, places, (0, 1), "left", lookup.build),), many=True).to_text()
+    parcels = (
+        facts.select("*", *keys, *visit).drop(*hidden).mapInArrow(Dispatch(chain.name, rules.to_text(), spec), _PARCELS)
+    )
+    empty = [sf.lit(None).cast("binary").alias(name) for name in ("results", "facts", "keys")]
+    parcels = parcels.unionAll(ticks.select(sf.expr(f"explode(sequence(0, {PARTS - 1})) AS part"), *empty, *visit))
+    outcomes = parcels.groupBy("part").transformWithStateInPandas(
+        Keep(rules.to_text(), spec, lookup.table.url),
+        _OUTCOMES,
+        "Append",
+        "None" if wait.column is None else "EventTime",
+    )
+    oldest = sf.min(sf.when(sf.col("oldest") != _NEVER, sf.timestamp_micros("oldest")))
+    outcomes = outcomes.observe(
+        lookup.name.replace("lookup", "late", 1),
+        *(sf.sum(name).alias(name) for name in _COUNTS),
+        oldest.alias("oldest"),
+    )
+    fields = [_without_watermark(field) for field in base.schema.fields] + lookup.fields
+    if wait.shown:
+        fields.append(StructField(WAITED_COLUMN, DayTimeIntervalType()))
+    return outcomes.mapInArrow(Unpack(rules.to_text()), StructType(fields))
+
+
+def _without_watermark(field: StructField) -> StructField:
+    """A column without its watermark, which facts that have waited would be late for."""
+    metadata = {key: value for key, value in field.metadata.items() if key != _WATERMARK}
+    return StructField(field.name, field.dataType, field.nullable, metadata)
+
+
+def _rules(base: DataFrame, lookup: ChainedLookup, wait: Wait) -> WaitRules:
+    for field in base.schema:
+        try:
+            arrow_schema(StructType([field]))
+        except Exception as problem:
+            raise SchemaError(
+                f"argument wait: the DataFrame's column {field.name!r} is {field.dataType.simpleString()}, which Spark does not pass to "
+                f"Python, where facts wait ({type(problem).__name__}): cast it or leave it out"
+            ) from None
+    names = [name.lower() for name in base.columns]
+    return WaitRules(
+        arrow_schema(base.schema),
+        pa.schema([(f"_lookup_key_{number}", arrow_type(key.type)) for number, key in enumerate(lookup.keys)]),
+        arrow_schema(StructType(lookup.fields)),
+        round(wait.seconds * 1_000_000),
+        None if wait.column is None else names.index(wait.column.lower()),
+        lookup.how == "left",
+        -(-wait.max_rows // PARTS),
+        WAITED_COLUMN if wait.shown else None,
+    )
+
+
+class _Lookups:
+    """Implements `LookUp` by the one lookup of a pass, in a task. `spec`: the pass, as text."""
+
+    def __init__(self, spec: str) -> None:
+        prepare_worker()
+        count_for_application()
+        self._pass = open_pass(spec, session_options())
+        self._stage = self._pass.spec.stages[0]
+        self._execution = current_execution(self._stage.build)
+        self._row_bytes = largest_row()
+
+    def __call__(self, keys: Sequence[pa.Array], version: Version) -> Iterator[tuple[int, Any, pa.StructArray]]:
+        versions = [pa.repeat(pa.scalar(number, pa.int64()), len(keys[0])) for number in version]
+        start = 0
+        for answers in self._pass.answers(keys, versions, [self._execution], self._row_bytes):
+            yield start, answers.value_lengths().to_numpy(zero_copy_only=False), answers.flatten()
+            start += len(answers)
+
+    def cast(self, keys: Sequence[pa.Array]) -> list[pa.Array]:
+        """The keys in the types in which they are looked up."""
+        return self._stage.lookup.cast_arguments(keys)
+
+    def publish(self) -> None:
+        self._pass.publish()
+
+
+class Dispatch:
+    """The function for `mapInArrow` that looks facts up and returns parcels. Its input: the facts' columns, the keys, and the visit (the version,
+    and the micro-batch's time)."""
+
+    def __init__(self, name: str, rules: str, spec: str) -> None:
+        self.__name__ = name  # the name that plans show
+        self._rules = rules
+        self._spec = spec
+
+    @without_traceback
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rules, look_up = WaitRules.from_text(self._rules), _Lookups(self._spec)
+        count = len(rules.facts)
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                facts = pa.RecordBatch.from_arrays(_cast(batch.columns[:count], rules.facts), schema=rules.facts)
+                keys = _cast(batch.columns[count:-3], rules.keys)
+                digest, place, now = (column[0].as_py() for column in batch.columns[-3:])
+                found = look_up(keys, (digest, place))
+                parcels = [dataclasses.astuple(p) for p in divide(rules, facts, keys, look_up.cast(keys), found)]
+                look_up.publish()
+                yield _parcel_batch([(*parcel, digest, place, now) for parcel in parcels])
+        finally:
+            look_up.publish()
+
+
+class Unpack:
+    """The function for `mapInArrow` that returns the results among the outcomes of the parts."""
+
+    __name__ = "lookup_results"
+
+    def __init__(self, rules: str) -> None:
+        self._rules = rules
+
+    @without_traceback
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_worker()
+        schema = WaitRules.from_text(self._rules).results
+        for batch in batches:
+            for value in batch.column(0):
+                if value.is_valid:
+                    yield from_bytes(value.as_buffer(), schema)
+
+
+class _State:
+    """Implements `PartState` by the state of a stateful processor, for the group that Spark has set."""
+
+    def __init__(self, handle: Any) -> None:
+        self._index = handle.getValueState("index", _BYTES)
+        self._chunks = {kind: handle.getMapState(kind, _NUMBER, _BYTES) for kind in ("facts", "keys")}
+
+    def read_index(self) -> bytes | None:
+        value = self._index.get()
+        return None if value is None else bytes(value[0])
+
+    def write_index(self, data: bytes | None) -> None:
+        if data is None:
+            self._index.clear()
+        else:
+            self._index.update((data,))
+
+    def read(self, kind: str, chunk: int) -> bytes:
+        return bytes(self._chunks[kind].getValue((chunk,))[0])
+
+    def write(self, kind: str, chunk: int, data: bytes) -> None:
+        self._chunks[kind].updateValue((chunk,), (data,))
+
+    def remove(self, kind: str, chunk: int) -> None:
+        self._chunks[kind].removeKey((chunk,))
+
+
+class Keep(StatefulProcessor):  # type: ignore[misc]
+    """The stateful processor that keeps the facts of each part. `table`: the table's name in the log."""
+
+    def __init__(self, rules: str, spec: str, table: str) -> None:
+        self._rules_text = rules
+        self._spec = spec
+        self._table = table
+        self._look_up: _Lookups | None = None
+        self._counts: Counts | None = None
+
+    def init(self, handle: Any) -> None:
+        self._state = _State(handle)
+
+    @without_traceback
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timers: Any) -> Iterator[Any]:
+        if self._look_up is None:
+            self._rules, self._look_up = WaitRules.from_text(self._rules_text), _Lookups(self._spec)
+        results, size = list[bytes](), 0
+        for result in self._visit(rows, timers.getCurrentWatermarkInMs() * 1000):
+            results.append(result)
+            size += len(result)
+            if size >= _FRAME_BYTES:
+                yield _outcomes(results, Counts())
+                results, size = [], 0
+        assert self._counts is not None
+        if self._counts.crowded:
+            log_event(_log, logging.WARNING, "late-rows-crowded", table=self._table, rows=self._counts.crowded)
+        yield _outcomes(results, self._counts)
+
+    def _visit(self, rows: Iterator[Any], watermark_us: int) -> Iterator[bytes]:
+        """The results of a part's parcels, as bytes."""
+        assert self._look_up is not None
+        part, schemas = None, (self._rules.facts, self._rules.keys)
+        for frame in rows:
+            # The columns after the number of the part.
+            for result, facts, keys, digest, place, now in zip(*(frame.iloc[:, n] for n in range(-6, 0)), strict=True):
+                if part is None:
+                    part = LatePart(self._state, self._rules, self._look_up, int(now), watermark_us)
+                yield from map(to_bytes, part.wake((int(digest), int(place))))
+                if result is not None:
+                    yield result
+                if facts is not None:
+                    yield from map(to_bytes, part.arrive(*map(from_bytes, (facts, keys), schemas)))
+        assert part is not None
+        yield from map(to_bytes, part.finish())
+        self._counts = part.counts
+
+    def close(self) -> None:
+        if self._look_up is not None:
+            self._look_up.publish()
+
+
+def _outcomes(results: Sequence[bytes], counts: Counts) -> Any:
+    """The rows that a part returns, as a DataFrame of pandas: the first of them also has the counts."""
+    rest = [0] * (len(results) - 1)
+    columns: dict[str, Any] = {"results": results or [None]}
+    columns |= {name: [getattr(counts, name), *rest] for name in _COUNTS}
+    columns["oldest"] = [_NEVER if counts.oldest_us is None else counts.oldest_us, *(_NEVER for _ in rest)]
+    return importlib.import_module("pandas").DataFrame(columns)
+
+
+def _cast(columns: Sequence[pa.Array], schema: pa.Schema) -> list[pa.Array]:
+    """Columns as Spark gives them, in the types of a schema: they may differ in the time zone, and in the width of texts."""
+    return [c if c.type == field.type else c.cast(field.type) for c, field in zip(columns, schema, strict=True)]
+
+
+def _parcel_batch(parcels: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    schema = arrow_schema(_PARCELS)
+    arrays = [pa.array(column, field.type) for column, field in zip(zip(*parcels, strict=True), schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

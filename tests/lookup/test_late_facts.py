@@ -1,0 +1,231 @@
+"""Facts that wait for their row: histories of arrivals, changes, failed batches and deadlines, against a model that is a dictionary."""
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.lookup import late_facts
+from pyspark_lookup.lookup.late_facts import PARTS, Counts, LatePart, Version, WaitRules, divide, from_bytes
+from tests.support.fuzzing import MORE
+
+FACTS = pa.schema([("fact", pa.int64()), ("key", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+KEYS = pa.schema([("_lookup_key_0", pa.string())])
+ADDED = pa.schema([("value", pa.int64())])
+SECOND = 1_000_000
+Table = dict[str, list[int]]
+
+
+class Memory:
+    """The state of a part, in memory. `reads`: what was read of it."""
+
+    def __init__(self) -> None:
+        self.index: bytes | None = None
+        self.chunks: dict[tuple[str, int], bytes] = {}
+        self.reads: list[str] = []
+
+    def read_index(self) -> bytes | None:
+        return self.index
+
+    def write_index(self, data: bytes | None) -> None:
+        self.index = data
+
+    def read(self, kind: str, chunk: int) -> bytes:
+        self.reads.append(kind)
+        return self.chunks[kind, chunk]
+
+    def write(self, kind: str, chunk: int, data: bytes) -> None:
+        self.chunks[kind, chunk] = data
+
+    def remove(self, kind: str, chunk: int) -> None:
+        del self.chunks[kind, chunk]
+
+
+class Tables:
+    """The versions of a table, and how often keys were looked up in them."""
+
+    def __init__(self) -> None:
+        self.versions: list[Table] = [{}]
+        self.looked_up = 0
+
+    def look_up(self, keys: Sequence[pa.Array], version: Version) -> Iterator[tuple[int, Any, pa.StructArray]]:
+        table, texts = self.versions[version[0]], keys[0].to_pylist()
+        self.looked_up += len(texts)
+        for start in range(0, len(texts), 50):  # in several runs, as a lookup with large results
+            rows = [table.get(text, []) if text is not None else [] for text in texts[start : start + 50]]
+            values = pa.array([value for row in rows for value in row], pa.int64())
+            yield start, np.array(list(map(len, rows))), pa.StructArray.from_arrays([values], fields=list(ADDED))
+
+
+def rules(**changes: Any) -> WaitRules:
+    fields = {"wait_us": 100 * SECOND, "event": None, "outer": True, "part_rows": 10**6, "waited": "waited"}
+    return WaitRules(FACTS, KEYS, ADDED, **(fields | changes))
+
+
+def fact_batch(facts: Sequence[tuple[int, str | None, int | None]]) -> pa.RecordBatch:
+    numbers, keys, times = zip(*facts, strict=True) if facts else ((), (), ())
+    columns = [pa.array(numbers, pa.int64()), pa.array(keys, pa.string()), pa.array(times, FACTS.field("at").type)]
+    return pa.RecordBatch.from_arrays(columns, schema=FACTS)
+
+
+class World:
+    """The parts of one lookup. `batch` is a micro-batch; what it returns counts, unless it `fails`."""
+
+    def __init__(self, wait: WaitRules) -> None:
+        self.rules = WaitRules.from_text(wait.to_text())
+        self.tables = Tables()
+        self.states = [Memory() for _ in range(PARTS)]
+        self.counts = Counts()
+
+    def batch(
+        self,
+        facts: Sequence[tuple[int, str | None, int | None]],
+        now_us: int,
+        watermark_us: int = 0,
+        fails: bool = False,
+    ) -> list[tuple[Any, ...]]:
+        version = len(self.tables.versions) - 1, 0
+        states = copy.deepcopy(self.states) if fails else self.states
+        batch = fact_batch(facts)
+        keys = [batch.column("key")]
+        found = self.tables.look_up(keys, version)
+        parcels = [*divide(self.rules, batch, keys, keys, found)] if facts else []
+        results: list[bytes | pa.RecordBatch] = []
+        total = Counts()
+        for number, state in enumerate(states):
+            part = LatePart(state, self.rules, self.tables.look_up, now_us, watermark_us)
+            results += part.wake(version)
+            for parcel in parcels:
+                if parcel.part == number:
+                    results += part.wake(version)
+                    results += [] if parcel.results is None else [parcel.results]
+                    if parcel.facts is not None and parcel.keys is not None:
+                        keys_batch = from_bytes(parcel.keys, KEYS)
+                        results += part.arrive(from_bytes(parcel.facts, FACTS), keys_batch)
+            results += part.finish()
+            counts = part.counts
+            for name in ("waiting", "woken", "expired", "crowded"):
+                setattr(total, name, getattr(total, name) + getattr(counts, name))
+            if counts.oldest_us is not None:
+                total.oldest_us = min(total.oldest_us or counts.oldest_us, counts.oldest_us)
+        self.counts = total
+        rows = []
+        for result in results:
+            table = from_bytes(result, self.rules.results) if isinstance(result, bytes) else result
+            table.validate(full=True)
+            columns = [table.column(0), table.column(1), table.column(3), table.column(4).view(pa.int64())]
+            rows += list(zip(*(column.to_pylist() for column in columns), strict=True))
+        return sorted(rows, key=repr)
+
+
+@pytest.mark.parametrize("by_event", [False, True], ids=["arrival", "watermark"])
+@pytest.mark.parametrize("outer", [False, True], ids=["inner", "left"])
+@pytest.mark.parametrize("seed", range(2 * MORE))
+def test_histories(monkeypatch: pytest.MonkeyPatch, seed: int, outer: bool, by_event: bool) -> None:
+    """Each fact leaves once: in the first batch whose version has its key, with all rows of that version, or when its time is over."""
+    monkeypatch.setattr(late_facts, "_CHUNK_ROWS", 8)
+    monkeypatch.setattr(late_facts, "_SMALL_CHUNKS", 3)
+    rng = random.Random(f"{seed} {outer} {by_event}")
+    world = World(rules(outer=outer, event=2 if by_event else None))
+    names = [f"key{number}" for number in range(rng.choice([3, 40, 400]))]
+    waiting: dict[int, tuple[str, int, int]] = {}
+    now_us, watermark_us, next_fact = 10**15, 10**15 - 50 * SECOND, 0
+    for _ in range(40):
+        now_us += rng.randrange(20) * SECOND
+        watermark_us = max(watermark_us, now_us - rng.randrange(40, 90) * SECOND)
+        if rng.random() < 0.4:
+            table = {key: rows for key, rows in world.tables.versions[-1].items() if rng.random() < 0.9}
+            table |= {rng.choice(names): [rng.randrange(100) for _ in range(rng.choice([1, 1, 3]))] for _ in range(3)}
+            world.tables.versions.append(table)
+        facts = []
+        for _ in range(rng.choice([0, 1, 5, 60, 200])):
+            time_us = None if rng.random() < 0.02 else now_us - rng.randrange(200) * SECOND
+            facts.append((next_fact, None if rng.random() < 0.05 else rng.choice(names), time_us))
+            next_fact += 1
+        expected: list[tuple[Any, ...]] = []
+        table, clock_us = world.tables.versions[-1], watermark_us if by_event else now_us
+        stay: dict[int, tuple[str, int, int]] = {}
+        arrivals = {
+            fact: (key, now_us, now_us if not by_event else -(2**62) if time_us is None else time_us)
+            for fact, key, time_us in facts
+        }
+        for fact, (key, arrived_us, due_us) in (waiting | arrivals).items():
+            waited_us = now_us - arrived_us
+            if key is not None and key in table:
+                expected += [(fact, key, value, waited_us) for value in table[key]]
+            elif key is None or due_us + 100 * SECOND <= clock_us:
+                expected += [(fact, key, None, waited_us)] if outer else []
+            else:
+                stay[fact] = key, arrived_us, due_us
+        for fails in [*[True] * rng.choice([0, 0, 1]), False]:
+            assert world.batch(facts, now_us, watermark_us, fails) == sorted(expected, key=repr)
+        waiting = stay
+        assert world.counts.waiting == len(waiting)
+        assert world.counts.oldest_us == min((arrived for _, arrived, _ in waiting.values()), default=None)
+    chunks = sum(len(state.chunks) for state in world.states) // 2
+    assert chunks <= len(waiting) // 2 + 4 * PARTS
+    for state in world.states:
+        if state.index is None:
+            assert not state.chunks
+
+
+def test_waiting_costs_nothing() -> None:
+    """In a batch with the same version, nothing is looked up or read but the index; a new version costs one lookup of the keys that wait."""
+    world = World(rules())
+    world.batch([(number, f"key{number}", 0) for number in range(1000)], 0)
+    assert world.counts.waiting == world.tables.looked_up == 1000
+    for state in world.states:
+        state.reads.clear()  # small chunks were merged
+    assert world.batch([], 50 * SECOND) == []
+    assert world.tables.looked_up == 1000
+    assert not any(state.reads for state in world.states)
+    world.tables.versions.append({"key7": [1]})
+    assert world.batch([], 60 * SECOND) == [(7, "key7", 1, 60 * SECOND)]
+    assert world.tables.looked_up == 2000
+    assert sum(state.reads.count("facts") for state in world.states) == 1
+    assert world.counts == Counts(waiting=999, woken=1, oldest_us=0)
+
+
+def test_too_many_wait() -> None:
+    """Beyond the limit of a part, the facts that came first pass without a row, and are counted."""
+    world = World(rules(part_rows=10))
+    for number in range(25):
+        rows = world.batch([(number, "key", 0)], number * SECOND)
+        assert rows == ([(number - 10, "key", None, 10 * SECOND)] if number >= 10 else [])
+        assert world.counts.crowded == int(number >= 10)
+    assert world.counts.waiting == 10
+
+
+def test_another_wait_after_a_restart() -> None:
+    """A deadline counts from the arrival, so another `wait` also holds for facts that wait already."""
+    world = World(rules())
+    world.batch([(1, "key", 0)], 0)
+    world.rules = rules(wait_us=200 * SECOND)
+    assert world.batch([], 150 * SECOND) == []
+    world.rules = rules(wait_us=120 * SECOND)
+    assert world.batch([], 151 * SECOND) == [(1, "key", None, 151 * SECOND)]
+
+
+def test_other_columns_after_a_restart() -> None:
+    """Facts that wait with other columns or keys are an error that says what to do."""
+    world = World(rules())
+    world.batch([(1, "key", 0)], 0)
+    world.rules = WaitRules(FACTS, pa.schema([("_lookup_key_0", pa.int64())]), ADDED, 1, None, True, 10, "waited")
+    with pytest.raises(SchemaError, match="undo the change until no fact waits, or start with a new checkpoint"):
+        world.batch([], SECOND)
+
+
+def test_large_facts() -> None:
+    """Chunks are bounded in bytes as well, and facts come back as they were."""
+    world = World(rules())
+    keys = [f"{'x' * 300_000}{number}" for number in range(40)]
+    world.batch([(number, key, 0) for number, key in enumerate(keys)], 0)
+    assert all(len(data) < 5 * 2**20 for state in world.states for data in state.chunks.values())
+    world.tables.versions.append({key: [number] for number, key in enumerate(keys)})
+    assert world.batch([], SECOND) == sorted(((n, k, n, SECOND) for n, k in enumerate(keys)), key=repr)
+    assert not any(state.chunks or state.index for state in world.states)

@@ -1,0 +1,204 @@
+"""Rows of a stream that wait for their row in the table: once each, over restarts and failed batches. Histories are in tests/lookup/test_late_facts.py."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_lookup import OptionError, explain_lookup, lookup_join
+from pyspark_lookup.errors import NotSupportedError, PysparkLookupError
+from pyspark_lookup.spark.features import STATEFUL_PROCESSORS
+from tests.support.preloaded import python_variables
+from tests.support.spark_tables import Calls, conf, put, said_by, saved
+from tests.support.sparks import needs, without
+
+pytestmark = [pytest.mark.spark, needs(STATEFUL_PROCESSORS)]
+STORE = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SCHEMA = "id long, event long, at timestamp"
+
+
+@pytest.fixture(autouse=True)
+def rocksdb(spark: SparkSession) -> Iterator[None]:
+    with conf(spark, STORE, ROCKSDB):
+        yield
+
+
+class Stream:
+    """Facts in files, looked up in a table, and what came of them. Each `run` starts the stream from its checkpoint and ends with it.
+
+    `metrics`: those of the last run, from all of its batches.
+    """
+
+    def __init__(self, spark: SparkSession, home: Path, join: Callable[[DataFrame], DataFrame]) -> None:
+        self.facts, self.out = home / "facts", home / "out"
+        self.metrics: dict[str, Any] = {}
+        self._spark = spark
+        self._join = join
+        self._checkpoint = str(home / "checkpoint")
+        self._files = 0
+        self.facts.mkdir()
+
+    def send(self, *ids: int) -> None:
+        self._files += 1
+        columns = {
+            "id": list(ids),
+            "event": [100 * self._files + key for key in ids],
+            "at": pa.array([0] * len(ids), pa.timestamp("us", "UTC")),
+        }
+        saved(self.facts / f"{self._files}.parquet", columns)
+
+    def run(self, fails: bool = False) -> None:
+        """One run with `availableNow`. `fails`: its batch fails when the sink has its rows."""
+        self.metrics = dict.fromkeys(("waiting", "woken", "expired", "crowded"), 0)
+
+        def write(batch: DataFrame, number: int) -> None:
+            rows = batch.toPandas() if fails else batch
+            if fails:
+                raise ArithmeticError(f"{len(rows)} rows")
+            batch.write.mode("overwrite").parquet(str(self.out / f"{number:03}"))
+
+        stream = self._spark.readStream.schema(SCHEMA).parquet(str(self.facts))
+        query = self._join(stream).writeStream.foreachBatch(write).option("checkpointLocation", self._checkpoint)
+        running = query.trigger(availableNow=True).start()
+        try:
+            assert running.awaitTermination(250)
+        finally:
+            running.stop()
+        for progress in running.recentProgress:  # after a batch that has failed, there is one more
+            (row,) = (row for name, row in progress["observedMetrics"].items() if name.startswith("late_"))
+            self.metrics["waiting"], self.metrics["oldest"] = row.waiting, row.oldest
+            for name in ("woken", "expired", "crowded"):
+                self.metrics[name] += row[name]
+
+    def results(self) -> list[tuple[Any, ...]]:
+        rows = self._spark.read.option("recursiveFileLookup", "true").parquet(str(self.out))
+        return in_order([tuple(row)[:2] + tuple(row)[3:] for row in rows.collect()])
+
+
+def in_order(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=str)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Facts with a match pass at once; others when the table has their row, or when their time is over. A batch that fails runs again."""
+    table = put(tmp_path / "dim.parquet", 1, range(3))
+    stream = Stream(spark, tmp_path, lambda facts: lookup_join(facts, str(table), "id", wait="1 day"))
+    calls = Calls(table)
+    stream.send(0, 1, 1, 3, 4, 4)
+    stream.run()
+    assert stream.results() == [(0, 100, 1), (1, 101, 1), (1, 101, 1)]
+    assert stream.metrics.pop("oldest") is not None
+    assert stream.metrics == {"waiting": 3, "woken": 0, "expired": 0, "crowded": 0}
+    assert calls.since()["hitCount"] == 6  # each fact was looked up once
+    put(table, 2, range(4))
+    stream.send(1, 5)
+    with pytest.raises(StreamingQueryException, match="ArithmeticError: 2 rows"):
+        stream.run(fails=True)
+    stream.run()
+    released = [(0, 100, 1), (1, 101, 1), (1, 101, 1), (1, 201, 2), (3, 103, 2)]
+    assert stream.results() == released
+    assert (stream.metrics["waiting"], stream.metrics["woken"]) == (3, 1)
+    calls.since()
+    put(table, 3, range(5))
+    stream.run()  # without facts, there is still a batch
+    assert stream.results() == in_order([*released, (4, 104, 3), (4, 104, 3)])
+    assert calls.since()["hitCount"] == 3  # the facts that waited, once
+    assert (stream.metrics["waiting"], stream.metrics["woken"]) == (1, 2)
+    stream._join = lambda facts: lookup_join(facts, str(table), "id", wait="1 ms")  # also for those that wait already
+    stream.run()
+    assert stream.results() == in_order([*released, (4, 104, 3), (4, 104, 3), (5, 205, None)])
+    assert stream.metrics == {"waiting": 0, "woken": 0, "expired": 1, "crowded": 0, "oldest": None}
+
+
+def test_explanation(spark: SparkSession, tmp_path: Path) -> None:
+    """The lookups before and after one that waits are passes of their own, and `explain_lookup` says why. The new column is the last."""
+    table = str(put(tmp_path / "dim.parquet", 1))
+    (tmp_path / "facts").mkdir()
+    facts = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "facts"))
+    first = lookup_join(facts, table, "id", prefix="a_")
+    waiting = lookup_join(first, table, "id", columns=["version", "_lookup_waited"], wait="90 min", how="inner")
+    last = lookup_join(waiting, table, "id", prefix="c_")
+    assert last.columns == ["id", "event", "at", "a_version", "version", "_lookup_waited", "c_version"]
+    assert dict(waiting.dtypes)["_lookup_waited"] == "interval day to second"
+    text = explain_lookup(last)
+    assert text.count("strategy: cache") == 3
+    assert "  wait: 5400 s from the arrival; the pass ends here\n" in text
+    assert "pass: its own (rows wait in it)" in text
+    assert "pass: its own (in the pass before, rows wait)" in text
+
+
+def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
+    """What cannot wait is refused when the lookup is built, with what to do."""
+    table = str(put(tmp_path / "dim.parquet", 1))
+    (tmp_path / "facts").mkdir()
+    stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "facts"))
+
+    def refused(
+        message: str, df: DataFrame = stream, error: type[PysparkLookupError] = OptionError, **named: Any
+    ) -> None:
+        with pytest.raises(error, match=message):
+            lookup_join(df, table, "id", **named)
+
+    refused("argument wait = '2 hours': the DataFrame is a batch", spark.range(3), wait="2 hours")
+    refused("argument wait_on = 'at' needs the argument wait", wait_on="at")
+    refused("argument wait_max_rows = 5 needs the argument wait", wait_max_rows=5)
+    refused("argument wait_max_rows = 5: give at least 16", wait="1 h", wait_max_rows=5)
+    refused("argument wait_max_rows = 1.5: expected a number of rows", wait="1 h", wait_max_rows=1.5)
+    refused("argument wait = 'soon': expected a duration", wait="soon")
+    refused("argument wait = '0 s': expected a time of more than 0", wait="0 s")
+    refused("not 'left_anti'", wait="1 h", how="anti")
+    refused("argument wait needs strategy='cache'", wait="1 h", strategy="broadcast")
+    refused("lookup.on-error = 'NULL'", wait="1 h", options={"lookup.on-error": "NULL"})
+    refused(
+        "argument wait_on: the DataFrame has no column 'when'", error=PysparkLookupError, wait="1 h", wait_on="when"
+    )
+    refused("argument wait_on = 'at': the column has no watermark", wait="1 h", wait_on="at")
+    refused("both have a column '_lookup_waited'", stream.withColumnRenamed("event", "_lookup_waited"),
+            wait="1 h", columns=["_lookup_waited"])  # fmt: skip
+    with conf(spark, STORE, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"):
+        refused(f"needs {STORE} = {ROCKSDB}", wait="1 h")
+    with without(STATEFUL_PROCESSORS):
+        refused("needs stateful processors in Python", error=NotSupportedError, wait="1 h")
+    waiting = lookup_join(stream.withWatermark("at", "1 hour"), table, "id", wait="1 h", wait_on="at")
+    assert "spark.watermarkDelayMs" not in waiting.schema.json()
+
+
+_CONNECT = """
+import os, sys
+from pyspark.sql import SparkSession
+from pyspark_lookup import lookup_join
+path, replacement, store, provider = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", 2).getOrCreate()
+spark.conf.set(store, provider)
+spark.range(5).write.parquet("facts")
+
+def run():
+    stream = lookup_join(spark.readStream.schema("id long").parquet("facts"), path, "id", wait="1 hour")
+    query = stream.writeStream.format("parquet").option("checkpointLocation", "checkpoint")
+    query.trigger(availableNow=True).start("out").awaitTermination()
+    print("ROWS", sorted(map(tuple, spark.read.parquet("out").collect())))
+
+run()
+os.replace(replacement, path)
+run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(280)
+def test_over_spark_connect(tmp_path: Path) -> None:
+    """Facts wait there as in a classic session."""
+    path, replacement = put(tmp_path / "dim.parquet", 1, range(3)), put(tmp_path / "new.parquet", 2, range(5))
+    variables = python_variables(tmp_path)
+    assert said_by(tmp_path, _CONNECT, path, replacement, STORE, ROCKSDB, variables=variables) == [
+        "ROWS [(0, 1), (1, 1), (2, 1)]",
+        "ROWS [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)]",
+    ]
