@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import math
+import random
 from typing import Any
 from unittest import mock
 
@@ -149,3 +150,24 @@ def test_the_longest_prefix_wins(kind: pa.DataType, prefixes: list[str | None], 
     for value, winner in zip(values, winners.tolist(), strict=True):
         matching = [(len(p), n) for n, p in enumerate(prefixes) if p is not None and value.startswith(p)]
         assert winner == max(matching, default=(0, NONE))[1]
+
+
+@given(st.integers(0, 2**32), st.sampled_from([5, 2**20, 2**40, 2**63]))
+def test_groups_with_many_segments(seed: int, spread: int) -> None:
+    """The last row of the group that begins before the value, also for values below and above all others of the group."""
+    draw = random.Random(seed)
+
+    def number() -> int:
+        return draw.choice([draw.randrange(-spread, spread), draw.randrange(-(2**63), 2**63), -(2**63), 2**63 - 1])
+
+    rows = [(draw.randrange(4), draw.randrange(-spread, spread)) for _ in range(draw.randrange(80))]
+    values = [(draw.randrange(-1, 4), number()) for _ in range(40)]
+    groups = np.array([group for group, _ in rows], np.int64)
+    ranges = Ranges.from_bounds(pa.array([low for _, low in rows], pa.int64()), None, (True, False), groups)
+    index = RangeIndex.build(ranges, Pick.NEWEST, 4)
+    winners = index.find(
+        ranges.positions(pa.array([value for _, value in values])), np.array([group for group, _ in values])
+    )
+    for (group, value), winner in zip(values, winners.tolist(), strict=True):
+        before = [(low, row) for row, (row_group, low) in enumerate(rows) if row_group == group and low <= value]
+        assert winner == max(before, default=(0, NONE))[1]

@@ -677,7 +677,7 @@ FAULTS = [
         ("tests/columnar/test_ranges.py::test_ranges_are_found",)),
     Fault("the-last-bucket-is-that-of-the-next-group", "columnar/ranges.py::RangeIndex.find_segments",
         replace("self.buckets[$group + 1] - $first - 1", "self.buckets[$group + 1] - $first"),
-        ("tests/columnar/test_ranges.py::test_ranges_are_found",)),
+        ("tests/columnar/test_ranges.py::test_groups_with_many_segments",)),
     Fault("ranges-of-deleted-rows-are-not-sorted-again", "lookup/snapshot_ranges.py::SnapshotRanges._index_changes",
         remove("$touched.append($base.segment.key_numbers($deleted))"),
         ("tests/lookup/test_snapshot_ranges.py::test_histories",)),
