@@ -229,9 +229,11 @@ def test_tables_that_know_their_columns(spark: SparkSession, tmp_path: Path, nam
             spark, f"{name}_geo", nets, options={"lookup.range": "network..other", "lookup.cidr": "network"}
         )
     register_lookup(spark, f"{name}_geo", nets)
-    # Spark makes text of the number, and the address of it is found nevertheless.
-    row = spark.sql(f"SELECT {name}_geo('10.9.9.9').network, {name}_geo(167838211).network, {name}_geo('x1')").first()
-    assert tuple(row) == ("10.0.0.0/8", "10.1.0.0/16", None)
+    row = spark.sql(f"SELECT {name}_geo('10.9.9.9').network, {name}_geo('x1').network").first()
+    assert tuple(row) == ("10.0.0.0/8", None)
+    if features.SQL_FUNCTIONS:  # Spark makes text of a number; its address is found nevertheless
+        row = spark.sql(f"SELECT {name}_geo(167838211).network, {name}_geo(1L).network, {name}_geo(-1)").first()
+        assert tuple(row) == ("10.1.0.0/16", None, None)
     for value_type, value in (("BIGINT", "167838211"), ("BINARY", "X'0A010203'")):
         register_lookup(spark, f"{name}_{value_type}", nets, value_type=value_type)
         assert spark.sql(f"SELECT {name}_{value_type}({value}).network").first()[0] == "10.1.0.0/16"
