@@ -71,8 +71,8 @@ class ColumnSizes:
         elif has_offsets(self.kind):
             if self.children[0].rows > _INT32_AT_MOST:
                 raise NotSupportedError(
-                    f"a column of type {self.kind} has {self.children[0].rows} elements, and a snapshot holds "
-                    f"{_INT32_AT_MOST} at most: leave it out with lookup.columns, or set lookup.cache=NONE"
+                    f"all values of type {self.kind} in one column have {self.children[0].rows} elements together, and a snapshot holds "
+                    f"{_INT32_AT_MOST} at most: leave out the column with these values (lookup.columns), or set lookup.cache = NONE"
                 )
             sizes[f"{self.name}.offsets"] = (self.rows + 1) * 4
         elif not pa.types.is_struct(self.kind):

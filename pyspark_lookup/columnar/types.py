@@ -448,7 +448,7 @@ def decimal_of_text(text: str, kind: pa.DataType) -> decimal.Decimal:
 
 
 def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
-    """A column with the values for which the codes of a dictionary column stand."""
+    """A dictionary column, decoded: a column with its values in place of their codes."""
     values = column.dictionary
     if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):  # Arrow's kernels take no views
         values = values.cast(spark_type(values.type))

@@ -139,7 +139,8 @@ def read_all_from_version(
         return collect_table(batches, columns, url), resolution
     if not reader.versions.reads_all_rows:
         raise OptionError(
-            f"{plan.options.place} returns rows by key only: look up by keys as well, or return a FullCachingLookupProvider"
+            f"{plan.options.place} returns rows by key only: look up by keys as well, or make the "
+            "provider's factory return a FullCachingLookupProvider"
         )
 
     def read(version: TableVersion) -> pa.Table:
@@ -175,7 +176,7 @@ def match_all(
     """All rows of a resolved version, to be matched with values of the type `kind`. The plan has the columns of the match."""
     if plan.options.cache.mode is CacheMode.PARTIAL:
         raise OptionError(
-            f"option lookup.cache = 'PARTIAL' caches rows by key, and {match.kind.value} alone has none: set lookup.cache = FULL, or give keys as well"
+            f"option lookup.cache = 'PARTIAL' caches rows by key, and a lookup by {match.kind.value} alone has no key: set lookup.cache = FULL, or give keys as well"
         )
     rows, resolution = read_all_from_version(reader, plan, execution, resolution, snapshot)
     rows = rows.combine_chunks()
@@ -792,8 +793,8 @@ def plan_matched(
         names = tuple(name for name in all_names if name not in match.columns)
         if not names:
             raise OptionError(
-                f"option lookup.keys = {','.join(all_names)!r} names only columns of argument {match.kind.value}: leave the key out, or name "
-                "other key columns"
+                f"option lookup.keys = {','.join(all_names)!r} names only columns that argument {match.kind.value} compares: leave the key out, "
+                "or name other key columns"
             )
         options = options.with_values({"lookup.keys": names})
         answer = [*names, *(name for name in answer if name not in names)]

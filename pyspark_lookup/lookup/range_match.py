@@ -143,7 +143,7 @@ class Match:
             return values.cast(field.type) if widens(kind, field.type) else values
         raise SchemaError(
             f"argument {self.kind.value} has the type {values.type}, but the table's column {field.name!r} has {field.type}: cast the values "
-            f"to {field.type} with df.withColumn"
+            f"to {field.type}"
         )
 
 

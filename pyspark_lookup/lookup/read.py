@@ -304,7 +304,7 @@ class SnapshotReader:
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
         """(the version, the snapshot) from which a full cache answers in CACHE mode. Waits for the first load.
 
-        None without such a full cache. None also if the snapshot lacks a commit of this host: then a reload starts, and the caller must ask the
+        None without such a full cache. Also None if the snapshot lacks a commit of this host: then a reload starts, and the caller must ask the
         store.
         """
         full = self._fulls.get_cache(table, options)

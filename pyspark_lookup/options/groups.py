@@ -194,7 +194,7 @@ class ReadOptions:
     where: str | None = option(
         "lookup.where", Kind("SQL predicate", parse_text), None, default_text="all rows",
         doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
-            "NULL`, `AND`, `OR`, `NOT` over this table's columns. Files and row groups that have no such rows by their statistics are not read.",
+            "NULL`, `AND`, `OR`, `NOT` over this table's columns. Files and row groups whose statistics rule out such rows are not read.",
     )
     between: tuple[str, str] | None = option(
         "lookup.range", PAIR, None,
@@ -421,7 +421,7 @@ class PartialCacheOptions:
     # fmt: off
     expire_after_access_s: float | None = option(
         "lookup.partial-cache.expire-after-access", DURATION, None,
-        doc="With PARTIAL: drop a key that was not looked up for this long. PARTIAL needs at least one of "
+        doc="With PARTIAL: drop a key that has not been looked up for this long. PARTIAL needs at least one of "
             "`expire-after-access`, `expire-after-write`, `max-rows` and `max-bytes`.",
     )
     expire_after_write_s: float | None = option(

@@ -124,7 +124,8 @@ class DueTrigger(CacheReloadTrigger):
         """The time after `now_s` at which a reload is due, if one is requested at `now_s`. `last`: the reload before the one requested."""
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
-        """The time at which this host makes the next reload; a time in the past means now."""
+        """The time at which this host makes the next reload: when it is due, or `late_s` later if it is not the first load. A time in the
+        past means now."""
         if last is None:
             return self.next_due_s(None, now_s)
         if _is_first(last):

@@ -127,7 +127,10 @@ class IndexedDeletes:
 
     @cached_property
     def predicate(self) -> Predicate | None:
-        """A predicate that is true for each data row with the values of one of `rows`; None if no column can rule out other rows."""
+        """A predicate that is true for each data row with the values of one of `rows`, and perhaps for others.
+
+        It compares the columns that are not nested or floating-point, and have no nulls in `rows`; None if there is no such column.
+        """
         parts: list[Predicate] = []
         for field, column in zip(self.rows.schema, self.rows.columns, strict=True):
             if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):

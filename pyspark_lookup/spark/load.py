@@ -171,7 +171,7 @@ def _plan(options: Mapping[str, str]) -> _Planned:
     if view is View.DATA:  # tasks read the version whose token they get, and must not look for the current one
         same_everywhere["lookup.version-at"] = VersionAt.PLAN.value
     if view is View.DATA and tasks > 1:
-        # All hosts must divide the files into the same shares, also if their conf files differ.
+        # All hosts must divide the files into the same shares, even if their conf files differ.
         same_everywhere["lookup.scan.split-size"] = str(planned.options.read.split_size)
     return _Planned(schema, tasks, same_everywhere, view is View.DATA)
 

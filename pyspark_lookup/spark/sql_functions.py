@@ -97,7 +97,7 @@ def register_lookup(
         check_match_cache(match, dim_table.keys, dim_table)
     elif value_type is not None:
         raise OptionError(
-            f"argument value_type = {value_type!r} is for functions whose last argument is matched: give between, cidr or starts_with, or leave it out"
+            f"argument value_type = {value_type!r} is for functions with between, cidr or starts_with: give one of these, or leave value_type out"
         )
     matched = None if match is None else _matched(match, dim_table, value_type)
     if defaults_to_full(dim_table):

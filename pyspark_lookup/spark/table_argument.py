@@ -475,5 +475,5 @@ def check_match_cache(match: MatchArgument, keys: Sequence[object], table: Dimen
     """Raise OptionError if the table has a partial cache, which keeps rows by key, and the lookup has no keys."""
     if not keys and table.parsed.cache.mode is CacheMode.PARTIAL:
         raise OptionError(
-            f"option lookup.cache = 'PARTIAL' caches rows by key, and {match.kind.value} alone has none: set lookup.cache = FULL, or give keys as well"
+            f"option lookup.cache = 'PARTIAL' caches rows by key, and a lookup by {match.kind.value} alone has no key: set lookup.cache = FULL, or give keys as well"
         )

@@ -360,6 +360,6 @@ def files_from_json(record: Any, open_named: Callable[[str], ListedColumns | Non
         raise ValueError("the columns of its files are gone")
     gone = [as_count(row) for row in record["gone"]]
     if gone and max(gone) >= len(columns):
-        raise ValueError("it removes a row that its columns do not have")
+        raise ValueError(f"it removes row {max(gone)} (counted from 0), but its columns have {len(columns)} rows")
     others = [FileVersion.from_json(row) for row in record["added"]]
     return ColumnFiles.merge(columns, np.delete(np.arange(len(columns)), gone), others)

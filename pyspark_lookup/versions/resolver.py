@@ -149,7 +149,7 @@ class TableKinds:
     def known_kind(self, url: str, options: LookupOptions) -> str | None:
         """The kind of table that was at a path when this host last resolved it; None if the host never did.
 
-        None also if each query asks the store (UFS) and tables of this kind keep no versions, because the store's answer then shows the kind.
+        Also None if each query asks the store (UFS) and tables of this kind keep no versions, because the store's answer then shows the kind.
         """
         last = self._last_kind(url, options)
         retained = last is not None and self._by_kind[last].retained

@@ -298,7 +298,7 @@ def test_what_gets_refuse(tmp_path: Path) -> None:
         ({"cidr": [1.5]}, "argument cidr has the type double; addresses are"),
         ({"starts_with": [1]}, "argument starts_with has the type int64"),
         ({"keys": ["a"], "starts_with": ["a", "b"]}, "argument starts_with has 2 values for 1 keys"),
-        ({"keys": ["a"], "cidr": ["a"]}, "lookup.keys = 'network' names only columns of argument cidr"),
+        ({"keys": ["a"], "cidr": ["a"]}, "lookup.keys = 'network' names only columns that argument cidr compares"),
     ]
     for arguments, words in gets:
         with pytest.raises((OptionError, SchemaError), match=words):

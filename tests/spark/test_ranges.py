@@ -240,7 +240,7 @@ def test_tables_that_know_their_columns(spark: SparkSession, tmp_path: Path, nam
     for value_type, words in (("FLOAT", "argument cidr has the type float"), ("TEXTS", "value_type = 'TEXTS': give a type of SQL")):  # fmt: skip
         with pytest.raises((OptionError, SchemaError), match=words):
             register_lookup(spark, f"{name}_geo", nets, value_type=value_type)
-    with pytest.raises(OptionError, match="value_type = 'INT' is for functions whose last argument is matched"):
+    with pytest.raises(OptionError, match="value_type = 'INT' is for functions with between, cidr or starts_with"):
         register_lookup(spark, f"{name}_geo", nets, "network", value_type="INT")
     if DATA_SOURCES:
         options = {"lookup.keys": "country,low", "lookup.range": "low..high"}
@@ -338,7 +338,7 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes are text or binary"),
         ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give one of them"),
         ({"starts_with": {"ip": "text"}, "strategy": "broadcast"}, "argument starts_with needs strategy='cache'"),
-        ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key, and starts_with alone"),
+        ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key, and a lookup by starts_with alone"),
         ({"starts_with": {"ip": "text"}, "options": {"lookup.range.bounds": "][", **FULL}}, r"lookup.range.bounds = '\]\['"),
     ]  # fmt: skip
     for arguments, words in refused:

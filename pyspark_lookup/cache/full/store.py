@@ -267,7 +267,7 @@ class StoredSnapshots:
     def map_compatible(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
         """What `map` returns, but None if a column of the layers is another column in `version`, although it has the same name.
 
-        None also if this is not known.
+        Also None if this is not known.
         """
         layers = self.map(stored)
         if stored is None or layers is None or all(file.columns is None for file in version.files):

@@ -161,7 +161,10 @@ class GrowingColumn:
         if self._offsets is not None and not is_bytes(self.kind):
             offsets = list_offsets(array)
             if self._end + int(offsets[-1] - offsets[0]) > _INT32_AT_MOST:
-                raise OverflowError(f"a column of type {self.kind} has more than {_INT32_AT_MOST} elements")
+                raise OverflowError(
+                    f"all cached values of type {self.kind} in one column have more than {_INT32_AT_MOST} elements together: set a lower "
+                    "lookup.partial-cache.max-bytes, or leave out the column with these values (lookup.columns)"
+                )
         for column, child in zip(self._children, child_arrays(array), strict=True):
             column.check_room(child)
 
@@ -376,7 +379,7 @@ class Entries:
         return np.repeat(np.arange(len(entries)), counts), rows
 
     def columns(self) -> list[pa.Array]:
-        """The columns of all rows, those of removed entries included. These arrays never change, also if rows are added later."""
+        """The columns of all rows, those of removed entries included. These arrays never change, even if rows are added later."""
         return [column.view() for column in self._columns]
 
     def latest_accesses(self, entries: Numbers) -> Numbers:

@@ -120,7 +120,7 @@ _SPECIAL_NUMBER = Number(0, (0, MANY_DIGITS), integers=False, fractions=True, fi
 
 
 def join_inferred(first: Inferred, second: Inferred) -> Inferred:
-    """The inferred type of a column with values that show `first` and values that show `second`."""
+    """The inferred type of a column. Some of its values alone would have the inferred type `first`, the others `second`."""
     if first.kind != second.kind:
         for tells_least in (NOTHING, _EMPTY):
             if tells_least in (first, second):

@@ -750,9 +750,9 @@ class OrcIndex(FileIndex):
         return None if mistaken else list(columns)
 
     def _read_exact_times(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
-        """The rows of a stripe, also if it has times that pyarrow cannot hold, or times of a writer in another time zone than UTC.
+        """The rows of a stripe, even if it has times that pyarrow cannot hold, or times of a writer in another time zone than UTC.
 
-        `read`: the columns to read. `columns`: the columns to return.
+        `columns`: the columns to return. `read`: the same columns, or another one if there are none, because pyarrow needs one to count the rows.
         """
         converts = dict(self._converts)
         for name in self._times.intersection(read):

@@ -258,7 +258,7 @@ class ParquetIndex(FileIndex):
 
 @dataclasses.dataclass(frozen=True)
 class HybridTimes:
-    """Which dates and times of a Parquet file are in the hybrid calendar. Spark 2.4 writes so, and later versions do in LEGACY mode.
+    """Which dates and times of a Parquet file are in the hybrid calendar, as Spark 2.4 writes them, and later versions in LEGACY mode.
 
     `annotated`: whether dates, and instants in milliseconds and microseconds, are in the hybrid calendar. `int96`: whether instants of the type
     INT96 are. `zone`: the time zone of the session that wrote the file. Times without a zone are never in the hybrid calendar.

@@ -584,7 +584,9 @@ class DeltaLog:
             disk.use_table(self._key)
         gone = {as_count(row) for row in record["gone"]}
         if gone and (base is None or max(gone) >= base.rows):
-            raise ValueError("it removes a row that its columns do not have")
+            raise ValueError(
+                f"it removes row {max(gone)} (counted from 0), but its columns have {0 if base is None else base.rows} rows"
+            )
         added_by_key = {add.key: add for add in added}
         protocol = {**record["protocol"]}
         return Replay(as_count(record["version"]), metadata, protocol, added_by_key, rewrites, base, gone).state()

@@ -105,7 +105,7 @@ def _steps(struct: StructType) -> Iterator[_Step]:
         if not isinstance(field.field_type, StructType):
             yield _step(field, field.field_id)
         elif not field.required:
-            raise ValueError(f"the record {field.name} may be missing")
+            raise ValueError(f"the record {field.name} is optional, and should be required")
         elif field.field_id == PARTITION_ID:
             yield _Step(_MARK, False, _PARTITION)
             yield from (_step(part, _NO_ID) for part in field.field_type.fields)
@@ -118,7 +118,7 @@ def _step(field: NestedField, field_id: int) -> _Step:
     """How a field is stored. `field_id`: by which it may be decoded; `_NO_ID`: it is not. Raises ValueError for a type that is not expected."""
     kind, width = _kind(field.field_type)
     if any(field_id in fields for other, fields in _DECODED.items() if other != kind):
-        raise ValueError(f"the field {field.name} has the type {field.field_type}")
+        raise ValueError(f"the field {field.name} has the unexpected type {field.field_type}")
     return _Step(kind, not field.required, _DECODED.get(kind, {}).get(field_id), width)
 
 
@@ -252,7 +252,7 @@ class _Records:
         manifests = np.repeat([manifest for _, manifest, _, _ in self._runs], counts)
         status = _numbers_at(view, places[_STATUS], -1)
         if (_numbers_at(view, places[_CONTENT], DATA) != DATA).any() or not np.isin(status, (0, ADDED, DELETED)).all():
-            raise ValueError("it has other files than data files")
+            raise ValueError("it lists files that are not data files, or that have an unknown status")
         encryption = places[_KEY_METADATA]
         if _numbers_at(view, encryption[encryption >= 0], 0).any():
             raise ValueError("it has encrypted files")

@@ -48,7 +48,7 @@ class ManifestReader:
     def read(self, manifests: Sequence[Manifest], keeps: bool) -> Iterator[list[Entry]]:
         """The live files in each of the manifests. Manifests that this process has cached are not read again.
 
-        `keeps`: whether the block cache keeps the manifests that are read: it does if no record will have their entries.
+        `keeps`: whether the block cache keeps the manifests that are read. It need not if the caller stores their entries on this host.
         """
         data = self._read_contents([manifest for manifest in manifests if manifest.location not in self._recent], keeps)
         count = sum(len(some) + 1 for some in self._recent.values())

@@ -319,8 +319,8 @@ class LogPages:
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
             f"{self._redacted_path}: the log of table {state.table_id} was trimmed: it has the versions from position {first} on. Restart "
-            f"a stream with a new checkpoint, from the current table (lookup.stream.start = SNAPSHOT) or, without the changes before them, from "
-            f"later changes (lookup.stream.start = {first})"
+            f"a stream with a new checkpoint: from the current table (lookup.stream.start = SNAPSHOT), or from the oldest changes that the log "
+            f"still has (lookup.stream.start = {first})"
         )
 
     def _replay(self, state: TableState, base: int, end: int) -> TableState | None:

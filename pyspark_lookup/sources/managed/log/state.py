@@ -523,7 +523,7 @@ class TableState:
         if self.replaced_by > write_id and write.mode is not WriteMode.ALTER:
             raise WriteConflictError(
                 f"write {write_id} of table {self.table_id} began before write {self.replaced_by}, which has replaced the "
-                "table's rows and is committed: its rows would never be seen; write again"
+                f"table's rows and is committed, so the rows of write {write_id} would never be seen: write again"
             )
         return write
 
