@@ -45,9 +45,7 @@ def parse_addresses(column: pa.Array) -> Addresses:
     """The addresses in a column of text, of binary values of 4 or 16 bytes, or of integers (IPv4). A value that is no address is not valid."""
     kind = column.type
     if pa.types.is_integer(kind):
-        numbers = column.cast(pa.int64(), safe=False)
-        values = np.asarray(numbers.fill_null(-1))
-        valid = (values >= 0) & (values < 2**32)
+        values, valid = parse_integers(column)
         return Addresses(np.zeros(len(values), np.uint64), values.astype(np.uint64) | _IPV4, valid)
     has_value = as_bools(column.is_valid())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -56,6 +54,12 @@ def parse_addresses(column: pa.Array) -> Addresses:
     else:
         addresses = _from_bytes(column.cast(pa.binary()))
     return dataclasses.replace(addresses, valid=addresses.valid & has_value)
+
+
+def parse_integers(column: pa.Array) -> tuple[Numbers, Numbers]:
+    """(a column of integers as int64, whether each is an IPv4 address)."""
+    values = np.asarray(column.cast(pa.int64(), safe=False).fill_null(-1))
+    return values, (values >= 0) & (values < 2**32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pyspark_lookup.columnar.keys import (
     one_array,
     renumber,
 )
-from pyspark_lookup.columnar.networks import Addresses, Networks, parse_addresses, parse_networks
+from pyspark_lookup.columnar.networks import Addresses, Networks, parse_addresses, parse_integers, parse_networks
 from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, SortedBytes, Stabbing, positions_of
 from pyspark_lookup.columnar.types import widens
 from pyspark_lookup.core.forks import cached_property
@@ -165,6 +165,8 @@ class MatchedValues:
         if self.kind is not MatchKind.CIDR:
             valid = as_bools(values.is_valid()) if values.null_count else np.ones(len(values), np.bool_)
             return positions_of(values if self.decimal is None else values.cast(self.decimal), self.bounds), valid
+        if self.is_ipv4 and pa.types.is_integer(values.type):
+            return parse_integers(values)
         addresses = parse_addresses(values)
         if self.is_ipv4:
             return _ipv4_numbers(addresses), addresses.valid & addresses.is_ipv4
