@@ -43,12 +43,12 @@ class Stream:
         self._files = 0
         self.facts.mkdir()
 
-    def send(self, *ids: int) -> None:
+    def send(self, *ids: int, at_s: int = 0) -> None:
         self._files += 1
         columns = {
             "id": list(ids),
             "event": [100 * self._files + key for key in ids],
-            "at": pa.array([0] * len(ids), pa.timestamp("us", "UTC")),
+            "at": pa.array([at_s * 1_000_000] * len(ids), pa.timestamp("us", "UTC")),
         }
         saved(self.facts / f"{self._files}.parquet", columns)
 
@@ -71,6 +71,8 @@ class Stream:
             running.stop()
         for progress in running.recentProgress:  # after a batch that has failed, there is one more
             (row,) = (row for name, row in progress["observedMetrics"].items() if name.startswith("late_"))
+            if row.waiting is None:  # a batch without a row, only to advance the watermark
+                continue
             self.metrics["waiting"], self.metrics["oldest"] = row.waiting, row.oldest
             for name in ("woken", "expired", "crowded"):
                 self.metrics[name] += row[name]
@@ -115,6 +117,31 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     stream.run()
     assert stream.results() == in_order([*released, (4, 104, 3), (4, 104, 3), (5, 205, None)])
     assert stream.metrics == {"waiting": 0, "woken": 0, "expired": 1, "crowded": 0, "oldest": None}
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(280)
+def test_deadlines_by_the_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    """With `wait_on`, a fact's own time counts, and the watermark is the clock. The result may have a watermark of its own, and be deduplicated."""
+    table = put(tmp_path / "dim.parquet", 1, range(3))
+
+    def join(facts: DataFrame) -> DataFrame:
+        timed = facts.withWatermark("at", "10 minutes").dropDuplicatesWithinWatermark(["id", "event"])
+        return lookup_join(timed, str(table), "id", wait="1 hour", wait_on="at")
+
+    hour_s = 3600
+    stream = Stream(spark, tmp_path, join)
+    stream.send(1, 7, 7, at_s=10 * hour_s)
+    stream.run()
+    assert stream.results() == [(1, 101, 1)]
+    assert stream.metrics["waiting"] == 1
+    stream.send(2, at_s=12 * hour_s)
+    stream.run()
+    stream.send(8, at_s=12 * hour_s)
+    stream.run()  # the watermark is 11:50
+    assert stream.results() == in_order([(1, 101, 1), (2, 202, 1), (7, 107, None)])
+    assert stream.metrics["waiting"] == 1
 
 
 def test_explanation(spark: SparkSession, tmp_path: Path) -> None:
