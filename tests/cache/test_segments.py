@@ -277,7 +277,7 @@ def test_an_index_that_does_not_find_its_first_key(
     opened = workshop.made([numbered(range(100), text=[f"text {n}" for n in range(100)])], keys)
     assert Segment(opened).rows == 100
     for other in others:
-        with pytest.raises(ValueError, match="first row's key does not find it"):
+        with pytest.raises(ValueError, match="first row's key does not find the row"):
             Segment(dataclasses.replace(opened, meta={**opened.meta, name: other}))
 
 
