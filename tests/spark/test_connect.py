@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fuzzing import BY_NIGHT
 from tests.support.preloaded import python_variables
-from tests.support.spark_tables import put, said_by, saved
+from tests.support.spark_tables import CONNECT, put, said_by, saved
 from tests.support.sparks import DATA_SOURCES, PIPELINES, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
@@ -35,12 +35,11 @@ def without_pyiceberg(home: Path) -> str:
     return os.pathsep.join([str(home / "fence"), *(place for place in sys.path if place)])
 
 
-_CONNECT = """
+_BEGIN = f"""{CONNECT}
 import sys
 from pathlib import Path
-from pyspark.sql import SparkSession
 path, replacement = sys.argv[1:]
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
+spark = connect.getOrCreate()
 """
 
 
@@ -91,7 +90,7 @@ spark.stop()
 """
     variables = {**python_variables(tmp_path), "PYTHONPATH": without_pyiceberg(tmp_path)}
     commits = 2 if BY_NIGHT else 1
-    assert said_by(tmp_path, f"COMMITS = {commits}{_CONNECT}{script}", path, replacement, variables=variables) == [
+    assert said_by(tmp_path, f"COMMITS = {commits}{_BEGIN}{script}", path, replacement, variables=variables) == [
         "FIRST ['a', 'b']", "SECOND ['c', 'd']", "TABLE ['c', 'd']", "NAMED 2", "WORKERS False",
         *(f"ICEBERG {n} {n} {n}" for n in range(1, commits + 1)), "ERROR True",
     ]  # fmt: skip
@@ -144,7 +143,7 @@ for moment in "TIMESTAMP'2024-01-03 00:59'", "TIMESTAMP'2024-01-03 01:00'", "TIM
     enrich(f"SELECT 1 AS k, {moment} AS t", history, {"k": "id"}, **since)
 spark.stop()
 """
-    assert said_by(tmp_path, _CONNECT + script, path, "", variables=python_variables(tmp_path), timeout_s=200) == [
+    assert said_by(tmp_path, _BEGIN + script, path, "", variables=python_variables(tmp_path), timeout_s=200) == [
         "FLOW [(1, 'c'), (9, None), (None, None)]",
         "FLOW [(Decimal('1.00'), 'c')]",
         "FLOW [(1, 'c', None, 1)]",
@@ -240,7 +239,7 @@ print("BATCH", Path(path + "-seen").read_text())
 """
     replacement = put(tmp_path / "replacement.parquet", 10)
     assert said_by(
-        tmp_path, _CONNECT + script, path, replacement, variables=python_variables(tmp_path), timeout_s=500
+        tmp_path, _BEGIN + script, path, replacement, variables=python_variables(tmp_path), timeout_s=500
     ) == [
         *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"], "EXPLAINED 2", "SQL (10, 9)",
         "ROWS [Row(id=3, version=1)]", "BEFORE 10 10", "AFTER 110 100", "OBSERVED 15 True",

@@ -13,7 +13,7 @@ from pyspark_lookup import OptionError, explain_lookup, lookup_join
 from pyspark_lookup.errors import NotSupportedError, PysparkLookupError
 from pyspark_lookup.spark.features import STATEFUL_PROCESSORS
 from tests.support.preloaded import python_variables
-from tests.support.spark_tables import Calls, conf, put, said_by, saved
+from tests.support.spark_tables import CONNECT, Calls, conf, put, said_by, saved
 from tests.support.sparks import needs, without
 
 pytestmark = [pytest.mark.spark, needs(STATEFUL_PROCESSORS)]
@@ -197,12 +197,11 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
     assert "spark.watermarkDelayMs" not in waiting.schema.json()
 
 
-_CONNECT = """
+_OVER_CONNECT = f"""{CONNECT}
 import os, sys
-from pyspark.sql import SparkSession
 from pyspark_lookup import lookup_join
 path, replacement, store, provider = sys.argv[1:]
-spark = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", 2).getOrCreate()
+spark = connect.config("spark.sql.shuffle.partitions", 2).getOrCreate()
 spark.conf.set(store, provider)
 spark.range(5).write.parquet("facts")
 
@@ -225,7 +224,7 @@ def test_over_spark_connect(tmp_path: Path) -> None:
     """Facts wait there as in a classic session."""
     path, replacement = put(tmp_path / "dim.parquet", 1, range(3)), put(tmp_path / "new.parquet", 2, range(5))
     variables = python_variables(tmp_path)
-    assert said_by(tmp_path, _CONNECT, path, replacement, STORE, ROCKSDB, variables=variables) == [
+    assert said_by(tmp_path, _OVER_CONNECT, path, replacement, STORE, ROCKSDB, variables=variables) == [
         "ROWS [(0, 1), (1, 1), (2, 1)]",
         "ROWS [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)]",
     ]

@@ -148,6 +148,19 @@ def said_by(
     return [line for line in printed.splitlines() if line.split(" ")[0].isupper()]
 
 
+CONNECT = """
+import socket
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.client import DefaultChannelBuilder
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+DefaultChannelBuilder.default_port = staticmethod(lambda: port)  # else 15002, which another test's server may have
+connect = SparkSession.builder.remote("local[2]").config("spark.connect.grpc.binding.port", port)
+"""
+"""The begin of a program for `said_by`: `connect` builds a session of Spark Connect, with a server of its own on a free port."""
+
+
 def made_files(home: Path) -> dict[str, str]:
     """Paths of the facts and of tables in which keys repeat, are null, and are of several types."""
     rng = random.Random(11)
