@@ -16,6 +16,7 @@ from pyspark_lookup.columnar.ranges import join_words
 from pyspark_lookup.columnar.types import is_text
 
 _IPV4 = np.uint64(0xFFFF_0000_0000)  # the lower half of the IPv6 address that stands for 0.0.0.0
+_IPV4_LENGTH, _LENGTH = 32, 128  # bits of an address
 _LONGEST = 45  # characters of an address: six groups of four digits, and an IPv4 address
 _GROUPS = 8
 _NOT_HEX = 255
@@ -76,8 +77,10 @@ class Networks:
 def parse_networks(column: pa.Array, lengths: pa.Array | None = None) -> Networks:
     """The networks in a column of text (`10.0.0.0/8`, `2001:db8::/32`, or a single address).
 
-    With `lengths`, the column has addresses, and `lengths` has the number of leading bits that all addresses of the network share.
+    With `lengths`, the column has addresses, and `lengths` has the number of leading bits that all addresses of the network share. The length
+    counts the bits of the address as it is written: `::ffff:10.0.0.0/104` is the network `10.0.0.0/8`.
     """
+    most = np.where(_is_written_as_ipv4(column), _IPV4_LENGTH, _LENGTH)
     if lengths is not None:
         addresses = parse_addresses(column)
         bits = np.asarray(lengths.cast(pa.int64(), safe=False).fill_null(-1))
@@ -86,18 +89,25 @@ def parse_networks(column: pa.Array, lengths: pa.Array | None = None) -> Network
         slash = characters.find_last(ord("/"))
         addresses = _parse(characters, np.where(slash >= 0, slash, characters.lengths))
         bits = characters.parse_number(slash + 1)
-        most = np.where(addresses.is_ipv4, 32, 128)
         bits = np.where(slash >= 0, bits, most)
         valid = addresses.valid & as_bools(column.is_valid())
         addresses = dataclasses.replace(addresses, valid=valid)
-    return _to_networks(addresses, bits)
+    return _to_networks(addresses, bits, most)
 
 
-def _to_networks(addresses: Addresses, bits: Numbers) -> Networks:
-    is_ipv4 = addresses.is_ipv4
-    valid = addresses.valid & (bits >= 0) & (bits <= np.where(is_ipv4, 32, 128))
-    bits = np.where(is_ipv4, bits + 96, bits)
-    upper, lower = _host_bits(128 - np.where(valid, bits, 128))
+def _is_written_as_ipv4(column: pa.Array) -> Numbers:
+    """Which addresses of a column, with or without a length behind them, are written in the form of IPv4: with 32 bits."""
+    if pa.types.is_integer(column.type):
+        return np.ones(len(column), np.bool_)
+    if is_text(column.type):
+        return ~as_bools(pc.match_substring(column, ":").fill_null(False))
+    return as_bools(pc.equal(pc.binary_length(column), _IPV4_LENGTH // 8).fill_null(False))
+
+
+def _to_networks(addresses: Addresses, bits: Numbers, most: Numbers) -> Networks:
+    """The networks that have the first `bits` of the `most` bits of their addresses."""
+    valid = addresses.valid & (bits >= 0) & (bits <= most)
+    upper, lower = _host_bits(np.where(valid, most - bits, 0))
     has_host_bits = valid & (((addresses.upper & upper) | (addresses.lower & lower)) != 0)
     first = Addresses(addresses.upper & ~upper, addresses.lower & ~lower, valid)
     last = Addresses(addresses.upper | upper, addresses.lower | lower, valid)

@@ -74,10 +74,11 @@ def test_addresses_of_numbers_and_bytes() -> None:
     ]
 
 
-_SUFFIXES = ["", "/0", "/8", "/32", "/33", "/128", "/129", "/", "/x", "/0008", "/-1", "/ 8"]
+_SUFFIXES = ["", "/0", "/8", "/32", "/96", "/104", "/33", "/128", "/129", "/", "/x", "/0008", "/-1", "/ 8"]
 
 
 @given(st.lists(st.none() | st.tuples(_TEXTS, st.sampled_from(_SUFFIXES)).map("".join), max_size=8))
+@example(["::ffff:0:0/96", "::ffff:10.0.0.0/104", "::ffff:10.0.0.0/8"])
 def test_networks_of_text(texts: list[str | None]) -> None:
     networks = parse_networks(pa.array(["x", *texts], pa.string())[1:])
     firsts, lasts = numbers(networks.first), numbers(networks.last)
@@ -86,7 +87,7 @@ def test_networks_of_text(texts: list[str | None]) -> None:
         start = by_python(address)
         is_number = bits.isascii() and bits.isdigit() and len(bits) <= 3
         length = int(bits) if is_number else -1 if slash else None
-        most = 32 if start is not None and start >> 32 == 0xFFFF else 128
+        most = 128 if ":" in address else 32
         expected = start is not None and (length is None or 0 <= length <= most)
         assert bool(networks.valid[number]) == expected
         if start is not None and expected:
@@ -95,8 +96,17 @@ def test_networks_of_text(texts: list[str | None]) -> None:
             assert bool(networks.has_host_bits[number]) == (start % span > 0)
 
 
-@pytest.mark.parametrize("bits", [24, 33, None])
-def test_networks_of_addresses_with_lengths(bits: int | None) -> None:
-    networks = parse_networks(pa.array(["10.1.2.0"]), pa.array([bits], pa.int32()))
-    assert networks.valid.tolist() == [bits == 24]
-    assert bits != 24 or np.asarray(networks.last.lower)[0] == _MAPPED | 0x0A0102FF
+_NUMBER = _MAPPED | 0x0A010200
+
+
+@pytest.mark.parametrize(
+    ("address", "length"),
+    [("10.1.2.0", 32), (b"\x0a\1\2\0", 32), (0x0A010200, 32), ("::ffff:10.1.2.0", 128), (_NUMBER.to_bytes(16, "big"), 128)],
+    ids=["IPv4 text", "4 bytes", "number", "IPv6 text", "16 bytes"],
+)  # fmt: skip
+def test_networks_of_addresses_with_lengths(address: object, length: int) -> None:
+    """The length counts the bits of the address as it is written."""
+    networks = parse_networks(pa.array([address] * 3), pa.array([length - 8, length + 1, None], pa.int32()))
+    assert networks.valid.tolist() == [True, False, False]
+    assert not networks.has_host_bits[0]
+    assert (numbers(networks.first)[0], numbers(networks.last)[0]) == (_NUMBER, _NUMBER | 0xFF)
