@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
