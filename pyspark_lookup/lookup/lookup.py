@@ -278,7 +278,10 @@ def _log_unmatched(plan: ReadPlan, version: TableVersion, matched: MatchedRanges
 def find_row(
     reader: TableReader, plan: ReadPlan, version: TableVersion, names: Sequence[str], values: Sequence[pa.Scalar]
 ) -> str | None:
-    """The file in which a row has these values, and the row's number there, for errors; None if no file has it any more."""
+    """The file in which a row has these values, and the row's number there, for errors; None if no file has it any more, and for a provider that
+    returns rows by key only."""
+    if not reader.versions.reads_all_rows:
+        return None
     columns = pa.schema([plan.projection.columns.field(name) for name in names])
     projection = dataclasses.replace(plan.projection, columns=columns, predicate=None)
     with contextlib.suppress(PysparkLookupError):  # the file may be gone

@@ -299,12 +299,16 @@ class Lookup:
             )
             where, count = redact("path", self._options.files.path), len(failures) or batch.keys.num_rows
             log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=count, error=_message(problem))
-            if rows is not None:
-                failed_rows = batch.rows_of(np.array(list(failures), np.int64))
-                failed_keys = failed_rows if batch.places is None else batch.places[failed_rows]
-                reasons = [_message(failures[key]) for key in failed_keys.tolist()]
-                return self._rows(self._matching(batch, rows, open_version), (failed_rows, reasons))
-            return self._fail(batch, *self._get_cached(open_version, batch.keys), _message(problem), open_version)
+            try:
+                if rows is not None:
+                    failed_rows = batch.rows_of(np.array(list(failures), np.int64))
+                    failed_keys = failed_rows if batch.places is None else batch.places[failed_rows]
+                    reasons = [_message(failures[key]) for key in failed_keys.tolist()]
+                    return self._rows(self._matching(batch, rows, open_version), (failed_rows, reasons))
+                return self._fail(batch, *self._get_cached(open_version, batch.keys), _message(problem), open_version)
+            except DamagedFileError as bad_network:  # the rows that are at hand have it
+                no_answers = np.zeros(batch.keys.num_rows, np.bool_)
+                return self._fail(batch, self._nothing(), no_answers, _message(bad_network))
         return self._rows(matches, None)
 
     def publish(self) -> None:

@@ -667,15 +667,26 @@ def test_ranges_whose_lookup_fails(host: Host, table: Path) -> None:
         assert answers == [LOST, None, None, *[LOST] * (len(sizes) - 3)]
 
 
-def test_networks_that_cannot_be_read_of_some_keys(host: Host, dim: Path) -> None:
-    """Beside keys, too, they are the error of the lookup: its rows have the reason, if the table says so."""
-    options = {"path": str(dim), "lookup.keys": "id", **NULL}
+@pytest.mark.parametrize("mode", [*MODES, "provider NONE", "provider PARTIAL"])
+def test_networks_that_cannot_be_read_of_some_keys(mode: str, host: Host, dim: Path) -> None:
+    """Beside keys, too, they are the error of the lookup: its rows have the reason, if the table says so. So it is when other keys fail."""
+    is_file = mode in MODES
+    options = {
+        "path" if is_file else "lookup.provider": str(dim) if is_file else host.provider(), "lookup.keys": "id", **MODES[mode.split()[-1]], **NULL
+    }  # fmt: skip
     lookup = LookupSpec(options, pa.schema([KEY]), COLUMNS, ("size",), (MatchKind.CIDR, ("name",)))
     spec = PassSpec((Stage(lookup, (0, 1), (0,), "left"),), many=False)
     for count in (2, 9):
         row, *_ = host.get(spec, [*ids(*[4] * count), pa.array(["10.0.0.1"] * count)])
         assert row[ERROR_COLUMN].startswith("DamagedFileError: ")
-        assert "/1.parquet, row 1, id = 4: name = 'd' is no network (1 such rows)" in row[ERROR_COLUMN]
+        assert (
+            f"{'/1.parquet, row 1, ' if is_file else ''}id = 4: name = 'd' is no network (1 such rows)"
+            in row[ERROR_COLUMN]
+        )
+    host.bad = {9}
+    *failed, of_null = host.get(spec, [*ids(4, 9, 4), pa.array(["10.0.0.1"] * 2 + [None])])
+    assert all("is no network" in row[ERROR_COLUMN] for row in failed)
+    assert of_null is None
 
 
 def test_ranges_of_a_provider(host: Host) -> None:
