@@ -672,7 +672,7 @@ def test_networks_that_cannot_be_read_of_some_keys(mode: str, host: Host, dim: P
     """Beside keys, too, they are the error of the lookup: its rows have the reason, if the table says so. So it is when other keys fail."""
     is_file = mode in MODES
     options = {
-        "path" if is_file else "lookup.provider": str(dim) if is_file else host.provider(), "lookup.keys": "id", **MODES[mode.split()[-1]], **NULL
+        "path" if is_file else "lookup.provider": str(dim) if is_file else host.provider(), "lookup.keys": "id", **MODES[mode.removeprefix("provider ")], **NULL
     }  # fmt: skip
     lookup = LookupSpec(options, pa.schema([KEY]), COLUMNS, ("size",), (MatchKind.CIDR, ("name",)))
     spec = PassSpec((Stage(lookup, (0, 1), (0,), "left"),), many=False)
