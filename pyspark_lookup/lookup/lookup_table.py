@@ -51,7 +51,7 @@ from pyspark_lookup.lookup.lookup import (
 )
 from pyspark_lookup.lookup.metadata_tables import ViewTask, describe_table, scan_changes, view_batches
 from pyspark_lookup.lookup.planner import ResolvedTable
-from pyspark_lookup.lookup.range_match import Match, MatchKind
+from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.groups import is_idle_in_gets, refuse_in_reads
@@ -82,7 +82,7 @@ class OpenTable:
     resolved_table: ResolvedTable
     options: LookupOptions
     full: FullCache | None
-    _matched_reads: dict[tuple[Match, bool], MatchedRead] = dataclasses.field(default_factory=dict)
+    _matched_reads: dict[tuple[MatchKind, bool], MatchedRead] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def read(self) -> KeyedRead:
@@ -93,11 +93,11 @@ class OpenTable:
         """How rows that match values are read. Raises OptionError if neither the options nor the table say which columns match."""
         # The columns of the match are found anew each time, because the table's properties may have changed.
         options, match = match_columns(self.engine, self.resolved_table, self.options, kind)
-        key = match, has_keys
-        if key not in self._matched_reads:
+        read = self._matched_reads.get((kind, has_keys))
+        if read is None or read.match != match:
             read = plan_matched(self.resolved_table, options, match, has_keys, runtime().clock)
-            self._matched_reads = {key: read}
-        return self._matched_reads[key]
+            self._matched_reads[kind, has_keys] = read
+        return read
 
     def find(self, keys: KeysLike | KeyMaker | None, kind: MatchKind, values: Any, version: TableVersion) -> pa.Table:
         """The rows of a version that match `values`, as `LookupTable.get_many` returns them.

@@ -208,6 +208,19 @@ def test_rows_that_match_nothing(tmp_path: Path, keyed: bool) -> None:
             assert counted == (0 if keyed and rows and rows[0][0] is None else 2 * empty)
 
 
+def test_lookups_of_several_kinds_in_turn(tmp_path: Path) -> None:
+    """Each kind keeps its index: the rows of a version that match nothing are counted once, not at each change of the kind."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"id": [1, 2], "low": [3, 1], "high": [1, 3], "code": ["a", "b"]}), path)
+    wait_until_settled(path)
+    kinds = {"lookup.range": "low..high", "lookup.starts-with": "code", "lookup.cache.dir": str(tmp_path / "cache")}
+    with LookupTable(str(path), {**KEYED, **kinds}) as table:
+        for _ in range(3):
+            for rows in (table.get(between=2), table.get(starts_with="bc"), table.get(2, between=2)):
+                assert [row["id"] for row in rows] == [2]
+        assert table.metrics()["rangeEmptyCount"] == 2  # with keys, and without
+
+
 # --- processes of one host ------------------------------------------------------------------------
 
 
