@@ -79,6 +79,7 @@ from pyspark_lookup.versions.executions import Execution, Resolution, read_with_
 from pyspark_lookup.versions.model import TableVersion, select_partitions
 
 _log = logging.getLogger("pyspark_lookup.lookup")
+_KEY_INDEX = pa.field(KEY_INDEX, pa.int64(), nullable=False)
 
 
 def get_many(
@@ -116,7 +117,7 @@ def get_many_from_version(
             f"the table's column {KEY_INDEX!r} has the same name as the column that a lookup adds to its rows: leave it out with lookup.columns"
         )
     fields = _key_fields(plan, names)
-    schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
+    schema = plan.projection.columns.append(_KEY_INDEX)
     if snapshot is not None:
         reader.metrics.inc("hitCount", _count_known(Keys(cast_keys(keys, fields))))
         batches = [
@@ -161,7 +162,7 @@ class AllRows:
     def find(self, values: pa.Array) -> pa.Table:
         """The rows that match each value, with `KEY_INDEX`. Raises OverlapError for two rows that match a value, if `lookup.overlap` is ERROR."""
         numbers, places = self.matcher.find(values)
-        return self.rows.take(as_indices(places)).append_column(KEY_INDEX, as_array(numbers))
+        return self.rows.take(as_indices(places)).append_column(_KEY_INDEX, as_array(numbers))
 
 
 def match_all(
@@ -417,7 +418,7 @@ def rows_of_snapshot(
     stored_names = [name for name in names if name not in key_columns and name in snapshot.schema.names]
     columns = dict(zip(stored_names, snapshot.take(stored_names, rows), strict=True)) | key_columns
     batch = plan_columns(columns, len(rows), names, plan.projection, plan.table.url)
-    return pa.Table.from_arrays([*batch.columns, indices], names=[*names, KEY_INDEX])
+    return pa.Table.from_arrays([*batch.columns, indices], schema=batch.schema.append(_KEY_INDEX))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -537,7 +538,7 @@ def get_cached_rows(
 
     Unless `lookup.cache=PARTIAL`, no key is known.
     """
-    schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
+    schema = plan.projection.columns.append(_KEY_INDEX)
     fields = _key_fields(plan, names)
     request = (
         _make_request(reader, plan, keys, fields, version) if plan.options.cache.mode is CacheMode.PARTIAL else None

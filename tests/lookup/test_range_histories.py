@@ -204,6 +204,7 @@ class History:
 
         def pairs() -> list[tuple[int, int]]:
             rows = table.get_many(*keys, **{shape.argument: facts.column("v")})
+            assert not rows.schema.field("key_index").nullable  # in every mode, so that answers can be concatenated
             assert rows.column("key_index").to_pylist() == sorted(rows.column("key_index").to_pylist())
             return sorted(zip(rows.column("key_index").to_pylist(), rows.column("number").to_pylist(), strict=True))
 
