@@ -30,13 +30,14 @@ from pyspark_lookup.storage.disk.directory import (
     memory_backed,
 )
 from pyspark_lookup.storage.disk.records import CounterFile, Counts, Held
-from pyspark_lookup.storage.disk.segments import OpenSegment, SegmentWriter
+from pyspark_lookup.storage.disk.segments import DERIVED, OpenSegment, SegmentWriter
 from pyspark_lookup.storage.disk.space import ReservedFile, on_disk
 
 __all__ = [
     "BlockKey",
     "CounterFile",
     "Counts",
+    "DERIVED",
     "Disk",
     "DiskReport",
     "DiskSpace",

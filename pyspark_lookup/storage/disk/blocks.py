@@ -44,7 +44,7 @@ from pyspark_lookup.storage.disk.directory import (
     wrap,
 )
 from pyspark_lookup.storage.disk.records import SERIES, Counters, is_known_kind
-from pyspark_lookup.storage.disk.segments import Segments
+from pyspark_lookup.storage.disk.segments import DERIVED, Segments
 from pyspark_lookup.storage.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
 _POLL_S = 0.002
@@ -371,14 +371,14 @@ class Disk(Segments, Claims, Counters):
 
     def _make_room(self, kind: Kind, amount: int) -> None:
         """Free bytes, in this order: unfinished files of dead writers, superseded snapshots, old records (only if a record needs the room),
-        blocks, unused tables.
+        blocks, derived segments, unused tables.
 
-        Unused tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for too long.
+        Derived segments and unused tables are not removed for a block, and mapped segments stay. Raises OSError if another process keeps the lock for too long.
         """
         steps = [self._remove_dead, self._evict_superseded]
         steps += [self._evict_records] if kind == "records" else []
         steps += [self._evict_blocks]
-        steps += [self._evict_tables] if kind != "blocks" else []
+        steps += [self._evict_derived, self._evict_tables] if kind != "blocks" else []
         with self._lock("evict.lock"):
             for step in steps:
                 shortage = self.lacks(kind, amount)
@@ -401,6 +401,7 @@ class Disk(Segments, Claims, Counters):
     def _evictable(self) -> int:
         """The bytes that could be freed for a new segment."""
         names = {(table, name) for table, name in self._superseded() if not self.is_mapped(table, name)}
+        names |= {*self._unused_derived()}
         names |= {(table, name) for table in self._unused_tables() for name in self.segments(table)}
         paths = [path for path, is_dead in self._reserved() if is_dead]
         paths += [self._root / "snapshots" / table / name for table, name in names]
@@ -423,6 +424,16 @@ class Disk(Segments, Claims, Counters):
 
     def _evict_superseded(self, shortage: int) -> None:
         for table, name in self._superseded():
+            self.remove_segment(table, name)
+
+    def _unused_derived(self) -> list[tuple[str, str]]:
+        """(table, name) of each derived segment that nobody has mapped. No lookup may need it any more, because its options have changed."""
+        tables = [directory.name for directory in list_directories(self._root / "snapshots")]
+        derived = [(table, name) for table in tables for name in self.segments(table) if name.startswith(DERIVED)]
+        return [(table, name) for table, name in derived if not self.is_mapped(table, name)]
+
+    def _evict_derived(self, shortage: int) -> None:
+        for table, name in self._unused_derived():
             self.remove_segment(table, name)
 
     def _unused_tables(self) -> list[str]:

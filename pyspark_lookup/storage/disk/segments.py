@@ -52,6 +52,8 @@ _TAIL = struct.Struct("<QI8s")
 _ALIGNMENT = 64
 _CHECKED_AT_ONCE = 16 * 1024 * 1024  # bytes
 _NUMBERS = ".used"
+DERIVED = "derived-"
+"""The names of segments that were computed from other segments begin so."""
 _TOUCH_AFTER_S = 60.0
 
 _Regions = Mapping[str, tuple[int, int, int]]

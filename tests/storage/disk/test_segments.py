@@ -170,6 +170,21 @@ def fill(opened: Opened) -> None:
         opened.disk.take("segments", 2**40)
 
 
+def test_a_derived_segment_goes_before_the_table(opened: Opened) -> None:
+    """It is removed for other segments, but not while it is mapped, and not for blocks."""
+    names = "derived-a-s", "derived-b-s", "s"
+    for name in names:
+        published(opened, name)
+    mapped = opened.disk.open_segment("t", "derived-b-s")
+    with contextlib.suppress(OSError):
+        opened.disk.take("blocks", 2**40)
+    assert opened.disk.segments("t") == list(names)
+    opened.disk.check_room(opened.disk.budget() - opened.disk.budget() // 16 - 2 * 4096 - opened.disk.usage().records)
+    fill(opened)
+    assert opened.disk.segments("t") == ["derived-b-s", "s"]
+    assert {key: bytes(region) for key, region in mapped.regions.items()} == REGIONS
+
+
 UPKEEP: dict[str, Callable[[Opened], object]] = {
     "clear": lambda opened: opened.disk.clear(), "check": lambda opened: opened.disk.check(repair=True),
     "sweep": lambda opened: opened.disk.sweep(), "supersede": lambda opened: opened.disk.supersede_segments("t", ["s"]),
