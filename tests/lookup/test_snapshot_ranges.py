@@ -372,6 +372,26 @@ def test_a_full_directory(tmp_path: Path) -> None:
     assert indexes(world) == []
 
 
+def test_room_for_the_next_snapshot(tmp_path: Path) -> None:
+    """If it lacks beside the last snapshot and its index, the index goes; answers come from snapshots all the time."""
+    make_table(tmp_path, 30_000)
+    look_up(tmp_path)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "cache/v1/snapshots").glob("*/*")}
+    index = sum(size for name, size in sizes.items() if name.startswith("derived-"))
+    snapshot = sum(sizes.values()) - index
+    options = {**KEYED, "lookup.range": "low..high", "lookup.cache.dir": str(tmp_path / "small")}
+    with LookupTable(
+        str(tmp_path / "t.parquet"),
+        {**options, "lookup.cache.max-bytes": str((2 * snapshot + index // 2) * 16 // 15)},
+    ) as table:
+        table.get(1, between=3)
+        make_table(tmp_path, 29_995)
+        for _ in range(3):
+            assert table.get(1, between=3) == [{"id": 1, "low": 0, "high": 8}]
+        counted = table.metrics()
+    assert [counted[name] for name in ("missCount", "hitCount", "snapshotBuildCount")] == [0, 4, 2]
+
+
 def anonymous_bytes() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
