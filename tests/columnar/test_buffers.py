@@ -149,5 +149,5 @@ def test_more_elements_than_a_list_can_have(monkeypatch: pytest.MonkeyPatch) -> 
         sizes.add(pa.array([value, value], kind))
         with pytest.raises(NotSupportedError) as caught:
             sizes.streams()
-        for part in (str(kind), "4 elements", "lookup.columns", "lookup.cache=NONE"):
+        for part in (str(kind), "4 elements", "lookup.columns", "lookup.cache = NONE"):
             assert part in str(caught.value)
