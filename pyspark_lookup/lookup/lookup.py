@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
 import numpy as np
@@ -908,11 +909,16 @@ def forget_keys(
 
 
 def values_to_match(kind: MatchKind, values: Any) -> pa.Array:
-    """The values of an argument of `LookupTable.get_many`, as an array. Raises SchemaError for types that Spark does not have."""
+    """The values of an argument of `LookupTable.get_many`, as an array. Raises SchemaError for types that Spark does not have.
+
+    Addresses for CIDR may also be objects of Python's `ipaddress`.
+    """
     if isinstance(values, (str, bytes)):
         raise OptionError(
             f"argument {kind.value} = {values!r}: give a list or an array, with a value for each key; for one value use get()"
         )
+    if kind is MatchKind.CIDR and isinstance(values, (list, tuple)):
+        values = [str(value) if isinstance(value, (IPv4Address, IPv6Address)) else value for value in values]
     column = one_array(as_key_table(values, (kind.value,)).column(0))
     try:
         return column if pa.types.is_null(column.type) else cast_exactly(column, spark_type(column.type))

@@ -292,6 +292,8 @@ def test_what_gets_refuse(tmp_path: Path) -> None:
             table.get_many(**arguments)
     table.alter(properties={"lookup.cidr": "NETWORK", "lookup.starts-with": "code"})
     assert table.get(cidr="10.0.0.1") == [{"network": "10.0.0.0/8", "code": "4"}]
+    addresses = [ipaddress.ip_address(text) for text in ("10.0.0.1", "::ffff:10.0.0.1", "::1")]
+    assert table.get_many(cidr=[*addresses, None]).column("key_index").to_pylist() == [0, 1]
     assert table.get("10.0.0.0/8", starts_with="49") == table.get(starts_with="49") == table.get("10.0.0.0/8")
     found = table.get_many(cidr=[0x0A000001, None, -1, 2**32, 0x0AFFFFFF, 0x0B000000])
     assert found.column("key_index").to_pylist() == [0, 4]
