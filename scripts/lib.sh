@@ -8,7 +8,7 @@
 #   use_prometheus   Prometheus, for the picture of the dashboard: likewise
 #   use_chromium   a browser, in which the tests look at the report: likewise
 #   use_faketime   the library by which a soak steps the clock; without it the soak says so and goes on
-#   take_minutes   LOOKUPCACHE_MINUTES and LOOKUPCACHE_SEED of a long run, from its arguments --minutes and --seed
+#   take_minutes   LOOKUPCACHE_MINUTES and LOOKUPCACHE_SEED of a long run, from its arguments --minutes and --seed, else from the environment
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -19,7 +19,7 @@ die() {
 }
 
 take_minutes() {
-    export LOOKUPCACHE_MINUTES=30 LOOKUPCACHE_SEED=$RANDOM
+    export LOOKUPCACHE_MINUTES="${LOOKUPCACHE_MINUTES:-30}" LOOKUPCACHE_SEED="${LOOKUPCACHE_SEED:-$RANDOM}"
     while [ "$#" -gt 0 ]; do
         [ "$#" -ge 2 ] || die "$1 needs a value" "e.g. '--minutes 5 --seed 7'"
         case $1 in

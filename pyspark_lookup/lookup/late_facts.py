@@ -1,10 +1,10 @@
 """The facts of a stream that wait for their row in a table: where they wait, what wakes them, and when their time is over.
 
-A fact belongs to one of `PARTS` parts, by the hash of its key. So the same task sees a fact whatever its lookup returned, also if Spark runs
-a lookup again. A part keeps its facts in chunks: Arrow batches of a few thousand facts, and beside each of them a batch with what decides
-on these facts (their keys and times). A small index says which facts of a chunk still wait, when the first of them is due, and which version
-all of them were looked up in. So a micro-batch with the same version reads nothing but the index, and a new version costs one lookup of the
-keys, a chunk at a time. No fact is written again when its neighbours leave; small chunks are merged.
+A fact belongs to one of `PARTS` parts, by the hash of its key. So the same task sees a fact whatever its lookup returned, even if Spark runs
+the lookup again. A part keeps its facts in chunks of a few thousand: one Arrow batch with the facts, and another with their keys and times. A small
+index says which facts of a chunk still wait, when the first of them is due, and in which version all of them were looked up. So a micro-batch
+with the same version reads only the index. A new version costs one lookup of the keys, a chunk at a time. When facts leave a chunk, the
+others are not written again, but small chunks are merged.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import dataclasses
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ PARTS = 16
 _PART_BITS = 4
 _CHUNK_ROWS = 4096
 _CHUNK_BYTES = 4 * 2**20
-_SMALL_CHUNKS = 16  # so many chunks that are less than half full are merged
+_SMALL_CHUNKS = 16  # this many chunks are merged if they are less than half full
 _ARRIVED, _EVENT = "arrived", "event"  # the columns beside the keys: when a fact came, and the time in the fact
 _HEADER = struct.Struct(">16sqqq")  # what identifies the columns; the version; the number of the next chunk
 _NEVER = 2**63 - 1
@@ -41,11 +41,11 @@ LookUp = Callable[[Sequence[pa.Array], Version], Iterator[tuple[int, Numbers, pa
 
 @dataclasses.dataclass(frozen=True)
 class WaitRules:
-    """How the facts of a lookup wait. `facts`: their columns; `keys`: the arguments of the lookup; `added`: the looked-up columns.
+    """How the facts of a lookup wait. `facts`: the columns of the facts. `keys`: those of the keys to look up. `added`: the looked-up columns.
 
-    `wait_us`: how long a fact waits, in microseconds. `event`: the number of the column whose time counts, with the watermark as the clock;
-    None: a fact waits from its arrival on. `outer`: whether a fact passes without a row when its time is over. `part_rows`: how many facts may wait in
-    one part. `waited`: the name of a column that says how long a fact has waited, if there is one.
+    `wait_us`: how long a fact waits, in microseconds. `event`: the number of the column with the time from which a fact waits, by the
+    watermark; None: it waits from its arrival on. `outer`: whether a fact passes without a row when its time is over. `part_rows`: how many
+    facts may wait in one part. `waited`: the name of the column that says how long a fact has waited; None: there is no such column.
     """
 
     facts: pa.Schema
@@ -75,26 +75,26 @@ class WaitRules:
         return pa.schema([*fields, pa.field(self.waited, pa.duration("us"))] if self.waited else fields)
 
     @property
-    def decisive(self) -> pa.Schema:
-        """The columns that decide on a waiting fact."""
+    def keys_and_times(self) -> pa.Schema:
+        """The columns beside a waiting fact, which decide when it leaves: its keys and its times."""
         times = [_ARRIVED] if self.event is None else [_ARRIVED, _EVENT]
         return pa.schema([*self.keys, *(pa.field(name, pa.int64()) for name in times)])
 
     @property
     def layout(self) -> bytes:
-        """Identifies the columns of the facts and keys that wait."""
-        text = json.dumps([text_of_schema(self.facts), text_of_schema(self.decisive)])
+        """A digest of the columns in which facts and keys wait."""
+        text = json.dumps([text_of_schema(self.facts), text_of_schema(self.keys_and_times)])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def join(
-        self, facts: pa.RecordBatch, rows: Numbers, found: pa.StructArray | None, waited_us: Numbers | int
+        self, facts: pa.RecordBatch, rows: Numbers, matches: pa.StructArray | None, waited_us: Numbers | int
     ) -> pa.RecordBatch:
-        """Results: for each of `rows` the fact with that number, and the looked-up columns (None: nulls)."""
+        """Results: for each of `rows` the fact with that number, and beside it the looked-up columns (`matches` None: nulls)."""
         columns = [column.take(as_indices(rows)) for column in facts.columns]
-        if found is None:
+        if matches is None:
             columns += [pa.nulls(len(rows), field.type) for field in self.added]
         else:
-            columns += found.flatten()[: len(self.added)]
+            columns += matches.flatten()[: len(self.added)]
         if self.waited:
             waited = np.broadcast_to(np.asarray(waited_us, np.int64), (len(rows),))
             columns.append(as_array(waited).view(pa.duration("us")))
@@ -114,7 +114,7 @@ def from_bytes(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-    """What a batch of facts sends to one part: results, and the facts that have none, with their keys; as bytes (None: nothing)."""
+    """What a batch of facts sends to one part: results, facts without a row in the table, and the keys of these facts. All are bytes; None: none."""
 
     part: int
     results: bytes | None
@@ -123,31 +123,35 @@ class Parcel:
 
 
 def divide(
-    rules: WaitRules, facts: pa.RecordBatch, keys: Sequence[pa.Array], cast: Sequence[pa.Array], found: Any
+    rules: WaitRules,
+    facts: pa.RecordBatch,
+    keys: Sequence[pa.Array],
+    cast_keys: Sequence[pa.Array],
+    answers: Iterable[tuple[int, Numbers, pa.StructArray]],
 ) -> Iterator[Parcel]:
-    """The parcels of a batch of facts. `cast`: the keys in the types in which they are looked up. `found`: what `LookUp` yields for them.
+    """The parcels of a batch of facts. `cast_keys`: the keys in the types in which they are looked up. `answers`: what `LookUp` yields for them.
 
     A fact whose key has a null never gets a row, so it does not wait.
     """
-    hashed = Keys(cast)
+    hashed = Keys(cast_keys)
     parts = (hashed.hashes(SEED) >> np.uint64(64 - _PART_BITS)).astype(np.int64)
     valid = np.ones(facts.num_rows, np.bool_) if hashed.valid is None else hashed.valid
     parts[~valid] = 0
     key_batch = pa.RecordBatch.from_arrays(list(keys), schema=rules.keys)
-    for start, counts, structs in found:
+    for start, counts, structs in answers:
         rows = np.arange(start, start + len(counts))
-        here = parts[rows]
+        row_parts = parts[rows]
         hits = np.repeat(np.arange(len(counts)), counts)
-        order = np.argsort(here[hits], kind="stable")
+        order = np.argsort(row_parts[hits], kind="stable")
         results = rules.join(facts, rows[hits[order]], structs.take(as_indices(order)), 0)
-        result_ends = np.searchsorted(here[hits[order]], np.arange(PARTS + 1))
+        result_ends = np.searchsorted(row_parts[hits[order]], np.arange(PARTS + 1))
         absent = counts == 0
         if rules.outer and not valid[rows].all():
-            lost = rules.join(facts, rows[absent & ~valid[rows]], None, 0)
-            yield Parcel(0, to_bytes(lost), None, None)
+            without_key = rules.join(facts, rows[absent & ~valid[rows]], None, 0)
+            yield Parcel(0, to_bytes(without_key), None, None)
         late = np.flatnonzero(absent & valid[rows])
-        late = late[np.argsort(here[late], kind="stable")]
-        late_ends = np.searchsorted(here[late], np.arange(PARTS + 1))
+        late = late[np.argsort(row_parts[late], kind="stable")]
+        late_ends = np.searchsorted(row_parts[late], np.arange(PARTS + 1))
         late_facts, late_keys = (batch.take(as_indices(rows[late])) for batch in (facts, key_batch))
         for part in range(PARTS):
             first, last = int(result_ends[part]), int(result_ends[part + 1])
@@ -165,7 +169,7 @@ def divide(
 
 
 class PartState(Protocol):
-    """Where a part keeps its facts from one micro-batch to the next."""
+    """The store in which a part keeps its index and its chunks from one micro-batch to the next. `kind`: "facts" or "keys"."""
 
     def read_index(self) -> bytes | None: ...
 
@@ -180,8 +184,10 @@ class PartState(Protocol):
 
 @dataclasses.dataclass
 class _Chunk:
-    """A chunk in the index. `since`, `due`: the earliest arrival and the earliest time that counts of the facts that still wait, in microseconds. `gone`: which
-    facts have left (None: none)."""
+    """A chunk in the index. `size`: the bytes of its facts. `gone`: which facts have left (None: none).
+
+    Of the facts that still wait, `since` is the earliest arrival, and `due` the earliest time from which one waits, in microseconds.
+    """
 
     number: int
     rows: int
@@ -201,7 +207,11 @@ class _Chunk:
 
 @dataclasses.dataclass
 class Counts:
-    """What a part did in a micro-batch: facts that wait now, that were woken, whose time was over, and that passed because too many waited. `oldest_us`: the arrival of the fact that has waited longest."""
+    """How many facts of a part wait after a micro-batch, and how many left in it.
+
+    `woken`: they have a row now. `expired`: their time was over. `crowded`: too many waited. `oldest_us`: when the fact arrived that has
+    waited longest; None if none waits.
+    """
 
     waiting: int = 0
     woken: int = 0
@@ -223,16 +233,28 @@ _INDEX = pa.schema(
 
 
 class LatePart:
-    """The waiting facts of one part, in one micro-batch. `now_us`: its time; `watermark_us`: its watermark, if that decides.
+    """The waiting facts of one part, in one micro-batch. `now_us`: the time of the micro-batch. `watermark_us`: its watermark.
 
-    Call `wake` and `arrive` for each parcel, then `finish`. All of them yield results.
+    Call `wake` and `arrive` for each parcel, then `finish`. All of them yield results. `chunk_rows`: the most facts of a chunk.
+    `small_chunks`: how many chunks are merged if they are less than half full.
     """
 
-    def __init__(self, state: PartState, rules: WaitRules, look_up: LookUp, now_us: int, watermark_us: int) -> None:
+    def __init__(
+        self,
+        state: PartState,
+        rules: WaitRules,
+        look_up: LookUp,
+        now_us: int,
+        watermark_us: int,
+        chunk_rows: int = _CHUNK_ROWS,
+        small_chunks: int = _SMALL_CHUNKS,
+    ) -> None:
         self.counts = Counts()
         self._state = state
         self._rules = rules
         self._look_up = look_up
+        self._chunk_rows = chunk_rows
+        self._small_chunks = small_chunks
         self._now_us = now_us
         self._clock_us = now_us if rules.event is None else watermark_us
         self._changed = False
@@ -245,7 +267,7 @@ class LatePart:
             self._read_index(data)
 
     def wake(self, version: Version) -> Iterator[pa.RecordBatch]:
-        """Results of the facts that have a row in this version, unless it is the one in which they were looked up last."""
+        """Results of the waiting facts that have a row in this version. Nothing is looked up if the version is the one of the last lookup."""
         if version == self._version:
             return
         for chunk in list(self._chunks):
@@ -264,7 +286,7 @@ class LatePart:
         self._version, self._changed = version, True
 
     def arrive(self, facts: pa.RecordBatch, keys: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Keep facts that have no row in the version of the last `wake`. Results are of those whose time is over already."""
+        """Keep facts that have no row in the version of the last `wake`. Yields results without a row for those whose time is over already."""
         times = self._now_us if self._rules.event is None else self._event_times(facts)
         over = np.broadcast_to(np.asarray(times) + self._rules.wait_us <= self._clock_us, (facts.num_rows,))
         if over.any():
@@ -276,10 +298,12 @@ class LatePart:
         columns.append(as_array(np.full(len(staying), self._now_us)))
         if self._rules.event is not None:
             columns.append(as_array(np.broadcast_to(times, (facts.num_rows,))[staying]))
-        self._add(facts.take(as_indices(staying)), pa.RecordBatch.from_arrays(columns, schema=self._rules.decisive))
+        self._add(
+            facts.take(as_indices(staying)), pa.RecordBatch.from_arrays(columns, schema=self._rules.keys_and_times)
+        )
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Results of the facts whose time is over, or that are too many. Then the part's state is what the next micro-batch needs."""
+        """Results of the facts whose time is over, and of the oldest ones if too many wait. Writes the index for the next micro-batch."""
         for chunk in [chunk for chunk in self._chunks if chunk.due + self._rules.wait_us <= self._clock_us]:
             keys = self._keys(chunk)
             over = self._times(keys) + self._rules.wait_us <= self._clock_us
@@ -301,7 +325,7 @@ class LatePart:
             self._state.write_index(self._write_index())
 
     def _pass(self, chunk: _Chunk, keys: pa.RecordBatch, leaving: Numbers) -> Generator[pa.RecordBatch, None, int]:
-        """Results without a row for facts of a chunk; returns how many."""
+        """Let facts of a chunk leave: yields results without a row for them if the lookup is `outer`, and returns how many they are."""
         if chunk.gone is not None:
             leaving = leaving & ~chunk.gone
         rows = np.flatnonzero(leaving)
@@ -310,6 +334,7 @@ class LatePart:
         return self._leave(chunk, keys, leaving)
 
     def _leave(self, chunk: _Chunk, keys: pa.RecordBatch, leaving: Numbers) -> int:
+        """Mark the facts that leave a chunk, and return how many they are. A chunk in which none waits any more is removed."""
         count = int(np.count_nonzero(leaving))
         if count:
             self._changed = True
@@ -324,7 +349,7 @@ class LatePart:
     def _add(self, facts: pa.RecordBatch, keys: pa.RecordBatch) -> None:
         if not facts.num_rows:
             return
-        rows = max(min(_CHUNK_ROWS, facts.num_rows * _CHUNK_BYTES // max(facts.nbytes, 1)), 1)
+        rows = max(min(self._chunk_rows, facts.num_rows * _CHUNK_BYTES // max(facts.nbytes, 1)), 1)
         for start in range(0, facts.num_rows, rows):
             some_facts, some_keys = facts.slice(start, rows), keys.slice(start, rows)
             data = to_bytes(some_facts)
@@ -341,17 +366,19 @@ class LatePart:
         self._state.remove("keys", chunk.number)
 
     def _merge(self) -> None:
-        """Merge the chunks that are less than half full, if they are many."""
+        """Merge the chunks that are less than half full, if there are many of them."""
         small = [
-            c for c in self._chunks if 2 * c.waiting < _CHUNK_ROWS and 2 * c.size * c.waiting < _CHUNK_BYTES * c.rows
+            c
+            for c in self._chunks
+            if 2 * c.waiting < self._chunk_rows and 2 * c.size * c.waiting < _CHUNK_BYTES * c.rows
         ]
-        if len(small) < _SMALL_CHUNKS:
+        if len(small) < self._small_chunks:
             return
         while small:
             merged: list[_Chunk] = []
             while (
                 small
-                and sum(c.waiting for c in (*merged, small[0])) <= _CHUNK_ROWS
+                and sum(c.waiting for c in (*merged, small[0])) <= self._chunk_rows
                 and sum(c.size for c in merged) <= _CHUNK_BYTES
             ):
                 merged.append(small.pop(0))
@@ -362,7 +389,7 @@ class LatePart:
             self._add(_concatenate(facts), _concatenate(keys))
 
     def _keys(self, chunk: _Chunk) -> pa.RecordBatch:
-        return from_bytes(self._state.read("keys", chunk.number), self._rules.decisive)
+        return from_bytes(self._state.read("keys", chunk.number), self._rules.keys_and_times)
 
     def _facts(self, chunk: _Chunk) -> pa.RecordBatch:
         return from_bytes(self._state.read("facts", chunk.number), self._rules.facts)

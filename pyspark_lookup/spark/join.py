@@ -296,7 +296,7 @@ def _parse_wait(
         )
     if not df.isStreaming:
         raise OptionError(
-            f"argument wait = {wait!r}: the DataFrame is a batch, which ends before the table changes: leave it out, or give a stream"
+            f"argument wait = {wait!r}: the DataFrame is a batch, which ends before the table can change: leave wait out, or give a stream"
         )
     store = df.sparkSession.conf.get(_STATE_STORE, "") or ""
     if not store.endswith(_ROCKSDB):

@@ -1,9 +1,9 @@
-"""A lookup whose facts wait for their row (`lookup_join(…, wait=…)`): its plan, and the functions that the plan's tasks run.
+"""The plan of a lookup whose facts wait for their row (`lookup_join(…, wait=…)`), and the functions that the plan's tasks run.
 
-`Dispatch` looks each fact up, once, and sends it to one of a few parts, as bytes: a result passes through its part, a fact without a row stays
-there, in Spark's state (see `late_facts`). If the results went another way, united with what leaves the state, Spark would evaluate the
-lookup twice. A built-in source with one row in each micro-batch causes micro-batches without facts; this row visits all parts. So
-what wakes a fact is always a row, which brings the version of the micro-batch, the same on all hosts. Timers would bring none.
+`FactDispatcher` looks up each fact once, and sends it to one of a few parts, as bytes. A result passes through its part. A fact without a row stays
+there, in Spark's state (see `late_facts`). If results did not pass through the state, but were united with what leaves it, Spark would evaluate
+the lookup twice. One of Spark's built-in sources has one row in each micro-batch, so there are micro-batches without facts, too. This row
+visits all parts and brings the version of the micro-batch, which is the same on all hosts. A timer would bring no version.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ _OUTCOMES = StructType(
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """How long the facts of a lookup wait. `column`: the column with their time; None: from their arrival on. `max_rows`: how many may wait.
-    `shown`: whether a column says how long each has waited."""
+    """How long the facts of a lookup wait. `column`: the column with the time from which a fact waits; None: it waits from its arrival on.
+    `max_rows`: how many facts may wait. `shown`: whether the result has a column that says how long each fact has waited."""
 
     seconds: float
     column: str | None
@@ -105,12 +105,14 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     places = tuple(range(len(lookup.keys)))
     spec = PassSpec((Stage(lookup.spec, places, (0, 1), "left", lookup.build),), many=True).to_text()
     parcels = (
-        facts.select("*", *keys, *visit).drop(*hidden).mapInArrow(Dispatch(chain.name, rules.to_text(), spec), _PARCELS)
+        facts.select("*", *keys, *visit)
+        .drop(*hidden)
+        .mapInArrow(FactDispatcher(chain.name, rules.to_text(), spec), _PARCELS)
     )
     empty = [sf.lit(None).cast("binary").alias(name) for name in ("results", "facts", "keys")]
     parcels = parcels.unionAll(ticks.select(sf.expr(f"explode(sequence(0, {PARTS - 1})) AS part"), *empty, *visit))
     outcomes = parcels.groupBy("part").transformWithStateInPandas(
-        Keep(rules.to_text(), spec, lookup.table.url),
+        WaitingFacts(rules.to_text(), spec, lookup.table.url),
         _OUTCOMES,
         "Append",
         "None" if wait.column is None else "EventTime",
@@ -124,7 +126,7 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     fields = [_without_watermark(field) for field in base.schema.fields] + lookup.fields
     if wait.shown:
         fields.append(StructField(WAITED_COLUMN, DayTimeIntervalType()))
-    return outcomes.mapInArrow(Unpack(rules.to_text()), StructType(fields))
+    return outcomes.mapInArrow(ResultReader(rules.to_text()), StructType(fields))
 
 
 def _without_watermark(field: StructField) -> StructField:
@@ -137,7 +139,7 @@ def _rules(base: DataFrame, lookup: ChainedLookup, wait: Wait) -> WaitRules:
     for field in base.schema:
         try:
             arrow_schema(StructType([field]))
-        except Exception as problem:
+        except Exception as problem:  # which class of Spark's depends on the type and on the version of Spark
             raise SchemaError(
                 f"argument wait: the DataFrame's column {field.name!r} is {field.dataType.simpleString()}, which Spark does not pass to "
                 f"Python, where facts wait ({type(problem).__name__}): cast it or leave it out"
@@ -181,9 +183,11 @@ class _Lookups:
         self._pass.publish()
 
 
-class Dispatch:
-    """The function for `mapInArrow` that looks facts up and returns parcels. Its input: the facts' columns, the keys, and the visit (the version,
-    and the micro-batch's time)."""
+class FactDispatcher:
+    """A function for `mapInArrow` that looks up facts and returns parcels.
+
+    Its input has the columns of the facts, the keys, the two columns of the version, and the time of the micro-batch.
+    """
 
     def __init__(self, name: str, rules: str, spec: str) -> None:
         self.__name__ = name  # the name that plans show
@@ -201,16 +205,16 @@ class Dispatch:
                 facts = pa.RecordBatch.from_arrays(_cast(batch.columns[:count], rules.facts), schema=rules.facts)
                 keys = _cast(batch.columns[count:-3], rules.keys)
                 digest, place, now = (column[0].as_py() for column in batch.columns[-3:])
-                found = look_up(keys, (digest, place))
-                parcels = [dataclasses.astuple(p) for p in divide(rules, facts, keys, look_up.cast(keys), found)]
+                answers = look_up(keys, (digest, place))
+                parcels = [dataclasses.astuple(p) for p in divide(rules, facts, keys, look_up.cast(keys), answers)]
                 look_up.publish()
                 yield _parcel_batch([(*parcel, digest, place, now) for parcel in parcels])
         finally:
             look_up.publish()
 
 
-class Unpack:
-    """The function for `mapInArrow` that returns the results among the outcomes of the parts."""
+class ResultReader:
+    """A function for `mapInArrow` that turns the outcomes of the parts, which are bytes, into rows."""
 
     __name__ = "lookup_results"
 
@@ -254,8 +258,8 @@ class _State:
         self._chunks[kind].removeKey((chunk,))
 
 
-class Keep(StatefulProcessor):  # type: ignore[misc]
-    """The stateful processor that keeps the facts of each part. `table`: the table's name in the log."""
+class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
+    """The stateful processor that keeps the facts of each part (`LatePart`) in Spark's state. `table`: the table's URL, for log events."""
 
     def __init__(self, rules: str, spec: str, table: str) -> None:
         self._rules_text = rules

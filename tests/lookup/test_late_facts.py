@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.lookup import late_facts
 from pyspark_lookup.lookup.late_facts import PARTS, Counts, LatePart, Version, WaitRules, divide, from_bytes
 from tests.support.fuzzing import MORE
 
@@ -74,9 +73,10 @@ def fact_batch(facts: Sequence[tuple[int, str | None, int | None]]) -> pa.Record
 
 
 class World:
-    """The parts of one lookup. `batch` is a micro-batch; what it returns counts, unless it `fails`."""
+    """The parts of one lookup. `batch` is a micro-batch; what it returns counts, unless it `fails`. `sizes`: arguments of `LatePart`."""
 
-    def __init__(self, wait: WaitRules) -> None:
+    def __init__(self, wait: WaitRules, **sizes: int) -> None:
+        self.sizes = sizes
         self.rules = WaitRules.from_text(wait.to_text())
         self.tables = Tables()
         self.states = [Memory() for _ in range(PARTS)]
@@ -93,12 +93,12 @@ class World:
         states = copy.deepcopy(self.states) if fails else self.states
         batch = fact_batch(facts)
         keys = [batch.column("key")]
-        found = self.tables.look_up(keys, version)
-        parcels = [*divide(self.rules, batch, keys, keys, found)] if facts else []
+        answers = self.tables.look_up(keys, version)
+        parcels = [*divide(self.rules, batch, keys, keys, answers)] if facts else []
         results: list[bytes | pa.RecordBatch] = []
         total = Counts()
         for number, state in enumerate(states):
-            part = LatePart(state, self.rules, self.tables.look_up, now_us, watermark_us)
+            part = LatePart(state, self.rules, self.tables.look_up, now_us, watermark_us, **self.sizes)
             results += part.wake(version)
             for parcel in parcels:
                 if parcel.part == number:
@@ -126,12 +126,10 @@ class World:
 @pytest.mark.parametrize("by_event", [False, True], ids=["arrival", "watermark"])
 @pytest.mark.parametrize("outer", [False, True], ids=["inner", "left"])
 @pytest.mark.parametrize("seed", range(2 * MORE))
-def test_histories(monkeypatch: pytest.MonkeyPatch, seed: int, outer: bool, by_event: bool) -> None:
+def test_histories(seed: int, outer: bool, by_event: bool) -> None:
     """Each fact leaves once: in the first batch whose version has its key, with all rows of that version, or when its time is over."""
-    monkeypatch.setattr(late_facts, "_CHUNK_ROWS", 8)
-    monkeypatch.setattr(late_facts, "_SMALL_CHUNKS", 3)
     rng = random.Random(f"{seed} {outer} {by_event}")
-    world = World(rules(outer=outer, event=2 if by_event else None))
+    world = World(rules(outer=outer, event=2 if by_event else None), chunk_rows=8, small_chunks=3)
     names = [f"key{number}" for number in range(rng.choice([3, 40, 400]))]
     waiting: dict[int, tuple[str, int, int]] = {}
     now_us, watermark_us, next_fact = 10**15, 10**15 - 50 * SECOND, 0
@@ -189,6 +187,23 @@ def test_waiting_costs_nothing() -> None:
     assert world.tables.looked_up == 2000
     assert sum(state.reads.count("facts") for state in world.states) == 1
     assert world.counts == Counts(waiting=999, woken=1, oldest_us=0)
+
+
+def test_a_key_has_one_part() -> None:
+    """A fact goes to the part of its key, whether the key has a row and whatever else is in its batch: a task may run again on its own."""
+    world, rng = World(rules()), random.Random(5)
+    world.tables.versions.append({f"key{number}": [number] for number in range(0, 40, 2)})
+    parts: dict[str, set[int]] = {}
+    for version in (0, 1):
+        for size in (1, 30, 300):
+            batch = fact_batch([(number, f"key{rng.randrange(40)}", 0) for number in range(size)])
+            keys = [batch.column("key")]
+            for parcel in divide(world.rules, batch, keys, keys, world.tables.look_up(keys, (version, 0))):
+                for data, schema in ((parcel.results, world.rules.results), (parcel.facts, FACTS)):
+                    for key in [] if data is None else from_bytes(data, schema).column("key").to_pylist():
+                        parts.setdefault(key, set()).add(parcel.part)
+    assert all(len(numbers) == 1 for numbers in parts.values())
+    assert len(set.union(*parts.values())) > PARTS // 2
 
 
 def test_too_many_wait() -> None:

@@ -693,4 +693,17 @@ FAULTS = [
     Fault("the-wrong-row-is-valid", "lookup/range_match.py::matching_rows",
         replace("$groups[$order[1:]] != $groups[$order[:-1]]", "$groups[$order[:-1]] != $groups[$order[1:]] - 1"),
         ("tests/lookup/test_lookup_join.py::test_a_row_that_was_valid",)),
+    # --- facts that wait
+    Fault("a-new-version-wakes-nothing", "lookup/late_facts.py::LatePart.wake",
+        replace("$version == self._version", "self._version is not None"),
+        ("tests/lookup/test_late_facts.py::test_histories",)),
+    Fault("facts-that-left-are-merged", "lookup/late_facts.py::LatePart._merge",
+        replace("self._facts($chunk).take(as_indices($chunk.live))", "self._facts($chunk)"),
+        ("tests/lookup/test_late_facts.py::test_histories",)),
+    Fault("a-fact-waits-in-the-part-of-another-key", "lookup/late_facts.py::divide",
+        replace("$late[np.argsort($row_parts[$late], kind='stable')]", "$late"),
+        ("tests/lookup/test_late_facts.py::test_a_key_has_one_part",)),
+    Fault("a-fact-that-left-expires", "lookup/late_facts.py::LatePart._pass",
+        replace("$leaving & ~$chunk.gone", "$leaving"),
+        ("tests/lookup/test_late_facts.py::test_histories",)),
 ]
