@@ -1,7 +1,9 @@
 """The files of a large Iceberg table as columns, beside what `test_large_tables` says: each file is what it is alone, and so are its deletes."""
 
+import datetime
 import itertools
 import random
+import zoneinfo
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,15 +52,19 @@ def versions_of(reader: LookupTable) -> Callable[[], TableVersion]:
     return lambda: engine.reader.resolver.discover(reader._options)[1]
 
 
+_ZONE, _UTC = repr(zoneinfo.ZoneInfo("UTC")), repr(datetime.timezone.utc)  # one time zone, as columns and as objects spell it
+
+
 def described(file: FileVersion) -> dict[str, Any]:
-    """All that a version says of a file."""
+    """All that a version says of a file. A version on record leaves out the sequence numbers that no equality deletes need."""
     assert file.statistics is not None
+    sequence = file.sequence if file.equality else 0
     return {
-        "file": (file.url, file.size, file.identity, file.partition, file.columns, file.format, file.sequence),
+        "file": (file.url, file.size, file.identity, file.partition, file.columns, file.format, sequence),
         "deletes": [deletes.to_json() for deletes in file.deletes],
         "equality": [(group.names, [deletes.to_json() for deletes in group.files]) for group in file.equality],
         "rows": file.statistics.rows,
-        "bounds": {name: repr(stats) for name, stats in dict(file.statistics.bounds).items()},
+        "bounds": {name: repr(stats).replace(_ZONE, _UTC) for name, stats in dict(file.statistics.bounds).items()},
     }
 
 
