@@ -142,7 +142,7 @@ def read_all_from_version(
     if not reader.versions.reads_all_rows:
         raise OptionError(
             f"{plan.options.place} returns rows by key only: look up by keys as well, or make the "
-            "provider's factory return a FullCachingLookupProvider"
+            "provider's factory return a provider with a scan"
         )
 
     def read(version: TableVersion) -> pa.Table:
@@ -522,6 +522,8 @@ def _partial_cache(reader: TableReader, plan: ReadPlan, request: _PartialRequest
         key_bounds,
         find_version,
         request.whole_digest,
+        reader.versions.changed_keys,
+        functools.partial(reader.host.last_digest, plan.table),
     )
 
 
@@ -562,7 +564,7 @@ def _get_uncached(
     """The result of a lookup in the files, or in a provider's table: the provider is asked for each distinct key once."""
     request_keys = Keys(arrays)
     names = [field.name for field in fields]
-    if reader.versions.reads_all_rows:
+    if not reader.versions.looks_up_keys:
         key_predicate = _key_predicate(names, arrays)
         predicate = (
             key_predicate if plan.projection.predicate is None else And((plan.projection.predicate, key_predicate))

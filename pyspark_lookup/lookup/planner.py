@@ -277,7 +277,7 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     if not reader.versions.reads_all_rows:
         raise OptionError(
             f"{plan.options.place} returns rows by key only: name the keys in "
-            'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or make the provider\'s factory return a FullCachingLookupProvider'
+            'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or make the provider\'s factory return a provider with a scan'
         )
     files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
     if isinstance(files, ColumnFiles) and plan.options.version.at is not VersionAt.READ:

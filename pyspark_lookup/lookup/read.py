@@ -23,6 +23,7 @@ from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.cache.full.snapshot import Snapshot, snapshot_batches
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.cache.partial import PartialTables
+from pyspark_lookup.cache.partial.change_log import FindChanges
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
@@ -170,8 +171,18 @@ class VersionReader:
         return self._scan.reads_all_rows
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of `keys` in a table whose rows can only be looked up by key; None for a table of files. As `TableScan.rows_by_key`."""
+        """The rows of `keys` in a table whose rows can be looked up by key; None for a table of files. As `TableScan.rows_by_key`."""
         return self._scan.rows_by_key(keys, columns)
+
+    @property
+    def looks_up_keys(self) -> bool:
+        """Whether `rows_by_key` returns rows."""
+        return self._scan.looks_up_keys
+
+    @property
+    def changed_keys(self) -> FindChanges | None:
+        """`TableScan.changed_keys`; None if no version of the table has known changes."""
+        return self._scan.changed_keys if self._scan.tells_changes else None
 
     def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
         """The columns of a version that the full cache and the partial cache store."""

@@ -73,6 +73,7 @@ from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.listed_columns import columns_of
 from pyspark_lookup.versions.model import (
     Table,
+    TableVersion,
     file_sizes,
     partition_fields,
     raw_partition_values,
@@ -269,6 +270,14 @@ class PreparedScan(Protocol):
     def units(self) -> Iterator[PreparedUnit]: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class ChangedKeys:
+    """Keys whose rows may have changed: `keys`, all different, without nulls. `keyless`: whether rows without a key may have changed, too."""
+
+    keys: pa.Table
+    keyless: bool
+
+
 class TableScan(abc.ABC):
     """Reads a table's rows. Methods that are not abstract answer here for files about which nothing is known."""
 
@@ -279,6 +288,23 @@ class TableScan(abc.ABC):
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
         """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None for a scan that cannot look rows up by key."""
+        return None
+
+    @property
+    def looks_up_keys(self) -> bool:
+        """Whether `rows_by_key` returns rows."""
+        return False
+
+    @property
+    def tells_changes(self) -> bool:
+        """Whether `changed_keys` may know what has changed."""
+        return False
+
+    def changed_keys(self, since: TableVersion, now: TableVersion, keys: pa.Schema) -> ChangedKeys | None:
+        """The keys whose rows may differ between `since` and the state at the time of this call; None if this is not known.
+
+        `keys`: the key columns. Call this after `now` was found to be the current version, so that the keys also count for `now`.
+        """
         return None
 
     def close(self) -> None:  # noqa: B027 # most scans have nothing to close

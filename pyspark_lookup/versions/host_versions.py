@@ -77,6 +77,11 @@ class HostVersions:
             self._last[table.id] = self._context.disk.hold_newest("table", table.id, _parse_last)
         return self._last[table.id].get()
 
+    def last_digest(self, table: Table) -> str | None:
+        """The digest of the table's last version; None if there is none on record."""
+        record = self.last(table)
+        return None if record is None else record["digest"]
+
     def forget(self, table: Table) -> None:
         """Forget the table's last version."""
         self.attempt(lambda disk: disk.forget_records("table", table.id))

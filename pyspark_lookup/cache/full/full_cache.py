@@ -682,7 +682,9 @@ class FullCache:
             share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
             layers: tuple[StoredLayer, ...] | None = None
             try:
-                layers = self.loader.load(selected_version, layout, last, stored, report, share)
+                layers = self._load_changes(state, selected_version, layout, last, report) or self.loader.load(
+                    selected_version, layout, last, stored, report, share
+                )
             except CacheFullError:
                 if last is None:
                     raise
@@ -707,6 +709,21 @@ class FullCache:
         first = resolve() if version is None else version
         return read_with_restarts(self.table, first, load, renew)[0]
 
+    def _load_changes(
+        self, state: State, version: TableVersion, layout: Layout, last: Snapshot | None, report: Progress
+    ) -> tuple[StoredLayer, ...] | None:
+        """The layers of a version, made from the latest ones and the rows of the keys that have changed; None if the table must be read as a whole.
+
+        If the version was loaded some time before the latest one, the table was set back. Then rows may be older than those of both, and
+        nobody can be asked for the changes.
+        """
+        if last is None or state.latest is None or not self.loader.scan.tells_changes or version.digest in state.known:
+            return None
+        before = self._stored.version(state.latest)
+        if before is None:
+            return None
+        return self.loader.load_changes(version, layout, last, state.latest.layers, before, report)
+
     def _choose(self, version: TableVersion) -> TableVersion:
         """The version with only the files that `lookup.partition` selects."""
         if self.options.files.partition is None:
@@ -720,9 +737,12 @@ class FullCache:
         if not selected_version.cacheable:
             return
         layout = self.layout_of(version)
-        layers = self.loader.load(
-            selected_version, layout, latest, state.latest.layers, lambda done, total: None, compact=True
-        )
+        if self.loader.scan.tells_changes:
+            layers = self.loader.merge_layers(version, layout, latest)
+        else:
+            layers = self.loader.load(
+                selected_version, layout, latest, state.latest.layers, lambda done, total: None, compact=True
+            )
         _, stored = self._stored.add(version, layers)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self.context.metrics.inc("snapshotCompactionCount")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import random
@@ -27,7 +28,7 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, SkewedError, draw_
 from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.threads import run_in_order
-from pyspark_lookup.errors import CacheFullError
+from pyspark_lookup.errors import CacheFullError, LookupFunctionError
 from pyspark_lookup.scan.equality import DeletedValues
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
@@ -238,6 +239,11 @@ _DECODED_SHARE = 4.0  # a guess how many bytes a snapshot takes for each byte of
 # If there is room for so many bytes of snapshot per byte of file, no footers are read for an estimate.
 DECODED_AT_MOST = 20
 _FOOTERS_AT_MOST = 16
+# In SQLite, a lookup of a key costs as much as a scan of 2.5 rows if a call has 1,000 keys, and of 50 rows if it has one. With a sixteenth of the
+# rows, lookups cost between a sixth of a scan and three scans; with more, the table is scanned. A few keys are always looked up.
+_LOOKED_UP_SHARE = 1 / 16
+_LOOKED_UP_AT_LEAST = 1024
+_LOOKED_UP_AT_ONCE = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,6 +301,14 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
     snapshot = Snapshot([Layer(segment, deleted, ranks[n]) for n, (segment, deleted, _) in enumerate(opened)])
     snapshot.base_name, snapshot.layers_name = stored[0].name, name_layers(stored)
     return snapshot
+
+
+def _with_marks(layer: Layer, rows: Numbers) -> Marks | None:
+    """The deleted rows of a layer if `rows` are deleted, too."""
+    if not len(rows):
+        return layer.deleted
+    marks = Marks.from_rows(rows, layer.segment.rows)
+    return marks if layer.deleted is None else Marks(marks.bits | layer.deleted.bits)
 
 
 def name_layers(stored: Sequence[StoredLayer]) -> str:
@@ -365,6 +379,128 @@ class SnapshotLoader:
             raise
         finally:  # the next load reads other files, because it finds the rows of these in the layers
             self.scan.forget_files()
+
+    def load_changes(
+        self,
+        version: TableVersion,
+        layout: Layout,
+        last: Snapshot,
+        stored: Sequence[StoredLayer],
+        before: TableVersion,
+        progress: Progress,
+    ) -> tuple[StoredLayer, ...] | None:
+        """Write the layers of `version` to disk, if the table can name the keys that have changed since `before`, and return them.
+
+        `before`: the version of the latest layers, `last`, mapped, and `stored`, on disk. Looks up only the rows of changed keys; all other rows
+        stay in the layers. None if the changes are not known, or if a scan of the table costs less. Raises LookupFunctionError if not a single
+        key can be looked up, CacheFullError as `load` does, or another OSError.
+        """
+        if not last.schema.equals(layout.columns) or last.keys != layout.keys:
+            return None
+        keys = pa.schema([layout.columns.field(name) for name in layout.keys])
+        changed = self.scan.changed_keys(before, version, keys)
+        if changed is None or changed.keyless:
+            return None
+        if changed.keys.num_rows > max(_LOOKED_UP_SHARE * last.rows, _LOOKED_UP_AT_LEAST):
+            return None
+        rows = self._look_up(changed.keys, layout, progress)
+        if rows is None:
+            return None
+        merged = last.layers[1:] if len(last.layers) > OVERLAYS_AT_MOST else ()
+        probed = Keys([one_array(column) for column in changed.keys.columns])
+        hashes = probed.hashes(last.seed)
+        marks = [_with_marks(layer, layer.segment.probe(probed, hashes).rows) for layer in last.layers]
+        size = 2 * rows.nbytes + sum(layer.segment.bytes for layer in merged) + _MIB
+        with contextlib.closing(self.disk.reserve_room(size)) as room:
+            layers = [
+                self._keep_marked(room, old, layer, layer_marks)
+                for old, layer, layer_marks in zip(stored, last.layers, marks, strict=True)
+                if layer not in merged
+            ]
+            parts = [
+                Layer(layer.segment, marks[n], layer.ranks) for n, layer in enumerate(last.layers) if layer in merged
+            ]
+            # If this is raised, the table is scanned, and its new base may have another seed.
+            with contextlib.suppress(SkewedError):
+                if rows.num_rows or any(part.visible_rows for part in parts):
+                    layers.append(self._write_rows(room, layout, last.seed, version.files[0], "", rows, parts))
+                return tuple(layers)
+        return None
+
+    def _look_up(self, keys: pa.Table, layout: Layout, progress: Progress) -> pa.Table | None:
+        """The rows of `keys`, with the columns of the layout; None if some keys fail and others do not, which a scan may read nevertheless."""
+        parts = [layout.columns.empty_table()]
+        for start in range(0, keys.num_rows, _LOOKED_UP_AT_ONCE):
+            progress(start // 2, keys.num_rows)
+            try:
+                rows = self.scan.rows_by_key(keys.slice(start, _LOOKED_UP_AT_ONCE), layout.columns)
+            except LookupFunctionError as problem:
+                if len(problem.failures) < min(keys.num_rows - start, _LOOKED_UP_AT_ONCE):
+                    return None
+                raise
+            assert rows is not None
+            parts.append(rows.select(layout.columns.names))
+        return pa.concat_tables(parts)
+
+    def merge_layers(self, version: TableVersion, layout: Layout, last: Snapshot) -> tuple[StoredLayer, ...]:
+        """Write all rows of `last`, which `load_changes` has made, to a single base, and return this layer. Raises CacheFullError or OSError."""
+        rows = layout.columns.empty_table()
+        with contextlib.closing(self.disk.reserve_room(last.bytes)) as room:
+            for attempt in range(_SEEDS):
+                seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
+                with contextlib.suppress(SkewedError):
+                    file = version.files[0]
+                    return (self._write_rows(room, layout, seed, file, file.identity, rows, last.layers, strict),)
+        raise AssertionError("the last attempt accepts any seed")
+
+    def _keep_marked(self, room: ReservedFile, stored: StoredLayer, layer: Layer, marks: Marks | None) -> StoredLayer:
+        """A layer of the latest snapshot with other deleted rows."""
+        if marks is None or marks is layer.deleted:
+            return stored
+        writer = self.disk.create_segment({"deleted": len(marks.bits)}, room)
+        with contextlib.closing(writer):
+            writer.append("deleted", marks.bits)
+            name = self._publish(writer, {})
+            return StoredLayer(stored.name, name, stored.gone, name)
+
+    def _write_rows(
+        self,
+        room: ReservedFile,
+        layout: Layout,
+        seed: Seed,
+        file: FileVersion,
+        identity: str,
+        rows: pa.Table,
+        parts: Sequence[Layer],
+        strict: bool = True,
+    ) -> StoredLayer:
+        """Write a new segment with `rows` and the rows of `parts`, and return its layer. The segment has one file: `file`, but with `identity`.
+
+        Without an identity, no later load takes the rows for all rows of the file.
+        """
+        memory_bytes, threads = self._memory_bytes(), _threads()
+        spill = functools.partial(self.disk.reserve, out_of=room)
+        builder = SegmentBuilder(layout.columns, layout.keys, seed, spill, memory_bytes, threads)
+        total = max(rows.num_rows + sum(part.visible_rows for part in parts), 1)
+        names = layout.columns.names
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from rows.to_batches(max_chunksize=BATCH_ROWS)
+            for part in parts:
+                for columns, _ in part.pieces(names, range(part.segment.rows)):
+                    yield conform_columns(dict(zip(names, columns, strict=True)), len(columns[0]), layout.columns, "")
+
+        with contextlib.closing(builder):
+            count = 0
+            for batch in batches():
+                positions = np.arange(count, count + batch.num_rows, dtype=np.uint64)
+                builder.add([(batch, positions, batch.num_rows / total)])
+                count += batch.num_rows
+            writer = builder.finish(lambda sizes: self.disk.create_segment(sizes, room), [count], strict)
+        with contextlib.closing(writer):
+            size = file.size if identity else 0
+            name = self._publish(writer, {**builder.meta, "files": [[file.url, size, identity, count, []]]})
+        return StoredLayer(name, None, ())
 
     def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
         """The files with values in a column of the layout that the layers lack, because it was renamed or added since.

@@ -18,7 +18,7 @@ from pyspark_lookup.cache.full.derived import layers_of
 from pyspark_lookup.cache.full.loader import StoredLayer, name_layers, open_layers
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.decoding import as_count, as_counts, as_name, as_number, as_text
+from pyspark_lookup.core.decoding import as_count, as_counts, as_name, as_number, as_text, as_texts
 from pyspark_lookup.core.threads import check
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.context import HostContext
@@ -28,6 +28,7 @@ from pyspark_lookup.versions.model import Table, TableVersion, has_same_rows
 _LOCK_WAIT_S = 1.0
 _SIGN_EVERY_S = 10.0
 _KEPT_OPEN = 2
+_KNOWN_AT_MOST = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,8 @@ class State:
     latest successful load began, from which the age of the latest version counts. `loaded_steady_s`: the same on the steady clock of `boot`.
     `failures`: how many loads have failed since. `error`: the error of the last one. `loading_since_s`: when a load began that has not ended;
     its process may have died. `gone`: there is a table of another kind at the path now. `left`: segments that could not be removed, because
-    they were in use. `refused`: set if the cache directory's budget had no room for the latest load.
+    they were in use. `refused`: set if the cache directory's budget had no room for the latest load. `known`: the digests of the
+    latest versions, also of those that are no longer stored.
     """
 
     versions: tuple[StoredVersion, ...] = ()
@@ -81,6 +83,7 @@ class State:
     left: tuple[str, ...] = ()
     loading_since_s: float | None = None
     refused: Refused | None = None
+    known: tuple[str, ...] = ()
 
     @property
     def latest(self) -> StoredVersion | None:
@@ -109,7 +112,9 @@ class State:
             for version in self.versions
             if version.digest != stored.digest
         ]
-        return dataclasses.replace(self, versions=(*older_versions, dataclasses.replace(stored, superseded_at_s=None)))
+        versions = (*older_versions, dataclasses.replace(stored, superseded_at_s=None))
+        known = tuple(digest for digest in self.known if digest != stored.digest)
+        return dataclasses.replace(self, versions=versions, known=(*known, stored.digest)[-_KNOWN_AT_MOST:])
 
     def find_expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
         """The versions superseded more than `retain_s` ago, or, because the clock was set back since, more than that in the future."""
@@ -138,6 +143,7 @@ class State:
             gone=record["gone"] is True,
             left=unremoved,
             refused=None if record["refused"] is None else _parse_refusal(record["refused"]),
+            known=as_texts(record.get("known", ())),
             **times,
         )
 
@@ -257,6 +263,13 @@ class StoredSnapshots:
             if is_unrecorded:
                 self.keep_version(snapshot)
         return snapshot
+
+    def version(self, stored: StoredVersion) -> TableVersion | None:
+        """The version of a stored snapshot; None if no record of it is left."""
+        place = self._beside(stored.digest)
+        recorded_version: TableVersion | None = self.disk.get_record("snapshot", place, self._parse_table_version)
+        is_recorded = recorded_version is not None and recorded_version.digest == stored.digest
+        return recorded_version if is_recorded else self.find_version(stored.digest)
 
     def map(self, stored: StoredVersion | None) -> Snapshot | None:
         """The snapshot of a stored version, mapped, but without its `version`; None if its layers are damaged or were removed."""

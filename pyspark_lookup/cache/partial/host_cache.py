@@ -65,13 +65,17 @@ class Freshness:
     """The version of a table whose rows a lookup wants, and which rows of other versions it may take.
 
     `schema`: the columns of the rows. `may_differ(version, keys)`: for each key, whether its rows in the version with the digest `version` may
-    differ from those in this version (None: those of any key may). `latest()`: whether this host knows no later version.
+    differ from those in this version (None: those of any key may). `latest()`: whether this host knows no later version. `later_keys(version)`:
+    the keys whose rows may differ (None: any key may be among them, or they cannot be listed). `fades(version)`: whether rows of that version
+    will soon be unusable, unless they are merged into this version.
     """
 
     version: str
     schema: pa.Schema
     may_differ: Callable[[str, Sequence[pa.Array]], Numbers | None]
     latest: Callable[[], bool] = lambda: True
+    later_keys: Callable[[str], pa.Table | None] = lambda version: None
+    fades: Callable[[str], bool] = lambda version: False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +327,7 @@ class SharedCache:
                 except OSError:
                     self.context.metrics.inc("cacheFailureCount")
                     return
-        self._tidy(fresh)
+        self.tidy(fresh)
 
     def _stored_rows(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
         """The rows of keys, and a row for each key without rows, as a batch with the columns of a segment."""
@@ -378,13 +382,13 @@ class SharedCache:
 
     # --- merging and eviction -----------------------------------------------------------------------
 
-    def _tidy(self, fresh: Freshness) -> None:
-        """Merge segments, in a thread, if there are too many or if they exceed the cache's bounds."""
+    def tidy(self, fresh: Freshness) -> None:
+        """Merge segments, in a thread, if there are too many, if they exceed the cache's bounds, or if the rows of one fade."""
         parts = self._refresh()
         rows, size = _total_sizes(parts)
         full = rows > self.bounds.rows or size > self.bounds.bytes
         self._fresh = fresh
-        if self._merging or not (full or len(parts) > _SEGMENTS_AT_MOST):
+        if self._merging or not (full or len(parts) > _SEGMENTS_AT_MOST or _fade(parts, fresh)):
             return
         self._merging = True
 
@@ -407,7 +411,10 @@ class SharedCache:
             self._merging = False
 
     def _merge(self, fresh: Freshness) -> None:
-        """Merge the latest segments into one. If the bounds are exceeded, merge all segments, without the rows that were not used for longest."""
+        """Merge the latest segments into one. If the bounds are exceeded, merge all segments, without the rows that were not used for longest.
+
+        All are also merged if the rows of one fade.
+        """
         # The times of last use are copied, because other processes go on writing them.
         parts = [dataclasses.replace(part, latest_use_ms=part.latest_use_ms.copy()) for part in self._refresh()]
         rows, size = _total_sizes(parts)
@@ -419,7 +426,7 @@ class SharedCache:
         if room == float("inf"):
             # Only a process that reads the latest version merges: any other would drop rows of newer versions.
             latest = fresh.latest() or len(parts) > _STRAGGLERS_AT_MOST
-            parts = _choose_for_merging(parts) if latest else []
+            parts = [] if not latest else parts if _fade(parts, fresh) else _choose_for_merging(parts)
         if not parts:
             return
         now_s = self.context.clock.steady_s()
@@ -506,6 +513,10 @@ class SharedCache:
         if not part.this_boot:  # times from before the machine last started mean nothing on the present steady clock
             arrays[-1] = as_array(np.full(len(rows), -np.inf))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _fade(parts: Sequence[HostSegment], fresh: Freshness) -> bool:
+    return any(fresh.fades(part.version) for part in parts)
 
 
 def _total_sizes(parts: Sequence[HostSegment]) -> tuple[int, int]:

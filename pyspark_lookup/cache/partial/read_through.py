@@ -334,10 +334,22 @@ class PartialCache:
         """A new lookup. First makes the cache of its version the current one, and drops keys from it that were invalidated."""
         with self._lock:
             if self._cache is None or not self._cache.holds(fresh):
-                self._renew(fresh)
+                self._carry_over(fresh)
             self._forget_invalidated(keys, fresh)
             assert self._cache is not None
             return _Query(self._cache, fresh, self._invalidated)
+
+    def _carry_over(self, fresh: Freshness) -> None:
+        """Make the cache one of the version of `fresh`: drop the keys that have changed if they can be listed, otherwise all keys."""
+        changed_keys = None if self._cache is None else self._cache.later_keys(fresh)
+        if self._cache is None or changed_keys is None:
+            self._renew(fresh)
+        else:
+            # The race: a thread that still loads rows for the last version holds the last object, which takes no rows from now on.
+            self._cache = _OfVersion(fresh, self._cache.hand_over())
+            self._cache.invalidate(changed_keys.select(self._names))
+        if self.shared is not None:
+            self.shared.tidy(fresh)
 
     def _renew(self, fresh: Freshness) -> None:
         if self._cache is not None:
@@ -389,6 +401,10 @@ class _OfVersion:
         """Whether the cache is for the version and the columns of `fresh`."""
         return self._fresh.version == fresh.version and bool(self._fresh.schema.equals(fresh.schema))
 
+    def later_keys(self, fresh: Freshness) -> pa.Table | None:
+        """The keys that have changed between this cache's version and that of `fresh`; None if other entries are not right, either."""
+        return fresh.later_keys(self._fresh.version) if self._fresh.schema.equals(fresh.schema) else None
+
     def get(self, keys: pa.Table, peek: bool = False) -> CachedRows:
         with self._lock:
             if self._cache is None:
@@ -410,10 +426,14 @@ class _OfVersion:
             return (0, 0) if self._cache is None else (self._cache.size(), self._cache.bytes())
 
     def give_up(self) -> None:
+        self.hand_over().close()
+
+    def hand_over(self) -> LookupCache:
+        """The cache, open and with its entries. This object has none from now on, and takes none."""
         with self._lock:
             assert self._cache is not None
-            self._cache.close()
-            self._cache = None
+            cache, self._cache = self._cache, None
+            return cache
 
 
 @dataclasses.dataclass

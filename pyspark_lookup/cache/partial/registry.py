@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
+from pyspark_lookup.cache.partial.change_log import ChangeLog, FindChanges
 from pyspark_lookup.cache.partial.host_cache import Bounds, Freshness, SharedCache
 from pyspark_lookup.cache.partial.invalidations import Invalidations
 from pyspark_lookup.cache.partial.read_through import Flights, PartialCache
@@ -337,6 +338,7 @@ class PartialTables:
         self._lock = threading.Lock()
         self._caches: dict[str, tuple[PartialCache, Changes]] = {}
         self._invalidations: dict[str, Invalidations] = {}
+        self._change_logs: dict[str, ChangeLog] = {}
 
     def get_cache(
         self,
@@ -349,12 +351,17 @@ class PartialTables:
         bounds_of: FileBounds,
         version_of: VersionOf,
         whole_digest: str | None = None,
+        find_changes: FindChanges | None = None,
+        newest: Callable[[], str | None] = lambda: None,
     ) -> tuple[PartialCache, Freshness]:
         """(the partial cache of a table, the `Freshness` with which to look up rows of `version`). `columns`: the columns of the rows.
 
-        `space`: a hash of the table and its columns. The arguments from `version` on are those of `Changes.remember`.
+        `space`: a hash of the table and its columns. The arguments from `version` on are those of `Changes.remember`. `find_changes`, if the table
+        can name the keys that have changed, and `newest`: as in `ChangeLog.fresh`.
         """
         cache, changes = self._cache(table, space, options, keys)
+        if find_changes is not None:
+            return cache, self._change_log(table, keys).fresh(version, columns, newest, find_changes)
         changes.remember(version, bounds_of, version_of, whole_digest)
         may_differ = functools.partial(changes.may_differ, version.digest)
         latest = functools.partial(changes.is_latest, version.digest)
@@ -377,6 +384,14 @@ class PartialTables:
         if place not in self._invalidations:
             self._invalidations[place] = Invalidations(self._context, place, names)
         return self._invalidations[place]
+
+    def _change_log(self, table: Table, keys: pa.Schema) -> ChangeLog:
+        # All reads of the table by these keys share one log, whichever columns they read.
+        place = key_of(table.scope, table.url, keys.serialize().hex())
+        with self._lock:
+            if place not in self._change_logs:
+                self._change_logs[place] = ChangeLog(self._context, place, keys)
+            return self._change_logs[place]
 
     def _cache(self, table: Table, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         place = key_of(space, keys.serialize().hex(), options.partial_cache, options.cache.max_bytes)

@@ -112,6 +112,10 @@ class LookupContext:
     path: str | None
 
 
+Scan = Callable[[], Iterable[pa.RecordBatch]]
+Changes = Callable[[str], "pa.Table | None"]
+
+
 class LookupProvider:
     """A table of another system.
 
@@ -120,39 +124,67 @@ class LookupProvider:
     `lookup.partial-cache.expire-after-write`, or as the last reload.
     """
 
+    changes: Changes | None = None
+    scan: Scan | None = None
+
     def __init__(self, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
         self.schema = schema
         self.version = version
 
 
 class _FunctionProvider(LookupProvider, Generic[_Function]):
-    def __init__(self, function: _Function, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        function: _Function,
+        schema: pa.Schema,
+        version: Callable[[], str] | None = None,
+        *,
+        changes: Changes | None = None,
+        scan: Scan | None = None,
+    ) -> None:
         super().__init__(schema, version)
         self.function = function
+        self.changes = changes
+        self.scan = scan
 
 
 class LookupFunctionProvider(_FunctionProvider[LookupFunction]):
-    """Looks up rows with a function. `lookup.cache` says whether this package caches them."""
+    """Looks up rows with a function. `lookup.cache` says whether this package caches them.
+
+    `changes`: a function that takes a version that some process has seen, and returns the keys whose rows have changed since then, as a table
+    with the key columns: at least these, with those of deleted rows. None if it cannot tell. Caches then keep all other keys when there is a
+    new `version`. `scan`: a function that returns all rows, as batches with the columns of `schema`; with it, the table can also be scanned,
+    and copied as a whole (lookup.cache=FULL).
+    """
 
 
 class AsyncLookupFunctionProvider(_FunctionProvider[AsyncLookupFunction]):
-    """Looks up rows with an asynchronous function. `lookup.cache` says whether this package caches them."""
+    """Looks up rows with an asynchronous function. `lookup.cache` says whether this package caches them. `changes`, `scan`: as in
+    `LookupFunctionProvider`."""
 
 
 class _CachingProvider(_FunctionProvider[_Function]):
     def __init__(
-        self, function: _Function, cache: LookupCache, schema: pa.Schema, version: Callable[[], str] | None = None
+        self,
+        function: _Function,
+        cache: LookupCache,
+        schema: pa.Schema,
+        version: Callable[[], str] | None = None,
+        *,
+        changes: Changes | None = None,
     ) -> None:
-        super().__init__(function, schema, version)
+        super().__init__(function, schema, version, changes=changes)
         self.cache = cache
 
 
 class PartialCachingLookupProvider(_CachingProvider[LookupFunction], LookupFunctionProvider):
-    """Looks up rows with a function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL)."""
+    """Looks up rows with a function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL). `changes`: as in
+    `LookupFunctionProvider`."""
 
 
 class PartialCachingAsyncLookupProvider(_CachingProvider[AsyncLookupFunction], AsyncLookupFunctionProvider):
-    """Looks up rows with an asynchronous function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL)."""
+    """Looks up rows with an asynchronous function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL). `changes`: as
+    in `LookupFunctionProvider`."""
 
 
 class FullCachingLookupProvider(LookupProvider):
@@ -164,7 +196,7 @@ class FullCachingLookupProvider(LookupProvider):
 
     def __init__(
         self,
-        scan: Callable[[], Iterable[pa.RecordBatch]],
+        scan: Scan,
         schema: pa.Schema,
         reload_trigger: CacheReloadTrigger | None = None,
         version: Callable[[], str] | None = None,

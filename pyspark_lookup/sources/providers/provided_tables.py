@@ -19,9 +19,9 @@ from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSour
 from pyspark_lookup.options.groups import FULL
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
-from pyspark_lookup.scan.table_scan import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
+from pyspark_lookup.scan.table_scan import ChangedKeys, PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.sources.opening import Opening
-from pyspark_lookup.sources.providers.provider import ProvidedTable, ProviderOptions
+from pyspark_lookup.sources.providers.provider import PROVIDER_OPTION, ProvidedTable, ProviderOptions
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import Count, FileVersion, Listing
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
@@ -34,7 +34,8 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     Raises OptionError for options that contradict the provider.
     """
     explicit_cache = options.cache.mode if "lookup.cache" in options.explicit else None
-    brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if provided_table.scans else None
+    whole = provided_table.scans and not provided_table.looks_up
+    brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if whole else None
     if brings is not None and explicit_cache not in (None, brings):
         raise OptionError(
             f"option lookup.cache = {options.cache.mode.value!r}: provider {provided_table.name} determines that it is {brings.value!r}: remove the option"
@@ -42,18 +43,22 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     cache = brings or options.cache.mode
     if cache is CacheMode.FULL and not provided_table.scans:
         raise OptionError(
-            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function: make its factory return a FullCachingLookupProvider, or set lookup.cache = 'PARTIAL' or 'NONE'"
+            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function: pass scan=... to the provider, or set lookup.cache = 'PARTIAL' or 'NONE'"
         )
     idle = [key for key in options.explicit if key == "lookup.async.capacity" and not provided_table.asynchronous]
-    idle += [key for key in options.explicit if key.startswith("lookup.retry.") and provided_table.scans]
+    idle += [key for key in options.explicit if key.startswith("lookup.retry.") and whole]
     if idle:
-        kind = "is read as a whole" if provided_table.scans else "is synchronous (it gets one call after the other)"
+        kind = "is read as a whole" if whole else "is synchronous (it gets one call after the other)"
         raise OptionError(
             f"option {min(idle)} has no meaning, because provider {provided_table.name} {kind}: remove it"
         )
     if not options.files.keys:
         raise OptionError(
             f"option lookup.keys is missing: name the key columns of provider {provided_table.name}, among {', '.join(provided_table.schema.names)}"
+        )
+    if provided_table.tells_changes and not provided_table.versioned:
+        raise OptionError(
+            f"option {PROVIDER_OPTION} = {provided_table.name!r}: the provider has changes() but no version() since which they count: give it both"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided_table)
@@ -218,8 +223,20 @@ class ProvidedScan(TableScan):
     def reads_all_rows(self) -> bool:
         return self._provided_table.scans
 
+    @property
+    def looks_up_keys(self) -> bool:
+        return self._provided_table.looks_up
+
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        return self._provided_table.lookup(keys, columns, self._metrics)
+        return self._provided_table.lookup(keys, columns, self._metrics) if self.looks_up_keys else None
+
+    @property
+    def tells_changes(self) -> bool:
+        return self._provided_table.tells_changes
+
+    def changed_keys(self, since: TableVersion, now: TableVersion, keys: pa.Schema) -> ChangedKeys | None:
+        (before,), (after,) = since.files, now.files
+        return self._provided_table.changed_keys(before.identity, after.identity, keys, self._metrics)
 
     def close(self) -> None:
         self._provided_table.close()

@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
@@ -23,9 +24,11 @@ import tenacity
 
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.columnar.keys import (
+    SEED,
     Keys,
     Numbers,
     as_indices,
+    distinct_keys,
     key_numbers,
     match_rows,
     no_rows,
@@ -39,6 +42,7 @@ from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_sche
 from pyspark_lookup.core import threads
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.credentials import names_shown
+from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import (
     LookupFunctionError,
@@ -54,10 +58,12 @@ from pyspark_lookup.options.enums import RetryPredicate
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, make, option, parse_factory
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.scan.table_scan import ChangedKeys
 from pyspark_lookup.sources.providers.call_runner import CallFailedError, Calls, CallTimeoutError, iterate_in_thread
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
+    Changes,
     FullCachingLookupProvider,
     LookupContext,
     LookupFunction,
@@ -142,6 +148,7 @@ class ProviderOptions(KindOptions):
 
 
 PROVIDER_OPTION = "lookup.provider"
+_log = logging.getLogger("pyspark_lookup.lookup")
 
 
 def get_attribute(name: str, part: object, attribute: str) -> Any:
@@ -397,6 +404,19 @@ class ReturnedRows:
             )
         return take_matches(rows, matches, columns)
 
+    def distinct_keys(self, keys: Any, columns: pa.Schema) -> ChangedKeys:
+        """The keys that `changes` returned, as `columns`."""
+        if isinstance(keys, pa.RecordBatch):
+            keys = pa.Table.from_batches([keys])
+        if not isinstance(keys, pa.Table):
+            raise LookupFunctionError(
+                f"changes() of provider {self._name} returned {foreign_repr(keys)}: return a pyarrow.Table of keys, or None"
+            )
+        table = self.conform(keys, columns, "changes()")
+        hashed = Keys([one_array(column) for column in table.columns])
+        keyless = any(column.null_count for column in table.columns)
+        return ChangedKeys(table.take(as_indices(np.sort(distinct_keys(hashed, hashed.hashes(SEED))[0]))), keyless)
+
     def conform(self, rows: pa.Table, columns: pa.Schema, operation: str) -> pa.Table:
         """The rows with exactly these columns; other columns of the schema are dropped."""
         self._check_columns(rows, columns, operation)
@@ -514,7 +534,17 @@ class ProvidedTable:
     @property
     def scans(self) -> bool:
         """Whether the provider can return all rows."""
-        return isinstance(self._provider.latest, FullCachingLookupProvider)
+        return get_attribute(self.name, self._provider.latest, "scan") is not None
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the provider can return the rows of keys."""
+        return isinstance(self._provider.latest, (LookupFunctionProvider, AsyncLookupFunctionProvider))
+
+    @property
+    def tells_changes(self) -> bool:
+        """Whether the provider can tell which keys have changed between versions."""
+        return get_attribute(self.name, self._provider.latest, "changes") is not None
 
     def version(self) -> str | None:
         """The current version; None if the provider has no versions. Raises LookupFunctionError if the provider fails."""
@@ -538,6 +568,40 @@ class ProvidedTable:
             )
         return current_version
 
+    def changed_keys(self, since: str, now: str, keys: pa.Schema, metrics: CacheMetricGroup) -> ChangedKeys | None:
+        """The keys whose rows have changed between the version `since` and this call, with the columns `keys`.
+
+        None if the provider cannot tell, or its answer has no meaning; the reason is logged. `now`: the present version. A call that fails is
+        repeated `lookup.max-retries` times. If both versions are whole numbers and the present one is lower, the table was set back. Then the
+        provider is not asked: a log of changes that was set back, too, would have none after `since`.
+        """
+        changes: Changes = get_attribute(self.name, self._provider.current(), "changes")
+        if since.isdecimal() and now.isdecimal() and int(now) < int(since):
+            return None
+
+        async def ask() -> Any:
+            return changes(since)
+
+        async def ask_until_answered() -> Any:
+            return await self._retrying(True, metrics, 0)(ask)
+
+        metrics.inc("changesCallCount")
+        try:
+            answer = self._version_calls.run(ask_until_answered, self._call_options.async_timeout_s)
+            changed = None if answer is None else self._row_checks.distinct_keys(answer, keys)
+            metrics.inc("changedKeyCount", 0 if changed is None else changed.keys.num_rows)
+            return changed
+        except CallTimeoutError:
+            self._replace()
+            problem: Exception = self._too_slow("changes()")
+        except CallFailedError as failed:
+            problem = self._fail("changes()", failed.problem)
+        except LookupFunctionError as wrong:
+            problem = wrong
+        metrics.inc("changesFailureCount")
+        log_event(_log, logging.WARNING, "changes-failed", table=self.name, since=since, error=str(problem))
+        return None
+
     def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows, with `columns`, which are columns of `schema`.
 
@@ -545,7 +609,6 @@ class ProvidedTable:
         Without this limit, a reload could hold its lock for ever, and the host's other processes wait for that lock.
         """
         provider = self._provider.current()
-        assert isinstance(provider, FullCachingLookupProvider)
         try:
             scan = get_attribute(self.name, provider, "scan")
             for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._call_options.async_timeout_s):
@@ -670,27 +733,7 @@ class ProvidedTable:
         async def attempt() -> Any:
             return await _call_and_await(call, *args)
 
-        async def sleep(seconds: float) -> None:
-            slept: concurrent.futures.Future[None] = concurrent.futures.Future()
-            slept.set_running_or_notify_cancel()  # so that cancelling the call does not cancel it
-
-            def wait() -> None:  # on its own thread, so that failed calls wait at the same time
-                try:
-                    self._clock.sleep(seconds)
-                finally:
-                    slept.set_result(None)
-
-            threads.start(f"lookupcache-retry-{self.name}", wait, foreign=True)
-            await asyncio.wrap_future(slept)
-
-        retry = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._options.storage.max_retries + 1 if retried else 1),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
-            before_sleep=lambda state: metrics.inc("lookupRetryCount", keys.num_rows),
-            sleep=sleep,
-            reraise=True,
-        )
-
+        retry = self._retrying(retried, metrics, keys.num_rows)
         started_s = asyncio.get_running_loop().time()
 
         async def run_attempts() -> tuple[Any, BaseException | None]:
@@ -717,6 +760,30 @@ class ProvidedTable:
                 problem,
             )
         return rows
+
+    def _retrying(self, retried: bool, metrics: CacheMetricGroup, count: int) -> tenacity.AsyncRetrying:
+        """Repeats a call for `count` keys that fails, `lookup.max-retries` times if `retried`, after longer and longer pauses."""
+
+        async def sleep(seconds: float) -> None:
+            slept: concurrent.futures.Future[None] = concurrent.futures.Future()
+            slept.set_running_or_notify_cancel()  # so that cancelling the call does not cancel it
+
+            def wait() -> None:  # on its own thread, so that failed calls wait at the same time
+                try:
+                    self._clock.sleep(seconds)
+                finally:
+                    slept.set_result(None)
+
+            threads.start(f"lookupcache-retry-{self.name}", wait, foreign=True)
+            await asyncio.wrap_future(slept)
+
+        return tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._options.storage.max_retries + 1 if retried else 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            before_sleep=lambda state: metrics.inc("lookupRetryCount", count),
+            sleep=sleep,
+            reraise=True,
+        )
 
     def _function(self) -> _Function:
         provider = self._provider.current()

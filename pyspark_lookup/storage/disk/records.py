@@ -46,7 +46,7 @@ _HELD_AT_MOST_S = 3600.0  # after this time a cached value is read again, which 
 _GRANULE_S = 0.02  # the resolution of file times: a file that changed this recently may change again without a new time
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked", "missing"),
-    7: ("bounds", "definition", "files", "listed", "manifest", "manifests", "place", "schema"),
+    7: ("bounds", "changed", "changes", "definition", "files", "listed", "manifest", "manifests", "place", "schema"),
     30: (
         "floor",
         "heartbeat",

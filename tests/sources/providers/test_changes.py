@@ -1,0 +1,400 @@
+"""Providers that tell which keys have changed: caches keep all other rows, ask for the changed ones alone, and never answer with older rows."""
+
+import decimal
+import functools
+import math
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.sources.providers.functions import (
+    AsyncLookupFunctionProvider,
+    LookupContext,
+    LookupFunctionProvider,
+    LookupProvider,
+    PartialCachingLookupProvider,
+)
+from pyspark_lookup.storage.disk import Disk
+from tests.support.lookup_functions import QUICK, SCHEMA, Desk, Plain, made, names, pairs
+
+PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 10_000}
+FULL = {"lookup.cache": "FULL"}
+MODES = pytest.mark.parametrize("mode", [PARTIAL, FULL], ids=["PARTIAL", "FULL"])
+
+
+class Shop:
+    """A system with a counter and a log of changed keys. `asked`, `scans`: what it was asked. `before`: runs ahead of each call, by its name."""
+
+    def __init__(self, count: int = 100) -> None:
+        self.rows = {number: f"name {number}" for number in range(count)}
+        self.log: list[tuple[int, Any]] = []
+        self.asked, self.requested = list[int](), list[int]()
+        self.since: list[str] = []
+        self.scans = 0
+        self.before: Callable[[str], object] = lambda call: None
+        self.answer: Callable[[str], Any] = self.changed
+
+    def put(self, key: int, name: str | None) -> None:
+        """Change a row; without a name, delete it."""
+        self.rows.pop(key, None)
+        if name is not None:
+            self.rows[key] = name
+        self.log.append((len(self.log) + 1, key))
+
+    def version(self) -> str:
+        self.before("version")
+        return str(len(self.log))
+
+    def changed(self, since: str) -> Any:
+        return pa.table({"id": pa.array([key for number, key in self.log if number > int(since)], pa.int64())})
+
+    def changes(self, since: str) -> Any:
+        self.since.append(since)
+        self.before("changes")
+        return self.answer(since)
+
+    def look_up(self, keys: pa.Table) -> pa.Table:
+        self.before("lookup")
+        requested = self.requested = keys["id"].to_pylist()
+        self.asked += requested
+        rows = [{"id": key, "name": self.rows[key]} for key in requested if key in self.rows]
+        self.before("answer")
+        return pa.Table.from_pylist(rows, SCHEMA)
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        self.scans += 1
+        yield pa.RecordBatch.from_pylist([{"id": key, "name": name} for key, name in self.rows.items()], SCHEMA)
+
+    def provider(self, context: LookupContext, kind: str = "sync") -> LookupProvider:
+        cls: Any = LookupFunctionProvider if kind == "sync" else AsyncLookupFunctionProvider
+        function = made(kind, self.look_up, 8)
+        return cls(function, SCHEMA, self.version, changes=self.changes, scan=self.scan)
+
+    def calls(self) -> tuple[list[int], int]:
+        """(the keys that were asked for, how many scans there were) since the last time."""
+        asked, scans = sorted(self.asked), self.scans
+        self.asked, self.scans = [], 0
+        return asked, scans
+
+    def check(self, table: LookupTable, keys: Iterable[int] = range(110)) -> None:
+        """All keys have the rows that they have here."""
+        keys = list(keys)
+        assert pairs(table, *keys) == [(place, self.rows[key]) for place, key in enumerate(keys) if key in self.rows]
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@MODES
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_only_changed_keys_are_asked_for(desk: Desk, shop: Shop, mode: dict[str, Any], kind: str) -> None:
+    """Inserted, changed and deleted ones, also after versions that this host has not seen, and in its other processes."""
+    name = desk.name(functools.partial(shop.provider, kind=kind))
+    table = desk.table(name, mode)
+    shop.check(table)
+    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
+    shop.put(1, "new")
+    shop.check(table)
+    assert shop.calls() == ([1], 0)
+    for key, value in ((2, "two"), (3, None), (105, "inserted"), (2, "two again")):
+        shop.put(key, value)
+    shop.check(table)
+    assert shop.calls() == ([2, 3, 105], 0)
+    shop.check(table)
+    desk.restart()
+    shop.check(desk.table(name, mode))
+    shop.put(4, "four")
+    shop.check(desk.table(name, mode))
+    assert shop.calls() == ([4], 0)
+    assert shop.since == ["0", "1", "5"]
+    desk.clock.tick(1)
+    assert table.metrics()["changesCallCount"] >= 1
+
+
+def test_a_copy_of_many_versions(desk: Desk, shop: Shop) -> None:
+    """Layers pile up, replace each other and are compacted, and no call but for changed keys shows it. Scans have the same rows."""
+    table = desk.table(shop.provider, FULL)
+    shop.check(table)
+    shop.calls()
+    rng = random.Random(7)
+    for number in range(16):
+        changed = {rng.randrange(110) for _ in range(rng.randrange(1, 4))}
+        for key in changed:
+            shop.put(key, None if rng.random() < 0.3 else f"{key} in {number}")
+        shop.check(table)
+        assert shop.calls() == (sorted(changed), 0)
+        assert sorted(table.scan()["name"].to_pylist()) == sorted(shop.rows.values())
+    assert table.metrics()["snapshotCompactionCount"] > 0
+
+
+@MODES
+def test_what_changes_may_answer(desk: Desk, shop: Shop, mode: dict[str, Any]) -> None:
+    """More keys than have changed, the same one twice, unknown ones, other columns, a narrower type, a batch: all are taken as they are meant."""
+    table = desk.table(shop.provider, mode)
+    shop.check(table)
+    shop.calls()
+    answers = (
+        pa.table({"id": [1, 1, 50, 777, 1]}),
+        pa.table({"id": pa.array([1, 50, 777], pa.int32()), "name": ["", "", ""]}),
+        pa.record_batch({"id": pa.array([1, 50, 777], pa.int64())}),
+    )
+    for number, answer in enumerate(answers):
+        shop.answer = lambda since, answer=answer: answer
+        shop.put(1, f"{number}")
+        shop.check(table)
+        assert shop.calls() == ([1, 50] + [777] * (mode is FULL), 0)
+
+
+@MODES
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        pa.table({"key": [1]}),
+        pa.table({"id": ["1"]}),
+        [1],
+        "raises",
+        "hangs",
+    ],
+    ids=["None", "other column", "other type", "no table", "raises", "hangs"],
+)
+def test_an_answer_of_no_use_means_that_all_has_changed(
+    desk: Desk, shop: Shop, gate: threading.Event, mode: dict[str, Any], answer: Any
+) -> None:
+    """All keys are asked for again, or the table is scanned; the failure is counted. The version after it is told of again."""
+    desk.gives_up = answer == "hangs"
+
+    def answer_wrongly(since: str) -> Any:
+        if answer == "raises":
+            raise ConnectionError("no route")
+        if answer == "hangs":
+            gate.wait()
+        return answer
+
+    table = desk.table(shop.provider, {**mode, **QUICK})
+    shop.check(table)
+    shop.calls()
+    shop.answer = answer_wrongly
+    shop.put(1, "new")
+    shop.check(table)
+    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
+    assert table.metrics()["changesFailureCount"] == (answer is not None)
+    shop.answer = shop.changed
+    shop.put(2, "newer")
+    shop.check(table)
+    assert shop.calls() == ([2], 0)
+
+
+@MODES
+def test_a_table_that_is_set_back(desk: Desk, shop: Shop, mode: dict[str, Any]) -> None:
+    """A version that comes back, or a lower number, and a log of changes that was set back, too: nobody is asked for what has changed."""
+    table = desk.table(shop.provider, {**mode, "lookup.full-cache.retain": "0 s"} if mode is FULL else mode)
+    for version in range(5):
+        shop.put(version, f"in {version}")
+    shop.check(table)
+    kept = dict(shop.rows), list(shop.log)
+    shop.put(5, "lost")
+    shop.put(6, "lost, too")
+    shop.check(table)
+    shop.rows, shop.log = dict(kept[0]), list(kept[1])
+    shop.check(table)
+    shop.calls()
+    shop.log = shop.log[:3]
+    shop.rows[3], shop.rows[4] = "name 3", "name 4"
+    asked = len(shop.since)
+    shop.check(table)
+    assert len(shop.since) == asked
+    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
+    shop.put(7, "after")
+    shop.check(table)
+    assert shop.calls() == ([7], 0)
+
+
+@MODES
+def test_versions_that_are_no_numbers_may_come_back(desk: Desk, shop: Shop, mode: dict[str, Any]) -> None:
+    """This host has seen the version before, so that the table was set back: all rows are read again, whatever the log of changes says."""
+
+    def lettered(context: LookupContext) -> LookupProvider:
+        function = made("sync", shop.look_up)
+        changes = lambda since: shop.changes(since.removeprefix("v"))  # noqa: E731
+        return LookupFunctionProvider(function, SCHEMA, lambda: f"v{len(shop.log)}", changes=changes, scan=shop.scan)
+
+    table = desk.table(lettered, {**mode, "lookup.full-cache.retain": "0 s"} if mode is FULL else mode)
+    shop.put(1, "one")
+    shop.check(table)
+    for key in (2, 3):
+        shop.put(key, "later")
+        desk.clock.tick(60)
+        shop.check(table)
+    shop.rows[2], shop.rows[3], shop.log = "name 2", "name 3", shop.log[:1]
+    if mode is FULL:
+        desk.restart()
+        table = desk.table(lettered, mode)
+    shop.calls()
+    shop.check(table)
+    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
+
+
+def test_too_many_changes_for_lookups_are_a_scan(desk: Desk) -> None:
+    """A sixteenth of the rows is looked up; one key more, and the table is scanned."""
+    shop = Shop(16 * 1100)
+    table = desk.table(shop.provider, FULL)
+    assert len(names(table, 1)) == 1
+    for count, expected in ((1100, (1100, 0)), (1101, (0, 1))):
+        shop.calls()
+        for key in range(count):
+            shop.put(key, f"of {count}")
+        assert names(table, 5) == [f"of {count}"]
+        asked, scans = shop.calls()
+        assert (len(asked), scans) == expected
+
+
+def test_rows_without_a_key_change_with_a_scan(desk: Desk, shop: Shop) -> None:
+    """Nobody can look them up, so a null among the changed keys means that a copy is made anew. Lookups never find such rows: PARTIAL goes on."""
+    whole, partial = desk.table(shop.provider, FULL), desk.table(shop.provider, PARTIAL)
+    shop.check(whole)
+    shop.check(partial)
+    shop.calls()
+    shop.answer = lambda since: pa.table({"id": pa.array([1, None], pa.int64())})
+    shop.put(1, "one")
+    shop.check(whole)
+    assert shop.calls() == ([], 1)
+    shop.check(partial)
+    assert shop.calls() == ([1], 0)
+
+
+KEYS = [
+    (pa.float64(), [math.nan, 0.0, 1.5], [-math.nan, -0.0], [0, 1]),
+    (pa.decimal128(12, 2), [decimal.Decimal("1.50"), decimal.Decimal("-2")], [decimal.Decimal("1.5")], [0]),
+    (pa.string(), ["a", "A", "a "], ["a "], [2]),
+    (pa.date32(), [1, 2], [2], [1]),
+]
+
+
+@MODES
+@pytest.mark.parametrize(("kind", "keys", "changed", "places"), KEYS, ids=[str(kind) for kind, *_ in KEYS])
+def test_keys_of_any_type(
+    desk: Desk, mode: dict[str, Any], kind: pa.DataType, keys: list[Any], changed: list[Any], places: list[int]
+) -> None:
+    """Keys are compared as lookups compare them: NaN is NaN, and -0.0 is 0.0."""
+    schema, version, asked = pa.schema([("id", kind), ("n", pa.int64())]), ["1"], list[int]()
+    column = pa.array(keys, kind)
+    values = list(range(len(keys)))
+
+    def look_up(wanted: pa.Table) -> pa.Table:
+        texts = [str(key + 0 if isinstance(key, float) else key) for key in column.to_pylist()]
+        found = [texts.index(str(key + 0 if isinstance(key, float) else key)) for key in wanted["id"].to_pylist()]
+        asked.extend(found)
+        return pa.table({"id": column.take(found), "n": [values[place] for place in found]}, schema)
+
+    def factory(context: LookupContext) -> LookupProvider:
+        return LookupFunctionProvider(
+            made("sync", look_up),
+            schema,
+            lambda: version[0],
+            changes=lambda since: pa.table({"id": pa.array(changed, kind)}),
+            scan=lambda: iter([pa.record_batch({"id": column, "n": values}, schema)]),
+        )
+
+    table = desk.table(factory, mode)
+    assert table.get_many(pa.table({"id": column}))["n"].to_pylist() == values
+    asked.clear()
+    for place in places:
+        values[place] += 100
+    version[0] = "2"
+    assert table.get_many(pa.table({"id": column}))["n"].to_pylist() == values
+    assert sorted(asked) == places
+
+
+def test_a_cache_of_a_provider_keeps_what_has_not_changed(desk: Desk, shop: Shop) -> None:
+    """It is told to drop the changed keys, and stays open; where nobody knows what has changed, it is emptied."""
+    cache = Plain()
+
+    def factory(context: LookupContext) -> LookupProvider:
+        function = made("sync", shop.look_up)
+        return PartialCachingLookupProvider(function, cache, SCHEMA, shop.version, changes=shop.changes)
+
+    table = desk.table(factory)
+    shop.check(table, range(20))
+    shop.calls()
+    shop.put(3, "three")
+    shop.check(table, range(20))
+    assert (shop.calls(), cache.opened, cache.closed) == (([3], 0), 1, 0)
+    shop.answer = lambda since: None
+    shop.put(3, "3")
+    shop.check(table, range(20))
+    assert (shop.calls(), cache.opened, cache.closed) == (([*range(20)], 0), 2, 1)
+
+
+def test_changes_need_a_version(desk: Desk, shop: Shop) -> None:
+    def factory(context: LookupContext) -> LookupProvider:
+        return LookupFunctionProvider(made("sync", shop.look_up), SCHEMA, changes=shop.changes)
+
+    with pytest.raises(OptionError, match=r"has changes\(\) but no version\(\)"):
+        names(desk.table(factory, {**PARTIAL, "lookup.partial-cache.expire-after-write": "1 h"}), 1)
+
+
+def test_a_provider_with_a_scan_serves_each_mode(desk: Desk, shop: Shop) -> None:
+    """Without a cache, lookups go by key and scans by the scan; the same factory serves all three."""
+    for mode in ({}, PARTIAL, FULL):
+        table = desk.table(shop.provider, mode)
+        shop.calls()
+        assert names(table, 1) == ["name 1"]
+        assert shop.calls() == (([], 1) if mode is FULL else ([1], 0))
+        assert table.scan().num_rows == 100
+        assert shop.calls() == ([], 0 if mode is FULL else 1)
+
+
+def test_a_key_that_cannot_be_looked_up_does_not_stop_a_copy(desk: Desk, shop: Shop) -> None:
+    """If some keys fail, the table is scanned; if all do, the system is down, and the next query tries again."""
+    table = desk.table(shop.provider, {**FULL, **QUICK})
+    shop.check(table)
+
+    def fail(call: str) -> None:
+        if call == "answer" and (bad is None or bad in shop.requested):
+            raise ValueError("bad key")
+
+    bad: int | None = 2
+    shop.put(1, "one")
+    shop.put(2, "two")
+    shop.before = fail
+    shop.calls()
+    shop.check(table)
+    assert shop.calls()[1] == 1
+    bad = None
+    shop.put(3, "three")
+    with pytest.raises(LookupFunctionError):
+        names(table, 3)
+    assert shop.calls()[1] == 0
+    shop.before = lambda call: None
+    shop.check(table)
+    assert shop.calls() == ([3], 0)
+
+
+def test_killed_between_the_keys_and_their_step(desk: Desk, shop: Shop) -> None:
+    """A process that dies when it has recorded the keys leaves the log as it was; the next one asks again, and no row is lost or old."""
+    name = desk.name(shop.provider)
+    table = desk.table(name, PARTIAL)
+    shop.check(table)
+    shop.put(1, "new")
+    child = os.fork()
+    if not child:  # pragma: no cover
+        try:
+            Disk.succeed_record = lambda self, *args: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
+            names(desk.table(name, PARTIAL), 1)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    shop.calls()
+    shop.check(table)
+    assert shop.calls() == ([1], 0)
