@@ -463,7 +463,7 @@ FAULTS = [
             except PutUnknownError as $problem: return $file
             """), ("tests/sources/managed/test_writer.py::test_a_file_of_which_nothing_is_known_is_not_named",)),
     # --- providers
-    Fault("one-attempt-less-at-a-provider", "sources/providers/provider.py::ProvidedTable._call_with_retries",
+    Fault("one-attempt-less-at-a-provider", "sources/providers/provider.py::ProvidedTable._retrying",
         replace("$options.max_retries + 1 if $retried else 1", "max($options.max_retries, 1) if $retried else 1"),
         ("tests/sources/providers/test_functions.py::test_attempts",)),
     Fault("a-call-has-no-timeout-of-its-own", "sources/providers/provider.py::ProvidedTable._call_with_retries",
