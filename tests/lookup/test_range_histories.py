@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import DamagedFileError, OptionError, OverlapError, SchemaError
-from tests.support.delta_tables import append_commit
+from tests.support.delta_tables import files_of, give_vectors, set_properties, vector_of
 from tests.support.fuzzing import by_day, seeds
-from tests.support.lake_tables import MODES
+from tests.support.iceberg_writing import IcebergTable
+from tests.support.lake_tables import MODES, opened
 
 _STEPS = 3
 _ROWS, _FACTS = 8, 14
@@ -315,9 +315,7 @@ def test_a_delta_table_that_knows_its_columns(tmp_path: Path) -> None:
     rows = pa.table({"network": ["10.0.0.0/8", "10.1.0.0/16"], "other": ["10.1.0.0/16", "10.0.0.0/8"]})
     properties = {"lookup.cidr": "network", "lookup.overlap": "ALL", "owner": "x"}
     write_deltalake(str(tmp_path / "t"), rows)
-    actions = map(json.loads, (tmp_path / "t/_delta_log/00000000000000000000.json").read_text().splitlines())
-    (metadata,) = (action["metaData"] for action in actions if "metaData" in action)
-    append_commit(tmp_path / "t", [{"metaData": {**metadata, "configuration": properties}}])
+    set_properties(tmp_path / "t", properties)
     options = {"lookup.cache.dir": str(tmp_path / "cache")}
     for more, networks in (
         ({}, ["10.0.0.0/8", "10.1.0.0/16"]),
@@ -326,3 +324,112 @@ def test_a_delta_table_that_knows_its_columns(tmp_path: Path) -> None:
     ):
         table = LookupTable(tmp_path / "t", {**options, **more})
         assert [row["network"] for row in table.get(cidr="10.1.2.3")] == networks
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_rows_that_a_lake_deletes_match_nothing(kind: str, tmp_path: Path) -> None:
+    """Those that Iceberg deletes by value or by position, and Delta by deletion vectors, after each commit and in every cache mode."""
+    draw = random.Random(kind)
+    lake = _IcebergNetworks(tmp_path / "t") if kind == "iceberg" else _DeltaNetworks(tmp_path / "t")
+    readers = [
+        (opened(tmp_path / "t", tmp_path / "cache", mode, keys=key), key)
+        for mode in MODES
+        for key in ("company", "number")
+        if (mode, key) != ("partial", "number")
+    ]
+    addresses = [*map(str, [ipaddress.ip_address(f"10.{n}.0.1") for n in range(4)]), None]
+    facts = [(company, address) for company in range(3) for address in addresses]
+    for _ in range(5):
+        rows = [
+            {"number": len(lake.rows) + n, "company": draw.randrange(3), "network": f"10.{draw.randrange(4)}.0.0/{draw.choice([16, 24])}"}
+            for n in range(4)
+        ]  # fmt: skip
+        lake.add(rows)
+        gone = draw.sample(sorted(lake.alive), 2)
+        lake.delete(gone[:1])
+        lake.delete(gone[1:])
+        for table, key in readers:
+            keys = ([company for company, _ in facts],) if key == "company" else ()
+            matches = table.get_many(*keys, cidr=[address for _, address in facts])
+            pairs = sorted(
+                zip(matches.column("key_index").to_pylist(), matches.column("number").to_pylist(), strict=True)
+            )
+            assert pairs == [
+                (fact, number)
+                for fact, (company, address) in enumerate(facts)
+                for number in sorted(lake.alive)
+                if address is not None
+                and ipaddress.ip_address(address) in ipaddress.ip_network(lake.rows[number]["network"])
+                and (not keys or lake.rows[number]["company"] == company)
+            ]
+
+
+_STORED = {"lookup.cidr": "network", "lookup.overlap": "ALL"}
+
+
+class _Networks:
+    """A table whose properties say what matches, and which of its rows are alive."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.alive: set[int] = set()
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        self.rows += rows
+        self.alive |= {row["number"] for row in rows}
+        self._write(rows)
+
+    def delete(self, numbers: list[int]) -> None:
+        self.alive -= {*numbers}
+        self._delete(numbers)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        raise NotImplementedError
+
+    def _delete(self, numbers: list[int]) -> None:
+        raise NotImplementedError
+
+
+class _IcebergNetworks(_Networks):
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self._table = IcebergTable.create(home, {"number": "int", "company": "int", "network": "string"})
+        self._table.meta["properties"] |= _STORED
+        self._table.save()
+        self._is_by_value = False
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        self._table.commit(self._table.data(rows))
+
+    def _delete(self, numbers: list[int]) -> None:
+        self._is_by_value = not self._is_by_value
+        if self._is_by_value:
+            self._table.commit([self._table.equality([self.rows[number] for number in numbers], ["number"])])
+            return
+        places = [
+            (entry.file, place)
+            for entry in self._table.live()
+            if not entry.file["content"]
+            for place, row in self._table.rows_of(entry)
+            if row["number"] in numbers
+        ]
+        self._table.commit([self._table.positions(places)])
+
+
+class _DeltaNetworks(_Networks):
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self._home, self._schema = home, pa.schema([("number", pa.int32()), ("company", pa.int32()), ("network", pa.string())])  # fmt: skip
+        write_deltalake(str(home), self._schema.empty_table())
+        set_properties(home, _STORED)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        write_deltalake(str(self._home), pa.Table.from_pylist(rows, self._schema), mode="append")
+
+    def _delete(self, numbers: list[int]) -> None:
+        version = DeltaTable(str(self._home)).version()
+        for add in files_of(self._home, version).values():
+            file_numbers = pq.read_table(self._home / add["path"]).column("number").to_pylist()
+            if {*numbers} & {*file_numbers}:
+                places = [place for place, number in enumerate(file_numbers) if number not in self.alive]
+                give_vectors(self._home, [add], [vector_of(self._home, places, "i")])

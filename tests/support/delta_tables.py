@@ -3,7 +3,7 @@
 import base64
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,17 @@ def append_commit(table: Path, actions: Sequence[dict[str, Any]]) -> int:
     return version
 
 
+def set_properties(table: Path, properties: Mapping[str, str]) -> int:
+    """Write a commit that gives a table other properties than its first commit did (deltalake refuses names that it does not know); its version."""
+    actions = map(json.loads, (table / f"_delta_log/{0:020}.json").read_text().splitlines())
+    (metadata,) = (action["metaData"] for action in actions if "metaData" in action)
+    return append_commit(table, [{"metaData": {**metadata, "configuration": properties}}])
+
+
 def give_vectors(table: Path, adds: Sequence[dict[str, Any]], vectors: Sequence[dict[str, Any]]) -> int:
     """Write a commit that gives files these deletion vectors in place of those that they had; its version."""
-    removes = [{"remove": {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}} for add in adds]
+    names = [{name: add[name] for name in ("path", "deletionVector") if name in add} for add in adds]
+    removes = [{"remove": {**name, "deletionTimestamp": 1, "dataChange": True}} for name in names]
     both = zip(adds, vectors, strict=True)
     added = [{"add": {**add, "dataChange": True, "deletionVector": vector}} for add, vector in both]
     return append_commit(table, [*removes, *added])

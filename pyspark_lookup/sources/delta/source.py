@@ -376,10 +376,10 @@ class DeltaSource(VersionSource):
         return rows
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        state = self.log(table.url).cached_state()
-        metadata = require_metadata(table, version)
-        if state is None:
-            return {}
+        log, metadata = self.log(table.url), require_metadata(table, version)
+        position = cast(int, metadata.position)
+        # A log without the version, which was cleaned up since, still says what the table is now.
+        state = log.find_cached_state(metadata.table_id, position) or log.cached_state() or log.read_state(position)
         protocol = {name: state.protocol.get(name) for name in ("minReaderVersion", "readerFeatures")}
         return {
             "table_id": metadata.table_id,

@@ -489,12 +489,23 @@ class IcebergSource(VersionSource):
         ]
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        _, metadata = self._metadata.get(table.url, (None, None))
-        version_metadata = require_metadata(table, version)
-        details: dict[str, Any] = {"table_id": version_metadata.table_id, "snapshot_id": version_metadata.number}
-        if metadata is not None:
-            details |= {"format_version": metadata.format, "properties": metadata.properties}
-        return details
+        metadata, version_metadata = self._latest_metadata(table), require_metadata(table, version)
+        return {
+            "table_id": version_metadata.table_id,
+            "snapshot_id": version_metadata.number,
+            "format_version": metadata.format,
+            "properties": metadata.properties,
+        }
+
+    def _latest_metadata(self, table: Table) -> IcebergMetadata:
+        """The table's metadata, as this host last knew it. It is read from the store unless this process has read it: a process that takes a
+        version from the host's record reads none before."""
+        record = self._read_record(table)
+        pointer = self._pointers.get(table.url) or (None if record is None else record.pointer)
+        if pointer is not None:
+            with contextlib.suppress(DamagedFileError):  # it may have expired since
+                return self._read_metadata(table, pointer, None)
+        return self._read_metadata(table, *self._find_pointer(table, None))
 
 
 def _resized_digest(digest: str) -> str:
