@@ -220,6 +220,11 @@ import pyarrow as pa
 from pyspark_lookup import LookupTable
 managed = path + "-managed"
 LookupTable(managed, {"lookup.keys": "id"}).write(pa.table({"id": [1]}))
+LookupTable(managed + "-nets", {"lookup.keys": "network"}).write([{"network": "10.0.0.0/8", "place": "company"}])
+LookupTable(managed + "-nets").alter(properties={"lookup.cidr": "network"})
+register_lookup(spark, "place_of", managed + "-nets")
+joined = lookup_join(spark.sql("SELECT '10.1.2.3' AS ip"), managed + "-nets", cidr="ip", columns=["place"])
+print("NETWORKS", joined.first().place, spark.sql("SELECT place_of('10.9.9.9').place").first().place)
 spark.range(1, 4).write.parquet("batches")
 
 def act(batch, number):  # in a process of the server's
@@ -244,5 +249,5 @@ print("BATCH", Path(path + "-seen").read_text())
         *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"], "EXPLAINED 2", "SQL (10, 9)",
         "ROWS [Row(id=3, version=1)]", "BEFORE 10 10", "AFTER 110 100", "OBSERVED 15 True",
         *["ERROR OptionError", "ERROR SchemaError", "ERROR SchemaError"], "UPSERT 1a 2c 3d", "STREAM 1a 2c 3d 4e 5s 6s",
-        "THERE 1a:insert 2c:insert 3d:insert 4e:insert 5s:insert 6s:insert", "BATCH [1, 1, 1, 1, 2]",
+        "THERE 1a:insert 2c:insert 3d:insert 4e:insert 5s:insert 6s:insert", "NETWORKS company company", "BATCH [1, 1, 1, 1, 2]",
     ]  # fmt: skip

@@ -263,7 +263,8 @@ class _Records:
         sequences = np.where(is_inherited, inherited, _numbers_at(view, places[_SEQUENCE], 0))
         live = np.flatnonzero(status != DELETED)
         locations, formats = (
-            _texts_at(data, view, places[name]).take(live).cast(pa.string()) for name in (_PATH, _FORMAT)
+            _texts_at(data, view, places[name]).take(slice(None)).cast(pa.string()).take(live)  # checks all texts
+            for name in (_PATH, _FORMAT)
         )
         distinct = formats.dictionary_encode()
         formats = pa.array([name.upper() for name in distinct.dictionary.to_pylist()], pa.string()).take(
