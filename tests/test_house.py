@@ -25,9 +25,11 @@ ORDER = [
     "__main__",
 ]  # fmt: skip
 KNOWN_BY = {
+    "adbc_driver_postgresql": {"sources.providers.databases.postgresql"},
     "aiobotocore": {"storage.stores.s3"},
     "botocore": {"storage.stores.s3"},
     "click": {"cli"},
+    "duckdb": {"sources.providers.databases.duckdb"},
     "fsspec": {"storage.stores"},
     "jinja2": {"cli.report"},
     "numpy": {"storage.stores.listed_files", "columnar.predicate", "columnar.buffers", "columnar.calendars", "columnar.keys", "scan.table_scan", "scan.formats.text", "scan.formats.orc", "scan.open_file", "scan.equality", "scan.footers", "versions", "sources.delta", "sources.files", "sources.iceberg", "columnar.roaring", "cache", "sources.managed.change_feed", "sources.managed.conflicts", "sources.providers", "lookup.late_facts", "lookup.lookup_join", "lookup.lookup", "lookup.range_match", "lookup.snapshot_ranges", "columnar.ranges", "columnar.networks", "cli.advise"},

@@ -127,6 +127,7 @@ _REMOTE = [
     "wasbs",
     "webhdfs",
 ]
+_DATABASE_FILES = ("duckdb", "sqlite")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=/|$)|%([A-Za-z_]\w*)%(?=[/\\]|$)")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/](?!/)|\\\\")
 _OF_FORMAT = re.compile(r"(\w+)\.`(.+)`", re.DOTALL)
@@ -147,6 +148,9 @@ def parse_path(text: str) -> str:
     if match is None:
         return path
     scheme, slashes, location = match[1].lower(), match[2], match[3]
+    if scheme.partition("+")[0] in _DATABASE_FILES and location and slashes in ("/", "///", "////"):
+        # After three slashes comes a path relative to the working directory, as in SQLAlchemy. Spark's catalog keeps one of four slashes.
+        return f"{scheme}:///{os.path.abspath(location) if slashes == '///' else '/' + location}"
     if scheme == "dbfs":
         raise ValueError(f"the path at which Databricks mounts it, '/dbfs/{location}'")
     if scheme in _REMOTE and len(slashes) != 2:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.columnar.predicate import Predicate
 from pyspark_lookup.columnar.types import cast_column, text_of_schema
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import ForkSafeLock
@@ -21,7 +22,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import ChangedKeys, PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.sources.opening import Opening
-from pyspark_lookup.sources.providers.provider import PROVIDER_OPTION, ProvidedTable, ProviderOptions
+from pyspark_lookup.sources.providers.provider import PROVIDER_OPTION, ProvidedTable, ProviderOptions, system_options
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import Count, FileVersion, Listing
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
@@ -131,7 +132,11 @@ class ProvidedStore:
     lists_after = False
 
     def __init__(self, provided_table: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
-        made_with = (options.files.path, options.kind(ProviderOptions).parameters)
+        made_with = (
+            options.files.path,
+            options.kind(ProviderOptions).parameters,
+            *(kind.identity for kind in options.kinds),
+        )
         self.scope = f"provider:{provided_table.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
         self._provided_table = provided_table
@@ -265,7 +270,8 @@ class _Prepared:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         projection = self._projection
-        matches = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed_columns))
+        planned = self._plan(projection.needed_columns, projection.predicate)
+        matches = (matching_rows(batch, projection.predicate) for batch in planned)
         rows = (batch.select(projection.columns.names) for batch in matches if batch is not None)
         return coalesce(rows, projection.columns, self._metrics)
 
@@ -273,9 +279,10 @@ class _Prepared:
         for piece in self._pieces:
             yield PreparedUnit(piece.file, 0, piece.file.size, None, self._plan(self._projection.columns.names))
 
-    def _plan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _plan(self, names: Sequence[str], predicate: Predicate | None = None) -> Iterator[pa.RecordBatch]:
         fields = [self._projection.data.field(name) for name in names]
-        for batch in self._provided_table.scan(pa.schema([self._provided_table.schema.field(name) for name in names])):
+        columns = pa.schema([self._provided_table.schema.field(name) for name in names])
+        for batch in self._provided_table.scan(columns, predicate):
             columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided_table.name) for f in fields]
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
@@ -292,7 +299,7 @@ class ProvidedTables:
         self.futures: dict[str, concurrent.futures.Future[ProvidedTable]] = {}
 
     def open(self, options: LookupOptions) -> Opening | None:
-        if options.kind(ProviderOptions).provider is None:
+        if system_options(options) is None:
             return None
         key = _key(options)
         table = self._table(key, options)
@@ -324,4 +331,4 @@ class ProvidedTables:
 def _key(options: LookupOptions) -> str:
     files, read = options.files, options.read
     made_with = files.path, files.keys, read.columns, read.where, options.storage.max_retries
-    return key_of(options.kind(ProviderOptions), *made_with, options.cache.directory())
+    return key_of(options.kinds, options.files.schema, options.cache.mode, *made_with, options.cache.directory())

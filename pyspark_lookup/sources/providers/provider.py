@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import threading
@@ -36,7 +37,7 @@ from pyspark_lookup.columnar.keys import (
     renumber,
     take_matches,
 )
-from pyspark_lookup.columnar.predicate import referenced_columns
+from pyspark_lookup.columnar.predicate import Predicate, referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens
 from pyspark_lookup.core import threads
@@ -137,6 +138,10 @@ class ProviderOptions(KindOptions):
                     f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove {min(misplaced)}"
                 )
             return
+        if options.kinds and (
+            other := next((k.system for k in options.kinds if k.system not in (None, "lookup.provider")), None)
+        ):
+            raise OptionError(f"options lookup.provider and {other} both say where the table is: give one of them")
         of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
         of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}
         of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
@@ -149,6 +154,38 @@ class ProviderOptions(KindOptions):
 
 PROVIDER_OPTION = "lookup.provider"
 _log = logging.getLogger("pyspark_lookup.lookup")
+
+
+class BuiltInProvider(LookupFunctionProvider):
+    """A provider of this package, whose system can do both: look up keys, and return all rows.
+
+    `select`: returns rows, with the columns that it is told, for which a predicate holds (None: all), and maybe others.
+    """
+
+    def __init__(
+        self,
+        function: LookupFunction,
+        select: Callable[[Sequence[str], Predicate | None], Iterator[pa.RecordBatch]],
+        schema: pa.Schema,
+        version: Callable[[], str] | None = None,
+        changes: Changes | None = None,
+    ) -> None:
+        super().__init__(function, schema, version, changes=changes, scan=lambda: select(schema.names, None))
+        self.select = select
+
+
+class BuiltInOptions(KindOptions):
+    """The options of a kind of system that this package reads by a provider of its own, instead of one that `lookup.provider` names."""
+
+    def provide(self, options: LookupOptions) -> Callable[[LookupContext], LookupProvider]:
+        """The factory of the provider for a read with these options."""
+        raise NotImplementedError
+
+
+def system_options(options: LookupOptions) -> KindOptions | None:
+    """The group of options that names a provider, or a system that has one; None if the options name a table of files."""
+    groups = (kind for kind in options.kinds if isinstance(kind, (ProviderOptions, BuiltInOptions)))
+    return next((group for group in groups if group.system is not None), None)
 
 
 def get_attribute(name: str, part: object, attribute: str) -> Any:
@@ -169,9 +206,14 @@ class MadeProvider:
     """
 
     def __init__(self, options: LookupOptions) -> None:
-        calls = options.kind(ProviderOptions)
-        assert calls.provider is not None
-        self.name = calls.provider
+        calls, system = options.kind(ProviderOptions), system_options(options)
+        self._factory: Callable[[LookupContext], LookupProvider] | None = None
+        if isinstance(system, BuiltInOptions):
+            self.name = options.place
+            self._factory = system.provide(options)
+        else:
+            assert calls.provider is not None
+            self.name = calls.provider
         self._context = LookupContext(
             options.files.keys or (), None, dict(calls.parameters), options.files.path.removeprefix("file:") or None
         )
@@ -205,6 +247,8 @@ class MadeProvider:
 
     def _make(self) -> LookupProvider:
         def call_factory() -> list[LookupProvider]:
+            if self._factory is not None:
+                return [self._factory(self._context)]
             return [make(PROVIDER_OPTION, self.name, self._context, LookupProvider)]
 
         try:
@@ -215,7 +259,11 @@ class MadeProvider:
                 "faster, or raise the option"
             ) from None
         except CallFailedError as failed:
-            raise_ours(failed.problem, failed.problem.__cause__)
+            if isinstance(failed.problem, PysparkLookupError):
+                raise_ours(failed.problem, failed.problem.__cause__)
+            raise_ours(
+                LookupFunctionError(f"{self.name} cannot be read: {foreign_repr(failed.problem)}"), failed.problem
+            )
 
     def current(self) -> LookupProvider:
         """The provider; a new instance if a call of the last instance timed out."""
@@ -488,16 +536,15 @@ class ProvidedTable:
 
     def __init__(self, options: LookupOptions, clock: HostClock) -> None:
         self._call_options = options.kind(ProviderOptions)
-        assert self._call_options.provider is not None
-        self.name = self._call_options.provider
         self._options = options
         self._clock = clock
+        self._provider = MadeProvider(options)
+        self.name = self._provider.name
         self._calls = Calls(f"lookupcache-provider-{self.name}")
         # Calls of version() have an event loop of their own: every query makes one, and must not wait behind lookups.
         self._version_calls = Calls(f"lookupcache-version-{self.name}")
         self._lock = threading.RLock()
         self._open_function: object = None  # the function that is open
-        self._provider = MadeProvider(options)
         self.schema = self._provider.schema
         self._row_checks = ReturnedRows(self.name, self.schema)
 
@@ -602,15 +649,20 @@ class ProvidedTable:
         log_event(_log, logging.WARNING, "changes-failed", table=self.name, since=since, error=str(problem))
         return None
 
-    def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows, with `columns`, which are columns of `schema`.
+    def scan(self, columns: pa.Schema, predicate: Predicate | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows for which `predicate` holds, and maybe others, with `columns`, which are columns of `schema`.
 
         Raises LookupFunctionError if the provider fails, and LookupTimeoutError for a batch that takes longer than `lookup.async.timeout`.
         Without this limit, a reload could hold its lock for ever, and the host's other processes wait for that lock.
         """
         provider = self._provider.current()
         try:
-            scan = get_attribute(self.name, provider, "scan")
+            if isinstance(provider, BuiltInProvider):
+                scan: Callable[[], Iterator[pa.RecordBatch]] = functools.partial(
+                    provider.select, columns.names, predicate
+                )
+            else:
+                scan = get_attribute(self.name, provider, "scan")
             for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._call_options.async_timeout_s):
                 yield from self._row_checks.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:

@@ -52,7 +52,10 @@ def versions_of(reader: LookupTable) -> Callable[[], TableVersion]:
     return lambda: engine.reader.resolver.discover(reader._options)[1]
 
 
-_ZONE, _UTC = repr(zoneinfo.ZoneInfo("UTC")), repr(datetime.timezone.utc)  # one time zone, as columns and as objects spell it
+_ZONE, _UTC = (
+    repr(zoneinfo.ZoneInfo("UTC")),
+    repr(datetime.timezone.utc),
+)  # one time zone, as columns and as objects spell it
 
 
 def described(file: FileVersion) -> dict[str, Any]:

@@ -1,0 +1,212 @@
+"""`Database` and `Connection`: what this package needs of a kind of database. `Column` and `Source`: what is read there.
+
+All SQL of this package comes from here and from the modules of the kinds. Names are quoted; values are parameters, never text.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import OptionError, raise_ours
+from pyspark_lookup.sources.providers.databases.address import Address
+
+Credentials = Callable[[str], Mapping[str, str]]
+"""Returns the user and the password for a database's URL: a mapping with `user`, `password` or both."""
+UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+"""The texts of UUIDs, as databases spell them."""
+_TOKEN = re.compile(r"'(?:[^']|\'\')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|::|:since\b", re.S)
+BATCH_ROWS = 10_000
+"""The rows in a batch, where a driver returns rows one by one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a source.
+
+    `type`: its Arrow type here. `value`: SQL of its value in that type, selected from the source `t`. `key`: SQL that is compared with keys.
+    `parameter`: how a parameter is cast before it is compared (`{}` is the parameter, `{array}` is `[]` where the parameter is an array).
+    `exact`: whether the database compares the column as this package does; otherwise it may also return other rows. `ordered`: whether `<`
+    may be left to the database, too. `findable`: whether the column can be a key.
+    `pattern`: a regular expression of the texts that the column may have; the database takes no other as a parameter.
+    """
+
+    name: str
+    type: pa.DataType
+    value: str
+    key: str
+    parameter: str = "{}"
+    exact: bool = True
+    ordered: bool = False
+    findable: bool = True
+    pattern: str = ""
+
+    @property
+    def field(self) -> pa.Field:
+        return pa.field(self.name, self.type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What is read: a table or a query. `sql`: what stands behind FROM, with the alias `t`. `label`: its name in messages."""
+
+    sql: str
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """A condition in SQL, with its parameters: values, each with its column."""
+
+    sql: str
+    parameters: tuple[tuple[Any, Column], ...] = ()
+
+
+class Connection(abc.ABC):
+    """A connection, used by one thread. Each statement sees what was committed before it began."""
+
+    @abc.abstractmethod
+    def columns(self, source: Source) -> list[Column]:
+        """The columns of a source. It is described, not run."""
+
+    @abc.abstractmethod
+    def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
+        """The rows of the source for which the condition holds, streamed, in one read-only transaction that sees one state. The connection is of
+        no more use if not all rows are taken."""
+
+    @abc.abstractmethod
+    def rows_of_keys(
+        self,
+        source: Source,
+        columns: Sequence[Column],
+        keys: Sequence[Column],
+        values: pa.Table,
+        condition: Condition | None,
+    ) -> pa.Table:
+        """The rows whose `keys` have any of `values`, and maybe more rows where a key column is not exact."""
+
+    @abc.abstractmethod
+    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
+        """The result of a statement of the user's. `since`: an array of one value, the parameter `:since`."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+class Database(abc.ABC):
+    """A kind of database, at one address.
+
+    `extra`: the extra of this package that installs the driver. `is_file`: whether the database is a file, which is opened for each lookup:
+    another may be put in its place.
+    """
+
+    extra: ClassVar[str] = ""
+    is_file: ClassVar[bool] = False
+    quote_mark: ClassVar[str] = '"'
+
+    def __init__(self, address: Address, credentials: Credentials | None) -> None:
+        self.address = address
+        self._credentials = credentials
+        self.check()
+
+    def check(self) -> None:  # noqa: B027 # most take all parameters
+        """Raise OptionError if the address is none for this kind of database."""
+
+    @abc.abstractmethod
+    def connect(self) -> Connection:
+        """A new connection, on which nothing can be written."""
+
+    def keys_at_once(self, columns: int) -> int:
+        """The most keys of so many columns in one statement."""
+        return 10_000
+
+    def quote(self, name: str) -> str:
+        """A name as an identifier, by the dialect's rule."""
+        mark = self.quote_mark
+        return mark + name.replace(mark, mark * 2) + mark
+
+    def placeholder(self, number: int) -> str:
+        """The parameter with this number (from 1) in a statement."""
+        return "?"
+
+    def table(self, name: str) -> Source:
+        """The source of a table's name, which is spelled as in the database's catalog: `table`, `schema.table`, or with parts in quotes."""
+        return Source(f"{'.'.join(map(self.quote, split_name(name, self.quote_mark)))} AS t", f"table {name}")
+
+    def subquery(self, text: str) -> Source:
+        # The line break ends a comment at the end of the text.
+        return Source(f"(\n{text.rstrip().rstrip(';')}\n) AS t", "lookup.query")
+
+    def login(self) -> dict[str, str]:
+        """`user` and `password`, as far as the function of `lookup.credentials` and the URL say them."""
+        login = {"user": self.address.user} if self.address.user else {}
+        if self._credentials is not None:
+            answer = self._credentials(self.address.url)
+            known = isinstance(answer, Mapping) and answer.keys() <= {"user", "password"}
+            if not known or not all(isinstance(text, str) for text in answer.values()):
+                raise OptionError(
+                    "option lookup.credentials: the function must return a mapping with the texts 'user', 'password' or both"
+                )
+            login.update(answer)
+        return login
+
+    def missing(self, driver: str, problem: ImportError) -> NoReturn:
+        """Raise OptionError, which names the extra, because the driver cannot be imported."""
+        raise_ours(
+            OptionError(
+                f"option path: {self.address.scheme}:// needs the package {driver}, which cannot be imported: "
+                f"pip install 'pyspark-lookup[{self.extra}]' on each machine"
+            ),
+            problem,
+        )
+
+
+def split_name(name: str, quote: str) -> list[str]:
+    """The parts of a table's name between its dots. A part in quotes may have dots; a doubled quote in it is a quote."""
+    parts, place = list[str](), 0
+    while True:
+        if name.startswith(quote, place):
+            part, place = "", place + 1
+            while True:
+                end = name.find(quote, place)
+                if end < 0:
+                    raise OptionError(f"option lookup.table = {name!r}: a quote ({quote}) is not closed")
+                part, place = part + name[place:end], end + 1
+                if not name.startswith(quote, place):
+                    break
+                part, place = part + quote, place + 1
+        else:
+            end = name.find(".", place)
+            end = len(name) if end < 0 else end
+            part, place = name[place:end], end
+        parts.append(part)
+        if not part or (place < len(name) and name[place] != "."):
+            raise OptionError(
+                f"option lookup.table = {name!r}: expected table or schema.table, with a part that has dots in quotes ({quote})"
+            )
+        if place >= len(name):
+            return parts
+        place += 1
+
+
+def select(source: Source, columns: Sequence[Column], conditions: Sequence[str], quote: Callable[[str], str]) -> str:
+    """A SELECT of these columns, each under its name."""
+    values = ", ".join(f"{column.value} AS {quote(column.name)}" for column in columns)
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"SELECT {values} FROM {source.sql}{where}"
+
+
+def since_place(statement: str, placeholder: str) -> tuple[str, int]:
+    """The statement with `placeholder` in the place of each `:since`, and how many there are. Quoted texts and comments stay as they are."""
+    pieces, count, place = list[str](), 0, 0
+    for match in _TOKEN.finditer(statement):
+        if match[0] == ":since":
+            pieces += [statement[place : match.start()], placeholder]
+            place = match.end()
+            count += 1
+    return "".join([*pieces, statement[place:]]), count

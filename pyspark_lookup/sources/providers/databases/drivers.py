@@ -1,0 +1,15 @@
+"""The kinds of databases, by the schemes of their URLs."""
+
+from __future__ import annotations
+
+from pyspark_lookup.sources.providers.databases.database import Database
+from pyspark_lookup.sources.providers.databases.duckdb import Duckdb
+from pyspark_lookup.sources.providers.databases.postgresql import Postgresql
+from pyspark_lookup.sources.providers.databases.sqlite import Sqlite
+
+DATABASES: dict[str, type[Database]] = {
+    "duckdb": Duckdb,
+    "postgresql": Postgresql,
+    "postgres": Postgresql,
+    "sqlite": Sqlite,
+}

@@ -1,0 +1,216 @@
+"""PostgreSQL, through its ADBC driver: rows come as Arrow, in the server's binary format."""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import LookupFunctionError
+from pyspark_lookup.sources.providers.databases.database import (
+    BATCH_ROWS,
+    UUID_PATTERN,
+    Column,
+    Condition,
+    Connection,
+    Database,
+    Source,
+    select,
+    since_place,
+)
+
+# These values mean the same in Arrow as in PostgreSQL. All others come as the text that PostgreSQL makes of them.
+_SAME = {
+    "bool": pa.bool_(), "int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64(), "float4": pa.float32(), "float8": pa.float64(),
+    "text": pa.string(), "varchar": pa.string(), "bpchar": pa.string(), "name": pa.string(), "bytea": pa.binary(),
+    "date": pa.date32(), "timestamp": pa.timestamp("us"), "timestamptz": pa.timestamp("us", "UTC"),
+}  # fmt: skip
+_EXACT = {"bool", "int2", "int4", "int8", "date", "timestamp", "timestamptz", "bytea", "uuid"}
+_IN_LISTS = {"bool", "int2", "int4", "int8", "float4", "float8", "text", "varchar", "bytea"}
+# Spark has no infinite times. Its JDBC source reads them as these two, too.
+_INFINITE = "CASE {0} WHEN 'infinity' THEN '9999-12-31 23:59:59.999999'::{1} WHEN '-infinity' THEN '0001-01-01'::{1} ELSE {0} END"
+# Texts that the server makes of values are then the same whatever the server, the role and the database are set to.
+_SETTINGS = (
+    "SELECT set_config('default_transaction_read_only', 'on', false), set_config('TimeZone', 'UTC', false), "
+    "set_config('DateStyle', 'ISO, YMD', false), set_config('IntervalStyle', 'postgres', false), "
+    "set_config('extra_float_digits', '1', false), set_config('bytea_output', 'hex', false)"
+)
+
+
+class Postgresql(Database):
+    extra = "postgres"
+
+    def keys_at_once(self, columns: int) -> int:
+        return 100_000  # a message to the server has 1 GB at most
+
+    def placeholder(self, number: int) -> str:
+        return f"${number}"
+
+    def connect(self) -> Connection:
+        try:
+            from adbc_driver_postgresql import dbapi
+        except ImportError as problem:
+            self.missing("adbc-driver-postgresql", problem)
+        login = {name: text for name, text in self.login().items() if name == "password" or text != self.address.user}
+        uri = self.address.url
+        if login:
+            uri += ("&" if "?" in uri else "?") + urllib.parse.urlencode(login, quote_via=urllib.parse.quote)
+        try:
+            return _PostgresqlConnection(self, dbapi.connect(uri, autocommit=True))
+        except Exception as problem:
+            text, password = str(problem), login.get("password")
+            if password and (password in text or urllib.parse.quote(password) in text):
+                raise LookupFunctionError(
+                    f"{self.address.place} cannot be connected to: {type(problem).__name__}"
+                ) from None
+            raise
+
+
+class _PostgresqlConnection(Connection):
+    def __init__(self, database: Postgresql, connection: Any) -> None:
+        self._database = database
+        self._connection = connection
+        self._run(_SETTINGS)
+
+    def _run(self, statement: str) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def columns(self, source: Source) -> list[Column]:
+        with self._connection.cursor() as cursor:
+            schema = cursor.adbc_execute_schema(f"SELECT * FROM {source.sql}")
+        return [self._column(field) for field in schema]
+
+    def _column(self, field: pa.Field) -> Column:
+        metadata = field.metadata or {}
+        kind = metadata.get(b"POSTGRESQL:type", b"").decode()
+        raw = f"t.{self._database.quote(field.name)}"
+        if kind in ("date", "timestamp", "timestamptz"):
+            return Column(field.name, _SAME[kind], _INFINITE.format(raw, kind), raw, ordered=True)
+        if kind in _SAME:
+            # A `char(n)` equals what differs in trailing spaces, and a collation may say that texts are equal which are not.
+            parameter = "{}::text{array}::bpchar{array}" if kind == "bpchar" else "{}"
+            return Column(field.name, _SAME[kind], raw, raw, parameter, kind in _EXACT, kind.startswith("int"))
+        if kind.startswith("_") and kind[1:] in _IN_LISTS:
+            # Arrow's lists have one dimension: the cast of this text fails for an array that has more.
+            value = f"CASE WHEN array_ndims({raw}) > 1 THEN (array_dims({raw}) || ' is an array of several dimensions')::{kind[1:]}[] ELSE {raw} END"
+            return Column(field.name, pa.list_(_SAME[kind[1:]]), value, f"{raw}::text", exact=False)
+        if kind.startswith("_"):
+            return Column(field.name, pa.list_(pa.string()), f"{raw}::text[]", f"{raw}::text", exact=False)
+        if kind == "numeric" and (decimal := _decimal(int(metadata[b"POSTGRESQL:typmod"]))) is not None:
+            return Column(field.name, decimal, f"{raw}::text", raw, "{}::text{array}::numeric{array}", True, True)
+        if kind == "uuid":
+            return Column(
+                field.name, pa.string(), f"{raw}::text", raw, "{}::text{array}::uuid{array}", pattern=UUID_PATTERN
+            )
+        if kind == "oid":
+            return Column(field.name, pa.int64(), f"{raw}::bigint", f"{raw}::bigint", ordered=True)
+        return Column(field.name, pa.string(), f"{raw}::text", f"{raw}::text", exact=False)
+
+    def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
+        statement = select(source, columns, [condition.sql] if condition else [], self._database.quote)
+        self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        with self._connection.cursor() as cursor:
+            if condition is None or not condition.parameters:  # by COPY, which is streamed
+                cursor.execute(statement)
+                for batch in cursor.fetch_record_batch():
+                    yield _typed(batch, columns)
+            else:  # COPY takes no parameters, and any other result would be in memory as a whole
+                cursor.execute(f"DECLARE lookupcache NO SCROLL CURSOR FOR {statement}", _bound(condition.parameters))
+                cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+                fetched = True
+                while fetched:
+                    cursor.execute(f"FETCH FORWARD {BATCH_ROWS} FROM lookupcache")
+                    fetched = False
+                    for batch in cursor.fetch_record_batch():
+                        fetched |= batch.num_rows > 0
+                        yield _typed(batch, columns)
+        self._run("COMMIT")
+
+    def rows_of_keys(
+        self,
+        source: Source,
+        columns: Sequence[Column],
+        keys: Sequence[Column],
+        values: pa.Table,
+        condition: Condition | None,
+    ) -> pa.Table:
+        quote = self._database.quote
+        parameters = condition.parameters if condition else ()
+        count = len(parameters)
+        arrays = [
+            pa.ListArray.from_arrays([0, values.num_rows], _bindable(values[key.name].combine_chunks(), key))
+            for key in keys
+        ]
+        casts = [key.parameter.format(f"${count + number}", array="[]") for number, key in enumerate(keys, 1)]
+        conditions = [condition.sql] if condition else []
+        if len(keys) == 1:
+            statement = select(source, columns, [*conditions, f"{keys[0].key} = ANY ({casts[0]})"], quote)
+        else:
+            names = [f"k{number}" for number in range(len(keys))]
+            pairs = [f"{key.key} = k.{name}" for key, name in zip(keys, names, strict=True)]
+            joined = Source(
+                f"unnest({', '.join(casts)}) AS k ({', '.join(names)}) JOIN {source.sql} ON {' AND '.join(pairs)}",
+                source.label,
+            )
+            statement = select(joined, columns, conditions, quote)
+        bound = _bound(parameters)
+        bound = pa.record_batch(
+            [*bound.columns, *arrays], [str(number) for number in range(len(bound.columns) + len(arrays))]
+        )
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, bound)
+            batches = [_typed(batch, columns) for batch in cursor.fetch_record_batch()]
+        return pa.Table.from_batches(batches, pa.schema([column.field for column in columns]))
+
+    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
+        if since is not None:
+            source = self._database.subquery(since_place(statement, "$1")[0])
+            columns = self.columns(source)
+            batches = self.rows(
+                source, columns, Condition("true", ((since[0].as_py(), Column("", since.type, "", "")),))
+            )
+            return pa.Table.from_batches(batches, pa.schema([column.field for column in columns]))
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            rows = cursor.fetch_arrow_table()
+        return pa.table([_storage(column) for column in rows.columns], rows.column_names)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._connection.close()
+
+
+def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
+
+
+def _decimal(modifier: int) -> pa.DataType | None:
+    """The type of a `numeric` with this modifier; None if its digits are not limited, or Spark's decimals have fewer."""
+    if modifier < 4:
+        return None
+    precision, scale = (modifier - 4) >> 16 & 0xFFFF, (((modifier - 4) & 0x7FF) ^ 1024) - 1024
+    precision = max(precision - min(scale, 0), scale)
+    return pa.decimal128(precision, max(scale, 0)) if precision <= 38 else None
+
+
+def _bindable(values: pa.Array, column: Column) -> pa.Array:
+    """Values in the type in which the driver sends them. Where a parameter is cast, it is a text."""
+    return values.cast(pa.string()) if column.parameter != "{}" else values
+
+
+def _bound(parameters: Sequence[tuple[Any, Column]]) -> pa.RecordBatch:
+    arrays = [_bindable(pa.array([value], column.type), column) for value, column in parameters]
+    return pa.RecordBatch.from_arrays(arrays, [str(number) for number in range(len(arrays))])
+
+
+def _typed(batch: pa.RecordBatch, columns: Sequence[Column]) -> pa.RecordBatch:
+    """The rows in the columns' types: decimals come as text."""
+    arrays = [
+        array.cast(column.type) if pa.types.is_decimal(column.type) else array
+        for array, column in zip(batch.columns, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])

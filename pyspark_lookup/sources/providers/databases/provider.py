@@ -1,0 +1,370 @@
+"""`DatabaseTable`: makes the provider of a table or query of a database. `DatabaseOptions`: the options that describe it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import Keys, as_indices, match_rows, one_array
+from pyspark_lookup.columnar.predicate import Predicate
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type
+from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import Kind, option, parse_factory, parse_text
+from pyspark_lookup.sources.providers.databases.address import Address
+from pyspark_lookup.sources.providers.databases.conditions import condition_of
+from pyspark_lookup.sources.providers.databases.database import (
+    Column,
+    Condition,
+    Connection,
+    Credentials,
+    Database,
+    Source,
+    since_place,
+)
+from pyspark_lookup.sources.providers.databases.drivers import DATABASES
+from pyspark_lookup.sources.providers.functions import LookupContext, LookupFunction, LookupProvider
+from pyspark_lookup.sources.providers.provider import BuiltInOptions, BuiltInProvider
+
+T = TypeVar("T")
+
+
+def _parse_function(text: str) -> str:
+    try:
+        return parse_factory(text)
+    except ValueError:
+        raise ValueError("module:function, e.g. 'my_company.secrets:of_database'") from None
+
+
+def _is_database(path: str) -> bool:
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme.partition("+")[0].lower() in DATABASES
+
+
+@dataclasses.dataclass(frozen=True)
+class DatabaseOptions(BuiltInOptions):
+    """The options that name a table of an SQL database, whose URL is the path."""
+
+    system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.table", "lookup.query"})
+    suggestions: ClassVar[dict[str, str]] = {"dbtable": "lookup.table", "tablename": "lookup.table", "url": "path"}
+
+    # fmt: off
+    table: str | None = option(
+        "lookup.table", Kind("name", parse_text), None,
+        doc="A table or view of the SQL database whose URL is the path (`postgresql://host/shop`, `mysql://…`, `sqlite:///shop.db`, `duckdb:///…`), "
+            "spelled as in its catalog: `customers`, `public.customers`. See [databases](databases.md).",
+    )
+    query: str | None = option(
+        "lookup.query", Kind("SQL", parse_text), None,
+        doc="A SELECT in the database's own SQL, in place of lookup.table.",
+    )
+    version_query: str | None = option(
+        "lookup.version-query", Kind("SQL", parse_text), None,
+        doc="Databases: a statement whose one value changes whenever a row of the table may have changed. Without it, answers of caches are as old "
+            "as their options allow.",
+    )
+    changes_query: str | None = option(
+        "lookup.changes-query", Kind("SQL", parse_text), None,
+        doc="Databases: a statement that returns the keys that have changed since the version `:since`, those of deleted rows included. A row of "
+            "nulls says that any key may have changed.",
+    )
+    credentials: str | None = option(
+        "lookup.credentials", Kind("`module:function`", _parse_function), None,
+        doc="Databases: a function that takes the URL and returns a dictionary with `user`, `password` or both. It is called on each machine that "
+            "connects, for each connection.",
+    )
+    # fmt: on
+
+    @property
+    def system(self) -> str | None:
+        return "lookup.table" if self.table is not None else "lookup.query" if self.query is not None else None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return self.table, self.query
+
+    def check(self, options: LookupOptions) -> None:
+        path = options.files.path
+        if self.system is None:
+            if _is_database(path):
+                raise OptionError(
+                    "option lookup.table is missing: the path is a database's URL; name a table of it, or set lookup.query"
+                )
+            own = ("lookup.version-query", "lookup.changes-query", "lookup.credentials")
+            misplaced = [key for key in own if key in options.explicit]
+            if misplaced:
+                raise OptionError(
+                    f"option {misplaced[0]} is for tables of databases: set lookup.table or lookup.query, or remove it"
+                )
+            return
+        if self.table is not None and self.query is not None:
+            raise OptionError("options lookup.table and lookup.query both say what is read: give one of them")
+        if not _is_database(path):
+            raise OptionError(
+                f"option {self.system} is for databases: set path to the URL of one, {', '.join(f'{scheme}://…' for scheme in sorted(DATABASES))}"
+            )
+        if self.changes_query is not None and self.version_query is None:
+            raise OptionError(
+                "option lookup.changes-query needs lookup.version-query, whose values are its versions: set it, too"
+            )
+        if self.changes_query is not None and not since_place(self.changes_query, "")[1]:
+            raise OptionError("option lookup.changes-query has no :since: compare the version of each change with it")
+        self._database(path)
+
+    def _database(self, path: str) -> Database:
+        address = Address.parse(path)
+        return DATABASES[address.scheme](address, None if self.credentials is None else _function(self.credentials))
+
+    def provide(self, options: LookupOptions) -> Callable[[LookupContext], LookupProvider]:
+        database = self._database(options.files.path)
+        source = database.subquery(self.query) if self.table is None else database.table(self.table)  # type: ignore[arg-type]
+        return DatabaseTable(database, source, self, options).provider
+
+
+def _function(name: str) -> Credentials:
+    """The function `module:function`, imported when it is called."""
+
+    def call(url: str) -> Mapping[str, str]:
+        module, _, path = name.partition(":")
+        try:
+            function: Any = importlib.import_module(module)
+            for part in path.split("."):
+                function = getattr(function, part)
+            answer: Mapping[str, str] = function(url)
+        except Exception as problem:
+            # Its text may hold the password, in a form that is not recognised.
+            raise LookupFunctionError(
+                f"option lookup.credentials = {name!r} failed with {type(problem).__name__}"
+            ) from None
+        return answer
+
+    return call
+
+
+class DatabaseTable:
+    """A table or query of a database: makes its providers, for the columns and keys that are read. It is described once.
+
+    `read`: the options of the read.
+    """
+
+    def __init__(self, database: Database, source: Source, options: DatabaseOptions, read: LookupOptions) -> None:
+        self._database = database
+        self._source = source
+        self._options = options
+        self._declared = read.files.schema
+        # A cache keeps all rows of a key, and serves every predicate.
+        self._where = read.read.where if read.cache.mode is CacheMode.NONE else None
+        self._described: list[Column] | None = None
+
+    def provider(self, context: LookupContext) -> BuiltInProvider:
+        columns, types = self._columns()
+        keys = _named(columns, context.keys)
+        for key in keys:
+            if not key.findable or types.field(key.name).type != spark_type(key.type):
+                raise OptionError(
+                    f"{self._source.label}: key column {key.name!r} cannot be compared as {types.field(key.name).type} in the database: cast it in "
+                    "lookup.query, to text for instance, or leave it out of lookup.schema"
+                )
+        read = columns if context.columns is None else _named(columns, (*context.keys, *context.columns))
+        versions = _Versions(self._database, self._options, pa.schema([types.field(key.name) for key in keys]))
+        reader = _Reader(self._database, self._source, columns, types)
+        where = (
+            None
+            if self._where is None
+            else condition_of(parse_where(self._where, types), reader.columns, self._database.placeholder)
+        )
+        return BuiltInProvider(
+            _Lookups(reader, read, keys, where),
+            reader.scan,
+            types,
+            version=None if self._options.version_query is None else versions.current,
+            changes=None if self._options.changes_query is None else versions.changes,
+        )
+
+    def _columns(self) -> tuple[list[Column], pa.Schema]:
+        """(the columns, in the types in which the database returns them; their types here)."""
+        if self._described is None:
+            with contextlib.closing(self._database.connect()) as connection:
+                self._described = connection.columns(self._source)
+        columns = self._described
+        if self._declared is not None:
+            names = resolve_names(
+                self._declared.names, pa.schema([column.field for column in columns]), "lookup.schema"
+            )
+            columns = _named(columns, names)
+            types = pa.schema([pa.field(name, field.type) for name, field in zip(names, self._declared, strict=True)])
+            columns = sorted(columns, key=lambda column: names.index(column.name))
+            columns = [
+                dataclasses.replace(column, type=field.type) if pa.types.is_null(column.type) else column
+                for column, field in zip(columns, types, strict=True)
+            ]
+            return columns, types
+        unknown = [column.name for column in columns if pa.types.is_null(column.type)]
+        if unknown:
+            raise OptionError(
+                f"{self._source.label} of {self._database.address.place}: column {unknown[0]!r} has no declared type: declare the columns in lookup.schema"
+            )
+        return columns, spark_schema(
+            pa.schema([column.field for column in columns]), f"{self._source.label} of {self._database.address.place}"
+        )
+
+
+def _named(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
+    """The columns with these names, in any letter case, in the order of the table."""
+    folded = {name.lower() for name in names}
+    return [column for column in columns if column.name.lower() in folded]
+
+
+class _Reader:
+    """Reads rows, with the columns in the types of `types`."""
+
+    def __init__(self, database: Database, source: Source, columns: Sequence[Column], types: pa.Schema) -> None:
+        self.database = database
+        self.source = source
+        self.types = types
+        self.columns = {column.name: column for column in columns}
+
+    def scan(self, names: Sequence[str], predicate: Predicate | None) -> Iterator[pa.RecordBatch]:
+        """All rows for which the predicate holds, and maybe others, in one read-only transaction on a connection of its own."""
+        condition = None if predicate is None else condition_of(predicate, self.columns, self.database.placeholder)
+        columns = [self.columns[name] for name in names]
+        with contextlib.closing(self.database.connect()) as connection:
+            for batch in connection.rows(self.source, columns, condition):
+                yield self.typed(pa.Table.from_batches([batch])).to_batches()[0]
+
+    def typed(self, rows: pa.Table) -> pa.Table:
+        fields = [self.types.field(name) for name in rows.column_names]
+        arrays = [
+            cast_column(one_array(column), field.type, field.name, self.source.label)
+            for column, field in zip(rows.columns, fields, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class _Versions:
+    """Asks for versions and changes, on a connection of its own. A connection that was lost is made again."""
+
+    def __init__(self, database: Database, options: DatabaseOptions, keys: pa.Schema) -> None:
+        self._database = database
+        self._options = options
+        self._keys = keys
+        self._lock = threading.Lock()  # versions and changes are asked for in different threads
+        self._connection: Connection | None = None
+
+    def current(self) -> str:
+        """The current version, as a text."""
+        return str(self._value().cast(pa.string())[0].as_py())
+
+    def changes(self, since: str) -> pa.Table | None:
+        """The keys that have changed since a version; None if any may have."""
+        assert self._options.changes_query is not None
+        statement = self._options.changes_query
+        try:
+            version = pa.array([since]).cast(self._value().type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # lookup.version-query was another statement then
+            return None
+        rows = self._ask(lambda connection: connection.query(statement, version))
+        spelled = {name.lower(): name for name in rows.column_names}
+        missing = [name for name in self._keys.names if name.lower() not in spelled]
+        if missing:
+            raise LookupFunctionError(
+                f"option lookup.changes-query returned no column {missing[0]!r}: it must return the key columns, {', '.join(self._keys.names)}"
+            )
+        columns = [one_array(rows[spelled[field.name.lower()]]) for field in self._keys]
+        if any(column.null_count for column in columns):
+            return None
+        arrays = [
+            cast_column(column, field.type, field.name, "lookup.changes-query")
+            for column, field in zip(columns, self._keys, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self._keys)
+
+    def _value(self) -> pa.Array:
+        """An array with the version, in the database's type."""
+        statement = self._options.version_query
+        assert statement is not None
+        rows = self._ask(lambda connection: connection.query(statement))
+        if rows.num_rows != 1 or rows.num_columns != 1 or rows.column(0).null_count:
+            says = (
+                "NULL"
+                if rows.num_rows == 1 == rows.num_columns
+                else f"{rows.num_rows} rows of {rows.num_columns} columns"
+            )
+            raise LookupFunctionError(
+                f"option lookup.version-query returned {says}: make it return one value, such as coalesce(max(n), 0)"
+            )
+        return one_array(rows.column(0))
+
+    def _ask(self, ask: Callable[[Connection], T]) -> T:
+        with self._lock:
+            kept = self._connection
+            self._connection = None
+            if kept is not None:
+                with contextlib.suppress(Exception):  # the server may have closed it since
+                    answer = ask(kept)
+                    self._connection = kept
+                    return answer
+                kept.close()
+            connection = self._database.connect()
+            try:
+                answer = ask(connection)
+            except BaseException:
+                connection.close()
+                raise
+            if self._database.is_file:
+                connection.close()
+            else:
+                self._connection = connection
+            return answer
+
+
+class _Lookups(LookupFunction):
+    """Looks up a batch of keys in one statement. A connection that failed is given up, and the next attempt connects anew."""
+
+    def __init__(
+        self, reader: _Reader, columns: Sequence[Column], keys: Sequence[Column], condition: Condition | None
+    ) -> None:
+        self._reader = reader
+        self._condition = condition
+        self._columns = columns
+        self._keys = {key.name: key for key in keys}
+        self._exact = all(key.exact for key in keys)
+        self.batch_size = reader.database.keys_at_once(max(len(keys), 1))
+        self._connection: Connection | None = None
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        if self._connection is None:
+            self._connection = self._reader.database.connect()
+        columns = [self._keys[name] for name in keys.column_names]
+        requested = keys
+        for column in columns:
+            if column.pattern:  # no row has another text
+                requested = requested.filter(pc.match_substring_regex(requested[column.name], column.pattern))
+        try:
+            rows = self._connection.rows_of_keys(
+                self._reader.source, self._columns, columns, requested, self._condition
+            )
+        except BaseException:
+            self.close()
+            raise
+        if self._reader.database.is_file:
+            self.close()
+        rows = self._reader.typed(rows)
+        if self._exact:
+            return rows
+        matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
+        return rows.take(as_indices(matches.rows))
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,465 @@
+"""Tables of databases by options alone: SQLite files, and a PostgreSQL server."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import functools
+import itertools
+import operator
+import sqlite3
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable, lookup_join
+from pyspark_lookup.errors import LookupFunctionError, OptionError
+from tests.support.lookup_functions import TEXTS, counted, ids
+from tests.support.postgres import PostgresServer
+from tests.support.sparks import DATA_SOURCES, needs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Options = dict[str, str]
+PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
+ONCE = {"lookup.max-retries": "0"}
+SQLITE_FILE = "a b%41?#.db"
+NUMBERS = itertools.count()  # of tables, in databases that several tests use
+PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
+REQUESTED = ids(1, 2, 9, 3, 1, None)
+ANSWER = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
+
+
+def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
+    """Rows of people in one order: within a key there is none."""
+    found = [(row["key_index"], row["id"], row["name"], row["n"]) for row in rows.to_pylist()]
+    return sorted(found, key=repr)
+
+
+def literal(value: object) -> str:
+    text = "'" + str(value).replace("'", "''") + "'"
+    return "NULL" if value is None else str(value) if isinstance(value, int) else text
+
+
+@dataclasses.dataclass
+class Database:
+    """A database: its URL, how statements are executed in it, and those that lookups have sent."""
+
+    url: str
+    execute: Callable[[str], object]
+    statements: Callable[[], list[str]]
+    cache_dir: Path
+    tables: list[LookupTable] = dataclasses.field(default_factory=list)
+
+    def named(self, name: str, keys: str, *more: Options) -> Options:
+        """The options of a lookup in a table."""
+        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.table": quoted(name), "lookup.keys": keys}
+        return functools.reduce(operator.or_, more, ours)
+
+    def table(self, name: str, keys: str, *more: Options) -> LookupTable:
+        self.tables.append(LookupTable(self.url, self.named(name, keys, *more)))
+        return self.tables[-1]
+
+    def query(self, sql: str, keys: str, *more: Options) -> LookupTable:
+        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.query": sql, "lookup.keys": keys}
+        self.tables.append(LookupTable(self.url, functools.reduce(operator.or_, more, ours)))
+        return self.tables[-1]
+
+    def create(self, columns: str, *rows: str, name: str = "t") -> str:
+        """A new table's name."""
+        name += str(next(NUMBERS))
+        self.execute(f"CREATE TABLE {quoted(name)} ({columns})")
+        if rows:
+            self.execute(f"INSERT INTO {quoted(name)} VALUES {', '.join(rows)}")
+        return name
+
+    def create_of(self, rows: pa.Table, name: str = "t") -> str:
+        """The name of a new table of these rows."""
+        kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
+        columns = ", ".join(f"{quoted(field.name)} {kinds[field.type]}" for field in rows.schema)
+        values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+        return self.create(columns, *(f"({', '.join(map(literal, row))})" for row in values), name=name)
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with contextlib.closing(PostgresServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    file, sent, connect = tmp_path / SQLITE_FILE, list[str](), sqlite3.connect
+
+    def connected(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **kwargs)
+        connection.set_trace_callback(sent.append)
+        return connection
+
+    def execute(statement: str) -> None:
+        with contextlib.closing(sqlite3.Connection(file)) as connection, connection:
+            connection.execute(statement)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    database = Database(f"sqlite:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir)
+    yield database
+    for table in database.tables:
+        table.close()
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[Database]:
+    database = Database(postgres_server.uri, postgres_server.execute, postgres_server.statements, cache_dir)
+    yield database
+    for table in database.tables:
+        table.close()
+    postgres_server.start()  # whatever a test did
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
+def test_rows_of_keys(database: Database, cache: Options) -> None:
+    """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
+    name = database.create_of(PEOPLE)
+    table = database.table(name, "id", cache)
+    for again in range(2):
+        assert shown(table.get_many(REQUESTED)) == ANSWER
+        assert counted(table) == ({"hitCount": 1 + 5 * again, "missCount": 4, "loadCount": 4} if cache else {})
+    assert table.get(9) == table.get(None) == []
+    assert table.get_many(ids()).num_rows == 0
+
+
+def test_composite_keys(database: Database) -> None:
+    """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
+    name = database.create_of(pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
+    found = database.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
+    assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
+
+
+def test_text_is_never_sql(database: Database) -> None:
+    """Keys, and names of tables and columns, that look like SQL are what they are."""
+    texts = [*TEXTS, "x" * 5000]
+    name = database.create_of(pa.table({'k "1" ?': texts, "Select": range(len(texts))}), "t\"'; DROP TABLE x; --?$1")
+    asked = pa.table({'k "1" ?': [*texts, *(text + "'" for text in texts)]})
+    found = database.table(name, '`k "1" ?`').get_many(asked).to_pylist()
+    assert [(row["key_index"], row["Select"]) for row in found] == [(n, n) for n in range(len(texts))]
+
+
+def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None:
+    """`lookup.columns` reaches the statement, in any letter case."""
+    name = database.create_of(PEOPLE)
+    assert database.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
+    sent = database.statements()[-1]
+    assert '"name"' in sent
+    assert '"n"' not in sent
+
+
+UTC = datetime.timezone.utc
+TEXT, LAST = pa.string(), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999)
+UUID = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+POSTGRES = [
+    ("smallint", "-32768", pa.int16(), -32768),
+    ("integer", "2147483647", pa.int32(), 2**31 - 1),
+    ("bigint", "-9223372036854775808", pa.int64(), -(2**63)),
+    ("oid", "4294967295", pa.int64(), 2**32 - 1),
+    ("boolean", "true", pa.bool_(), True),
+    ("real", "1e-45", pa.float32(), 1.401298464324817e-45),
+    ("double precision", "5e-324", pa.float64(), 5e-324),
+    ("numeric(10, 2)", "1.5", pa.decimal128(10, 2), decimal.Decimal("1.50")),
+    ("numeric(38, 0)", "9" * 38, pa.decimal128(38, 0), decimal.Decimal("9" * 38)),
+    ("numeric(2, -3)", "1499", pa.decimal128(5, 0), decimal.Decimal(1000)),
+    ("numeric(2, 4)", "0.0015", pa.decimal128(4, 4), decimal.Decimal("0.0015")),
+    ("numeric", "'NaN'", TEXT, "NaN"),
+    ("numeric(40, 1)", "1.5", TEXT, "1.5"),
+    ("text", "'ä€𝄞'", TEXT, "ä€𝄞"),
+    ("varchar(9)", "'a '", TEXT, "a "),
+    ("char(3)", "'a'", TEXT, "a  "),
+    ("bytea", "'\\x00ff'", pa.binary(), b"\x00\xff"),
+    ("date", "'2024-02-29'", pa.date32(), datetime.date(2024, 2, 29)),
+    ("date", "'infinity'", pa.date32(), LAST.date()),
+    ("timestamp", "'2024-02-29 12:30:45.123456'", pa.timestamp("us"), datetime.datetime(2024, 2, 29, 12, 30, 45, 123456)),
+    ("timestamp", "'-infinity'", pa.timestamp("us"), datetime.datetime(1, 1, 1)),
+    ("timestamptz", "'2024-02-29 12:30:45+02'", pa.timestamp("us", "UTC"), datetime.datetime(2024, 2, 29, 10, 30, 45, tzinfo=UTC)),
+    ("timestamptz", "'infinity'", pa.timestamp("us", "UTC"), LAST.replace(tzinfo=UTC)),
+    ("uuid", f"'{UUID.upper()}'", TEXT, UUID),
+    ("mood", "'sad'", TEXT, "sad"),
+    ("positive", "5", pa.int32(), 5),
+    ("jsonb", "'{\"a\": 1}'", TEXT, '{"a": 1}'),
+    ("time", "'12:30'", TEXT, "12:30:00"),
+    ("interval", "'1 day 2 hours'", TEXT, "1 day 02:00:00"),
+    ("money", "'1.5'", TEXT, "$1.50"),
+    ("inet", "'10.0.0.1'", TEXT, "10.0.0.1/32"),  # as PostgreSQL itself casts it
+    ("int4range", "'[1,3)'", TEXT, "[1,3)"),
+    ("pair", "'(1,b)'", TEXT, "(1,b)"),
+    ("integer[]", "'{1, NULL}'", pa.list_(pa.int32()), [1, None]),
+    ("text[]", "'{a, NULL}'", pa.list_(TEXT), ["a", None]),
+    ("date[]", "'{infinity}'", pa.list_(TEXT), ["infinity"]),
+    ("numeric(3, 1)[]", "'{1.5}'", pa.list_(TEXT), ["1.5"]),
+]  # fmt: skip
+NO_KEY_FINDS = {"infinity", "-infinity"}  # a time that stands for an infinite one
+
+
+def test_postgres_values_and_keys_of_every_type(postgres: Database) -> None:
+    """Each type has its Arrow type, values and nulls come back from lookups, scans and full copies, and a key finds its row."""
+    postgres.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
+    postgres.execute("CREATE TYPE pair AS (a int, b text)")
+    postgres.execute("CREATE DOMAIN positive AS integer CHECK (value > 0)")
+    postgres.execute("SET lc_monetary = 'C'")
+    declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(POSTGRES))
+    values, nulls = ", ".join(text for _, text, *_ in POSTGRES), ", ".join(["NULL"] * len(POSTGRES))
+    table = postgres.create(f"id integer, {declared}", f"(1, {values})", f"(2, {nulls})")
+    full = {"lookup.cache": "FULL", "lookup.version-query": "SELECT 1"}
+    for rows in (
+        postgres.table(table, "id").get_many(ids(1, 2)).drop_columns("key_index"), postgres.table(table, "id").scan(),
+        postgres.table(table, "id", full).scan(),
+    ):  # fmt: skip
+        assert rows.schema.types[1:] == [kind for *_, kind, _ in POSTGRES]
+        first, second = sorted(rows.to_pylist(), key=lambda row: row["id"])
+        assert list(first.values())[1:] == [value for *_, value in POSTGRES]
+        assert list(second.values())[1:] == [None] * len(POSTGRES)
+    for number, (_, text, arrow, value) in enumerate(POSTGRES):
+        if not pa.types.is_list(arrow) and not any(word in text for word in NO_KEY_FINDS):
+            keys = pa.table({f"c{number}": pa.array([value], arrow)})
+            assert postgres.table(table, f"c{number}").get_many(keys)["id"].to_pylist() == [1]
+            both = keys.append_column("id", pa.array([1], pa.int32()))
+            assert postgres.table(table, f"c{number},id").get_many(both).num_rows == 1
+
+
+def test_postgres_keys_that_are_equal_to_the_database_only(postgres: Database) -> None:
+    """A key finds the rows that have it, byte by byte, whatever the type or the collation of the column holds for equal."""
+    postgres.execute("CREATE COLLATION lax (provider = icu, locale = 'und-u-ks-level1', deterministic = false)")
+    name = postgres.create("a text COLLATE lax, b char(4), u uuid", f"('ab', 'ab', '{UUID}')", "('AB', 'AB', NULL)")
+    assert [row["a"] for row in postgres.table(name, "a").get("AB")] == ["AB"]
+    assert postgres.table(name, "b").get("ab") == []
+    assert [row["a"] for row in postgres.table(name, "b").get("ab  ")] == ["ab"]
+    found = postgres.table(name, "u").get_many(pa.table({"u": [UUID, UUID.upper(), "no uuid", f"{{{UUID}}}"]}))
+    assert found["key_index"].to_pylist() == [0]
+
+
+def test_postgres_arrays_of_several_dimensions(postgres: Database) -> None:
+    """They are an error, and no lists in which the dimensions are lost."""
+    name = postgres.create("id integer, a integer[]", "(1, '{{1,2},{3,4}}')", "(2, '{1}')")
+    assert postgres.table(name, "id", ONCE).get(2) == [{"id": 2, "a": [1]}]
+    with pytest.raises(LookupFunctionError, match=r"\[1:2\]\[1:2\] is an array of several dimensions"):
+        postgres.table(name, "id", ONCE).get(1)
+
+
+SQLITE = [
+    ("INTEGER", "-9223372036854775808", pa.int64(), -(2**63)),
+    ("bigint unsigned", "9223372036854775807", pa.int64(), 2**63 - 1),
+    ("REAL", "5e-324", pa.float64(), 5e-324),
+    ("double precision", "1", pa.float64(), 1.0),
+    ("VARCHAR(9)", "'ä€𝄞'", TEXT, "ä€𝄞"),
+    ("TEXT", "1", TEXT, "1"),
+    ("BLOB", "x'00ff'", pa.binary(), b"\x00\xff"),
+    ("BOOLEAN", "1", pa.bool_(), True),
+    ("DATE", "'2024-02-29'", pa.date32(), datetime.date(2024, 2, 29)),
+    ("DATETIME", "'2024-02-29 12:30:45.123456'", pa.timestamp("us"), datetime.datetime(2024, 2, 29, 12, 30, 45, 123456)),
+    ("TIMESTAMP", "'2024-02-29T12:30'", pa.timestamp("us"), datetime.datetime(2024, 2, 29, 12, 30)),
+    ("DECIMAL(10, 2)", "1.10", pa.decimal128(10, 2), decimal.Decimal("1.10")),
+    ("NUMERIC(5)", "7", pa.decimal128(5, 0), decimal.Decimal(7)),
+]  # fmt: skip
+
+
+def test_sqlite_values_and_keys_of_every_type(sqlite: Database) -> None:
+    """Each declaration has its Arrow type; values and nulls come back; a key finds its row, or is refused where SQLite has no such type."""
+    declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(SQLITE))
+    values, nulls = ", ".join(text for _, text, *_ in SQLITE), ", ".join(["NULL"] * len(SQLITE))
+    name = sqlite.create(f"id INTEGER, {declared}", f"(1, {values})", f"(2, {nulls})")
+    for rows in (
+        sqlite.table(name, "id").get_many(ids(1, 2)).drop_columns("key_index"),
+        sqlite.table(name, "id").scan(),
+    ):
+        assert rows.schema.types[1:] == [kind for *_, kind, _ in SQLITE]
+        first, second = rows.to_pylist()
+        assert list(first.values())[1:] == [value for *_, value in SQLITE]
+        assert list(second.values())[1:] == [None] * len(SQLITE)
+    for number, (_, _, arrow, value) in enumerate(SQLITE):
+        keys = pa.table({f"c{number}": pa.array([value], arrow)})
+        if pa.types.is_decimal(arrow) or pa.types.is_timestamp(arrow):
+            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
+                sqlite.table(name, f"c{number}")
+        else:
+            assert sqlite.table(name, f"c{number}").get_many(keys)["id"].to_pylist() == [1]
+
+
+def test_sqlite_values_of_other_types(sqlite: Database) -> None:
+    """A value that its column does not declare is an error that names the column; so is a column without a type, unless lookup.schema has it."""
+    name = sqlite.create("i INTEGER, t TEXT COLLATE NOCASE, x", "(1, 'a', 1)", "('wrong', 'c', 'text')")
+    with pytest.raises(OptionError, match=r"column 'x' has no declared type: declare the columns in lookup.schema"):
+        sqlite.table(name, "t")
+    table = sqlite.table(name, "t", ONCE, {"lookup.schema": "t STRING, i BIGINT"})
+    assert table.get("a") == [{"t": "a", "i": 1}]
+    assert table.get("A") == []
+    with pytest.raises(
+        LookupFunctionError,
+        match=r"failed to look up key t = 'c': .*column .*'i.* has a value that is no int64 \(it is stored as str",
+    ):
+        table.get("c")
+    assert sqlite.table(name, "t", ONCE, {"lookup.schema": "t STRING, x INT"}).get("a") == [{"t": "a", "x": 1}]
+
+
+def test_a_replaced_sqlite_file_is_seen(sqlite: Database, tmp_path: Path) -> None:
+    """A file that was put in the place of the database is the database from then on."""
+    table = sqlite.table(sqlite.create_of(PEOPLE), "id")
+    assert table.get(1)[0]["name"] == "one"
+    other = tmp_path / "other"
+    other.write_bytes((tmp_path / SQLITE_FILE).read_bytes().replace(b"one", b"new"))
+    other.replace(tmp_path / SQLITE_FILE)
+    assert table.get(1)[0]["name"] == "new"
+
+
+def test_postgres_is_only_read(postgres: Database) -> None:
+    """Not even a view can write."""
+    postgres.execute("CREATE SEQUENCE counter")
+    postgres.execute("CREATE VIEW counting AS SELECT nextval('counter') AS id")
+    with pytest.raises(LookupFunctionError, match="read-only transaction"):
+        postgres.table("counting", "id", ONCE).get(1)
+
+
+def test_postgres_without_a_server(postgres: Database, postgres_server: PostgresServer) -> None:
+    """Lookups without a server are tried again as often as allowed, and served by one that comes back; what fails leaves nothing."""
+
+    def opened(retries: int, cache: Options) -> LookupTable:
+        table = postgres.table(postgres.create_of(PEOPLE), "id", cache, {"lookup.max-retries": str(retries)})
+        assert table.get(1)[0]["name"] == "one"
+        return table
+
+    failing, later = opened(2, PARTIAL), opened(1, {})
+    postgres_server.stop()
+    expected = (
+        r"provider postgresql://127\.0\.0\.1:\d+/postgres\S* failed to look up key id = [29] and 1 more in 3 attempts"
+    )
+    with pytest.raises(LookupFunctionError, match=expected):
+        failing.get_many(ids(2, 1, 9))
+    assert counted(failing) == {"hitCount": 1, "missCount": 3, "loadCount": 1, "numLoadFailures": 2}
+    assert failing.get(1)[0]["name"] == "one"
+    postgres_server.start()
+    assert shown(later.get_many(REQUESTED)) == ANSWER  # its connection was lost
+    assert later.metrics()["lookupRetryCount"] == 4
+    assert shown(failing.get_many(REQUESTED)) == ANSWER
+    assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
+
+
+def test_the_database_leaves_out_rows(database: Database) -> None:
+    """What it can decide of lookup.where is in the statement, with parameters; the rest is decided here, with the same rows."""
+    name = database.create_of(PEOPLE)
+    sent = len(database.statements())
+    for where, found in (
+        ("n > 10 AND name = 'zwei'", [21]), ("name = 'zwei' OR n = 30", [21, 30]), ("name IS NULL", [30]), ("n IN (10, 20)", [10, 20]),
+        ("name <> 'zwei' AND n < 30", [10, 20]), ("name LIKE 'o%'", [10]), ("n <=> 21", [21]), ("NOT n = 10", [20, 21, 30]),
+    ):  # fmt: skip
+        table = database.table(name, "id", {"lookup.where": where})
+        assert sorted(table.scan()["n"].to_pylist()) == found
+        assert sorted(table.get_many(ids(1, 2, 3))["n"].to_pylist()) == found
+    text = " ".join(database.statements()[sent:])
+    assert "'zwei'" not in text or "sqlite" in database.url  # SQLite's trace shows the values of parameters
+    assert "IS NULL" in text
+
+
+def test_full_copies_and_versions(database: Database) -> None:
+    """A copy serves until the version changes. The statement of the version is the only one until then."""
+    name = database.create_of(PEOPLE)
+    full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {quoted(name)}"}
+    table = database.table(name, "id", full)
+    assert shown(table.get_many(REQUESTED)) == ANSWER
+    sent = len(database.statements())
+    assert shown(table.get_many(REQUESTED)) == ANSWER
+    assert [text for text in database.statements()[sent:] if quoted(name) in text and "count" not in text] == []
+    database.execute(f"INSERT INTO {quoted(name)} VALUES (9, 'nine', 90)")
+    assert table.get(9) == [{"id": 9, "name": "nine", "n": 90}]
+
+
+BAD_VERSIONS = [
+    ("SELECT NULL", "NULL"),
+    ("SELECT 1 WHERE 1 = 0", "0 rows of 1 columns"),
+    ("SELECT 1, 2", "1 rows of 2 columns"),
+]
+
+
+@pytest.mark.parametrize(("query", "says"), BAD_VERSIONS, ids=["null", "empty", "wide"])
+def test_versions_that_are_no_value(database: Database, query: str, says: str) -> None:
+    name = database.create_of(PEOPLE)
+    with pytest.raises(LookupFunctionError, match=rf"lookup.version-query returned {says}"):
+        database.table(name, "id", {"lookup.version-query": query}).get(1)
+
+
+def test_a_query(database: Database) -> None:
+    """In the database's own SQL, with a comment at its end; its columns are its keys."""
+    name = database.create_of(PEOPLE)
+    sql = f"SELECT id AS key, max(name) AS name FROM {quoted(name)} GROUP BY id; -- of people"
+    declared = {"lookup.schema": "key BIGINT, name STRING"} if "sqlite" in database.url else {}
+    assert database.query(sql.replace("; --", " --"), "key", declared).get(2) == [{"key": 2, "name": "zwei"}]
+
+
+REFUSED = [
+    ("postgresql://reader:hunter2@db/shop", {}, r"postgresql URL with a password"),
+    ("postgresql://db/shop?password=hunter2", {}, r"postgresql URL with a password"),
+    ("sqlite:///x.db?key=hunter2", {}, r"sqlite URL with a password"),
+    ("sqlite://", {}, r"names its file"),
+    ("sqlite:///x.db?mode=rw", {}, r"parameter 'mode' of the sqlite URL is not known"),
+    ("s3://bucket/x", {}, r"lookup.table is for databases: set path to the URL of one"),
+    ("postgresql://db/shop", {"lookup.query": "SELECT 1"}, r"give one of them"),
+    ("postgresql://db/shop", {"lookup.changes-query": "SELECT 1"}, r"needs lookup.version-query"),
+    ("postgresql://db/shop", {"lookup.version-query": "SELECT 1", "lookup.changes-query": "SELECT ':since'"}, r"has no :since"),
+    ("sqlite:///x.db", {"lookup.table": '"a'}, r"a quote \(\"\) is not closed"),
+    ("sqlite:///x.db", {"lookup.table": "a..b"}, r"expected table or schema.table"),
+    ("sqlite:///x.db", {"lookup.credentials": "no function"}, r"lookup.credentials = '\[redacted\]' .* expected module:function"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "more", "says"), REFUSED)
+def test_options_that_are_refused(cache_dir: Path, url: str, more: Options, says: str) -> None:
+    """With the cure, before anything is connected to, and without the password."""
+    with pytest.raises((OptionError, LookupFunctionError), match=says) as caught:
+        LookupTable(url, {"lookup.table": "customers", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir), **more})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_options_without_a_table(cache_dir: Path) -> None:
+    with pytest.raises(OptionError, match=r"lookup.table is missing: the path is a database's URL"):
+        LookupTable("postgresql://db/shop", {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir)})
+    with pytest.raises(OptionError, match=r"lookup.version-query is for tables of databases"):
+        LookupTable("/x", {"lookup.version-query": "SELECT 1", "lookup.cache.dir": str(cache_dir)})
+
+
+@needs(DATA_SOURCES)
+@pytest.mark.spark
+def test_through_spark(spark: SparkSession, database: Database) -> None:
+    """A read, a SELECT from a catalog's table and a join have the rows; a later query of cached keys loads none again."""
+    before = len(database.statements())
+    name = database.create_of(PEOPLE)
+    options = {"path": database.url} | database.named(name, "id", PARTIAL)
+    df = spark.read.format("lookupcache").options(**options).option("lookup.where", "id IN (1, 2)").load()
+    for _ in range(2):
+        assert sorted(map(tuple, df.collect())) == [(1, "one", 10), (2, "two", 20), (2, "zwei", 21)]
+    if "postgresql" in database.url:  # the server has what Spark's workers sent
+        assert len([text for text in database.statements()[before:] if "ANY" in text]) == 1
+    given = ", ".join(f"`{key}` '{value}'" for key, value in options.items())
+    spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({given})")
+    try:
+        rows = spark.sql("SELECT name FROM provided WITH (`lookup.where` = 'id = 2') ORDER BY name").collect()
+        assert [row.name for row in rows] == ["two", "zwei"]
+    finally:
+        spark.sql("DROP TABLE provided")
+    uncached = {key: text for key, text in options.items() if key != "path" and key not in PARTIAL}
+    orders = spark.createDataFrame([(7, 1), (8, 3), (9, 5)], "order_id INT, customer_id BIGINT")
+    joined = lookup_join(orders, database.url, on={"customer_id": "id"}, options=uncached)
+    assert sorted((row.order_id, row.n) for row in joined.collect()) == [(7, 10), (8, 30), (9, None)]
+    everything = spark.read.format("lookupcache").options(**uncached).load(database.url)
+    assert everything.where("n >= 21").count() == 2
