@@ -22,7 +22,13 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import ChangedKeys, PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.sources.opening import Opening
-from pyspark_lookup.sources.providers.provider import PROVIDER_OPTION, ProvidedTable, ProviderOptions, system_options
+from pyspark_lookup.sources.providers.provider import (
+    PROVIDER_OPTION,
+    BuiltInOptions,
+    ProvidedTable,
+    ProviderOptions,
+    system_options,
+)
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import Count, FileVersion, Listing
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
@@ -331,4 +337,6 @@ class ProvidedTables:
 def _key(options: LookupOptions) -> str:
     files, read = options.files, options.read
     made_with = files.path, files.keys, read.columns, read.where, options.storage.max_retries
-    return key_of(options.kinds, options.files.schema, options.cache.mode, *made_with, options.cache.directory())
+    system = system_options(options)
+    of_built_in = (system, files.schema, options.cache.mode) if isinstance(system, BuiltInOptions) else ()
+    return key_of(options.kind(ProviderOptions), *of_built_in, *made_with, options.cache.directory())
