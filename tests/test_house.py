@@ -39,6 +39,7 @@ KNOWN_BY = {
     "pydantic": {"sources.iceberg.pyiceberg_catalog"},
     "pyiceberg": {"sources.iceberg.avro", "sources.iceberg.manifests", "sources.iceberg.manifest_columns", "sources.iceberg.pyiceberg_catalog"},
     "pyroaring": {"columnar.roaring"},
+    "pymysql": {"sources.providers.databases.mysql"},
     "pyspark": {"spark"},
     "sqlglot": {"columnar.sql_parser", "columnar.ddl"},
     "tenacity": {"storage.ufs", "sources.providers.provider"},

@@ -93,6 +93,14 @@ class PostgresServer:
         self.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def require_passwords(self, user: str) -> None:
+        """From now on, this user needs a password."""
+        rules = self._directory / "data" / "pg_hba.conf"
+        rules.write_text(
+            f"host all {user} 127.0.0.1/32 scram-sha-256\n{rules.read_text(encoding='utf-8')}", encoding="utf-8"
+        )
+        self.execute("SELECT pg_reload_conf()")
+
     def execute(self, statement: str) -> None:
         """Run a statement that is not part of what `statements` returns."""
         self._run("psql", f"{self.uri}&application_name={_OURS}", "-Xq", "-c", statement)

@@ -1,4 +1,4 @@
-"""Tables of databases by options alone: SQLite files, and a PostgreSQL server."""
+"""Tables of databases by options alone: files of SQLite and DuckDB, servers of PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import decimal
 import functools
 import itertools
 import operator
+import os
 import sqlite3
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import LookupFunctionError, OptionError
 from tests.support.lookup_functions import TEXTS, counted, ids
+from tests.support.mariadb import MariadbServer
 from tests.support.postgres import PostgresServer
 from tests.support.sparks import DATA_SOURCES, needs
 
@@ -56,11 +59,20 @@ class Database:
     execute: Callable[[str], object]
     statements: Callable[[], list[str]]
     cache_dir: Path
+    mark: str = '"'
+    server: PostgresServer | MariadbServer | None = None
     tables: list[LookupTable] = dataclasses.field(default_factory=list)
+
+    @property
+    def scheme(self) -> str:
+        return self.url.partition("://")[0]
+
+    def quoted(self, name: str) -> str:
+        return self.mark + name.replace(self.mark, self.mark * 2) + self.mark
 
     def named(self, name: str, keys: str, *more: Options) -> Options:
         """The options of a lookup in a table."""
-        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.table": quoted(name), "lookup.keys": keys}
+        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.table": self.quoted(name), "lookup.keys": keys}
         return functools.reduce(operator.or_, more, ours)
 
     def table(self, name: str, keys: str, *more: Options) -> LookupTable:
@@ -75,27 +87,38 @@ class Database:
     def create(self, columns: str, *rows: str, name: str = "t") -> str:
         """A new table's name."""
         name += str(next(NUMBERS))
-        self.execute(f"CREATE TABLE {quoted(name)} ({columns})")
+        self.execute(f"CREATE TABLE {self.quoted(name)} ({columns})")
         if rows:
-            self.execute(f"INSERT INTO {quoted(name)} VALUES {', '.join(rows)}")
+            self.execute(f"INSERT INTO {self.quoted(name)} VALUES {', '.join(rows)}")
         return name
 
     def create_of(self, rows: pa.Table, name: str = "t") -> str:
         """The name of a new table of these rows."""
         kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
-        columns = ", ".join(f"{quoted(field.name)} {kinds[field.type]}" for field in rows.schema)
+        columns = ", ".join(f"{self.quoted(field.name)} {kinds[field.type]}" for field in rows.schema)
+        escaped = (lambda value: literal(value).replace("\\", "\\\\")) if self.mark == "`" else literal
         values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
-        return self.create(columns, *(f"({', '.join(map(literal, row))})" for row in values), name=name)
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+        return self.create(columns, *(f"({', '.join(map(escaped, row))})" for row in values), name=name)
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     with contextlib.closing(PostgresServer()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariadbServer]:
+    with contextlib.closing(MariadbServer()) as server:
+        yield server
+
+
+def closing(database: Database) -> Iterator[Database]:
+    yield database
+    for table in database.tables:
+        table.close()
+    if database.server is not None:
+        database.server.start()  # whatever a test did
 
 
 @pytest.fixture
@@ -112,23 +135,51 @@ def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
             connection.execute(statement)
 
     monkeypatch.setattr(sqlite3, "connect", connected)
-    database = Database(f"sqlite:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir)
-    yield database
-    for table in database.tables:
-        table.close()
+    yield from closing(Database(f"sqlite:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir))
+
+
+@pytest.fixture
+def duckdb_file(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    file, sent, connect = tmp_path / "a b%41?#.duckdb", list[str](), duckdb.connect
+
+    class Traced:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._connection = connect(*args, **kwargs)
+
+        def sql(self, statement: str, **kwargs: Any) -> Any:
+            sent.append(statement)
+            return self._connection.sql(statement, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._connection, name)
+
+    def execute(statement: str) -> None:
+        with contextlib.closing(connect(str(file))) as connection:
+            connection.execute(statement)
+
+    monkeypatch.setattr(duckdb, "connect", Traced)
+    yield from closing(Database(f"duckdb:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir))
 
 
 @pytest.fixture
 def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[Database]:
-    database = Database(postgres_server.uri, postgres_server.execute, postgres_server.statements, cache_dir)
-    yield database
-    for table in database.tables:
-        table.close()
-    postgres_server.start()  # whatever a test did
+    server = postgres_server
+    yield from closing(Database(server.uri, server.execute, server.statements, cache_dir, server=server))
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
+def mariadb(mariadb_server: MariadbServer, cache_dir: Path) -> Iterator[Database]:
+    server = mariadb_server
+    yield from closing(Database(server.url, server.execute, server.statements, cache_dir, "`", server))
+
+
+@pytest.fixture(params=["sqlite", "duckdb_file", "postgres", "mariadb"])
 def database(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def served(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
@@ -154,9 +205,11 @@ def test_composite_keys(database: Database) -> None:
 def test_text_is_never_sql(database: Database) -> None:
     """Keys, and names of tables and columns, that look like SQL are what they are."""
     texts = [*TEXTS, "x" * 5000]
-    name = database.create_of(pa.table({'k "1" ?': texts, "Select": range(len(texts))}), "t\"'; DROP TABLE x; --?$1")
-    asked = pa.table({'k "1" ?': [*texts, *(text + "'" for text in texts)]})
-    found = database.table(name, '`k "1" ?`').get_many(asked).to_pylist()
+    name = database.create_of(
+        pa.table({'k "1" ?%': texts, "Select": range(len(texts))}), "t\"`'; DROP TABLE x; --?$1%s"
+    )
+    asked = pa.table({'k "1" ?%': [*texts, *(text + "'" for text in texts)]})
+    found = database.table(name, '`k "1" ?%`').get_many(asked).to_pylist()
     assert [(row["key_index"], row["Select"]) for row in found] == [(n, n) for n in range(len(texts))]
 
 
@@ -165,8 +218,8 @@ def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None
     name = database.create_of(PEOPLE)
     assert database.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
     sent = database.statements()[-1]
-    assert '"name"' in sent
-    assert '"n"' not in sent
+    assert database.quoted("name") in sent
+    assert database.quoted("n") not in sent
 
 
 UTC = datetime.timezone.utc
@@ -298,6 +351,111 @@ def test_sqlite_values_and_keys_of_every_type(sqlite: Database) -> None:
             assert sqlite.table(name, f"c{number}").get_many(keys)["id"].to_pylist() == [1]
 
 
+MARIADB = [
+    ("TINYINT UNSIGNED", "255", pa.int16(), 255),
+    ("MEDIUMINT", "-8388608", pa.int32(), -(2**23)),
+    ("BIGINT UNSIGNED", "18446744073709551615", pa.decimal128(20, 0), decimal.Decimal(2**64 - 1)),
+    ("BOOL", "1", pa.int8(), 1),
+    ("YEAR", "2155", pa.int16(), 2155),
+    ("FLOAT", "0.1", pa.float32(), 0.10000000149011612),
+    ("DOUBLE", "5e-300", pa.float64(), 5e-300),
+    ("DECIMAL(10, 2)", "1.5", pa.decimal128(10, 2), decimal.Decimal("1.50")),
+    ("DECIMAL(5, 0) UNSIGNED", "7", pa.decimal128(5, 0), decimal.Decimal(7)),
+    ("DECIMAL(65, 30)", "1.5", TEXT, "1." + "5".ljust(30, "0")),
+    ("DATE", "'2024-02-29'", pa.date32(), datetime.date(2024, 2, 29)),
+    ("DATETIME(6)", "'2024-02-29 12:30:45.123456'", pa.timestamp("us"), datetime.datetime(2024, 2, 29, 12, 30, 45, 123456)),
+    ("TIMESTAMP NULL", "from_unixtime(1709202645)", pa.timestamp("us", "UTC"), datetime.datetime(2024, 2, 29, 10, 30, 45, tzinfo=UTC)),
+    ("TIME", "'-838:59:59'", TEXT, "-838:59:59"),
+    ("CHAR(5)", "'ab '", TEXT, "ab"),
+    ("VARCHAR(9) CHARACTER SET latin1", "'ä '", TEXT, "ä "),
+    ("TEXT", "'ä€𝄞'", TEXT, "ä€𝄞"),
+    ("ENUM('x', 'y')", "'y'", TEXT, "y"),
+    ("SET('x', 'y')", "'x,y'", TEXT, "x,y"),
+    ("JSON", "'{\"a\": 1}'", TEXT, '{"a": 1}'),
+    ("BINARY(3)", "x'00ff00'", pa.binary(), b"\x00\xff\x00"),
+    ("BLOB", "x'00ff'", pa.binary(), b"\x00\xff"),
+    ("BIT(3)", "b'101'", pa.binary(), b"\x05"),
+    ("UUID", f"'{UUID.upper()}'", TEXT, UUID),
+    ("INET6", "'::1'", TEXT, "::1"),
+]  # fmt: skip
+DUCKDB = [
+    ("UTINYINT", "255", pa.int16(), 255),
+    ("UBIGINT", "18446744073709551615", pa.decimal128(20, 0), decimal.Decimal(2**64 - 1)),
+    ("HUGEINT", "9" * 38, pa.decimal128(38, 0), decimal.Decimal("9" * 38)),
+    ("DECIMAL(10, 2)", "1.5", pa.decimal128(10, 2), decimal.Decimal("1.50")),
+    ("DOUBLE", "5e-324", pa.float64(), 5e-324),
+    ("VARCHAR", "'ä€𝄞'", TEXT, "ä€𝄞"),
+    ("BLOB", "'\\x00\\xFF'::BLOB", pa.binary(), b"\x00\xff"),
+    ("DATE", "'2024-02-29'", pa.date32(), datetime.date(2024, 2, 29)),
+    ("TIMESTAMP_NS", "'2024-02-29 12:30:45.123456'", pa.timestamp("us"), datetime.datetime(2024, 2, 29, 12, 30, 45, 123456)),
+    ("TIMESTAMPTZ", "'2024-02-29 12:30:45+02'", pa.timestamp("us", "UTC"), datetime.datetime(2024, 2, 29, 10, 30, 45, tzinfo=UTC)),
+    ("TIMESTAMPTZ", "'infinity'", pa.timestamp("us", "UTC"), LAST.replace(tzinfo=UTC)),
+    ("DATE", "'-infinity'", pa.date32(), datetime.date(1, 1, 1)),
+    ("UUID", f"'{UUID.upper()}'", TEXT, UUID),
+    ("ENUM('x', 'y')", "'y'", TEXT, "y"),
+    ("JSON", "'{}'", TEXT, "{}"),
+    ("TIME", "'12:30'", TEXT, "12:30:00"),
+    ("INTERVAL", "'1 day'", TEXT, "1 day"),
+    ("BIT", "'101'", TEXT, "101"),
+    ("INTEGER[]", "[1, NULL]", pa.list_(pa.int32()), [1, None]),
+    ("STRUCT(a INTEGER)", "{'a': 1}", pa.struct([("a", pa.int32())]), {"a": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fixture", "cases"), [("mariadb", MARIADB), ("duckdb_file", DUCKDB)], ids=["mariadb", "duckdb"]
+)
+def test_values_and_keys_of_every_type(request: pytest.FixtureRequest, fixture: str, cases: list[Any]) -> None:
+    """As in PostgreSQL. `BIT` of MariaDB equals no bytes, and is refused as a key."""
+    database = request.getfixturevalue(fixture)
+    declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(cases))
+    values, nulls = ", ".join(text for _, text, *_ in cases), ", ".join(["NULL"] * len(cases))
+    name = database.create(f"id INTEGER, {declared}", f"(1, {values})", f"(2, {nulls})")
+    for rows in (
+        database.table(name, "id").get_many(ids(1, 2)).drop_columns("key_index"),
+        database.table(name, "id").scan(),
+    ):
+        assert rows.schema.types[1:] == [kind for *_, kind, _ in cases]
+        first, second = sorted(rows.to_pylist(), key=lambda row: row["id"])
+        assert list(first.values())[1:] == [value for *_, value in cases]
+        assert list(second.values())[1:] == [None] * len(cases)
+    for number, (kind, text, arrow, value) in enumerate(cases):
+        keys = pa.table({f"c{number}": pa.array([value], arrow), "id": pa.array([1], pa.int32())})
+        if kind == "BIT(3)":
+            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
+                database.table(name, f"c{number}")
+        elif not pa.types.is_nested(arrow) and not any(word in text for word in NO_KEY_FINDS):
+            assert database.table(name, f"c{number}").get_many(keys.select([0]))["id"].to_pylist() == [1]
+            assert database.table(name, f"c{number},id").get_many(keys).num_rows == 1
+
+
+def test_mariadb_keys_that_are_equal_to_the_database_only(mariadb: Database) -> None:
+    """A key finds the rows that have it, byte by byte; a text that the column's character set lacks is the key of no row, and no error."""
+    name = mariadb.create(
+        "a VARCHAR(9), b VARCHAR(9) CHARACTER SET latin1, u UUID", f"('ab', 'ä', '{UUID}')", "('AB ', '??', NULL)"
+    )
+    found = mariadb.table(name, "a").get_many(pa.table({"a": ["AB", "AB ", "ab", "Ab"]}))
+    assert [(row["key_index"], row["a"]) for row in found.to_pylist()] == [(1, "AB "), (2, "ab")]
+    found = mariadb.table(name, "b").get_many(pa.table({"b": ["日本", "ä", "Ä", "??"]}))
+    assert found["key_index"].to_pylist() == [1, 3]
+    assert mariadb.table(name, "u").get_many(pa.table({"u": [UUID, UUID.upper(), "no uuid"]}))[
+        "key_index"
+    ].to_pylist() == [0]
+
+
+def test_mariadb_values_that_are_no_time(mariadb: Database) -> None:
+    """The day 0000-00-00 is an error that names the column."""
+    mariadb.execute("SET sql_mode = ''")
+    name = mariadb.create("id INTEGER, d DATE", "(1, '0000-00-00')", "(2, '2024-01-01')")
+    table = mariadb.table(name, "id", ONCE)
+    assert table.get(2)[0]["d"] == datetime.date(2024, 1, 1)
+    with pytest.raises(
+        LookupFunctionError,
+        match=r"column .*'d.* has a value that is no date32.*0000-00-00.*convert it in lookup.query",
+    ):
+        table.get(1)
+
+
 def test_sqlite_values_of_other_types(sqlite: Database) -> None:
     """A value that its column does not declare is an error that names the column; so is a column without a type, unless lookup.schema has it."""
     name = sqlite.create("i INTEGER, t TEXT COLLATE NOCASE, x", "(1, 'a', 1)", "('wrong', 'c', 'text')")
@@ -324,36 +482,102 @@ def test_a_replaced_sqlite_file_is_seen(sqlite: Database, tmp_path: Path) -> Non
     assert table.get(1)[0]["name"] == "new"
 
 
-def test_postgres_is_only_read(postgres: Database) -> None:
-    """Not even a view can write."""
-    postgres.execute("CREATE SEQUENCE counter")
-    postgres.execute("CREATE VIEW counting AS SELECT nextval('counter') AS id")
-    with pytest.raises(LookupFunctionError, match="read-only transaction"):
-        postgres.table("counting", "id", ONCE).get(1)
+def test_servers_are_only_read(served: Database) -> None:
+    """Not even a query can write."""
+    written = {
+        "postgresql": ("CREATE SEQUENCE IF NOT EXISTS counter", "SELECT nextval('counter') AS id"),
+        "mariadb": ("CREATE SEQUENCE IF NOT EXISTS counter", "SELECT nextval(counter) AS id"),
+    }
+    setup, query = written[served.scheme]
+    served.execute(setup)
+    with pytest.raises(LookupFunctionError, match=r"(?i)read[- ]only transaction"):
+        served.query(query, "id", ONCE).get(1)
 
 
-def test_postgres_without_a_server(postgres: Database, postgres_server: PostgresServer) -> None:
+def test_without_a_server(served: Database) -> None:
     """Lookups without a server are tried again as often as allowed, and served by one that comes back; what fails leaves nothing."""
+    assert served.server is not None
+    version = {"lookup.version-query": "SELECT 1"}
 
-    def opened(retries: int, cache: Options) -> LookupTable:
-        table = postgres.table(postgres.create_of(PEOPLE), "id", cache, {"lookup.max-retries": str(retries)})
+    def opened(retries: int, *more: Options) -> LookupTable:
+        table = served.table(served.create_of(PEOPLE), "id", *more, {"lookup.max-retries": str(retries)})
         assert table.get(1)[0]["name"] == "one"
         return table
 
-    failing, later = opened(2, PARTIAL), opened(1, {})
-    postgres_server.stop()
-    expected = (
-        r"provider postgresql://127\.0\.0\.1:\d+/postgres\S* failed to look up key id = [29] and 1 more in 3 attempts"
-    )
+    failing, later, versioned = opened(2, PARTIAL), opened(1), opened(0, version)
+    served.server.stop()
+    expected = r"provider \w+://127\.0\.0\.1:\d+/\w+\S* failed to look up key id = [29] and 1 more in 3 attempts"
     with pytest.raises(LookupFunctionError, match=expected):
         failing.get_many(ids(2, 1, 9))
     assert counted(failing) == {"hitCount": 1, "missCount": 3, "loadCount": 1, "numLoadFailures": 2}
     assert failing.get(1)[0]["name"] == "one"
-    postgres_server.start()
+    with pytest.raises(LookupFunctionError, match=r"\(version\(\)\)"):
+        versioned.get(1)
+    served.server.start()
     assert shown(later.get_many(REQUESTED)) == ANSWER  # its connection was lost
     assert later.metrics()["lookupRetryCount"] == 4
     assert shown(failing.get_many(REQUESTED)) == ANSWER
     assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
+    assert versioned.get(2)[0]["n"] == 20
+
+
+def test_a_forked_child_connects_anew(served: Database) -> None:
+    """It uses no connection of its parent's, and ends none."""
+    name = served.create_of(PEOPLE)
+    table = served.table(name, "id", {"lookup.version-query": "SELECT 1"})
+    assert shown(table.get_many(REQUESTED)) == ANSWER
+    child = os.fork()
+    if not child:
+        fine = False
+        with contextlib.suppress(BaseException):
+            fine = shown(LookupTable(served.url, served.named(name, "id")).get_many(REQUESTED)) == ANSWER
+            fine &= shown(table.get_many(REQUESTED)) == ANSWER
+        os._exit(0 if fine else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert shown(table.get_many(REQUESTED)) == ANSWER
+
+
+SECRET = "hunter2 % & '"
+
+
+def guarded(url: str) -> dict[str, str]:
+    """A function of `lookup.credentials`."""
+    assert "guarded" not in url
+    return {"user": "guarded", "password": SECRET}
+
+
+def broken(url: str) -> dict[str, str]:
+    raise RuntimeError(f"no {SECRET}")
+
+
+def test_credentials(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of the user's, or the environment, has the password; options, errors and descriptions never show it."""
+    name, escaped = served.create_of(PEOPLE), SECRET.replace("'", "''")
+    if served.scheme == "postgresql":
+        served.execute(f"CREATE USER guarded PASSWORD '{escaped}'; GRANT pg_read_all_data TO guarded")
+        assert isinstance(served.server, PostgresServer)
+        served.server.require_passwords("guarded")
+    else:
+        served.execute(f"CREATE USER IF NOT EXISTS guarded@'127.0.0.1' IDENTIFIED BY '{escaped}'")
+        served.execute("GRANT SELECT ON shop.* TO guarded@'127.0.0.1'")
+    bare = served.url.partition("?")[0]
+    options = served.named(name, "id", ONCE)
+    function = {"lookup.credentials": f"{__name__}:guarded"}
+    with LookupTable(bare, options | function) as table:
+        assert shown(table.get_many(REQUESTED)) == ANSWER
+        assert "hunter2" not in repr(table) + str(table.describe())
+    for variable in ("PGPASSWORD", "MYSQL_PWD"):
+        monkeypatch.setenv(variable, SECRET)
+    with LookupTable(f"{bare}?user=guarded", options) as table:
+        assert shown(table.get_many(REQUESTED)) == ANSWER
+    for variable in ("PGPASSWORD", "MYSQL_PWD"):
+        monkeypatch.setenv(variable, "hunter3")
+    with pytest.raises(LookupFunctionError, match=r"(?i)password|denied") as caught:
+        LookupTable(f"{bare}?user=guarded", options | {"lookup.columns": "id"})
+    assert "hunter" not in str(caught.value)
+    with pytest.raises(LookupFunctionError, match=r"lookup.credentials .* failed with RuntimeError") as caught:
+        LookupTable(bare, options | {"lookup.credentials": f"{__name__}:broken"})
+    assert "hunter" not in str(caught.value)
 
 
 def test_the_database_leaves_out_rows(database: Database) -> None:
@@ -368,20 +592,25 @@ def test_the_database_leaves_out_rows(database: Database) -> None:
         assert sorted(table.scan()["n"].to_pylist()) == found
         assert sorted(table.get_many(ids(1, 2, 3))["n"].to_pylist()) == found
     text = " ".join(database.statements()[sent:])
-    assert "'zwei'" not in text or "sqlite" in database.url  # SQLite's trace shows the values of parameters
+    assert "'zwei'" not in text or database.scheme in (
+        "sqlite",
+        "mariadb",
+    )  # what these log has the values of parameters
     assert "IS NULL" in text
 
 
 def test_full_copies_and_versions(database: Database) -> None:
     """A copy serves until the version changes. The statement of the version is the only one until then."""
     name = database.create_of(PEOPLE)
-    full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {quoted(name)}"}
+    full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {database.quoted(name)}"}
     table = database.table(name, "id", full)
     assert shown(table.get_many(REQUESTED)) == ANSWER
     sent = len(database.statements())
     assert shown(table.get_many(REQUESTED)) == ANSWER
-    assert [text for text in database.statements()[sent:] if quoted(name) in text and "count" not in text] == []
-    database.execute(f"INSERT INTO {quoted(name)} VALUES (9, 'nine', 90)")
+    assert [
+        text for text in database.statements()[sent:] if database.quoted(name) in text and "count" not in text
+    ] == []
+    database.execute(f"INSERT INTO {database.quoted(name)} VALUES (9, 'nine', 90)")
     assert table.get(9) == [{"id": 9, "name": "nine", "n": 90}]
 
 
@@ -402,8 +631,8 @@ def test_versions_that_are_no_value(database: Database, query: str, says: str) -
 def test_a_query(database: Database) -> None:
     """In the database's own SQL, with a comment at its end; its columns are its keys."""
     name = database.create_of(PEOPLE)
-    sql = f"SELECT id AS key, max(name) AS name FROM {quoted(name)} GROUP BY id; -- of people"
-    declared = {"lookup.schema": "key BIGINT, name STRING"} if "sqlite" in database.url else {}
+    sql = f"SELECT id AS key, max(name) AS name FROM {database.quoted(name)} GROUP BY id; -- of people"
+    declared = {"lookup.schema": "key BIGINT, name STRING"} if database.scheme == "sqlite" else {}
     assert database.query(sql.replace("; --", " --"), "key", declared).get(2) == [{"key": 2, "name": "zwei"}]
 
 
@@ -417,6 +646,8 @@ REFUSED = [
     ("postgresql://db/shop", {"lookup.query": "SELECT 1"}, r"give one of them"),
     ("postgresql://db/shop", {"lookup.changes-query": "SELECT 1"}, r"needs lookup.version-query"),
     ("postgresql://db/shop", {"lookup.version-query": "SELECT 1", "lookup.changes-query": "SELECT ':since'"}, r"has no :since"),
+    ("mysql://db", {}, r"names no database: write mysql://host/database"),
+    ("mariadb://db/shop?charset=latin1", {}, r"parameter 'charset' of the mariadb URL is not known: known are ssl_ca"),
     ("sqlite:///x.db", {"lookup.table": '"a'}, r"a quote \(\"\) is not closed"),
     ("sqlite:///x.db", {"lookup.table": "a..b"}, r"expected table or schema.table"),
     ("sqlite:///x.db", {"lookup.credentials": "no function"}, r"lookup.credentials = '\[redacted\]' .* expected module:function"),
@@ -448,8 +679,9 @@ def test_through_spark(spark: SparkSession, database: Database) -> None:
     df = spark.read.format("lookupcache").options(**options).option("lookup.where", "id IN (1, 2)").load()
     for _ in range(2):
         assert sorted(map(tuple, df.collect())) == [(1, "one", 10), (2, "two", 20), (2, "zwei", 21)]
-    if "postgresql" in database.url:  # the server has what Spark's workers sent
-        assert len([text for text in database.statements()[before:] if "ANY" in text]) == 1
+    if database.server is not None:  # it has what Spark's workers sent
+        asked = " = ANY (" if database.scheme == "postgresql" else " IN ("
+        assert len([text for text in database.statements()[before:] if asked in text]) == 1
     given = ", ".join(f"`{key}` '{value}'" for key, value in options.items())
     spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({given})")
     try:

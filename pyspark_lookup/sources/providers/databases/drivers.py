@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pyspark_lookup.sources.providers.databases.database import Database
 from pyspark_lookup.sources.providers.databases.duckdb import Duckdb
+from pyspark_lookup.sources.providers.databases.mysql import Mysql
 from pyspark_lookup.sources.providers.databases.postgresql import Postgresql
 from pyspark_lookup.sources.providers.databases.sqlite import Sqlite
 
 DATABASES: dict[str, type[Database]] = {
     "duckdb": Duckdb,
-    "postgresql": Postgresql,
+    "mariadb": Mysql,
+    "mysql": Mysql,
     "postgres": Postgresql,
+    "postgresql": Postgresql,
     "sqlite": Sqlite,
 }

@@ -1,0 +1,237 @@
+"""MySQL and MariaDB, through PyMySQL. Values come as the texts of the protocol, which Arrow parses by columns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import OptionError, SchemaError, raise_ours
+from pyspark_lookup.sources.providers.databases.database import (
+    BATCH_ROWS,
+    Column,
+    Condition,
+    Connection,
+    Database,
+    Source,
+    select,
+    since_place,
+)
+
+_INTEGERS = {"TINY": 8, "SHORT": 16, "INT24": 32, "LONG": 32, "LONGLONG": 64}
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
+_TIMES = {
+    "DATE": pa.date32(),
+    "NEWDATE": pa.date32(),
+    "DATETIME": pa.timestamp("us"),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+}
+_BINARY = 63  # the number of the character set of bytes
+_PARAMETERS = {
+    "user": "user",
+    "unix_socket": "unix_socket",
+    "ssl_ca": "ssl_ca",
+    "ssl_cert": "ssl_cert",
+    "ssl_key": "ssl_key",
+}
+_OPTION_FILE = "~/.my.cnf"
+# Texts are then the same whatever the server is set to, and nothing can be written.
+_SETTINGS = (
+    "SET SESSION time_zone = '+00:00'",
+    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+)
+
+
+class Mysql(Database):
+    extra = "mysql"
+    quote_mark = "`"
+
+    def check(self) -> None:
+        self.address.check_parameters(_PARAMETERS)
+        if not self.address.database:
+            raise OptionError(f"option path: the URL names no database: write {self.address.scheme}://host/database")
+
+    def quote(self, name: str) -> str:
+        return super().quote(name).replace("%", "%%")  # the driver puts parameters in the place of %s
+
+    def subquery(self, text: str) -> Source:
+        return super().subquery(text.replace("%", "%%"))
+
+    def placeholder(self, number: int) -> str:
+        return "%s"
+
+    def connect(self) -> Connection:
+        try:
+            import pymysql
+            import pymysql.converters
+        except ImportError as problem:
+            self.missing("PyMySQL", problem)
+        address, login = self.address, self.login()
+        more = {name: value for name, value in address.parameters.items() if name != "user"}
+        password = login.get("password", os.environ.get("MYSQL_PWD", ""))
+        connection = pymysql.connect(
+            host=address.host or None,
+            port=address.port or 0,
+            user=login.get("user"),
+            password=password.encode(),
+            database=address.database,
+            charset="utf8mb4",
+            autocommit=True,
+            conv=dict(pymysql.converters.encoders),  # no decoders: values stay texts
+            read_default_file=_OPTION_FILE if os.path.exists(os.path.expanduser(_OPTION_FILE)) else None,
+            # A certificate that is named is checked, and so is the name of the host.
+            ssl_verify_identity=True if "ssl_ca" in more else None,
+            **more,
+        )
+        return _MysqlConnection(self, connection)
+
+
+class _MysqlConnection(Connection):
+    def __init__(self, database: Mysql, connection: Any) -> None:
+        self._database = database
+        self._connection = connection
+        with connection.cursor() as cursor:
+            for statement in _SETTINGS:
+                cursor.execute(statement)
+
+    def columns(self, source: Source) -> list[Column]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(
+                "SET SESSION character_set_results = NULL"
+            )  # the description then has the columns' own character sets
+            cursor.execute(f"SELECT * FROM {source.sql} LIMIT 0", ())
+            fields = cursor._result.fields
+            cursor.execute("SET SESSION character_set_results = utf8mb4")
+        return [_column(field, f"t.{self._database.quote(field.name)}") for field in fields]
+
+    def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
+        from pymysql.cursors import SSCursor
+
+        statement = select(source, columns, [condition.sql] if condition else [], self._database.quote)
+        cursor = self._connection.cursor(SSCursor)  # it does not hold all rows
+        try:
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            cursor.execute(statement, _values(condition))
+            while rows := cursor.fetchmany(BATCH_ROWS):
+                yield _batch(rows, columns, source)
+            cursor.execute("COMMIT")
+            cursor.close()
+        except BaseException:
+            self.close()
+            if cursor._result is not None:  # the driver would read the rest of the rows
+                cursor._result.unbuffered_active = False
+            cursor.connection = None
+            raise
+
+    def rows_of_keys(
+        self,
+        source: Source,
+        columns: Sequence[Column],
+        keys: Sequence[Column],
+        values: pa.Table,
+        condition: Condition | None,
+    ) -> pa.Table:
+        lists = [values[key.name].to_pylist() for key in keys]
+        marks = ", ".join(key.parameter.format("%s") for key in keys)
+        names = ", ".join(key.key for key in keys)
+        requested = f"({names}) IN ({', '.join([f'({marks})'] * values.num_rows)})"
+        conditions = [condition.sql, requested] if condition else [requested]
+        parameters = [*_values(condition), *(value for row in zip(*lists, strict=True) for value in row)]
+        with self._connection.cursor() as cursor:
+            cursor.execute(select(source, columns, conditions, self._database.quote), parameters)
+            return pa.Table.from_batches([_batch(cursor.fetchall(), columns, source)])
+
+    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
+        statement, count = since_place(statement.replace("%", "%%"), "%s")
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, [] if since is None else since.to_pylist() * count)
+            columns = [_column(field, "") for field in cursor._result.fields] if cursor._result.fields else []
+            return pa.Table.from_batches([_batch(cursor.fetchall(), columns, Source("", "the query"))])
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            # Without the polite end, for which the rest of an unfinished result would be read.
+            self._connection._force_close()
+
+
+def _column(field: Any, raw: str) -> Column:
+    """The column that a result's descriptor describes. `raw`: SQL of its value."""
+    from pymysql.constants import FIELD_TYPE, FLAG
+
+    code = next((name for name, number in vars(FIELD_TYPE).items() if number == field.type_code), "")
+    unsigned = bool(field.flags & FLAG.UNSIGNED)
+    if code in _INTEGERS:
+        kind = (_UNSIGNED if unsigned else _SIGNED)[_INTEGERS[code]]
+        return Column(field.name, kind, raw, raw, ordered=True)
+    if code == "YEAR":
+        return Column(field.name, pa.int16(), raw, raw, ordered=True)
+    if code == "FLOAT":  # as a double, whose text has all digits
+        return Column(field.name, pa.float32(), f"({raw} + 0e0)", f"({raw} + 0e0)", exact=False)
+    if code == "DOUBLE":
+        return Column(field.name, pa.float64(), raw, raw, exact=False)
+    if code in ("DECIMAL", "NEWDECIMAL"):
+        precision = field.length - (0 if unsigned else 1) - (1 if field.scale else 0)
+        kind = pa.decimal128(precision, field.scale) if precision <= 38 else pa.string()
+        return Column(field.name, kind, raw, raw, exact=precision <= 38, ordered=precision <= 38)
+    if code in _TIMES:
+        return Column(field.name, _TIMES[code], raw, raw, ordered=True)
+    if code in ("BIT", "GEOMETRY"):
+        return Column(field.name, pa.binary(), raw, raw, findable=False)
+    if code == "JSON":  # no text equals one
+        return Column(field.name, pa.string(), raw, raw, findable=False)
+    if code in ("TIME", "NULL"):
+        return Column(field.name, pa.string(), raw, raw, exact=False)
+    if field.charsetnr == _BINARY:
+        return Column(field.name, pa.binary(), raw, raw)
+    # The server refuses to compare with a text that the column's character set does not have. Converted, it has question marks for these characters.
+    charset = _charset(field.charsetnr)
+    key = raw if charset else f"CONVERT({raw} USING utf8mb4)"
+    return Column(
+        field.name,
+        pa.string(),
+        raw,
+        key,
+        "{}" if charset in ("", "utf8mb4") else f"CONVERT({{}} USING {charset})",
+        exact=False,
+    )
+
+
+def _charset(collation: int) -> str:
+    """The character set of a collation with this number; empty if it is not known."""
+    from pymysql.charset import charset_by_id
+
+    try:
+        return str(charset_by_id(collation).name)
+    except KeyError:
+        return ""
+
+
+def _values(condition: Condition | None) -> list[Any]:
+    return [value for value, _ in condition.parameters] if condition else []
+
+
+def _batch(rows: Sequence[Sequence[Any]], columns: Sequence[Column], source: Source) -> pa.RecordBatch:
+    values = zip(*rows, strict=True) if rows else ((),) * len(columns)
+    arrays = [_array(cells, column, source) for cells, column in zip(values, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
+
+
+def _array(values: Sequence[Any], column: Column, source: Source) -> pa.Array:
+    if column.type == pa.binary():
+        return pa.array(values, pa.binary())
+    texts = pa.array(values, pa.string())
+    try:
+        if pa.types.is_timestamp(column.type):
+            return texts.cast(pa.timestamp("us")).cast(column.type)
+        return texts.cast(column.type)
+    except pa.ArrowInvalid as problem:  # such as the day 0000-00-00
+        raise_ours(
+            SchemaError(
+                f"{source.label}: column {column.name!r} has a value that is no {column.type} ({problem}): correct it, or convert it in lookup.query"
+            ),
+            problem,
+        )
