@@ -5,6 +5,7 @@
 #   make_venv  the same, empty, by the name of its directory
 #   use_java   a Java that Spark 4 runs on: JAVA_HOME, PATH, the system's packages, or an exact message
 #   use_postgres   PostgreSQL's programs, of which the tests start a server: likewise
+#   use_mariadb   MariaDB's programs: likewise; its service is not started
 #   use_prometheus   Prometheus, for the picture of the dashboard: likewise
 #   use_chromium   a browser, in which the tests look at the report: likewise
 #   use_faketime   the library by which a soak steps the clock; without it the soak says so and goes on
@@ -211,6 +212,31 @@ use_postgres() {
     die "the tests start a PostgreSQL server, and none was found in /usr/lib/postgresql or on PATH" \
         "install one: 'apt-get install postgresql' (Debian, Ubuntu), 'dnf install postgresql-server' (Fedora, RHEL)" \
         "or 'brew install postgresql@16' (macOS; then put \$(brew --prefix postgresql@16)/bin on PATH)"
+}
+
+# --- MariaDB ---------------------------------------------------------------------------------------
+
+# Whether there is a server to start, where tests/support/mariadb.py looks for it.
+find_mariadb() { PATH="$PATH:/usr/sbin" command -v mariadbd >/dev/null && PATH="$PATH:/usr/sbin" command -v mariadb-install-db >/dev/null; }
+
+use_mariadb() {
+    local policy=/usr/sbin/policy-rc.d
+    find_mariadb && return
+    if may_install; then
+        say "No MariaDB found"
+        # Debian starts a service when it installs one, unless this program forbids it.
+        if [ ! -e "$policy" ]; then
+            printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy"
+            install_one_of mariadb-server || true
+            rm -f "$policy"
+        else
+            install_one_of mariadb-server || true
+        fi
+        find_mariadb && return
+    fi
+    die "the tests start a MariaDB server, and none was found on PATH or in /usr/sbin" \
+        "install one: 'apt-get install mariadb-server' (Debian, Ubuntu), 'dnf install mariadb-server' (Fedora, RHEL)" \
+        "or 'brew install mariadb' (macOS)"
 }
 
 # --- faketime --------------------------------------------------------------------------------------
