@@ -172,7 +172,7 @@ class Process:
 @contextlib.contextmanager
 def new_directory() -> Iterator[Path]:
     """A directory of its own for one of many examples."""
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
         yield Path(root)
 
 
