@@ -100,8 +100,9 @@ use_venv() {
     local venv stamp name=.venv spark=${1:-} version=${2:-} more=()
     # Spark 3.5 does not know later Pythons.
     [ "$spark" != 3.5 ] || version=${version:-$(newest_of 3.12 3.11 3.10)}
-    # PySpark's own extras hold NumPy below 2 there, and newer pyarrows want 2.
-    [ "$spark" != 3.5 ] || more=('pyarrow<26')
+    # PySpark's own extras hold NumPy below 2 there, and newer pyarrows want 2. If pip finds that out by itself, it tries
+    # each release of Spark 3.5 first.
+    [ "$spark" != 3.5 ] || more=('pyarrow<26' 'numpy<2')
     [ -z "$spark$version" ] || name=".venvs/spark-${spark:-newest}${version:+-python-$version}"
     venv="$root/$name" stamp="$root/$name/installed-from"
     make_venv "$name" "$version"

@@ -44,9 +44,8 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
         # To Spark, a literal with a point, or too large for a BIGINT, is a DECIMAL.
         is_decimal = isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
         if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
-            limit = 1 << (kind.bit_width - 1)
-            if not -limit <= decimal.Decimal(value) <= limit - 1:
-                # No integer of the column is beyond the literal. Spark's DecimalPrecision rule makes this a constant, even for null rows.
+            if not -(2**63) <= value < 2**63:
+                # No BIGINT is beyond the literal. Spark's DecimalPrecision rule makes this a constant, even for null rows.
                 return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
     return Compare(field.name, op, _coerce(field, value))

@@ -75,9 +75,11 @@ MEANINGS: list[tuple[Predicate, list[str]]] = [
     (ID_1, ["id = - -1", "id = +1", "id = 1L", "id = 1S", "id = 1Y", "id = 1.0", "id = CAST('1' AS INT)"]),
     (Compare("id", "<=", 2), ["id < 2.5"]),
     (Constant(False, "id"), ["id = 1.5", "id = 99999999999999999999", "id = 3000000000.0"]),
-    (Constant(True, "id"), ["id < 3000000000", "id > -3000000000", "id <> 2.5"]),
-    (Constant(True), ["id < 3000000000.0"]),  # true of null as well: Spark's DecimalPrecision
-    (Constant(False), ["big >= 9223372036854775808"]),
+    (Constant(True, "id"), ["id < 3000000000", "id < 3000000000.0", "id > -3000000000", "id <> 2.5"]),
+    (
+        Constant(False),
+        ["big >= 9223372036854775808", "id >= 9223372036854775808.5"],
+    ),  # of null as well: Spark's DecimalPrecision
     (Compare("big", "=", -(2**63)), ["big = -9223372036854775808"]),
     (Compare("amount", "=", Decimal("1.5")), ["amount = CAST('1.5' AS DECIMAL(3, 1))"]),
     (Compare("amount", "=", Decimal("0.5")), ["amount = .5"]),
@@ -216,11 +218,10 @@ def order(one: Any, other: Any) -> int:
 
 
 def compared(kind: pa.DataType, one: Any, op: str, other: Any) -> bool | None:
-    # DecimalPrecision: an integer against a DECIMAL beyond its type is decided without looking at it.
+    # DecimalPrecision: an integer against a DECIMAL beyond BIGINT is decided without looking at it.
     if pa.types.is_integer(kind) and op in ("<", "<=", ">", ">=") and other is not None:
         typed_decimal = isinstance(other, Decimal) or (isinstance(other, int) and not -(2**63) <= other < 2**63)
-        low, high = -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
-        if typed_decimal and not low <= other <= high:
+        if typed_decimal and not -(2**63) <= other < 2**63:
             one = 0
     if one is None or other is None:
         return None
