@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -19,9 +20,10 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, as_array, as_indices, as_int64
+from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, as_array, as_indices, as_int64, distinct_keys
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
 from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.lookup.lookup_join import row_sizes
 
 PARTS = 16
 _PART_BITS = 4
@@ -29,14 +31,18 @@ _CHUNK_ROWS = 4096
 _CHUNK_BYTES = 4 * 2**20
 _SMALL_CHUNKS = 16  # this many chunks are merged if they are less than half full
 _ARRIVED, _EVENT = "arrived", "event"  # the columns beside the keys: when a fact came, and the time in the fact
-_HEADER = struct.Struct(">16sqqq")  # what identifies the columns; the version; the number of the next chunk
-_NEVER = 2**63 - 1
+_RESULT_BYTES = 16 * 2**20
+# What identifies the columns, and the lookup; the version of the last lookup, and its time; the number of the next chunk.
+_HEADER = struct.Struct(">16s16sqqqq")
 
 Version = tuple[int, int]
 """A version token as two numbers."""
 
-LookUp = Callable[[Sequence[pa.Array], Version], Iterator[tuple[int, Numbers, pa.StructArray]]]
-"""Looks up keys in a version. Yields runs of them: the first key's position, for each key its number of rows, and all these rows."""
+Answer = tuple[int, Numbers, pa.StructArray]
+"""What a lookup returns for a run of its keys: the first key's position, for each key its number of rows, and all these rows."""
+
+LookUp = Callable[[Sequence[pa.Array], Version], Iterator[Answer]]
+"""Looks up keys in a version."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,10 @@ class WaitRules:
     `wait_us`: how long a fact waits, in microseconds. `event`: the number of the column with the time from which a fact waits, by the
     watermark; None: it waits from its arrival on. `outer`: whether a fact passes without a row when its time is over. `part_rows`: how many
     facts may wait in one part. `waited`: the name of the column that says how long a fact has waited; None: there is no such column.
+
+    `lookup`: 32 hex digits that differ if keys may have other rows in the same version: of another table, by other columns or options.
+    `by_key`: the table is asked for keys, which costs a call, so each key is looked up once for all facts that wait for it. `retry_us`: after
+    how many microseconds keys are looked up again in the same version; None: never, because only another version can have their rows.
     """
 
     facts: pa.Schema
@@ -56,11 +66,15 @@ class WaitRules:
     outer: bool
     part_rows: int
     waited: str | None
+    lookup: str
+    by_key: bool = False
+    retry_us: int | None = None
 
     def to_text(self) -> str:
         """The rules as text, for tasks."""
         schemas = [text_of_schema(schema) for schema in (self.facts, self.keys, self.added)]
-        return json.dumps([*schemas, self.wait_us, self.event, self.outer, self.part_rows, self.waited])
+        times = self.wait_us, self.event, self.outer, self.part_rows, self.waited
+        return json.dumps([*schemas, *times, self.lookup, self.by_key, self.retry_us])
 
     @classmethod
     def from_text(cls, text: str) -> WaitRules:
@@ -82,8 +96,10 @@ class WaitRules:
 
     @property
     def layout(self) -> bytes:
-        """A digest of the columns in which facts and keys wait."""
-        text = json.dumps([text_of_schema(self.facts), text_of_schema(self.keys_and_times)])
+        """A digest of the columns in which facts and keys wait, and of the column with their times."""
+        # As texts: the bytes of a schema depend on what may be null, and on the version of Arrow.
+        columns = [[field.name, str(field.type)] for field in (*self.facts, *self.keys_and_times)]
+        text = json.dumps([columns, None if self.event is None else self.facts.field(self.event).name])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def join(
@@ -99,6 +115,15 @@ class WaitRules:
             waited = np.broadcast_to(np.asarray(waited_us, np.int64), (len(rows),))
             columns.append(as_array(waited).view(pa.duration("us")))
         return pa.RecordBatch.from_arrays(columns, schema=self.results)
+
+
+def _pieces(facts: pa.RecordBatch, rows: Numbers) -> list[tuple[int, int]]:
+    """Runs of `rows`, which are numbers of facts and may repeat: each run's facts take about `_RESULT_BYTES` at most, or it has one row."""
+    if not len(rows) or int(np.bincount(rows).max()) * facts.nbytes <= _RESULT_BYTES:
+        return [(0, len(rows))]
+    ends = np.cumsum(row_sizes(facts.columns)[rows])
+    cuts = np.flatnonzero(np.diff(ends // _RESULT_BYTES)) + 1
+    return list(itertools.pairwise([0, *cuts.tolist(), len(rows)]))
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:
@@ -127,7 +152,7 @@ def divide(
     facts: pa.RecordBatch,
     keys: Sequence[pa.Array],
     cast_keys: Sequence[pa.Array],
-    answers: Iterable[tuple[int, Numbers, pa.StructArray]],
+    answers: Iterable[Answer],
 ) -> Iterator[Parcel]:
     """The parcels of a batch of facts. `cast_keys`: the keys in the types in which they are looked up. `answers`: what `LookUp` yields for them.
 
@@ -143,26 +168,35 @@ def divide(
         row_parts = parts[rows]
         hits = np.repeat(np.arange(len(counts)), counts)
         order = np.argsort(row_parts[hits], kind="stable")
-        results = rules.join(facts, rows[hits[order]], structs.take(as_indices(order)), 0)
-        result_ends = np.searchsorted(row_parts[hits[order]], np.arange(PARTS + 1))
+        results: dict[int, pa.RecordBatch] = {}
+        for first, last in _pieces(facts, rows[hits[order]]):
+            yield from (Parcel(part, to_bytes(piece), None, None) for part, piece in results.items())
+            some = order[first:last]
+            joined = rules.join(facts, rows[hits[some]], structs.take(as_indices(some)), 0)
+            results = _by_part(joined, row_parts[hits[some]])
         absent = counts == 0
         if rules.outer and not valid[rows].all():
             without_key = rules.join(facts, rows[absent & ~valid[rows]], None, 0)
             yield Parcel(0, to_bytes(without_key), None, None)
         late = np.flatnonzero(absent & valid[rows])
         late = late[np.argsort(row_parts[late], kind="stable")]
-        late_ends = np.searchsorted(row_parts[late], np.arange(PARTS + 1))
-        late_facts, late_keys = (batch.take(as_indices(rows[late])) for batch in (facts, key_batch))
+        late_facts, late_keys = (
+            _by_part(batch.take(as_indices(rows[late])), row_parts[late]) for batch in (facts, key_batch)
+        )
         for part in range(PARTS):
-            first, last = int(result_ends[part]), int(result_ends[part + 1])
-            result = to_bytes(results.slice(first, last - first)) if last > first else None
-            first, last = int(late_ends[part]), int(late_ends[part + 1])
-            if last > first:
-                slices = (to_bytes(batch.slice(first, last - first)) for batch in (late_facts, late_keys))
-                yield Parcel(part, result, *slices)
+            data = [
+                to_bytes(batches[part]) if part in batches else None for batches in (results, late_facts, late_keys)
+            ]
             # Each part hears of each batch: its facts may wait for this version.
-            elif result is not None or start == 0:
-                yield Parcel(part, result, None, None)
+            if any(data) or start == 0:
+                yield Parcel(part, *data)
+
+
+def _by_part(rows: pa.RecordBatch, parts: Numbers) -> dict[int, pa.RecordBatch]:
+    """The rows of each part that has some. `parts`: the part of each row, ascending."""
+    ends = np.searchsorted(parts, np.arange(PARTS + 1)).tolist()
+    spans = enumerate(itertools.pairwise(ends))
+    return {part: rows.slice(first, last - first) for part, (first, last) in spans if last > first}
 
 
 # --- the facts of a part --------------------------------------------------------------------------
@@ -256,9 +290,11 @@ class LatePart:
         self._chunk_rows = chunk_rows
         self._small_chunks = small_chunks
         self._now_us = now_us
-        self._clock_us = now_us if rules.event is None else watermark_us
+        # Facts have waited long enough if their time is not after this one.
+        self._over_us = (now_us if rules.event is None else watermark_us) - rules.wait_us
         self._changed = False
         self._version: Version | None = None
+        self._looked_up_us = 0  # when all keys were last looked up in this version
         self._next = 0
         self._chunks: list[_Chunk] = []
         data = state.read_index()
@@ -267,28 +303,58 @@ class LatePart:
             self._read_index(data)
 
     def wake(self, version: Version) -> Iterator[pa.RecordBatch]:
-        """Results of the waiting facts that have a row in this version. Nothing is looked up if the version is the one of the last lookup."""
-        if version == self._version:
+        """Results of the waiting facts that have a row in this version. Nothing is looked up if the version is the one of the last lookup, unless
+        keys are to be looked up again (`WaitRules.retry_us`)."""
+        retry_us = self._rules.retry_us
+        is_over = retry_us is not None and not 0 <= self._now_us - self._looked_up_us < retry_us
+        if version == self._version and not is_over:
             return
-        for chunk in list(self._chunks):
-            live, keys = chunk.live, self._keys(chunk)
-            arguments = [column.take(as_indices(live)) for column in keys.columns[: len(self._rules.keys)]]
-            leaving = np.zeros(chunk.rows, np.bool_)
+        for chunk, keys, answers in self._answers(version):
+            live, leaving = chunk.live, np.zeros(chunk.rows, np.bool_)
             facts = None
-            for start, counts, structs in self._look_up(arguments, version):
+            for start, counts, structs in answers:
                 if len(structs):
                     facts = self._facts(chunk) if facts is None else facts
                     rows = live[start : start + len(counts)]
                     leaving[rows[counts > 0]] = True
                     repeated = np.repeat(rows, counts)
-                    yield self._rules.join(facts, repeated, structs, self._waited_us(keys, repeated))
+                    for first, last in _pieces(facts, repeated):
+                        some, matches = repeated[first:last], structs.slice(first, last - first)
+                        yield self._rules.join(facts, some, matches, self._waited_us(keys, some))
             self.counts.woken += self._leave(chunk, keys, leaving)
-        self._version, self._changed = version, True
+        self._version, self._looked_up_us, self._changed = version, self._now_us, True
+
+    def _answers(self, version: Version) -> Iterator[tuple[_Chunk, pa.RecordBatch, Iterable[Answer]]]:
+        """For each chunk its keys, and the answers for the facts that wait in it."""
+
+        def arguments(chunk: _Chunk, keys: pa.RecordBatch) -> list[pa.Array]:
+            return [column.take(as_indices(chunk.live)) for column in keys.columns[: len(self._rules.keys)]]
+
+        if not self._rules.by_key:
+            for chunk in list(self._chunks):
+                keys = self._keys(chunk)
+                yield chunk, keys, self._look_up(arguments(chunk, keys), version)
+            return
+        chunks = [(chunk, self._keys(chunk)) for chunk in self._chunks]
+        if not chunks:
+            return
+        columns = [pa.concat_arrays(arrays) for arrays in zip(*(arguments(*chunk) for chunk in chunks), strict=True)]
+        asked = Keys(columns)
+        distinct, places = distinct_keys(asked, asked.hashes(SEED))
+        answers = list(self._look_up([column.take(as_indices(distinct)) for column in columns], version))
+        counts = np.concatenate([counts for _, counts, _ in answers])
+        structs = pa.concat_arrays([structs for _, _, structs in answers])
+        starts = np.cumsum(counts) - counts
+        for chunk, keys in chunks:
+            some, places = places[: chunk.waiting], places[chunk.waiting :]
+            repeats = counts[some]
+            numbers = np.arange(repeats.sum()) + np.repeat(starts[some] - np.cumsum(repeats) + repeats, repeats)
+            yield chunk, keys, [(0, repeats, structs.take(as_indices(numbers)))]
 
     def arrive(self, facts: pa.RecordBatch, keys: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Keep facts that have no row in the version of the last `wake`. Yields results without a row for those whose time is over already."""
         times = self._now_us if self._rules.event is None else self._event_times(facts)
-        over = np.broadcast_to(np.asarray(times) + self._rules.wait_us <= self._clock_us, (facts.num_rows,))
+        over = np.broadcast_to(np.asarray(times) <= self._over_us, (facts.num_rows,))
         if over.any():
             self.counts.expired += int(np.count_nonzero(over))
             if self._rules.outer:
@@ -304,10 +370,9 @@ class LatePart:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Results of the facts whose time is over, and of the oldest ones if too many wait. Writes the index for the next micro-batch."""
-        for chunk in [chunk for chunk in self._chunks if chunk.due + self._rules.wait_us <= self._clock_us]:
+        for chunk in [chunk for chunk in self._chunks if chunk.due <= self._over_us]:
             keys = self._keys(chunk)
-            over = self._times(keys) + self._rules.wait_us <= self._clock_us
-            self.counts.expired += yield from self._pass(chunk, keys, over)
+            self.counts.expired += yield from self._pass(chunk, keys, self._times(keys) <= self._over_us)
         excess = sum(chunk.waiting for chunk in self._chunks) - self._rules.part_rows
         while excess > 0:
             chunk = min(self._chunks, key=lambda chunk: chunk.since)
@@ -409,13 +474,14 @@ class LatePart:
         return as_int64(times.fill_null(-(2**62)))
 
     def _read_index(self, data: bytes) -> None:
-        layout, first, second, self._next = _HEADER.unpack_from(data)
+        layout, lookup, first, second, self._looked_up_us, self._next = _HEADER.unpack_from(data)
         if layout != self._rules.layout:
             raise SchemaError(
                 "facts wait for this lookup in the stream's checkpoint, with other columns or keys than the stream has now: "
                 "undo the change until no fact waits, or start with a new checkpoint"
             )
-        self._version = first, second
+        # Keys may have other rows in another lookup, even in the same version.
+        self._version = (first, second) if lookup == bytes.fromhex(self._rules.lookup) else None
         index = from_bytes(data[_HEADER.size :], _INDEX).to_pylist()
         for entry in index:
             gone = entry.pop("gone")
@@ -431,7 +497,8 @@ class LatePart:
             {**dataclasses.asdict(c), "gone": None if c.gone is None else np.packbits(c.gone).tobytes()}
             for c in self._chunks
         ]
-        header = _HEADER.pack(self._rules.layout, *self._version, self._next)
+        lookup = bytes.fromhex(self._rules.lookup)
+        header = _HEADER.pack(self._rules.layout, lookup, *self._version, self._looked_up_us, self._next)
         return header + to_bytes(pa.RecordBatch.from_pylist(entries, schema=_INDEX))
 
 

@@ -569,8 +569,8 @@ class _Results:
         sizes = np.zeros(self.count, np.int64)
         for columns, places in self.matches:
             if columns and len(columns[0]):
-                row_sizes = _row_sizes(columns)
-                sizes += row_sizes if places is None else np.where(places < 0, 0, row_sizes[places])
+                of_rows = row_sizes(columns)
+                sizes += of_rows if places is None else np.where(places < 0, 0, of_rows[places])
         return sizes
 
     def fits(self, size: int) -> bool:
@@ -752,7 +752,7 @@ class LookupPass:
         )
 
 
-def _row_sizes(columns: Sequence[pa.Array]) -> Numbers:
+def row_sizes(columns: Sequence[pa.Array]) -> Numbers:
     """About how many bytes each row of some columns takes: exact for text and binary, the average for other types."""
     sizes = np.zeros(len(columns[0]), np.int64)
     for column in columns:

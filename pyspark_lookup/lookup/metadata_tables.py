@@ -201,6 +201,7 @@ _SCHEMAS = {
                 "not_kept",
                 pa.string(),
             ),  # why this host has no space for a snapshot; null if it has space, or needs no snapshot
+            ("shows_changes", pa.bool_()),  # whether a change of the rows makes another version
         ]
     ),
     View.TOKEN: pa.schema([("version", pa.binary())]),
@@ -358,6 +359,7 @@ def describe_version(engine: Engine, options: LookupOptions) -> dict[str, Any]:
     refusal = full.refusal(version) if full is not None and snapshot is None else None
     facts = {"digest": version.digest, "files": count, "bytes": size, "rows": rows}
     keys = list(version.metadata.keys) if version.metadata is not None and version.metadata.keys else None
-    stored = stored_options(reader.kinds.source(table).details(table, version).get("properties", {}))
+    source = reader.kinds.source(table)
+    stored = stored_options(source.details(table, version).get("properties", {}))
     of_table = {"keys_of_table": keys, "options_of_table": json.dumps(stored)}
-    return {**facts, "unique_keys": unique, **of_table, "not_kept": refusal}
+    return {**facts, "unique_keys": unique, **of_table, "not_kept": refusal, "shows_changes": source.shows_changes}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from pyspark.sql.types import (
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.lookup.late_facts import PARTS, Counts, LatePart, Version, WaitRules, divide, from_bytes, to_bytes
-from pyspark_lookup.lookup.lookup_join import PassSpec, Stage, open_pass
+from pyspark_lookup.lookup.lookup_join import LookupSpec, PassSpec, Stage, open_pass
 from pyspark_lookup.spark.features import StatefulProcessor
 from pyspark_lookup.spark.lookup_pass import Chain, ChainedLookup, relate_versions
 from pyspark_lookup.spark.reading import (
@@ -41,6 +42,7 @@ from pyspark_lookup.spark.reading import (
 )
 from pyspark_lookup.spark.types import arrow_schema, arrow_type
 from pyspark_lookup.spark.worker_errors import without_traceback
+from pyspark_lookup.storage.disk import key_of
 
 WAITED_COLUMN = "_lookup_waited"
 """The column, on request, with the time for which a fact has waited."""
@@ -67,17 +69,19 @@ _OUTCOMES = StructType(
 @dataclasses.dataclass(frozen=True)
 class Wait:
     """How long the facts of a lookup wait. `column`: the column with the time from which a fact waits; None: it waits from its arrival on.
-    `max_rows`: how many facts may wait. `shown`: whether the result has a column that says how long each fact has waited."""
+    `max_rows`: how many facts may wait. `shown`: whether the result has a column that says how long each fact has waited. `retry_s`: after how
+    many seconds a provider without versions is asked again for keys without rows; None: the table has versions."""
 
     seconds: float
     column: str | None
     max_rows: int
     shown: bool
+    retry_s: float | None = None
 
     def __str__(self) -> str:
-        return (
-            f"{self.seconds:g} s {'from the arrival' if self.column is None else f'of {self.column}, by the watermark'}"
-        )
+        text = "from the arrival" if self.column is None else f"of {self.column}, by the watermark"
+        again = "" if self.retry_s is None else f"; keys without rows are looked up again every {self.retry_s:g} s"
+        return f"{self.seconds:g} s {text}{again}"
 
 
 def has_watermark(field: StructField) -> bool:
@@ -102,8 +106,7 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     hidden = [column for relation in relations for column in relation.columns]
     keys = [sf.expr(key.sql).alias(f"_lookup_key_{number}") for number, key in enumerate(lookup.keys)]
     rules = _rules(base, lookup, wait)
-    places = tuple(range(len(lookup.keys)))
-    spec = PassSpec((Stage(lookup.spec, places, (0, 1), "left", lookup.build),), many=True).to_text()
+    spec, waiting_spec = _pass_text(lookup, lookup.spec), _pass_text(lookup, _without_cached_misses(lookup, wait))
     parcels = (
         facts.select("*", *keys, *visit)
         .drop(*hidden)
@@ -112,7 +115,7 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     empty = [sf.lit(None).cast("binary").alias(name) for name in ("results", "facts", "keys")]
     parcels = parcels.unionAll(ticks.select(sf.expr(f"explode(sequence(0, {PARTS - 1})) AS part"), *empty, *visit))
     outcomes = parcels.groupBy("part").transformWithStateInPandas(
-        WaitingFacts(rules.to_text(), spec, lookup.table.url),
+        WaitingFacts(rules.to_text(), waiting_spec, lookup.table.url),
         _OUTCOMES,
         "Append",
         "None" if wait.column is None else "EventTime",
@@ -127,6 +130,25 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     if wait.shown:
         fields.append(StructField(WAITED_COLUMN, DayTimeIntervalType()))
     return outcomes.mapInArrow(ResultReader(rules.to_text()), StructType(fields))
+
+
+def _pass_text(lookup: ChainedLookup, spec: LookupSpec) -> str:
+    """The pass of one lookup, as text for tasks."""
+    places = tuple(range(len(lookup.keys)))
+    return PassSpec((Stage(spec, places, (0, 1), "left", lookup.build),), many=True).to_text()
+
+
+def _without_cached_misses(lookup: ChainedLookup, wait: Wait) -> LookupSpec:
+    """The lookup of keys for which facts wait. If time wakes them, and no version, it uses no partial cache: there they have no rows yet."""
+    spec = lookup.spec
+    if wait.retry_s is None:
+        return spec
+    options = {
+        key: text
+        for key, text in spec.options.items()
+        if not re.match(r"lookup\.(cache$|partial-cache\.)", key.lower())
+    }
+    return dataclasses.replace(spec, options=options)
 
 
 def _without_watermark(field: StructField) -> StructField:
@@ -147,13 +169,16 @@ def _rules(base: DataFrame, lookup: ChainedLookup, wait: Wait) -> WaitRules:
     names = [name.lower() for name in base.columns]
     return WaitRules(
         arrow_schema(base.schema),
-        pa.schema([(f"_lookup_key_{number}", arrow_type(key.type)) for number, key in enumerate(lookup.keys)]),
+        pa.schema([(f"{number} {key.column}", arrow_type(key.type)) for number, key in enumerate(lookup.keys)]),
         arrow_schema(StructType(lookup.fields)),
         round(wait.seconds * 1_000_000),
         None if wait.column is None else names.index(wait.column.lower()),
         lookup.how == "left",
         -(-wait.max_rows // PARTS),
         WAITED_COLUMN if wait.shown else None,
+        key_of(lookup.options_text, *lookup.table.keys, lookup.match),
+        lookup.table.parsed.system is not None,
+        None if wait.retry_s is None else round(wait.retry_s * 1_000_000),
     )
 
 
@@ -206,9 +231,16 @@ class FactDispatcher:
                 keys = _cast(batch.columns[count:-3], rules.keys)
                 digest, place, now = (column[0].as_py() for column in batch.columns[-3:])
                 answers = look_up(keys, (digest, place))
-                parcels = [dataclasses.astuple(p) for p in divide(rules, facts, keys, look_up.cast(keys), answers)]
+                parcels, size = list[tuple[Any, ...]](), 0
+                for parcel in divide(rules, facts, keys, look_up.cast(keys), answers):
+                    parcels.append((*dataclasses.astuple(parcel), digest, place, now))
+                    size += sum(map(len, filter(None, (parcel.results, parcel.facts, parcel.keys))))
+                    if size >= _FRAME_BYTES:
+                        yield _parcel_batch(parcels)
+                        parcels, size = [], 0
                 look_up.publish()
-                yield _parcel_batch([(*parcel, digest, place, now) for parcel in parcels])
+                if parcels:
+                    yield _parcel_batch(parcels)
         finally:
             look_up.publish()
 

@@ -115,7 +115,8 @@ class VersionSource(abc.ABC):
     `kinds`: the names of these kinds. `pins`: the options that name an older version. `retained`: the table keeps older versions, so a read
     can name one. `described`: the table's metadata has its columns, so the options that say how files are read have no meaning. `one_asks`:
     while one query of a host asks for the current version, the host's other queries wait for its answer. `markers`: names of directories
-    that only such a table has. `label`: the words for such a table in errors, such as "an Iceberg table".
+    that only such a table has. `label`: the words for such a table in errors, such as "an Iceberg table". `shows_changes`: after each change
+    of its rows the table has another version, or is read as it was before.
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -125,6 +126,7 @@ class VersionSource(abc.ABC):
     one_asks: ClassVar[bool] = True
     markers: ClassVar[tuple[str, ...]] = ()
     label: ClassVar[str] = "a table"
+    shows_changes = True
 
     def __init__(self, parts: SourceParts) -> None:
         self._parts = parts

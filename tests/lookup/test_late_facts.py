@@ -46,15 +46,17 @@ class Memory:
 
 
 class Tables:
-    """The versions of a table, and how often keys were looked up in them."""
+    """The versions of a table, how often keys were looked up in them, and the keys of each call."""
 
     def __init__(self) -> None:
         self.versions: list[Table] = [{}]
         self.looked_up = 0
+        self.calls: list[list[str]] = []
 
     def look_up(self, keys: Sequence[pa.Array], version: Version) -> Iterator[tuple[int, Any, pa.StructArray]]:
         table, texts = self.versions[version[0]], keys[0].to_pylist()
         self.looked_up += len(texts)
+        self.calls.append(texts)
         for start in range(0, len(texts), 50):  # in several runs, as a lookup with large results
             rows = [table.get(text, []) if text is not None else [] for text in texts[start : start + 50]]
             values = pa.array([value for row in rows for value in row], pa.int64())
@@ -63,7 +65,8 @@ class Tables:
 
 def rules(**changes: Any) -> WaitRules:
     fields = {"wait_us": 100 * SECOND, "event": None, "outer": True, "part_rows": 10**6, "waited": "waited"}
-    return WaitRules(FACTS, KEYS, ADDED, **(fields | changes))
+    fields |= {"facts": FACTS, "keys": KEYS, "added": ADDED, "lookup": "00" * 16}
+    return WaitRules(**(fields | changes))
 
 
 def fact_batch(facts: Sequence[tuple[int, str | None, int | None]]) -> pa.RecordBatch:
@@ -227,12 +230,99 @@ def test_another_wait_after_a_restart() -> None:
 
 
 def test_other_columns_after_a_restart() -> None:
-    """Facts that wait with other columns or keys are an error that says what to do."""
+    """Facts that wait with other columns, keys or times are an error that says what to do, also if the types are the same."""
+    timed = FACTS.append(pa.field("seen", FACTS.field("at").type))
+    other_type, other_name = pa.schema([("0 key", pa.int64())]), pa.schema([("0 id", pa.string())])
+    for before, after in (
+        ({}, {"keys": other_type}),
+        ({}, {"keys": other_name}),
+        ({}, {"event": 2}),
+        ({"facts": timed, "event": 2}, {"facts": timed, "event": 3}),
+        ({}, {"facts": timed}),
+    ):
+        world = World(rules(**before))
+        batch = fact_batch([(1, "key", 10**9)])
+        if "facts" in before:
+            batch = batch.append_column("seen", batch.column("at"))
+        keys = [batch.column("key")]
+        (parcel,) = (p for p in divide(world.rules, batch, keys, keys, world.tables.look_up(keys, (0, 0))) if p.facts)
+        part = LatePart(world.states[0], world.rules, world.tables.look_up, 0, 0)
+        assert [*part.wake((0, 0))] == []
+        assert parcel.facts is not None and parcel.keys is not None
+        assert [*part.arrive(from_bytes(parcel.facts, world.rules.facts), from_bytes(parcel.keys, KEYS))] == []
+        assert [*part.finish()] == []
+        nullable = [field.with_nullable(False) for field in world.rules.facts]  # this is no change
+        LatePart(world.states[0], rules(**(before | {"facts": pa.schema(nullable)})), world.tables.look_up, 0, 0)
+        with pytest.raises(SchemaError, match="undo the change until no fact waits, or start with a new checkpoint"):
+            LatePart(world.states[0], rules(**(before | after)), world.tables.look_up, 0, 0)
+
+
+def test_another_lookup_after_a_restart() -> None:
+    """Keys may have other rows in the same version, for instance by another `lookup.where`: they are looked up again, once."""
     world = World(rules())
     world.batch([(1, "key", 0)], 0)
-    world.rules = WaitRules(FACTS, pa.schema([("_lookup_key_0", pa.int64())]), ADDED, 1, None, True, 10, "waited")
-    with pytest.raises(SchemaError, match="undo the change until no fact waits, or start with a new checkpoint"):
-        world.batch([], SECOND)
+    world.tables.versions[0]["key"] = [5]
+    assert world.batch([], SECOND) == []
+    world.rules = rules(lookup="01" * 16)
+    assert world.batch([], 2 * SECOND) == [(1, "key", 5, 2 * SECOND)]
+
+
+def test_a_provider_is_asked_again_after_a_time() -> None:
+    """Without versions, each key that has no row is asked for again, once in a call for all of its facts, and never sooner than after the delay."""
+    world = World(rules(by_key=True, retry_us=10 * SECOND, wait_us=1000 * SECOND), chunk_rows=4, small_chunks=100)
+    facts = [(number, f"key{number % 7}", 0) for number in range(100)]
+    world.batch(facts, 0)
+    asked: list[tuple[int, list[str]]] = []
+    left: set[int] = set()
+    for now_s in range(1, 100, 3):
+        if now_s == 49:
+            world.tables.versions[0] = {"key3": [1, 2], "key5": [3]}
+        new = [(1000 + now_s, "key0", 0)]
+        world.tables.calls.clear()
+        rows = world.batch(new, now_s * SECOND)
+        assert world.tables.calls.pop(0) == ["key0"]  # a new fact is looked up at once
+        asked += [(now_s, call) for call in world.tables.calls]
+        assert not rows or now_s >= 49
+        expected = [n for n, key, _ in facts if key in world.tables.versions[0]]
+        assert sorted(row[0] for row in rows) == sorted(expected + [n for n in expected if n % 7 == 3]) or not rows
+        left |= {row[0] for row in rows}
+    assert left == {number for number in range(100) if number % 7 in (3, 5)}
+    for key in range(7):
+        times = [now_s for now_s, call in asked if f"key{key}" in call]
+        assert times == ([10, 22, 34, 46, 58] if key in (3, 5) else [10, 22, 34, 46, 58, 70, 82, 94])
+        assert all(call.count(f"key{key}") <= 1 for _, call in asked)
+
+
+def test_a_provider_is_asked_again_in_another_version() -> None:
+    """With versions, a change asks for each key once, and time asks for none."""
+    world = World(rules(by_key=True), chunk_rows=4, small_chunks=100)
+    world.batch([(number, f"key{number % 7}", 0) for number in range(100)], 0)
+    world.tables.calls.clear()
+    assert world.batch([], 90 * SECOND) == []
+    assert world.tables.calls == []
+    world.tables.versions.append({"key6": [4]})
+    rows = world.batch([], 91 * SECOND)
+    assert {row[0] for row in rows} == {number for number in range(100) if number % 7 == 6}
+    assert sorted(key for call in world.tables.calls for key in call) == [f"key{key}" for key in range(7)]
+
+
+def test_large_results() -> None:
+    """Facts that are large and have many rows make results in pieces, because Arrow and Spark take at most 2 GiB as one."""
+    world = World(rules())
+    large = f"{'x' * 1_000_000}"
+    world.tables.versions.append({large: list(range(50)), "small": [7]})
+    batch = fact_batch([(1, "small", 0), (2, large, 0), (3, "small", 0)])
+    keys = [batch.column("key")]
+    parcels = list(divide(world.rules, batch, keys, keys, world.tables.look_up(keys, (1, 0))))
+    assert max(len(parcel.results or b"") for parcel in parcels) < 20_000_000
+    rows = [from_bytes(parcel.results, world.rules.results) for parcel in parcels if parcel.results]
+    assert sorted((n, v) for one in rows for n, v in zip(*map(pa.Array.to_pylist, (one["fact"], one["value"])), strict=True)) == [
+        (1, 7), *((2, value) for value in range(50)), (3, 7)
+    ]  # fmt: skip
+    world = World(rules())
+    world.batch([(2, large, 0)], 0)
+    world.tables.versions.append({large: list(range(50))})
+    assert [row[2] for row in world.batch([], SECOND)] == list(range(50))
 
 
 def test_large_facts() -> None:

@@ -203,6 +203,7 @@ class ProviderSource(VersionSource):
     def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:
         super().__init__(parts)
         self._provided_table = provided_table
+        self.shows_changes = provided_table.versioned or provided_table.scans
 
     @classmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
