@@ -1,5 +1,6 @@
 """Rows of a stream that wait for their row in the table: once each, over restarts and failed batches. Histories are in tests/lookup/test_late_facts.py."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_lookup import OptionError, explain_lookup, lookup_join
 from pyspark_lookup.errors import NotSupportedError, PysparkLookupError
 from pyspark_lookup.spark.features import STATEFUL_PROCESSORS
+from tests.support.lookup_service import options_of
 from tests.support.preloaded import python_variables
 from tests.support.spark_tables import CONNECT, Calls, conf, put, said_by, saved
 from tests.support.sparks import needs, without
@@ -171,7 +173,7 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
         message: str, df: DataFrame = stream, error: type[PysparkLookupError] = OptionError, **named: Any
     ) -> None:
         with pytest.raises(error, match=message):
-            lookup_join(df, table, "id", **named)
+            lookup_join(df, on="id", **{"table": table, **named})
 
     refused("argument wait = '2 hours': the DataFrame is a batch", spark.range(3), wait="2 hours")
     refused("argument wait_on = 'at' needs the argument wait", wait_on="at")
@@ -189,12 +191,56 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
     refused("argument wait_on = 'at': the column has no watermark", wait="1 h", wait_on="at")
     refused("both have a column '_lookup_waited'", stream.withColumnRenamed("event", "_lookup_waited"),
             wait="1 h", columns=["_lookup_waited"])  # fmt: skip
+    retries = {"lookup.retry.predicate": "lookup_miss", "lookup.retry.max-attempts": 2}
+    delay = {"lookup.retry.fixed-delay": "1 min"}
+    refused("lookup.retry.predicate: with the argument wait", wait="1 h", options={**delay, **retries})
+    refused("lookup.retry.fixed-delay is for tables of a provider", wait="1 h", options=delay)
+    refused(
+        "lookup.retry.fixed-delay = 'soon': expected a duration",
+        wait="1 h",
+        options={"lookup.retry.fixed-delay": "soon"},
+    )
+    refused("give all three or none", options={**options_of(tmp_path), **delay}, table=None)
+    refused("has no version.. that would wake rows: set lookup.retry.fixed-delay", wait="1 h", table=None,
+            options=options_of(tmp_path))  # fmt: skip
+    refused("fixed-delay has no meaning with the argument wait", wait="1 h", table=None,
+            options={**options_of(tmp_path, "versioned_cities"), **delay})  # fmt: skip
     with conf(spark, STORE, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"):
         refused(f"needs {STORE} = {ROCKSDB}", wait="1 h")
     with without(STATEFUL_PROCESSORS):
         refused("needs stateful processors in Python", error=NotSupportedError, wait="1 h")
     waiting = lookup_join(stream.withWatermark("at", "1 hour"), table, "id", wait="1 h", wait_on="at")
     assert "spark.watermarkDelayMs" not in waiting.schema.json()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("versioned", [False, True], ids=["without versions", "with versions"])
+def test_providers(spark: SparkSession, tmp_path: Path, versioned: bool) -> None:
+    """A provider is asked again for keys without rows when its version has changed, or when the delay is over: not for misses that are cached."""
+    options = options_of(tmp_path, "versioned_cities" if versioned else "cities")
+    delay = {} if versioned else {"lookup.retry.fixed-delay": "1 h"}
+
+    def join(facts: DataFrame) -> DataFrame:
+        return lookup_join(facts, None, "id", wait="1 day", options={**options, **delay})
+
+    asked = tmp_path / "asked"
+    stream = Stream(spark, tmp_path, join)
+    stream.send(1, 3, 3, 4)
+    stream.run()
+    assert [json.loads(line) for line in asked.read_text().splitlines()] == [[1, 3, 4]]
+    asked.write_text("")
+    stream.run()
+    assert asked.read_text() == ""  # the same version, or too early
+    (tmp_path / "founded").write_text(json.dumps({3: "Hamar"}))
+    if not versioned:
+        delay["lookup.retry.fixed-delay"] = "1 ms"
+    stream.run()
+    calls = [json.loads(line) for line in asked.read_text().splitlines()]
+    assert sorted(key for call in calls for key in call) == [3, 4]
+    assert stream.results() == in_order([(1, 101, "Oslo"), (3, 103, "Hamar"), (3, 103, "Hamar")])
+    assert (stream.metrics["waiting"], stream.metrics["woken"]) == (1, 2)
 
 
 _OVER_CONNECT = f"""{CONNECT}
