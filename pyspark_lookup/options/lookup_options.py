@@ -50,11 +50,13 @@ class KindOptions:
 
     `system_keys`: options that name a table of another system, instead of a path. `catalog_keys`: options with which the path is the table's
     name in a catalog. `suggestions`: names of options in other projects, without punctuation, and for each the option here that means the same.
+    `retry_delay`: the option that says how often keys without rows are looked up again while facts wait for them; None: there is none.
     """
 
     system_keys: ClassVar[frozenset[str]] = frozenset()
     catalog_keys: ClassVar[frozenset[str]] = frozenset()
     suggestions: ClassVar[Mapping[str, str]] = {}
+    retry_delay: ClassVar[str | None] = None
 
     @property
     def system(self) -> str | None:
@@ -83,6 +85,12 @@ class KindOptions:
 
     def check(self, options: LookupOptions) -> None:
         """Raise OptionError if these options contradict each other, or one of the `options` of the same read."""
+
+    def check_waiting(self, shows_changes: bool, retry_s: float | None) -> None:
+        """Raise OptionError if a lookup with these options cannot let facts wait for their rows.
+
+        `shows_changes`: see `VersionSource`. `retry_s`: the seconds that `retry_delay` states; None: it is not set.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

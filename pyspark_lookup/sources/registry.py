@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
+from pyspark_lookup.options.parsing import parse_positive_duration_s
 from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.sources.files.source import FilesSource
 from pyspark_lookup.sources.iceberg.source import IcebergOptions, IcebergSource
@@ -41,6 +43,24 @@ def parse_options(
     file. `origin` names the read's options in errors.
     """
     return LookupOptions.parse(read, table, conf_file_options() if conf is None else conf, origin, OPTIONS)
+
+
+def take_retry_delay(options: Mapping[str, str]) -> tuple[dict[str, str], float | None]:
+    """(the options of a lookup whose facts wait, without the one that says how often keys without rows are looked up again; its seconds or None).
+
+    The option is taken only if it stands alone: with the other options of retries it means that each lookup repeats itself. Raises OptionError
+    if it is no duration.
+    """
+    delays = {kind.retry_delay for kind in OPTIONS if kind.retry_delay is not None}
+    groups = tuple(f"{delay.rpartition('.')[0]}." for delay in delays)
+    keys = [key for key in options if key.lower().startswith(groups)]
+    if len(keys) != 1 or keys[0].lower() not in delays:
+        return dict(options), None
+    try:
+        delay_s = parse_positive_duration_s(options[keys[0]])
+    except ValueError as problem:
+        raise OptionError(f"option {keys[0]} = {options[keys[0]]!r}: expected {problem}") from None
+    return {key: value for key, value in options.items() if key not in keys}, delay_s
 
 
 def names_system(options: Mapping[str, str]) -> bool:

@@ -38,7 +38,8 @@ from pyspark_lookup.lookup.late_facts import PARTS
 from pyspark_lookup.lookup.lookup_join import ERROR_COLUMN, FOUND_COLUMN
 from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.options.enums import CacheMode, OnError, View
-from pyspark_lookup.options.parsing import check_argument, duration_argument_s, option_text, parse_positive_duration_s
+from pyspark_lookup.options.parsing import check_argument, duration_argument_s, option_text
+from pyspark_lookup.sources.registry import take_retry_delay
 from pyspark_lookup.spark import features
 from pyspark_lookup.spark.late import WAITED_COLUMN, Wait, has_watermark, join_late
 from pyspark_lookup.spark.lookup_pass import (
@@ -135,7 +136,6 @@ class _Unknown(StructField):
 _explained: collections.OrderedDict[str, tuple[tuple[_Explanation, ...], str]] = collections.OrderedDict()
 _EXPLAINED_AT_MOST = 500
 _explained_lock = ForkSafeLock()
-_RETRY, _RETRY_DELAY = "lookup.retry.", "lookup.retry.fixed-delay"
 _STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 _STATE_PACKAGE, _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.", "RocksDBStateStoreProvider"
 
@@ -194,7 +194,7 @@ def lookup_join(
     """
     waiting = _parse_wait(df, wait, wait_on, wait_max_rows, columns)
     if waiting is not None:
-        options, retry_s = _take_retry_delay(options or {})
+        options, retry_s = take_retry_delay({key: option_text(value) for key, value in (options or {}).items()})
         waiting = dataclasses.replace(waiting, retry_s=retry_s)
         columns = None if columns is None else [column for column in columns if column != WAITED_COLUMN]
     match = parse_match(as_of, between, cidr, starts_with)
@@ -317,47 +317,6 @@ def _parse_wait(
     return Wait(seconds, wait_on, wait_max_rows, columns is not None and WAITED_COLUMN in columns)
 
 
-def _take_retry_delay(options: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """(the options without `lookup.retry.fixed-delay`, its seconds or None). With `wait`, this option says how often a provider without versions is
-    asked again for keys without rows. A lookup would sleep meanwhile."""
-    others = {key: value for key, value in options.items() if key.lower() != _RETRY_DELAY}
-    for key in others:
-        if key.lower().startswith(_RETRY):
-            _refuse_retries(key)
-    given = [value for key, value in options.items() if key.lower() == _RETRY_DELAY]
-    if not given:
-        return others, None
-    try:
-        return others, parse_positive_duration_s(option_text(given[-1]))
-    except ValueError as problem:
-        raise OptionError(f"option {_RETRY_DELAY} = {given[-1]!r}: expected {problem}") from None
-
-
-def _refuse_retries(key: str) -> None:
-    raise OptionError(
-        f"option {key}: with the argument wait, rows wait for keys that have no rows yet, and lookups do not repeat themselves: remove it; "
-        f"{_RETRY_DELAY} alone, in the argument options, says how often a provider without versions is asked again"
-    )
-
-
-def _check_provider(table: DimensionTable, retry_s: float | None) -> None:
-    """Raise OptionError unless something wakes the rows that wait for a row of a provider: its versions, or the time."""
-    for key in table.options:
-        if key.lower().startswith(_RETRY):
-            _refuse_retries(key)
-    # Asked of a worker: only there can the provider be imported for certain.
-    shows_changes = load_view(table.spark, table.options, View.SUMMARY).collect()[0].shows_changes
-    if retry_s is None and not shows_changes:
-        raise OptionError(
-            f"argument wait: {table.url} has no version() that would wake rows: set {_RETRY_DELAY}, which says how often keys without rows are "
-            "looked up again"
-        )
-    if retry_s is not None and shows_changes:
-        raise OptionError(
-            f"option {_RETRY_DELAY} has no meaning with the argument wait, because another version of {table.url} wakes rows: remove it"
-        )
-
-
 def _check_waiting(kind: str, strategy: str, table: DimensionTable, waiting: Wait) -> None:
     """Raise OptionError for a lookup whose rows cannot wait."""
     if kind not in ("left", "inner"):
@@ -368,12 +327,12 @@ def _check_waiting(kind: str, strategy: str, table: DimensionTable, waiting: Wai
         raise OptionError(
             "option lookup.on-error = 'NULL': with the argument wait, a failed lookup must fail its micro-batch"
         )
+    shows_changes = True
     if table.parsed.system is not None:
-        _check_provider(table, waiting.retry_s)
-    elif waiting.retry_s is not None:
-        raise OptionError(
-            f"option {_RETRY_DELAY} is for tables of a provider: another version of this table wakes rows; remove it"
-        )
+        # Asked of a worker: only there can the provider be imported for certain.
+        shows_changes = load_view(table.spark, table.options, View.SUMMARY).collect()[0].shows_changes
+    for options in table.parsed.kinds:
+        options.check_waiting(shows_changes, waiting.retry_s)
 
 
 def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int = 1) -> None:

@@ -19,7 +19,7 @@ from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secret
 from pyspark_lookup.options.lookup_options import HOST_KEYS, LookupOptions
 from pyspark_lookup.options.parsing import parse_bytes, parse_duration_s
 from pyspark_lookup.options.reload_trigger import parse_blackout
-from pyspark_lookup.sources.registry import OPTIONS
+from pyspark_lookup.sources.registry import OPTIONS, take_retry_delay
 
 MIB = 2**20
 AT = datetime.datetime(2026, 3, 1, 11, tzinfo=datetime.timezone.utc)
@@ -427,3 +427,37 @@ def test_messages_are_redacted() -> None:
         ([{"path": "/t"}], {"lookup.storage.secret.x": SECRET}),
     ):
         assert SECRET not in refusal(*layers, conf=conf)
+
+
+WITH_VERSIONS, WITHOUT = True, False
+
+
+@pytest.mark.parametrize(
+    ("options", "shows_changes", "says"),
+    [
+        ({}, WITH_VERSIONS, None),
+        (PROVIDER, WITH_VERSIONS, None),
+        ({**PROVIDER, "Lookup.Retry.Fixed-Delay": "2 s"}, WITHOUT, None),
+        (PROVIDER, WITHOUT, "argument wait: provider a:b has no version() that would wake rows: set lookup.retry.fixed-delay, alone"),
+        ({**PROVIDER, "lookup.retry.fixed-delay": "2 s"}, WITH_VERSIONS, "lookup.retry.fixed-delay has no meaning with the argument wait"),
+        (RETRY, WITHOUT, "lookup.retry.predicate and lookup.retry.max-attempts: with the argument wait"),
+        ({"lookup.retry.fixed-delay": "2 s"}, WITH_VERSIONS, "lookup.retry.fixed-delay is for tables of a provider"),
+        ({**PROVIDER, "lookup.retry.fixed-delay": "soon"}, WITHOUT, "option lookup.retry.fixed-delay = 'soon': expected a duration"),
+        ({**PROVIDER, "lookup.retry.fixed-delay": "0 s"}, WITHOUT, "greater than zero"),
+    ],
+)  # fmt: skip
+def test_what_wakes_facts_that_wait(options: dict[str, str], shows_changes: bool, says: str | None) -> None:
+    """The delay of retries stands alone in a lookup whose facts wait, of a provider without versions, which needs it; and nowhere else."""
+
+    def check() -> float | None:
+        others, delay_s = take_retry_delay(options)
+        for group in parse({"path": "t", **others}).kinds:
+            group.check_waiting(shows_changes, delay_s)
+        return delay_s
+
+    if says is None:
+        assert check() == (2.0 if len(options) == 2 else None)
+    else:
+        with pytest.raises(OptionError) as caught:
+            check()
+        assert says in str(caught.value)

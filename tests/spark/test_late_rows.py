@@ -173,7 +173,7 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
         message: str, df: DataFrame = stream, error: type[PysparkLookupError] = OptionError, **named: Any
     ) -> None:
         with pytest.raises(error, match=message):
-            lookup_join(df, on="id", **{"table": table, **named})
+            lookup_join(df, table, "id", **named)
 
     refused("argument wait = '2 hours': the DataFrame is a batch", spark.range(3), wait="2 hours")
     refused("argument wait_on = 'at' needs the argument wait", wait_on="at")
@@ -191,20 +191,11 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
     refused("argument wait_on = 'at': the column has no watermark", wait="1 h", wait_on="at")
     refused("both have a column '_lookup_waited'", stream.withColumnRenamed("event", "_lookup_waited"),
             wait="1 h", columns=["_lookup_waited"])  # fmt: skip
-    retries = {"lookup.retry.predicate": "lookup_miss", "lookup.retry.max-attempts": 2}
-    delay = {"lookup.retry.fixed-delay": "1 min"}
-    refused("lookup.retry.predicate: with the argument wait", wait="1 h", options={**delay, **retries})
-    refused("lookup.retry.fixed-delay is for tables of a provider", wait="1 h", options=delay)
     refused(
-        "lookup.retry.fixed-delay = 'soon': expected a duration",
+        "lookup.retry.fixed-delay is for tables of a provider",
         wait="1 h",
-        options={"lookup.retry.fixed-delay": "soon"},
+        options={"lookup.retry.fixed-delay": "1 min"},
     )
-    refused("give all three or none", options={**options_of(tmp_path), **delay}, table=None)
-    refused("has no version.. that would wake rows: set lookup.retry.fixed-delay", wait="1 h", table=None,
-            options=options_of(tmp_path))  # fmt: skip
-    refused("fixed-delay has no meaning with the argument wait", wait="1 h", table=None,
-            options={**options_of(tmp_path, "versioned_cities"), **delay})  # fmt: skip
     with conf(spark, STORE, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"):
         refused(f"needs {STORE} = {ROCKSDB}", wait="1 h")
     with without(STATEFUL_PROCESSORS):
@@ -227,6 +218,12 @@ def test_providers(spark: SparkSession, tmp_path: Path, versioned: bool) -> None
 
     asked = tmp_path / "asked"
     stream = Stream(spark, tmp_path, join)
+    with pytest.raises(
+        OptionError, match="fixed-delay has no meaning" if versioned else "has no version.. that would wake rows"
+    ):
+        wrong = {"lookup.retry.fixed-delay": "1 min"} if versioned else {}
+        facts = spark.readStream.schema(SCHEMA).parquet(str(stream.facts))
+        lookup_join(facts, None, "id", wait="1 day", options={**options, **wrong})
     stream.send(1, 3, 3, 4)
     stream.run()
     assert [json.loads(line) for line in asked.read_text().splitlines()] == [[1, 3, 4]]

@@ -81,6 +81,7 @@ class ProviderOptions(KindOptions):
 
     system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.provider"})
     suggestions: ClassVar[dict[str, str]] = {"lookupasync": "lookup.provider"}
+    retry_delay: ClassVar[str] = "lookup.retry.fixed-delay"
 
     # fmt: off
     provider: str | None = option(
@@ -109,7 +110,7 @@ class ProviderOptions(KindOptions):
     )
     retry_fixed_delay_s: float | None = option(
         "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
-        doc="Providers: the pause before keys without rows are looked up again.",
+        doc="Providers: the pause before keys without rows are looked up again. With the argument `wait` of `lookup_join`, alone.",
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,
@@ -149,6 +150,28 @@ class ProviderOptions(KindOptions):
         if file_options:
             raise OptionError(
                 f"option {min(file_options)} is for tables of files and has no meaning with lookup.provider: remove it"
+            )
+
+    def check_waiting(self, shows_changes: bool, retry_s: float | None) -> None:
+        if self.provider is None:
+            if retry_s is not None:
+                raise OptionError(
+                    f"option {self.retry_delay} is for tables of a provider; here, another version of the table wakes rows: remove it"
+                )
+            return
+        if self.retry_predicate is not None:
+            raise OptionError(
+                "options lookup.retry.predicate and lookup.retry.max-attempts: with the argument wait, rows wait for keys that have no rows yet, and "
+                "lookups do not repeat themselves: remove them"
+            )
+        if retry_s is None and not shows_changes:
+            raise OptionError(
+                f"argument wait: {self.place} has no version() that would wake rows: set {self.retry_delay}, alone, to say how often keys without "
+                "rows are looked up again"
+            )
+        if retry_s is not None and shows_changes:
+            raise OptionError(
+                f"option {self.retry_delay} has no meaning with the argument wait, because another version of {self.place} wakes rows: remove it"
             )
 
 
