@@ -25,6 +25,7 @@ from pyspark_lookup.core.metrics import (
     COUNTERS,
     GAUGES,
     HOST_GAUGES,
+    TABLE_GAUGES,
     TIMES,
     UNSET,
     bucket_names,
@@ -32,7 +33,7 @@ from pyspark_lookup.core.metrics import (
 )
 from pyspark_lookup.errors import OptionError, raise_ours
 from pyspark_lookup.storage.disk import Disk
-from pyspark_lookup.storage.host_metrics import TableCounts, host_gauges, read_table_counts
+from pyspark_lookup.storage.host_metrics import TableCounts, disk_gauges, read_table_counts
 
 _PREFIX = "lookupcache_"
 _LABELS = ("table", "host")
@@ -41,8 +42,9 @@ _IN_SECONDS = {
     "latestLoadTime": "latest_load_seconds",
     "versionAsOf": "version_as_of_timestamp_seconds",
     "reloadLag": "reload_lag_seconds",
+    "lateOldest": "late_oldest_seconds",
 }
-_OF_TABLES = {**GAUGES, "reloadLag": HOST_GAUGES["reloadLag"]}
+_OF_TABLES = {**GAUGES, **TABLE_GAUGES}
 _OF_HOST = {name: doc for name, doc in HOST_GAUGES.items() if name not in _OF_TABLES}
 _IN_HISTOGRAMS = {counter for name in TIMES for counter in (f"{name}Count", f"{name}Micros", *bucket_names(name))}
 _PROCESSES = f"{_PREFIX}processes"
@@ -107,7 +109,7 @@ class HostCollector(Collector):
         for labels, counts in labeled_counts:
             processes.add_metric(labels, counts.processes)
         yield processes
-        values = host_gauges(self._disk, {"versionAsOf": UNSET}, self._clock)
+        values = disk_gauges(self._disk)
         for name, doc in _OF_HOST.items():
             gauge = GaugeMetricFamily(_gauge(name), doc, labels=("host",))
             if values[name] != UNSET:

@@ -131,6 +131,12 @@ def _find_hints(values: Mapping[str, int]) -> Iterator[Hint]:
             f"Only {key_rate:.0%} of the keys were answered from the cache.",
             "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' recommends one of them, from a trace of keys.",
         )
+    if values["lateCrowdedCount"]:
+        yield Hint(
+            f"{values['lateCrowdedCount']:,} facts passed without a row before their time was over, because too many waited.",
+            "Raise the argument wait_max_rows of lookup_join, or shorten wait; 'late-rows-crowded' in the logs says when it happened.",
+            urgent=True,
+        )
     if values["networkSkippedCount"] + values["rangeEmptyCount"]:
         yield Hint(
             f"Rows that match nothing: {values['networkSkippedCount']:,} times a network could not be read, {values['rangeEmptyCount']:,} times a range was empty.",
@@ -192,6 +198,7 @@ class _TableSection:
     counts: TableCounts
     failing: str
     lag_s: float | None
+    oldest_s: float | None
     hit_rate: float | None
     block_hit_rate: float | None
     typical_ms: float | None
@@ -285,6 +292,7 @@ def _table_section(anchor: str, table: TableCounts, reloads: Sequence[Reload]) -
         table,
         _failing(table, reloads),
         None if lag_ms == UNSET else lag_ms / 1000,
+        None if values["lateOldest"] == UNSET else values["lateOldest"] / 1000,
         hit_rate(values),
         block_hit_rate(values),
         quantile_ms(values, "lookupTime", 0.5),

@@ -108,6 +108,10 @@ COUNTERS: Mapping[str, str] = {
     "rowsReadCount": "rows that scans returned",
     "rangeEmptyCount": "rows whose range holds no value, each time that a lookup by range compared them",
     "networkSkippedCount": "rows whose network cannot be read, each time that a lookup compared them (lookup.on-bad-network=SKIP)",
+    "lateHeldCount": "facts of streams that began to wait for their row, each time that their micro-batch ran (lookup_join with wait)",
+    "lateWokenCount": "facts that had waited and got their row (lookup_join with wait)",
+    "lateExpiredCount": "facts without a row whose time was over (lookup_join with wait)",
+    "lateCrowdedCount": "facts that had waited and passed without a row because too many waited (wait_max_rows)",
     **_describe_times(),
 }
 
@@ -121,15 +125,22 @@ GAUGES: Mapping[str, str] = {
     "versionAsOf": "Unix ms at which the version that answers was last known to be current",
 }
 
-HOST_GAUGES: Mapping[str, str] = {
+TABLE_GAUGES: Mapping[str, str] = {
     "reloadLag": "ms since the version that answers was last known to be current (lookup.metadata.source=CACHE)",
+    "lateWaiting": "facts that wait for their row in the parts of streams' states that this host visited last (lookup_join with wait)",
+    "lateOldest": "ms since the arrival of the fact that has waited longest there",
+}
+"""Gauges of a table that are computed when they are read, and that no process sets."""
+
+HOST_GAUGES: Mapping[str, str] = {
+    **TABLE_GAUGES,
     "diskBlockBytes": "bytes of blocks in the cache directory, of all tables",
     "diskSegmentBytes": "bytes of snapshots and shared loads in the cache directory, of all tables",
     "diskRecordBytes": "bytes of records and counters in the cache directory, of all tables",
     "diskBudget": "maximum bytes of the cache directory (lookup.cache.max-bytes)",
     "diskFreeBytes": "free bytes on the disk of the cache directory",
 }
-"""Gauges that are computed when they are read, and that no process sets."""
+"""The same, and those of the cache directory."""
 
 _PLACES = {name: place for place, name in enumerate(COUNTERS)}
 _GAUGE_PLACES = {name: place for place, name in enumerate(GAUGES, len(COUNTERS))}

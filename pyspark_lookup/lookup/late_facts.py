@@ -241,17 +241,24 @@ class _Chunk:
 
 @dataclasses.dataclass
 class Counts:
-    """How many facts of a part wait after a micro-batch, and how many left in it.
+    """How many facts of a part wait after a micro-batch, how many began to, and how many left in it.
 
     `woken`: they have a row now. `expired`: their time was over. `crowded`: too many waited. `oldest_us`: when the fact arrived that has
     waited longest; None if none waits.
     """
 
     waiting: int = 0
+    held: int = 0
     woken: int = 0
     expired: int = 0
     crowded: int = 0
     oldest_us: int | None = None
+
+    def __add__(self, other: Counts) -> Counts:
+        """The counts of two parts."""
+        oldest = [oldest_us for oldest_us in (self.oldest_us, other.oldest_us) if oldest_us is not None]
+        names = ("waiting", "held", "woken", "expired", "crowded")
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in names), min(oldest, default=None))
 
 
 _INDEX = pa.schema(
@@ -360,6 +367,7 @@ class LatePart:
             if self._rules.outer:
                 yield self._rules.join(facts, np.flatnonzero(over), None, 0)
         staying = np.flatnonzero(~over)
+        self.counts.held += len(staying)
         columns = [column.take(as_indices(staying)) for column in keys.columns]
         columns.append(as_array(np.full(len(staying), self._now_us)))
         if self._rules.event is not None:

@@ -311,6 +311,11 @@ class Lookup:
                 return self._fail(batch, self._nothing(), no_answers, _message(bad_network))
         return self._rows(matches, None)
 
+    @property
+    def engine(self) -> Engine:
+        """What this process has open for the table."""
+        return self._engine
+
     def publish(self) -> None:
         """Publish this process's counters to the other processes of the host."""
         self._engine.publish_metrics()
@@ -636,6 +641,11 @@ class LookupPass:
         self._lookups: list[Lookup] = [open_lookup(stage.lookup, session) for stage in spec.stages]
         fields = [field for lookup in self._lookups for field in lookup.fields]
         self._fields = [*fields, pa.field(FOUND_COLUMN, pa.bool_())] if spec.drops or not fields else fields
+
+    @property
+    def engines(self) -> list[Engine]:
+        """What this process has open for the table of each lookup."""
+        return [lookup.engine for lookup in self._lookups]
 
     @property
     def type(self) -> pa.DataType:

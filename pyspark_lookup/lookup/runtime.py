@@ -135,6 +135,7 @@ class Engine:
         self._publisher = publisher
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
+        self.remember_waiting = publisher.remember_waiting
         self.url_of = ufs.url_of
 
     def publish_metrics(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
@@ -43,6 +44,7 @@ from pyspark_lookup.spark.reading import (
 from pyspark_lookup.spark.types import arrow_schema, arrow_type
 from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.host_metrics import Waiting
 
 WAITED_COLUMN = "_lookup_waited"
 """The column, on request, with the time for which a fact has waited."""
@@ -115,7 +117,7 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     empty = [sf.lit(None).cast("binary").alias(name) for name in ("results", "facts", "keys")]
     parcels = parcels.unionAll(ticks.select(sf.expr(f"explode(sequence(0, {PARTS - 1})) AS part"), *empty, *visit))
     outcomes = parcels.groupBy("part").transformWithStateInPandas(
-        WaitingFacts(rules.to_text(), waiting_spec, lookup.table.url),
+        WaitingFacts(rules.to_text(), waiting_spec, lookup.table.url, lookup.name),
         _OUTCOMES,
         "Append",
         "None" if wait.column is None else "EventTime",
@@ -207,6 +209,18 @@ class _Lookups:
     def publish(self) -> None:
         self._pass.publish()
 
+    def publish_counts(self, name: str, counts: Counts, now_us: int) -> None:
+        """Publish what the metrics and the report of this host say of the facts that wait in this task's parts. `name`: the lookup's."""
+        (engine,) = self._pass.engines
+        for counter in ("held", "woken", "expired", "crowded"):
+            engine.reader.metrics.inc(f"late{counter.title()}Count", getattr(counts, counter))
+        context = TaskContext.get()
+        if context is not None:
+            lookup = key_of(context.getLocalProperty("sql.streaming.queryId"), name)[:16]
+            waiting = Waiting(now_us, counts.waiting, counts.oldest_us)
+            engine.remember_waiting(lookup, context.partitionId(), waiting)
+        self._pass.publish()
+
 
 class FactDispatcher:
     """A function for `mapInArrow` that looks up facts and returns parcels.
@@ -291,14 +305,19 @@ class _State:
 
 
 class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
-    """The stateful processor that keeps the facts of each part (`LatePart`) in Spark's state. `table`: the table's URL, for log events."""
+    """The stateful processor that keeps the facts of each part (`LatePart`) in Spark's state. `table`: the table's URL, for log events.
 
-    def __init__(self, rules: str, spec: str, table: str) -> None:
+    `name`: the lookup's name.
+    """
+
+    def __init__(self, rules: str, spec: str, table: str, name: str) -> None:
         self._rules_text = rules
         self._spec = spec
         self._table = table
+        self._name = name
         self._look_up: _Lookups | None = None
         self._counts: Counts | None = None
+        self._total, self._now_us = Counts(), 0  # of all parts of the task
 
     def init(self, handle: Any) -> None:
         self._state = _State(handle)
@@ -315,6 +334,7 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
                 yield _outcomes(results, Counts())
                 results, size = [], 0
         assert self._counts is not None
+        self._total += self._counts
         if self._counts.crowded:
             log_event(_log, logging.WARNING, "late-rows-crowded", table=self._table, rows=self._counts.crowded)
         yield _outcomes(results, self._counts)
@@ -327,7 +347,8 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
             # The columns after the number of the part.
             for result, facts, keys, digest, place, now in zip(*(frame.iloc[:, n] for n in range(-6, 0)), strict=True):
                 if part is None:
-                    part = LatePart(self._state, self._rules, self._look_up, int(now), watermark_us)
+                    self._now_us = int(now)
+                    part = LatePart(self._state, self._rules, self._look_up, self._now_us, watermark_us)
                 yield from map(to_bytes, part.wake((int(digest), int(place))))
                 if result is not None:
                     yield result
@@ -339,7 +360,7 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
 
     def close(self) -> None:
         if self._look_up is not None:
-            self._look_up.publish()
+            self._look_up.publish_counts(self._name, self._total, self._now_us)
 
 
 def _outcomes(results: Sequence[bytes], counts: Counts) -> Any:

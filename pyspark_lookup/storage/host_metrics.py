@@ -105,7 +105,17 @@ class Publisher:
             return {**self.metrics.snapshot(), **dict.fromkeys(HOST_GAUGES, UNSET)}
         self.publish()
         total = _add(self._disk.counters(self._label))
-        return {**total, **host_gauges(self._disk, total, self._clock)}
+        waiting = read_waiting(self._disk).get(self._url)
+        return {**total, **_table_gauges(total, waiting, self._clock), **disk_gauges(self._disk)}
+
+    def remember_waiting(self, lookup: str, partition: int, waiting: Waiting) -> None:
+        """Record how many facts wait in a partition of a lookup's state. `lookup`: a name that no other lookup of this host has."""
+        if self._disk is not None:
+            record = {"url": self._url, "lookup": lookup, **dataclasses.asdict(waiting)}
+            try:
+                self._disk.replace_record("waiting", f"{lookup}-{partition}", record)
+            except OSError:
+                self.metrics.inc("cacheFailureCount")
 
     def by_worker(self) -> dict[str, dict[str, int]]:
         """The published counters of each process of this host, including this process, by `<host>-<process>`.
@@ -164,15 +174,15 @@ def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
     counts_by_label: dict[str, list[Counts]] = {}
     for counts in disk.counters(""):
         counts_by_label.setdefault(counts.name.split("-", 1)[0], []).append(counts)
-    tables = []
+    tables, waiting = [], read_waiting(disk)
     for label, parts in counts_by_label.items():
         total = _add(parts)
         counted = {name for name in COUNTERS if total[name]}
         if counted and counted <= _OF_QUESTIONS:
             continue
-        values = {**total, "reloadLag": _lag(total, clock)}
-        named = sorted({name for part in parts for name in _applications(part)})
         url = str(parts[-1].about.get("url", ""))
+        values = {**total, **_table_gauges(total, waiting.get(url), clock)}
+        named = sorted({name for part in parts for name in _applications(part)})
         of_one: dict[str, list[Counts]] = {}
         for part in parts:
             if (name := _application(part)) is not None:
@@ -185,11 +195,20 @@ def read_table_counts(disk: Disk, clock: HostClock) -> list[TableCounts]:
     return sorted(tables, key=lambda table: (table.url, table.label))
 
 
-def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[str, int]:
-    """The `HOST_GAUGES` of a table. `total`: the table's counters, summed over the host."""
-    space = disk.space()
+def _table_gauges(total: Mapping[str, int], waiting: Waiting | None, clock: HostClock) -> dict[str, int]:
+    """The `TABLE_GAUGES` of a table. `total`: the table's counters, summed over the host. `waiting`: the facts that wait for its rows."""
+    oldest_us = None if waiting is None else waiting.oldest_us
     return {
         "reloadLag": _lag(total, clock),
+        "lateWaiting": UNSET if waiting is None else waiting.facts,
+        "lateOldest": UNSET if oldest_us is None else max(int(clock.wall_s() * 1000) - oldest_us // 1000, 0),
+    }
+
+
+def disk_gauges(disk: Disk) -> dict[str, int]:
+    """The gauges of a cache directory."""
+    space = disk.space()
+    return {
         "diskBlockBytes": space.blocks,
         "diskSegmentBytes": space.segments,
         "diskRecordBytes": space.records,
@@ -284,3 +303,46 @@ def read_reloads(disk: Disk) -> dict[str, list[Reload]]:
     for _, (url, reloads) in disk.records("reloads", "", _parse_reloads):
         reloads_by_url.setdefault(url, []).extend(reloads)
     return {url: sorted(reloads, key=lambda reload: reload.at_s) for url, reloads in sorted(reloads_by_url.items())}
+
+
+# --- facts that wait --------------------------------------------------------------------------------
+
+_MOVED_US = 600_000_000  # Spark has given a partition to another host if a micro-batch so much later did not visit it
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """How many facts of a stream wait for their row, after the micro-batch of the time `at_us` (Unix microseconds).
+
+    `oldest_us`: when the fact arrived that has waited longest; None if none waits.
+    """
+
+    at_us: int
+    facts: int
+    oldest_us: int | None
+
+
+def _parse_waiting(record: Any) -> tuple[str, str, Waiting]:
+    """(URL, lookup, facts) in a record. Raises one of `decoding.UNREADABLE` for a malformed record."""
+    oldest_us = None if record["oldest_us"] is None else int(as_number(record["oldest_us"]))
+    waiting = Waiting(as_count(record["at_us"]), as_count(record["facts"]), oldest_us)
+    return as_text(record["url"]), as_text(record["lookup"]), waiting
+
+
+def read_waiting(disk: Disk) -> dict[str, Waiting]:
+    """The facts that wait on this host for rows of each table, by the table's URL."""
+    by_lookup: dict[tuple[str, str], list[Waiting]] = {}
+    for _, (url, lookup, waiting) in disk.records("waiting", "", _parse_waiting):
+        by_lookup.setdefault((url, lookup), []).append(waiting)
+    by_url: dict[str, list[Waiting]] = {}
+    for (url, _), partitions in by_lookup.items():
+        newest_us = max(waiting.at_us for waiting in partitions)
+        by_url.setdefault(url, []).extend(w for w in partitions if w.at_us >= newest_us - _MOVED_US)
+    return {
+        url: Waiting(
+            max(waiting.at_us for waiting in parts),
+            sum(waiting.facts for waiting in parts),
+            min((waiting.oldest_us for waiting in parts if waiting.oldest_us is not None), default=None),
+        )
+        for url, parts in by_url.items()
+    }

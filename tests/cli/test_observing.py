@@ -20,7 +20,7 @@ from pyspark_lookup.cli.report import report
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
 from pyspark_lookup.storage.disk import Disk
-from pyspark_lookup.storage.host_metrics import Publisher, Reload, remember_reload
+from pyspark_lookup.storage.host_metrics import Publisher, Reload, Waiting, remember_reload
 from tests.support.fakes import FakeClock
 
 DASHBOARD = Path(pyspark_lookup.__file__).parent.parent / "conf" / "grafana" / "lookupcache.json"
@@ -75,6 +75,7 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
     assert {name: found.get(name) for name in expected} == expected
     assert "latest_load_seconds /u" not in found
     every = counted(disk, "/v", metadataCacheCount=1, **dict.fromkeys(GAUGES, 1))
+    every.remember_waiting("lookup", 0, Waiting(10**12, 1, 10**12))
     names = {name.split()[0] for name in exposed(disk)}
     assert names == series_names()
     assert len(names) > len([*GAUGES, *HOST_GAUGES]) + 30
@@ -114,6 +115,13 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
     """Hit rates, latency, bytes saved, reloads (failed ones apart), advice; and nothing of it is markup or from the network."""
     assert "No process has used this cache directory yet" in report(disk, CLOCK)
     held = busy(disk)
+    # The third partition was given to another host, and another lookup ended long ago.
+    for lookup, partition, at_s, facts, oldest_s in (
+        ("a", 0, 1e6, 3, 1e6 - 300), ("a", 1, 1e6 - 1, 0, None), ("a", 2, 1e6 - 3600, 50, 0),
+        ("b", 0, 1e6 - 9000, 1200, 1e6 - 200),
+    ):  # fmt: skip
+        oldest_us = None if oldest_s is None else int(oldest_s * 1e6)
+        held[0].remember_waiting(lookup, partition, Waiting(int(at_s * 1e6), facts, oldest_us))
     page = report(disk, CLOCK)
     links = re.findall(r'(?:src|href|action)="([^"]*)"', page)
     assert {link for link in links if not link.startswith("data:")} == {"#t1", "#t2"}
@@ -124,6 +132,7 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
         *(
             "Loads that failed: 2 (1 succeeded)",
             "Nothing to tune",
+            "1,203 facts wait for their row, the oldest for 5 min",
             "7 times a network could not be read",
             "<script>alert(1)</script>",
         ),

@@ -111,11 +111,7 @@ class World:
                         keys_batch = from_bytes(parcel.keys, KEYS)
                         results += part.arrive(from_bytes(parcel.facts, FACTS), keys_batch)
             results += part.finish()
-            counts = part.counts
-            for name in ("waiting", "woken", "expired", "crowded"):
-                setattr(total, name, getattr(total, name) + getattr(counts, name))
-            if counts.oldest_us is not None:
-                total.oldest_us = min(total.oldest_us or counts.oldest_us, counts.oldest_us)
+            total += part.counts
         self.counts = total
         rows = []
         for result in results:
@@ -167,6 +163,7 @@ def test_histories(seed: int, outer: bool, by_event: bool) -> None:
             assert world.batch(facts, now_us, watermark_us, fails) == sorted(expected, key=repr)
         waiting = stay
         assert world.counts.waiting == len(waiting)
+        assert world.counts.held == len(waiting.keys() & arrivals.keys())
         assert world.counts.oldest_us == min((arrived for _, arrived, _ in waiting.values()), default=None)
     chunks = sum(len(state.chunks) for state in world.states) // 2
     assert chunks <= len(waiting) // 2 + 4 * PARTS

@@ -59,6 +59,7 @@ _DAYS_KEPT = {
         "table",
         "version",
         "token",
+        "waiting",
     ),
     # Without its record "segment", a segment is checked once more. Records "invalidated" must outlive the snapshots that they describe.
     60: ("segment", "invalidated"),
