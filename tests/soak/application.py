@@ -1,4 +1,7 @@
-"""A soak's stream, joined to both tables and started again from its checkpoint whenever it ends. Orders on its input: `restart`, `stop`."""
+"""A soak's streams, started again from their checkpoints whenever they end. Orders on its input: `restart`, `stop`.
+
+One is joined to both tables. In the other, events wait for their row: those whose keys a publish brings a moment later.
+"""
 
 import json
 import queue
@@ -22,7 +25,8 @@ _CONF = {
     "spark.cores.max": "2", "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": HEAP,
     "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": HEAP, "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.session.timeZone": "UTC", "spark.sql.streaming.stateStore.providerClass":
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
 }  # fmt: skip
 
 
@@ -37,12 +41,19 @@ class Listener(StreamingQueryListener):  # type: ignore[misc]
 
     def onQueryProgress(self, event: Any) -> None:
         progress = json.loads(event.progress.json)
-        told = {row["table"]: row["digest"] for row in (progress.get("observedMetrics") or {}).values()}
+        observed = progress.get("observedMetrics") or {}
+        told = {row["table"]: row["digest"] for row in observed.values() if "table" in row}
         rows, duration = progress["numInputRows"], progress["durationMs"].get("triggerExecution")
-        self._notes.add("progress", batch=progress["batchId"], rows=rows, versions=told, ms=duration)
+        kind = _kind(progress["name"], "progress")
+        self._notes.add(kind, batch=progress["batchId"], rows=rows, versions=told, ms=duration)
 
     def onQueryTerminated(self, event: Any) -> None:
         pass
+
+
+def _kind(stream: str, kind: str) -> str:
+    """The kind of a note: that of the stream in which events wait is another one."""
+    return kind if stream == "joined" else f"{stream} {kind}"
 
 
 class Application:
@@ -53,49 +64,76 @@ class Application:
             builder = builder.config(key, value)
         self._spark = builder.getOrCreate()
         self._spark.sparkContext.setLogLevel("ERROR")
-        self._stream: DataFrame | None = None
+        self._streams: dict[str, DataFrame] = {}
         self._spark.streams.addListener(Listener(notes))
 
-    def _joined(self) -> DataFrame:
+    def _events(self) -> DataFrame:
         rate = self._spark.readStream.format("rate").option("rowsPerSecond", self._given["rate"])
         events = rate.option("numPartitions", 2).load()
-        events = events.select("value", sf.pmod(sf.hash("value"), sf.lit(tables.KEYS)).cast("long").alias("id"))
-        store = self._given["storage"]
+        return events.select("value", sf.pmod(sf.hash("value"), sf.lit(tables.KEYS)).cast("long").alias("id"))
+
+    def _late(self, wait: str) -> DataFrame:
+        options = {**tables.OF_PUBLISHED, **self._given["storage"]}
+        columns = ["publish", "_lookup_waited"]
+        late = lookup_join(self._events(), tables.PUBLISHED, "id", columns=columns, options=options, wait=wait)
+        waited = sf.expr("unix_micros(timestamp_seconds(0) + _lookup_waited) AS waited")
+        return late.select("value", "id", "publish", waited)
+
+    def _joined(self) -> DataFrame:
+        events, store = self._events(), self._given["storage"]
         published = {**tables.OF_PUBLISHED, **store}
         events = lookup_join(events, tables.PUBLISHED, "id", columns=["publish"], options=published)
         return lookup_join(events, tables.MANAGED, "id", columns=["tag", "n"], options={**tables.OF_MANAGED, **store})
 
-    def _write(self, batch: DataFrame, number: int) -> None:
-        self._notes.add("batch", batch=number)
-        batch.write.mode("overwrite").parquet(str(self._home / "out" / f"{number:06}"))
-        self._notes.add("written", batch=number)
+    def _start(self, name: str, **trigger: Any) -> StreamingQuery:
+        if name not in self._streams:
+            self._streams[name] = self._late("10 min") if name == "late" else self._joined()
 
-    def _start(self) -> StreamingQuery:
-        if self._stream is None:
-            self._stream = self._joined()
-        writer = self._stream.writeStream.foreachBatch(self._write).trigger(processingTime="500 milliseconds")
-        return writer.option("checkpointLocation", str(self._home / "checkpoint")).start()
+        def write(batch: DataFrame, number: int) -> None:
+            self._notes.add(_kind(name, "batch"), batch=number)
+            batch.write.mode("overwrite").parquet(str(self._home / tables.OUTPUTS[name] / f"{number:06}"))
+            self._notes.add(_kind(name, "written"), batch=number)
 
-    def run(self, orders: queue.SimpleQueue[str]) -> None:
+        writer = self._streams[name].writeStream.foreachBatch(write).queryName(name)
+        writer = writer.option("checkpointLocation", str(self._home / tables.CHECKPOINTS[name]))
+        return writer.trigger(**(trigger or {"processingTime": "500 milliseconds"})).start()
+
+    def _end_waiting(self) -> None:
+        """Have all events leave that wait, whether or not they have a row, in one more micro-batch."""
         while True:
             try:
-                query = self._start()
-            except Exception as problem:  # the tables are looked at, over the same store
-                self._notes.add("not started", error=_text(problem))
-                continue
-            self._notes.add("started")
-            try:
-                while orders.empty() and not query.awaitTermination(0.1):
-                    pass
+                self._streams["late"] = self._late("1 ms")
+                self._start("late", availableNow=True).awaitTermination()
+                return
             except Exception as problem:
-                self._notes.add("ended", error=_text(problem))
+                self._notes.add("late ended", error=_text(problem))
+
+    def run(self, orders: queue.SimpleQueue[str]) -> None:
+        running: dict[str, StreamingQuery] = {}
+        while True:
+            for name in tables.OUTPUTS.keys() - running.keys():
+                try:
+                    running[name] = self._start(name)
+                    self._notes.add(_kind(name, "started"))
+                except Exception as problem:  # the tables are looked at, over the same store
+                    self._notes.add(_kind(name, "not started"), error=_text(problem))
+            for name, query in list(running.items()):
+                try:
+                    if query.awaitTermination(0.1):
+                        del running[name]
+                except Exception as problem:
+                    del running[name]
+                    self._notes.add(_kind(name, "ended"), error=_text(problem))
             if not orders.empty():
                 order = orders.get()
                 self._notes.add("stopping", order=order)
-                query.stop()
-                self._stream = None  # as by another application
+                for query in running.values():
+                    query.stop()
+                running.clear()
+                self._streams.clear()  # as by another application
                 self._notes.add("stopped", order=order)
                 if order == "stop":
+                    self._end_waiting()
                     self._spark.stop()
                     return
 

@@ -1,4 +1,4 @@
-"""What is true of a soak's micro-batches: each reads one version of each table, which never goes back, and each row came out once."""
+"""What is true of a soak's micro-batches: each reads one version of each table, which never goes back, and each row came out once, or waits."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,12 +24,14 @@ class Batch:
     told: Mapping[str, str] | None
 
 
-def batches_of(home: Path, notes: Iterable[Note]) -> list[Batch]:
-    told = {note["batch"]: note["versions"] for note in notes if note["kind"] == "progress" and note["rows"]}
+def batches_of(home: Path, notes: Iterable[Note], stream: str = "joined") -> list[Batch]:
+    kind = "progress" if stream == "joined" else f"{stream} progress"
+    told = {note["batch"]: note["versions"] for note in notes if note["kind"] == kind and note["rows"]}
     # Spark keeps the last hundred commits; all before them were committed, too.
-    last = max(int(path.name) for path in (home / "checkpoint" / "commits").iterdir() if path.name.isdigit())
+    commits = home / tables.CHECKPOINTS[stream] / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     found = []
-    for directory in sorted((home / "out").iterdir()):
+    for directory in sorted((home / tables.OUTPUTS[stream]).iterdir()):
         rows = ds.dataset(directory, format="parquet").to_table()
         if rows.num_rows and int(directory.name) <= last:
             found.append(Batch(int(directory.name), rows, told.get(int(directory.name))))
@@ -78,3 +80,22 @@ def _check_rows(batches: Sequence[Batch]) -> int:
     again = rows.num_rows - rows.group_by(["value", "tag", "n"]).aggregate([]).num_rows
     assert not again, f"{again} rows came out more than once"
     return count
+
+
+def check_late(batches: Sequence[Batch]) -> dict[str, int]:
+    """How much there was of events that wait for their row; AssertionError if one came out twice or never, or if a micro-batch has two versions.
+
+    In the last micro-batch all events of earlier ones came out.
+    """
+    for batch in batches:
+        publishes = pc.unique(pc.drop_null(batch.rows.column("publish")))
+        assert len(publishes) <= 1, f"micro-batch {batch.number} has the publishes {publishes.to_pylist()}"
+    rows = pa.concat_tables(batch.rows for batch in batches)
+    values = rows.column("value")
+    again = rows.num_rows - len(values.unique())
+    assert not again, f"{again} events came out more than once"
+    most = max(pc.max(batch.rows.column("value")).as_py() for batch in batches[:-1])
+    lost = most + 1 - pc.sum(pc.less_equal(values, most)).as_py()
+    assert not lost, f"{lost} of {most + 1} events did not come out"
+    late = pc.and_(pc.greater(rows.column("waited"), 0), pc.is_valid(rows.column("publish")))
+    return {"rows": rows.num_rows, "late": pc.sum(late).as_py()}

@@ -21,7 +21,7 @@ from tests.history.checker import check, states
 from tests.history.run import S3Place, start_worker
 from tests.soak import tables
 from tests.soak.chaos import FAULTS, Chaos, Clocks
-from tests.soak.checker import batches_of, check_batches
+from tests.soak.checker import batches_of, check_batches, check_late
 from tests.soak.watch import Watch, check_directory
 from tests.support.cluster import Cluster, environment
 from tests.support.s3server import S3Server
@@ -139,7 +139,7 @@ class Soak:
                 self._counts[kind] += 1
                 if kind in ("written", "stopping") or (kind == "started" and self._written_at == math.inf):
                     self._written_at = math.inf if kind == "stopping" else note["at"]
-                if kind in ("ended", "not started"):
+                if kind.endswith(("ended", "not started")):
                     print(f"{kind}: {note['error']}", flush=True)
         self._unwritten_s = max(self._unwritten_s, time.monotonic() - self._written_at)
         assert self._unwritten_s <= self._hang_s, f"no micro-batch was written for {self._unwritten_s:.0f} s"
@@ -164,6 +164,7 @@ class Soak:
             writers = [note for note in notes if str(note["who"]).startswith("writer")]
             told["writes"] = check(writers, found, tags, lambda who: True, lambda who: True)
             told.update(check_batches(batches_of(self._work, notes), notes, found))
+            told["late"] = check_late(batches_of(self._work, notes, "late"))
         except AssertionError as problem:
             wrong.append(str(problem))
             (self._work / "events.jsonl").write_bytes(b"\n".join(self._place.log()))

@@ -3,6 +3,9 @@
 from tests.history.worker import KEYS
 
 __all__ = ["KEYS"]
+OUTPUTS = {"joined": "out", "late": "out-late"}
+"""The directory with the rows of each stream."""
+CHECKPOINTS = {"joined": "checkpoint", "late": "checkpoint-late"}
 BUCKET = "soak"
 PUBLISHED = f"s3://{BUCKET}/published"
 """Plain files: a directory `v=…` for each publish, whose rows all carry its number. The keys below `BASE_KEYS` come with it,

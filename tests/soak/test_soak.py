@@ -10,7 +10,7 @@ import pytest
 
 from tests.history.checker import Rows, State
 from tests.soak import tables
-from tests.soak.checker import Batch, check_batches
+from tests.soak.checker import Batch, check_batches, check_late
 from tests.soak.run import soak
 
 SECONDS = 60 * float(os.environ.get("LOOKUPCACHE_MINUTES", "5"))
@@ -29,6 +29,7 @@ def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
     # harm was done, so it cannot be so slow that these are about the machine.
     assert told["batches"] >= 10
     assert all(told[f"versions of {table}"] >= 5 for table in (tables.PUBLISHED, tables.MANAGED))
+    assert told["late"]["late"] > 0
     assert told["harm not done"] == []
     assert all(told["requests"][fault] > 0 for fault in ("refused", "lost", "unanswered", "truncated"))
     assert sum(directory["counted"].get("blockEvictedCount", 0) for directory in told["directories"].values()) > 0
@@ -100,3 +101,33 @@ def test_a_wrong_output_is_found(batches: list[Batch]) -> None:
     """What cannot be is complained about."""
     with pytest.raises(AssertionError):
         check_batches(batches, NOTES, MANAGED)
+
+
+def late_batch(number: int, values: list[int], publish: list[int | None], waited: list[int]) -> Batch:
+    columns = {"value": values, "publish": pa.array(publish, pa.int64()), "waited": pa.array(waited, pa.int64())}
+    return Batch(number, pa.table(columns), None)
+
+
+LATE_RIGHT = [
+    late_batch(0, [0, 2], [1, 1], [0, 0]), late_batch(1, [1, 5, 6], [2, 2, 2], [9, 0, 0]),
+    late_batch(2, [3, 4, 8], [None, None, 3], [9, 9, 0]),
+]  # fmt: skip
+
+
+def test_a_right_output_of_late_rows_passes() -> None:
+    """Events of the last micro-batch may wait."""
+    assert check_late(LATE_RIGHT) == {"rows": 8, "late": 1}
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [*LATE_RIGHT, late_batch(3, [5], [3], [0])],  # twice
+        [*LATE_RIGHT, late_batch(3, [9], [3], [0])],  # one did not come out
+        [*LATE_RIGHT, late_batch(3, [7, 9], [2, 3], [5, 5])],  # two versions
+    ],
+)
+def test_a_wrong_output_of_late_rows_is_found(batches: list[Batch]) -> None:
+    """An event that came out twice or never, and two versions in a micro-batch."""
+    with pytest.raises(AssertionError):
+        check_late(batches)
