@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
     VarcharType,
 )
@@ -308,7 +309,12 @@ def _parse_wait(
             "the query starts"
         )
     if wait_on is not None:
-        (field,) = _field(df, wait_on, "wait_on", TimestampType())[-1:]
+        *within, field = _field(df, wait_on, "wait_on", TimestampType())
+        if within or not isinstance(field.dataType, TimestampType | TimestampNTZType):
+            raise SchemaError(
+                f"argument wait_on = {wait_on!r} is {'a field of' if within else 'of the type'} "
+                f"{within[0].name if within else field.dataType.simpleString()}: give a column of the type TIMESTAMP, with a watermark"
+            )
         if not has_watermark(field):
             raise OptionError(
                 f"argument wait_on = {wait_on!r}: the column has no watermark, by which its time would be over: call "
@@ -326,6 +332,10 @@ def _check_waiting(kind: str, strategy: str, table: DimensionTable, waiting: Wai
     if table.parsed.read.on_error is OnError.NULL:
         raise OptionError(
             "option lookup.on-error = 'NULL': with the argument wait, a failed lookup must fail its micro-batch"
+        )
+    for key in table.parsed.version.pins:
+        raise OptionError(
+            f"option {key} names one version, which never gets the rows that rows wait for: with the argument wait, remove it"
         )
     shows_changes = True
     if table.parsed.system is not None:

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
-from pyspark_lookup import OptionError, explain_lookup, lookup_join
-from pyspark_lookup.errors import NotSupportedError, PysparkLookupError
+from pyspark_lookup import LookupTable, OptionError, explain_lookup, lookup_join
+from pyspark_lookup.errors import NotSupportedError, PysparkLookupError, SchemaError
 from pyspark_lookup.spark.features import STATEFUL_PROCESSORS
 from tests.support.lookup_service import options_of
 from tests.support.preloaded import python_variables
@@ -99,6 +100,9 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     stream.run()
     assert stream.results() == [(0, 100, 1), (1, 101, 1), (1, 101, 1)]
     assert stream.metrics.pop("oldest") is not None
+    counted = LookupTable(str(table)).metrics()
+    assert (counted["lateWaiting"], counted["lateHeldCount"]) == (3, 3)
+    assert 0 <= counted["lateOldest"] < 250_000
     assert stream.metrics == {"waiting": 3, "woken": 0, "expired": 0, "crowded": 0}
     assert calls.since()["hitCount"] == 6  # each fact was looked up once
     put(table, 2, range(4))
@@ -173,7 +177,7 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
         message: str, df: DataFrame = stream, error: type[PysparkLookupError] = OptionError, **named: Any
     ) -> None:
         with pytest.raises(error, match=message):
-            lookup_join(df, table, "id", **named)
+            lookup_join(df, named.pop("table", table), "id", **named)
 
     refused("argument wait = '2 hours': the DataFrame is a batch", spark.range(3), wait="2 hours")
     refused("argument wait_on = 'at' needs the argument wait", wait_on="at")
@@ -189,6 +193,14 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
         "argument wait_on: the DataFrame has no column 'when'", error=PysparkLookupError, wait="1 h", wait_on="when"
     )
     refused("argument wait_on = 'at': the column has no watermark", wait="1 h", wait_on="at")
+    timed = stream.withWatermark("at", "1 hour")
+    windows = timed.groupBy("id", sf.window("at", "1 hour")).count()
+    refused("wait_on = 'window' is of the type struct<", windows, SchemaError, wait="1 h", wait_on="window")
+    fields = timed.select("id", sf.struct("at").alias("of"))
+    refused("wait_on = 'of.at' is a field of of", fields, SchemaError, wait="1 h", wait_on="of.at")
+    managed = str(tmp_path / "managed")
+    LookupTable(managed, {"lookup.keys": "id"}).write(pa.table({"id": [1]}))
+    refused("option lookup.version names one version", wait="1 h", table=managed, options={"lookup.version": "1"})
     refused("both have a column '_lookup_waited'", stream.withColumnRenamed("event", "_lookup_waited"),
             wait="1 h", columns=["_lookup_waited"])  # fmt: skip
     refused(
