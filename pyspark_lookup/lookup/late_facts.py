@@ -257,8 +257,14 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         """The counts of two parts."""
         oldest = [oldest_us for oldest_us in (self.oldest_us, other.oldest_us) if oldest_us is not None]
-        names = ("waiting", "held", "woken", "expired", "crowded")
-        return Counts(*(getattr(self, name) + getattr(other, name) for name in names), min(oldest, default=None))
+        return Counts(
+            self.waiting + other.waiting,
+            self.held + other.held,
+            self.woken + other.woken,
+            self.expired + other.expired,
+            self.crowded + other.crowded,
+            min(oldest, default=None),
+        )
 
 
 _INDEX = pa.schema(
@@ -383,10 +389,12 @@ class LatePart:
             self.counts.expired += yield from self._pass(chunk, keys, self._times(keys) <= self._over_us)
         excess = sum(chunk.waiting for chunk in self._chunks) - self._rules.part_rows
         while excess > 0:
-            chunk = min(self._chunks, key=lambda chunk: chunk.since)
+            chunk, *others = sorted(self._chunks, key=lambda chunk: chunk.since)
             keys = self._keys(chunk)
             arrivals = as_int64(keys.column(_ARRIVED))[chunk.live]
-            oldest = chunk.live[np.argsort(arrivals, kind="stable")[:excess]]
+            first = np.argsort(arrivals, kind="stable")[:excess]
+            # Chunks that were merged may have facts that came after those of another chunk.
+            oldest = chunk.live[first[arrivals[first] <= others[0].since] if others else first]
             leaving = np.zeros(chunk.rows, np.bool_)
             leaving[oldest] = True
             self.counts.crowded += yield from self._pass(chunk, keys, leaving)

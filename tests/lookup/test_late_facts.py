@@ -216,6 +216,18 @@ def test_too_many_wait() -> None:
     assert world.counts.waiting == 10
 
 
+def test_the_oldest_make_room() -> None:
+    """Facts pass in the order of their arrival, also if chunks with later ones were merged into those with earlier ones."""
+    world = World(rules(part_rows=40), chunk_rows=8, small_chunks=3)
+    left: list[int] = []
+    for now_s in range(60):
+        facts = [(100 * now_s + number, "key", 0) for number in range(8 if now_s % 5 == 2 else 1)]
+        left += sorted(row[0] for row in world.batch(facts, now_s * SECOND))
+    assert len(left) > 80
+    assert left == sorted(left)
+    assert world.counts.waiting == 40
+
+
 def test_another_wait_after_a_restart() -> None:
     """A deadline counts from the arrival, so another `wait` also holds for facts that wait already."""
     world = World(rules())
