@@ -304,7 +304,7 @@ class Runtime:
             reader = TableReader(resolver, blocks, context)
         else:
             resolver = Resolver(TableKinds(ufs, blocks, context, [opening.source]), ufs, context)
-            scan = opening.scan(metrics)
+            scan = opening.scan(context)
             replaced = (scan, scan), opening.cache, opening.trigger
             reader = TableReader(resolver, blocks, context, *replaced)
         managed = ManagedTables(resolver.kinds, ufs, context, reader.versions.files, self._sizes)

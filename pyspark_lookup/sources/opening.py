@@ -8,10 +8,10 @@ from typing import Protocol
 
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.table_scan import TableScan
+from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import Store
 from pyspark_lookup.versions.version_source import SourceParts, VersionSource
 
@@ -30,7 +30,7 @@ class Opening:
     complete: Callable[[LookupOptions], LookupOptions]
     store: Callable[[Callable[[], float]], Store]
     source: Callable[[SourceParts], VersionSource]
-    scan: Callable[[CacheMetricGroup], TableScan]
+    scan: Callable[[HostContext], TableScan]
     cache: LookupCache | None = None
     trigger: CacheReloadTrigger | None = None
 

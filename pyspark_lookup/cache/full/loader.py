@@ -435,7 +435,7 @@ class SnapshotLoader:
             try:
                 rows = self.scan.rows_by_key(keys.slice(start, _LOOKED_UP_AT_ONCE), layout.columns)
             except LookupFunctionError as problem:
-                if len(problem.failures) < min(keys.num_rows - start, _LOOKED_UP_AT_ONCE):
+                if 0 < len(problem.failures) < min(keys.num_rows - start, _LOOKED_UP_AT_ONCE):
                     return None
                 raise
             assert rows is not None

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -108,8 +109,12 @@ class Calls:
         self._waiting: dict[concurrent.futures.Future[Any], asyncio.AbstractEventLoop] = {}  # calls that have not begun
         threads.ends_with_process(self)
 
-    def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+    def run(
+        self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float, waited_s: Callable[[], float] = lambda: 0.0
+    ) -> T:
         """The result of `call()`. Raises CallFailedError if it raises, CallTimeoutError after `timeout_s`.
+
+        `waited_s`: returns how long calls have waited for their turn in all, the present wait included; such time does not count.
 
         After a timeout, the next call runs in a new thread. Calls that were waiting for the one that timed out run there, too.
         """
@@ -127,17 +132,17 @@ class Calls:
             future = asyncio.run_coroutine_threadsafe(run_call(), loop)
             self._waiting[future] = loop
         try:
-            result, problem = future.result(timeout_s)
+            result, problem = _result_of(future, timeout_s, waited_s)
         except concurrent.futures.TimeoutError:
             with self._lock:
                 has_started = self._waiting.pop(future, None) is None
             if not has_started:  # an earlier call hangs, and that call's own timeout has not ended yet
                 future.cancel()
-                return self.run(call, timeout_s)
+                return self.run(call, timeout_s, waited_s)
             self._leave(loop, future)
             raise CallTimeoutError from None
         except concurrent.futures.CancelledError:  # the thread was abandoned before this call began
-            return self.run(call, timeout_s)
+            return self.run(call, timeout_s, waited_s)
         except BaseException:  # the caller is interrupted
             self._leave(loop, future)
             raise
@@ -176,6 +181,18 @@ class Calls:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._loop = None
+
+
+def _result_of(future: concurrent.futures.Future[T], timeout_s: float, waited_s: Callable[[], float]) -> T:
+    """The result of a future. Raises TimeoutError after `timeout_s`, and the time by which `waited_s` grows meanwhile."""
+    started_s, left_s = time.monotonic() - waited_s(), timeout_s
+    while True:
+        try:
+            return future.result(left_s)
+        except concurrent.futures.TimeoutError:
+            left_s = started_s + timeout_s + waited_s() - time.monotonic()
+            if left_s <= 0:
+                raise
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:

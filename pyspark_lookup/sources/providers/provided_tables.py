@@ -29,6 +29,7 @@ from pyspark_lookup.sources.providers.provider import (
     ProviderOptions,
     system_options,
 )
+from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import Count, FileVersion, Listing
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
@@ -227,9 +228,10 @@ class ProviderSource(VersionSource):
 class ProvidedScan(TableScan):
     """Reads the rows of a provider's table."""
 
-    def __init__(self, provided_table: ProvidedTable, metrics: CacheMetricGroup) -> None:
+    def __init__(self, provided_table: ProvidedTable, context: HostContext) -> None:
         self._provided_table = provided_table
-        self._metrics = metrics
+        self._metrics = context.metrics
+        provided_table.limit(context)
 
     @property
     def reads_all_rows(self) -> bool:

@@ -9,7 +9,6 @@ against the schema and the requested keys.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -40,7 +39,6 @@ from pyspark_lookup.columnar.keys import (
 from pyspark_lookup.columnar.predicate import Predicate, referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens
-from pyspark_lookup.core import threads
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.core.log_events import log_event
@@ -73,6 +71,9 @@ from pyspark_lookup.sources.providers.functions import (
     PartialCachingAsyncLookupProvider,
     PartialCachingLookupProvider,
 )
+from pyspark_lookup.sources.providers.limits import CallGate, Rate, parse_rate
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +104,21 @@ class ProviderOptions(KindOptions):
         doc="Providers: how long a call may take, retries included. Also applies to each batch of scan(), and to the "
             "factory.",
     )
+    rate_limit: Rate | None = option(
+        "lookup.rate-limit", Kind("`calls`, `calls/s`, `calls/min` or `calls/h`", parse_rate), None,
+        doc="Providers: how many calls a host makes in any second (or minute, or hour), at most, in all its processes and for all tables of the "
+            "same provider and path. Retries count, as do calls of version(), changes() and scan(). Other calls wait.",
+    )
+    max_connections: int | None = option(
+        "lookup.max-connections", POSITIVE_COUNT, None,
+        doc="Providers: how many lookup functions a host has open at once, at most, in all its processes and for all tables of the same "
+            "provider and path; of asynchronous functions, how many calls. A scan counts as one. Other calls wait.",
+    )
+    circuit_breaker_wait_s: float | None = option(
+        "lookup.circuit-breaker.wait-duration", POSITIVE_DURATION, None,
+        doc="Providers: after five lookups in a row that failed altogether, in all processes of a host, lookups fail at once for this time. "
+            "Then one of them tries again.",
+    )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,
         doc="Providers: look up keys without rows again before they are cached as missing (FLIP-234). Needs "
@@ -132,7 +148,14 @@ class ProviderOptions(KindOptions):
                 "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
             )
         if self.provider is None:
-            misplaced = [key for key in options.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
+            of_providers = (
+                "lookup.async.",
+                "lookup.retry.",
+                "lookup.rate-limit",
+                "lookup.max-connections",
+                "lookup.circuit-breaker.",
+            )
+            misplaced = [key for key in options.explicit if key.startswith(of_providers)]
             misplaced += [f"lookup.provider.{key}" for key, _ in self.parameters]
             if misplaced:
                 raise OptionError(
@@ -570,9 +593,18 @@ class ProvidedTable:
         self._open_function: object = None  # the function that is open
         self.schema = self._provider.schema
         self._row_checks = ReturnedRows(self.name, self.schema)
+        self._gate = CallGate(self.name, clock, self._call_options.async_timeout_s)
+
+    def limit(self, context: HostContext) -> None:
+        """Limit the load that this host puts on the system, as the options say. `context`: has the cache directory with the host's state."""
+        options = self._call_options
+        name = key_of(self.name, self._options.files.path)
+        rate, connections, wait_s = options.rate_limit, options.max_connections, options.circuit_breaker_wait_s
+        self._gate.limit(context, name, rate, connections, wait_s)
 
     def _replace(self) -> None:
         self._open_function = None
+        self._gate.abandon()
         self._provider.replace()
 
     @property
@@ -623,15 +655,20 @@ class ProvidedTable:
             return None
 
         async def ask() -> str:
+            await self._gate.take_turn()
             return version()
 
+        # A version that is found does not show that lookups succeed, so it closes no circuit, and probes nothing.
+        self._gate.check("version()", probes=False)
         try:
-            current_version = self._version_calls.run(ask, self._call_options.async_timeout_s)
+            current_version = self._version_calls.run(ask, self._call_options.async_timeout_s, self._gate.waited_s)
         except CallTimeoutError:
             self._replace()
-            raise self._too_slow("version()") from None
+            self._gate.failed(late := self._too_slow("version()"))
+            raise late from None
         except CallFailedError as failed:
-            raise_ours(self._fail("version()", failed.problem), failed.problem)
+            self._gate.failed(problem := self._fail("version()", failed.problem))
+            raise_ours(problem, failed.problem)
         if not isinstance(current_version, str) or not current_version:
             raise LookupFunctionError(
                 f"version() of provider {self.name} returned {foreign_repr(current_version)}: return a str"
@@ -650,6 +687,7 @@ class ProvidedTable:
             return None
 
         async def ask() -> Any:
+            await self._gate.take_turn()
             return changes(since)
 
         async def ask_until_answered() -> Any:
@@ -657,7 +695,9 @@ class ProvidedTable:
 
         metrics.inc("changesCallCount")
         try:
-            answer = self._version_calls.run(ask_until_answered, self._call_options.async_timeout_s)
+            answer = self._version_calls.run(
+                ask_until_answered, self._call_options.async_timeout_s, self._gate.waited_s
+            )
             changed = None if answer is None else self._row_checks.distinct_keys(answer, keys)
             metrics.inc("changedKeyCount", 0 if changed is None else changed.keys.num_rows)
             return changed
@@ -679,6 +719,8 @@ class ProvidedTable:
         Without this limit, a reload could hold its lock for ever, and the host's other processes wait for that lock.
         """
         provider = self._provider.current()
+        self._gate.check("scan()")
+        connection = self._gate.connect_and_take_turn("scan()")
         try:
             if isinstance(provider, BuiltInProvider):
                 scan: Callable[[], Iterator[pa.RecordBatch]] = functools.partial(
@@ -688,15 +730,21 @@ class ProvidedTable:
                 scan = get_attribute(self.name, provider, "scan")
             for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._call_options.async_timeout_s):
                 yield from self._row_checks.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
+            self._gate.succeeded()
         except CallTimeoutError:
             self._replace()
-            raise self._too_slow("a batch of scan()") from None
+            self._gate.failed(late := self._too_slow("a batch of scan()"))
+            raise late from None
         except CallFailedError as failed:
+            self._gate.failed(failed.problem)
             if isinstance(failed.problem, PysparkLookupError):
                 raise_ours(failed.problem, failed.problem.__cause__)
             raise_ours(self._fail("scan()", failed.problem), failed.problem)
         except (TypeError, AttributeError, pa.ArrowException) as problem:  # the item is not a batch
             raise_ours(self._fail("scan()", problem), problem)
+        finally:
+            if connection is not None:
+                connection.release()
 
     # --- lookups ----------------------------------------------------------------------------------
 
@@ -735,10 +783,25 @@ class ProvidedTable:
     ) -> tuple[pa.Table, dict[int, LookupFunctionError], LookupFunctionError | None]:
         """(the rows of the keys, the errors of the failed keys by position, the first error of any call)."""
         with self._lock:  # a function is used by one thread; other callers wait for their turn
+            self._gate.check(f"lookup of {show_keys(keys)}")
             function = self._function()
-            self._open(function, keys, metrics)
-            bisection = Bisection(keys.num_rows, function.batch_size or max(keys.num_rows, 1))
-            bisection.run(lambda calls, patience: self._make_calls(function, keys, columns, metrics, calls, patience))
+            try:
+                self._open(function, keys, metrics)
+                bisection = Bisection(keys.num_rows, function.batch_size or max(keys.num_rows, 1))
+                bisection.run(
+                    lambda calls, patience: self._make_calls(function, keys, columns, metrics, calls, patience)
+                )
+            except LookupFunctionError as problem:
+                self._gate.failed(problem)
+                raise
+            if bisection.rows:
+                self._gate.succeeded()
+            else:
+                self._gate.failed(bisection.problem)
+            if self._gate.is_awaited:
+                self._disconnect()
+            else:
+                self._gate.watch(self._offer_connection)
         parts = [renumber(rows, places[key_numbers(rows)]) for places, rows in bisection.rows]
         rows = pa.concat_tables(parts) if parts else no_rows(columns)
         return (_in_order(rows) if len(parts) > 1 else rows), bisection.failures, bisection.problem
@@ -746,7 +809,19 @@ class ProvidedTable:
     def _open(self, function: _Function, keys: pa.Table, metrics: CacheMetricGroup) -> None:
         if self._open_function is not function:
             limit_s = self._limit_s(function, 2)  # opening and one call may take this long together
-            self._run(lambda: self._call_with_retries(function.open, (), keys, metrics), limit_s, show_keys(keys))
+            one_connection = isinstance(function, LookupFunction)
+
+            async def connect_and_open() -> None:
+                connection = await self._gate.connect(show_keys(keys)) if one_connection else None
+                try:
+                    await self._call_with_retries(function.open, (), keys, metrics)
+                except BaseException:
+                    if connection is not None:
+                        connection.release()
+                    raise
+                self._gate.keep(connection, function)
+
+            self._run(connect_and_open, limit_s, show_keys(keys))
             self._open_function = function
 
     def _limit_s(self, function: _Function, rounds: int) -> float:
@@ -772,11 +847,18 @@ class ProvidedTable:
 
         async def make(number: int) -> bool:
             piece, retried = pieces[number], calls[number].problem is None
+            connection = None
             try:
+                if isinstance(function, AsyncLookupFunction):
+                    connection = await self._gate.connect(show_keys(piece))
+                await self._gate.take_turn()
                 answer = await self._call_with_retries(function.lookup, (piece,), piece, metrics, retried)
             except LookupFunctionError as problem:
                 outcomes[number] = problem
                 return False
+            finally:
+                if connection is not None:
+                    connection.release()
             answer = self._row_checks.with_columns(answer, piece, columns)
             try:
                 outcomes[number] = self._row_checks.by_key(answer, piece, columns)
@@ -805,7 +887,13 @@ class ProvidedTable:
     ) -> Any:
         """The result of a call's first successful attempt. If `retried` is false, there is only one attempt."""
 
+        attempts_made = 0
+
         async def attempt() -> Any:
+            nonlocal attempts_made
+            attempts_made += 1
+            if attempts_made > 1:  # the caller has waited for the first turn
+                await self._gate.take_turn()
             return await _call_and_await(call, *args)
 
         retry = self._retrying(retried, metrics, keys.num_rows)
@@ -838,25 +926,11 @@ class ProvidedTable:
 
     def _retrying(self, retried: bool, metrics: CacheMetricGroup, count: int) -> tenacity.AsyncRetrying:
         """Repeats a call for `count` keys that fails, `lookup.max-retries` times if `retried`, after longer and longer pauses."""
-
-        async def sleep(seconds: float) -> None:
-            slept: concurrent.futures.Future[None] = concurrent.futures.Future()
-            slept.set_running_or_notify_cancel()  # so that cancelling the call does not cancel it
-
-            def wait() -> None:  # on its own thread, so that failed calls wait at the same time
-                try:
-                    self._clock.sleep(seconds)
-                finally:
-                    slept.set_result(None)
-
-            threads.start(f"lookupcache-retry-{self.name}", wait, foreign=True)
-            await asyncio.wrap_future(slept)
-
         return tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._options.storage.max_retries + 1 if retried else 1),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
             before_sleep=lambda state: metrics.inc("lookupRetryCount", count),
-            sleep=sleep,
+            sleep=self._gate.sleep,
             reraise=True,
         )
 
@@ -877,17 +951,31 @@ class ProvidedTable:
     def close(self) -> None:
         """Close the provider's function. A later lookup opens it again."""
         with self._lock:
-            function = self._function() if self._open_function is not None else None
-            if function is not None and self._open_function is function:
-                self._open_function = None
-                with contextlib.suppress(PysparkLookupError):
-                    self._run(lambda: _call_and_await(function.close), self._call_options.async_timeout_s, "close()")
+            self._disconnect()
             self._calls.end()
             self._version_calls.end()
 
+    def _disconnect(self) -> None:
+        """Close the provider's function. The caller holds the lock."""
+        function = self._function() if self._open_function is not None else None
+        if function is not None and self._open_function is function:
+            self._open_function = None
+            with contextlib.suppress(PysparkLookupError):
+                self._run(lambda: _call_and_await(function.close), self._call_options.async_timeout_s, "close()")
+            self._gate.disconnect()
+
+    def _offer_connection(self) -> None:
+        """Close the provider's function if another process waits for its connection, and no lookup is running."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._gate.is_awaited:
+                    self._disconnect()
+            finally:
+                self._lock.release()
+
     def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float, operation: str) -> Any:
         try:
-            return self._calls.run(call, limit_s)
+            return self._calls.run(call, limit_s, self._gate.waited_s)
         except CallTimeoutError:
             # The call that hangs goes on using its function, so the next call gets a new function.
             self._replace()

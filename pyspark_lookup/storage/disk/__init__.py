@@ -10,6 +10,7 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/counters/<table key>-<host>-<process>-<8 hex>               a process's counters, written in place
     v1/claims/<table key>/<name>                                   keys that a process is loading
     v1/locks/<kind>-<3 hex>                                        an empty file to lock; never removed
+    v1/locks/limit-<key>                                           the same, with the state of a limit of calls
     v1/tmp/                                                        files that are being written; `*.reserved`: those of long builds
     v1/usage                                                       the bytes that all files take, as three numbers, see `space`
 

@@ -374,10 +374,21 @@ def _encode(text: str) -> bytes:
 
 
 class Lock:
-    """A lock that is held until it is released or its process dies. A forked child does not hold it."""
+    """A lock that is held until it is released or its process dies. A forked child does not hold it.
+
+    The file of a lock of the kind limit has a small state, which the holder reads and writes. Nothing protects it from damage.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd, self._process = fd, os.getpid()
+
+    def read(self, size: int, at: int) -> bytes:
+        """`size` bytes of the state; zeros behind its end. Raises OSError."""
+        return os.pread(self._fd, size, at).ljust(size, b"\0")
+
+    def write(self, data: bytes, at: int) -> None:
+        """Replace bytes of the state. Raises OSError."""
+        os.pwrite(self._fd, data, at)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -504,7 +515,7 @@ class Directory:
         """Acquire this host's lock `name`; None if another process still holds it after `timeout_s` (>= 0).
 
         Release the lock when done. The kernel releases it if the process dies. Raises OSError if the directory cannot be written. The names
-        of a kind share 4096 lock files, except for the kind reload, where each has its own. To avoid deadlocks, wait for a lock only while
+        of a kind share 4096 lock files, except for the kinds reload and limit, where each has its own. To avoid deadlocks, wait for a lock only while
         holding none, or one of an earlier kind in the order discover, reload, resolve, refresh, block, derive.
         """
         path, until_s = self.lock_path(kind, name), time.monotonic() + timeout_s
@@ -555,7 +566,7 @@ class Directory:
 
     def lock_path(self, kind: str, name: str) -> Path:
         """The path of the file for a lock. Several names may share a file, and then exclude each other."""
-        shared = key_of(name)[:3] if kind != "reload" else key_of(name)
+        shared = key_of(name) if kind in ("reload", "limit") else key_of(name)[:3]
         return self._root / "locks" / f"{kind}-{shared}"
 
     def use_lock(self, path: Path) -> None:

@@ -1,0 +1,379 @@
+"""Limits of the load that a host puts on a provider's system: `RateLimit`, `Connections` and `CircuitBreaker`.
+
+All processes of a host share the limits, for all tables with the same `lookup.provider` and `path`. The state is in small files of the cache
+directory, which are read and written under a lock for each call. So nothing is open when a process forks, and a process that is killed leaves at
+most a place in the queue unused. Times are on the host's steady clock: the state of an earlier boot does not count. Without a cache directory, or
+if it fails, the limits are those of this process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import math
+import re
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from typing import Protocol
+
+from pyspark_lookup.core import threads
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
+
+_LOCK_WAIT_S = 5.0  # far longer than anybody holds a lock, unless the process is suspended
+_PERIODS_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_RATE = re.compile(r"(\d{1,6})\s*(?:/\s*(s|min|h))?")
+_FAR_S = 7 * 86400.0  # nobody waits that long: a damaged file says so
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """`calls` in each period of `period_s` seconds, at most."""
+
+    calls: int
+    period_s: float
+
+
+def parse_rate(text: str) -> Rate:
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None or not int(match[1]):
+        raise ValueError("a number of calls per second, 1 to 999999, or with a unit such as '100/min' (s, min, h)")
+    return Rate(int(match[1]), _PERIODS_S[match[2] or "s"])
+
+
+class _State(Protocol):
+    """A few bytes that are read and written while nobody else does. Bytes that nobody has written are zeros."""
+
+    def read(self, size: int, at: int) -> bytes: ...
+
+    def write(self, data: bytes, at: int) -> None: ...
+
+
+class _InMemory:
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def read(self, size: int, at: int) -> bytes:
+        return bytes(self._data[at : at + size]).ljust(size, b"\0")
+
+    def write(self, data: bytes, at: int) -> None:
+        self._data.extend(bytes(max(at + len(data) - len(self._data), 0)))
+        self._data[at : at + len(data)] = data
+
+
+class _SharedState:
+    """The state with the key `name`, of this host if there is a cache directory, otherwise of this process.
+
+    Its first bytes name the boot. At the first use after another boot, the `head` bytes that follow are zeros.
+    """
+
+    def __init__(self, context: HostContext, name: str, head: int) -> None:
+        self._context = context
+        self._name = name
+        self._head = head
+        self._boot = bytes.fromhex(key_of(context.clock.boot))
+        self._lock = threading.Lock()
+        self._own = _InMemory()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[_State]:
+        with self._lock, contextlib.ExitStack() as stack:
+            state: _State = self._own
+            disk = self._context.disk
+            if disk is not None:
+                try:
+                    lock = disk.acquire("limit", self._name, _LOCK_WAIT_S)
+                    if lock is not None:
+                        stack.callback(lock.release)
+                        lock.read(1, 0)
+                        state = lock
+                except OSError:
+                    self._context.metrics.inc("cacheFailureCount")
+            if state.read(len(self._boot), 0) != self._boot:
+                state.write(self._boot + bytes(self._head), 0)
+            yield state
+
+
+_AT = 16  # the place of the state behind the boot
+
+
+class RateLimit:
+    """At most `rate.calls` calls begin in any period of `rate.period_s` seconds: the one after them waits until the first is a period old.
+
+    The file has the number of calls so far, and the times of the last `rate.calls` calls, in a ring. A caller takes the next place in the ring
+    before it waits. `sleep` is called outside of the lock.
+    """
+
+    def __init__(self, context: HostContext, name: str, rate: Rate) -> None:
+        self._context = context
+        self._rate = rate
+        self._state = _SharedState(context, key_of("rate", name, rate.calls, rate.period_s), 8)
+
+    def reserve(self) -> float:
+        """Take the next place. Returns the seconds until the call may begin (0 or more)."""
+        now_s = self._context.clock.steady_s()
+        with self._state.open() as state:
+            (number,) = struct.unpack("<Q", state.read(8, _AT))
+            at = _AT + 8 * (1 + number % self._rate.calls)
+            (earlier_s,) = struct.unpack("<d", state.read(8, at))
+            begin_s = now_s
+            if number >= self._rate.calls and math.isfinite(earlier_s) and abs(earlier_s - now_s) < _FAR_S:
+                begin_s = max(now_s, earlier_s + self._rate.period_s)
+            state.write(struct.pack("<d", begin_s), at)
+            state.write(struct.pack("<Q", (number + 1) % 2**63), _AT)
+        if begin_s > now_s:
+            self._context.metrics.inc("rateLimitWaitCount")
+        return begin_s - now_s
+
+
+class Connection(Protocol):
+    """A connection that counts for `Connections`."""
+
+    def release(self) -> None: ...
+
+
+class Connections:
+    """At most `at_most` connections are open at once. Each is a claim in the cache directory, which the kernel frees if its process dies."""
+
+    def __init__(self, context: HostContext, name: str, at_most: int) -> None:
+        self._context = context
+        self._space = key_of("connections", name)
+        self._at_most = at_most
+        self._own = threading.BoundedSemaphore(at_most)  # counts without a cache directory
+
+    def acquire(self) -> Connection | None:
+        """A connection; None if all are open. Raises OSError if the cache directory fails."""
+        disk = self._context.disk
+        if disk is None:
+            return self._own if self._own.acquire(blocking=False) else None
+        with disk.hold("claim", self._space, _LOCK_WAIT_S) as alone:
+            if not alone or len(disk.claims(self._space, "open")) >= self._at_most:
+                return None
+            return disk.create_claim(self._space, "open", b"")
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A block in which the holders of connections see that somebody waits for one."""
+        self._context.metrics.inc("connectionWaitCount")
+        disk = self._context.disk
+        claim = None if disk is None else disk.create_claim(self._space, "waiting", b"")
+        try:
+            yield
+        finally:
+            if claim is not None:
+                claim.release()
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether some process waits for a connection."""
+        disk = self._context.disk
+        try:
+            return disk is not None and bool(disk.claims(self._space, "waiting"))
+        except OSError:
+            return False
+
+
+_FAILURES = 5  # lookups in a row, as in Envoy's outlier detection
+_BREAKER = struct.Struct("<Qdq256s")
+
+
+class CircuitBreaker:
+    """Refuses calls for `wait_s` seconds after five lookups in a row have failed altogether. Then it lets one lookup try again.
+
+    While that lookup runs, or if its process dies, the others are refused for another `wait_s`.
+    """
+
+    def __init__(self, context: HostContext, name: str, wait_s: float) -> None:
+        self._context = context
+        self._wait_s = wait_s
+        self._state = _SharedState(context, key_of("breaker", name), _BREAKER.size)
+
+    def refusal(self, probes: bool) -> str | None:
+        """Why a call is refused; None if it may begin. `probes`: whether the call is a lookup or a scan, which tries whether the system is back."""
+        now_s = self._context.clock.steady_s()
+        with self._state.open() as state:
+            failures, refused_s, size, reason = _BREAKER.unpack(state.read(_BREAKER.size, _AT))
+            if failures < _FAILURES:
+                return None
+            left_s = refused_s + self._wait_s - now_s
+            if not 0 < left_s <= self._wait_s:
+                if probes:
+                    state.write(_BREAKER.pack(failures, now_s, size, reason), _AT)
+                return None
+        self._context.metrics.inc("circuitOpenCount")
+        text = reason[: max(min(size, len(reason)), 0)].decode(errors="replace")
+        return (
+            f"it has failed {failures} times in a row, and is asked again in {left_s:.0f} s; the last error was: {text}"
+        )
+
+    def succeeded(self) -> None:
+        """Record that a lookup or scan has succeeded."""
+        with self._state.open() as state:
+            if any(state.read(8, _AT)):
+                state.write(bytes(_BREAKER.size), _AT)
+
+    def failed(self, reason: str) -> None:
+        """Record that a call has failed altogether."""
+        text = reason.encode(errors="replace")[:256]
+        with self._state.open() as state:
+            failures = _BREAKER.unpack(state.read(_BREAKER.size, _AT))[0] + 1
+            state.write(_BREAKER.pack(min(failures, 2**32), self._context.clock.steady_s(), len(text), text), _AT)
+
+
+_CONNECTION_POLL_S = 0.05
+_WATCH_EVERY_S = 1.0
+
+
+class CallGate:
+    """Lets the calls of the provider `name` begin, as soon as they are within its limits. There are none until `limit` is called.
+
+    `timeout_s`: how long a call waits for a connection, at most. Waits count for no other timeout, see `waited_s`.
+    """
+
+    def __init__(self, name: str, clock: HostClock, timeout_s: float) -> None:
+        self._name = name
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._waited_s = 0.0
+        self._context: HostContext | None = None
+        self._rate: RateLimit | None = None
+        self._connections: Connections | None = None
+        self._breaker: CircuitBreaker | None = None
+        self._watched: Callable[[], float | None] | None = None
+        self._release: weakref.finalize[..., object] | None = None  # releases the connection of the open function
+
+    def limit(
+        self, context: HostContext, system: str, rate: Rate | None, connections: int | None, wait_s: float | None
+    ) -> None:
+        """Set the limits. Calls of one `system` share them. `wait_s`: how long a circuit stays open; None: there is no circuit breaker."""
+        self._context = context
+        self._rate = None if rate is None else RateLimit(context, system, rate)
+        self._connections = None if connections is None else Connections(context, system, connections)
+        self._breaker = None if wait_s is None else CircuitBreaker(context, system, wait_s)
+
+    # --- the circuit breaker ------------------------------------------------------------------------
+
+    def check(self, operation: str, probes: bool = True) -> None:
+        """Raise LookupFunctionError if calls are refused, because the last ones have failed. `probes`: as in `CircuitBreaker.refusal`."""
+        refusal = None if self._breaker is None else self._breaker.refusal(probes)
+        if refusal is not None:
+            raise LookupFunctionError(f"provider {self._name} was not called ({operation}): {refusal}")
+
+    def succeeded(self) -> None:
+        if self._breaker is not None:
+            self._breaker.succeeded()
+
+    def failed(self, problem: BaseException | None) -> None:
+        if self._breaker is not None:
+            self._breaker.failed(str(problem))
+
+    # --- turns and connections ----------------------------------------------------------------------
+
+    def waited_s(self) -> float:
+        """How long calls have waited for their turn in all, the present wait included."""
+        return self._waited_s
+
+    async def sleep(self, seconds: float) -> None:
+        slept: concurrent.futures.Future[None] = concurrent.futures.Future()
+        slept.set_running_or_notify_cancel()  # so that cancelling the call does not cancel it
+
+        def wait() -> None:  # on its own thread, so that several calls wait at the same time
+            try:
+                self._clock.sleep(seconds)
+            finally:
+                slept.set_result(None)
+
+        threads.start(f"lookupcache-retry-{self._name}", wait, foreign=True)
+        await asyncio.wrap_future(slept)
+
+    async def take_turn(self) -> None:
+        """Wait until one more call is within the rate limit."""
+        if self._rate is not None and (wait_s := self._rate.reserve()):
+            self._waited_s += wait_s
+            await self.sleep(wait_s)
+
+    async def connect(self, operation: str) -> Connection | None:
+        """A connection, as soon as one is free; None if they are not limited. Raises LookupTimeoutError if none becomes free in time."""
+        pauses = self._pauses(operation)
+        try:
+            while True:
+                await self.sleep(next(pauses))
+        except StopIteration as end:
+            connection: Connection | None = end.value
+            return connection
+        finally:
+            pauses.close()
+
+    def connect_and_take_turn(self, operation: str) -> Connection | None:
+        """`connect` and `take_turn`, for a caller without an event loop."""
+        pauses = self._pauses(operation)
+        with contextlib.closing(pauses):
+            while True:
+                try:
+                    self._clock.sleep(next(pauses))
+                except StopIteration as end:
+                    connection: Connection | None = end.value
+                    break
+        if self._rate is not None and (wait_s := self._rate.reserve()):
+            self._clock.sleep(wait_s)
+        return connection
+
+    def _pauses(self, operation: str) -> Generator[float, None, Connection | None]:
+        """The pauses until a connection is free, which is what the generator returns."""
+        connections = self._connections
+        if connections is None or (connection := connections.acquire()) is not None:
+            return None if connections is None else connection
+        until_s = self._clock.steady_s() + self._timeout_s
+        with connections.waiting():
+            while self._clock.steady_s() < until_s:
+                self._waited_s += _CONNECTION_POLL_S
+                yield _CONNECTION_POLL_S
+                if (connection := connections.acquire()) is not None:
+                    return connection
+        raise LookupTimeoutError(
+            f"provider {self._name} was not called ({operation}): none of the connections of lookup.max-connections became free within "
+            f"lookup.async.timeout = {self._timeout_s:g} s: raise one of these options"
+        )
+
+    def keep(self, connection: Connection | None, function: object) -> None:
+        """Hold a connection for as long as a function is open. If its call hangs, this is until the call ends after all."""
+        self._release = None if connection is None else weakref.finalize(function, connection.release)
+
+    def disconnect(self) -> None:
+        """Free the connection of the function, which was closed."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    def abandon(self) -> None:
+        """Leave the connection to a function that hangs."""
+        self._release = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another process waits for the connection of the open function."""
+        return self._release is not None and self._connections is not None and self._connections.are_awaited
+
+    def watch(self, offer: Callable[[], None]) -> None:
+        """Call `offer` in a thread when another process waits for the connection of the open function. Looks every second."""
+        context = self._context
+        if self._release is None or context is None or context.timer is None:
+            return
+
+        def look() -> float | None:
+            if self._release is None:
+                return None
+            if self.is_awaited:
+                context.start(f"lookupcache-disconnect-{self._name}", offer)
+            return _WATCH_EVERY_S
+
+        if self._watched is None:
+            self._watched = look
+        with contextlib.suppress(RuntimeError):  # the process ends
+            context.timer.run_soon(self._watched)

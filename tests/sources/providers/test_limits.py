@@ -1,0 +1,307 @@
+"""How much load a host puts on a provider's system: calls per time, connections, and what is refused after failures; across processes."""
+
+import asyncio
+import collections
+import math
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.core.metrics import CacheMetricGroup
+from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError
+from pyspark_lookup.sources.providers.functions import FullCachingLookupProvider, LookupContext, LookupProvider
+from pyspark_lookup.sources.providers.limits import CircuitBreaker, Connections, Rate, RateLimit, parse_rate
+from pyspark_lookup.sources.registry import parse_options
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import Disk, key_of
+from tests.support.fakes import FakeClock
+from tests.support.lookup_functions import (
+    ONCE,
+    PARTIAL,
+    QUICK,
+    SCHEMA,
+    USERS,
+    Desk,
+    beside,
+    in_turn,
+    made,
+    names,
+    pairs,
+    provider,
+    rows_of,
+    users,
+)
+
+
+def host(root: Path | None, clock: FakeClock, boot: str = "boot-1") -> HostContext:
+    """What a process of the host has."""
+    metrics = CacheMetricGroup()
+    disk = None if root is None else Disk(root, 2**30, metrics, clock.host().wall_s, random.Random(7))
+    return HostContext(disk, metrics, clock.host(boot), random.Random(7))
+
+
+@pytest.mark.parametrize("rate", [Rate(1, 1.0), Rate(5, 1.0), Rate(7, 60.0)], ids=str)
+@pytest.mark.parametrize("shared", [True, False], ids=["host", "process"])
+def test_no_period_has_more_calls(cache_dir: Path, rate: Rate, shared: bool) -> None:
+    """Whenever calls come, and from whichever process, no period has more of them than allowed; and none waits longer than it must."""
+    clock, rng = FakeClock(), random.Random(7)
+    processes = [
+        RateLimit(host(cache_dir if shared else None, clock), "system", rate) for _ in range(3 if shared else 1)
+    ]
+    begun: list[float] = []
+    for _ in range(200):
+        if rng.random() < 0.4:
+            clock.tick(rng.choice((0.1, 0.5, 1.0, 3.0)) * rate.period_s / rate.calls)
+        wait_s = rng.choice(processes).reserve()
+        earliest_s = begun[-rate.calls] + rate.period_s if len(begun) >= rate.calls else -math.inf
+        assert clock.steady_s + wait_s == pytest.approx(max(clock.steady_s, earliest_s))
+        begun.append(clock.steady_s + wait_s)
+    for first, after in zip(begun, begun[rate.calls :], strict=False):
+        assert after - first >= rate.period_s * 0.999999
+
+
+def test_a_rate_does_not_outlive_the_machine(cache_dir: Path) -> None:
+    """The times of an earlier boot, and of a damaged file, delay nobody; a lost directory is begun again."""
+    clock, rate = FakeClock(), Rate(1, 60.0)
+    limit = RateLimit(host(cache_dir, clock), "system", rate)
+    assert (limit.reserve(), limit.reserve()) == (0.0, 60.0)
+    (state,) = (cache_dir / "v1" / "locks").glob("limit-*")
+    other = RateLimit(host(cache_dir, clock, "boot-2"), "system", rate)
+    assert (other.reserve(), other.reserve()) == (0.0, 60.0)
+    assert limit.reserve() == 0.0
+    boot = state.read_bytes()[:16]
+    for damage in (b"", b"\xff" * 32, boot + b"\xff" * 16, boot + b"\1" + b"\0" * 7 + b"\xff" * 8):
+        state.write_bytes(damage)
+        assert limit.reserve() == 0.0
+    state.unlink()
+    assert limit.reserve() == 0.0
+    assert limit.reserve() == 60.0
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "ten", "5/d", "/s", "9999999"])
+def test_rates_that_are_none(desk: Desk, text: str) -> None:
+    with pytest.raises(OptionError, match=r"option lookup\.rate-limit.*100/min"):
+        desk.serve(users(), {"lookup.rate-limit": text})
+    assert parse_rate(" 100 / MIN ") == Rate(100, 60.0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
+    """Also retries and calls of version(), and those of other processes. A wait is no reason for a timeout, which counts the call alone."""
+    times: list[float] = []
+    answer = rows_of({key: ["somebody"] for key in range(40)})
+
+    def asked(keys: pa.Table) -> pa.Table:
+        times.append(desk.clock.steady_s)
+        return answer(keys)
+
+    def version() -> str:
+        times.append(desk.clock.steady_s)
+        return "1"
+
+    def fail_once(keys: pa.Table) -> pa.Table:
+        times.append(desk.clock.steady_s)
+        raise ValueError("once")
+
+    functions = iter([made(kind, in_turn(fail_once, asked), 1), made(kind, asked, 1)])
+    factory = desk.name(lambda context: provider(next(functions), version=version))
+    options = {"lookup.rate-limit": 4, "lookup.async.timeout": "1 s"}
+    assert len(pairs(desk.table(factory, options), *range(20))) == 20
+    desk.restart()
+    table = desk.table(factory, options)
+    assert len(pairs(table, *range(20, 40))) == 20
+    assert len(times) == 43
+    if kind == "sync":  # calls that wait at the same time all move the clock of the test
+        for first, after in zip(times, times[4:], strict=False):
+            assert after - first >= 0.999
+    assert table.metrics()["rateLimitWaitCount"] > 10
+
+
+def test_no_more_connections_than_allowed(cache_dir: Path) -> None:
+    """Each counts for the whole host; one that is free, or whose process was killed, goes to the next."""
+    clock = FakeClock()
+    first, second = (Connections(host(cache_dir, clock), "system", 2) for _ in range(2))
+    held = [first.acquire(), second.acquire()]
+    assert None not in held
+    assert [first.acquire(), second.acquire()] == [None, None]
+    assert not first.are_awaited
+    with second.waiting():
+        assert first.are_awaited
+    assert not first.are_awaited
+    held.pop().release()
+    ready, done = os.pipe()
+    child = os.fork()
+    if not child:  # pragma: no cover
+        assert Connections(host(cache_dir, clock), "system", 2).acquire() is not None
+        os.write(done, b"!")
+        signal.pause()
+    assert os.read(ready, 1) == b"!"
+    assert first.acquire() is None
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert first.acquire() is not None
+    alone = Connections(host(None, clock), "system", 1)
+    connection = alone.acquire()
+    assert connection is not None
+    assert alone.acquire() is None
+
+
+def test_a_connection_goes_to_whom_waits(desk: Desk) -> None:
+    """A function that is open and not needed is closed for another process; one that answers is left to do so."""
+    log = collections.Counter[str]()
+
+    def function(name: str) -> Any:
+        told = made("sync", rows_of(USERS))
+        told.opens = lambda: log.update([f"{name} opened"])
+        told.close = lambda: log.update([f"{name} closed"])  # type: ignore[method-assign]
+        return told
+
+    functions = iter([function("first"), function("second")])
+    name = desk.name(lambda context: provider(next(functions)))
+    options = {"lookup.max-connections": 1, **ONCE}
+    first = desk.table(name, options)
+    assert names(first, 1) == ["Alice"]
+    assert names(first, 1) == ["Alice"]
+    desk.restart()
+    second = desk.table(name, options)
+    got = beside(lambda: names(second, 2))
+    assert got() == ["Bob", "Charlie"]
+    assert log == {"first opened": 1, "first closed": 1, "second opened": 1}
+    assert second.metrics()["connectionWaitCount"] == 1
+
+
+def test_a_scan_is_a_connection_and_the_wait_for_one_ends(desk: Desk, gate: threading.Event) -> None:
+    """As many asynchronous calls as connections run at once; a scan that finds none free fails after the timeout, and names the option."""
+    running, most = list[int](), list[int]()
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        running.append(1)
+        most.append(len(running))
+        await asyncio.sleep(0.01)
+        running.pop()
+        return rows_of(USERS)(keys)
+
+    table = desk.serve(made("async", answer, 1), {"lookup.max-connections": 2, **ONCE})
+    assert len(pairs(table, *range(12))) == 3
+    assert max(most) == 2
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([{"id": 1, "name": "Alice"}], SCHEMA)
+
+    def whole(context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(scan, SCHEMA, version=lambda: "1")
+
+    name = desk.name(whole)
+    taken = Connections(host(desk.cache_dir, desk.clock), key_of(name, ""), 1).acquire()
+    assert taken is not None
+    whole_table = desk.table(name, {"lookup.max-connections": 1, "lookup.async.timeout": "1 s"})
+    with pytest.raises(LookupTimeoutError, match=r"lookup\.max-connections"):
+        whole_table.get(1)
+    taken.release()
+    assert names(whole_table, 1) == ["Alice"]
+
+
+BREAKER = {"lookup.circuit-breaker.wait-duration": "30 s", **QUICK}
+
+
+def test_a_system_that_is_down_is_left_alone(desk: Desk) -> None:
+    """After five lookups in a row that failed, none of the host's processes calls it for the given time; then one tries, and it is as before."""
+    state = {"up": False}
+    calls: list[int] = []
+
+    def answer(keys: pa.Table) -> pa.Table:
+        calls.append(keys.num_rows)
+        if not state["up"]:
+            raise ConnectionError("no route")
+        return rows_of(USERS)(keys)
+
+    name = desk.name(lambda context: provider(made("sync", answer)))
+    table = desk.table(name, BREAKER)
+    for _ in range(5):
+        with pytest.raises(LookupFunctionError, match="no route"):
+            table.get(1)
+    assert len(calls) == 5
+    for _ in range(2):
+        for _ in range(3):
+            with pytest.raises(LookupFunctionError, match=r"was not called .*5 times in a row.* in 30 s; .*no route"):
+                table.get(1)
+        desk.restart()
+        table = desk.table(name, BREAKER)
+    assert len(calls) == 5
+    desk.clock.tick(30)
+    with pytest.raises(LookupFunctionError, match="failed to look up"):
+        table.get(1)
+    with pytest.raises(LookupFunctionError, match="was not called"):
+        table.get(1)
+    assert len(calls) == 6
+    desk.clock.tick(30)
+    state["up"] = True
+    assert names(table, 1) == ["Alice"]
+    state["up"] = False
+    for _ in range(4):
+        with pytest.raises(LookupFunctionError, match="failed to look up"):
+            table.get(1)
+    state["up"] = True
+    assert names(table, 1) == ["Alice"]
+    assert table.metrics()["circuitOpenCount"] >= 1
+
+
+def test_only_one_tries_again(cache_dir: Path) -> None:
+    """If its process dies meanwhile, another one after the same time. A version is asked for without being the one that tries."""
+    clock = FakeClock()
+    breakers = [CircuitBreaker(host(cache_dir, clock), "system", 10.0) for _ in range(3)]
+    for breaker in breakers * 2:
+        breaker.failed("down")
+    assert breakers[0].refusal(True) is not None
+    clock.tick(10)
+    assert [breaker.refusal(False) for breaker in breakers] == [None] * 3
+    assert [breaker.refusal(True) is None for breaker in breakers] == [True, False, False]
+    clock.tick(10)
+    assert [breaker.refusal(True) is None for breaker in breakers] == [True, False, False]
+    breakers[0].succeeded()
+    assert [breaker.refusal(True) for breaker in breakers] == [None] * 3
+
+
+def test_keys_that_fail_among_others_are_no_failure_of_the_system(desk: Desk) -> None:
+    """As long as calls for other keys succeed, the circuit stays closed."""
+
+    def answer(keys: pa.Table) -> pa.Table:
+        if 3 in keys["id"].to_pylist():
+            raise ValueError("bad key")
+        return rows_of(USERS)(keys)
+
+    table = desk.serve(made("sync", answer), BREAKER)
+    for _ in range(12):
+        with pytest.raises(LookupFunctionError, match="id = 3"):
+            table.get_many(pa.table({"id": [1, 2, 3]}))
+    assert names(table, 1) == ["Alice"]
+
+
+def test_a_version_that_fails_opens_the_circuit(desk: Desk) -> None:
+    """A system that is down fails before any lookup, and is not asked for its version either."""
+    asked: list[int] = []
+
+    def version() -> str:
+        asked.append(1)
+        raise ConnectionError("no route")
+
+    table = desk.serve(users(), {**BREAKER, **PARTIAL}, version=version)
+    for _ in range(9):
+        with pytest.raises(LookupFunctionError):
+            table.get(1)
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize(
+    "option", ["lookup.rate-limit", "lookup.max-connections", "lookup.circuit-breaker.wait-duration"]
+)
+def test_limits_are_for_providers(tmp_path: Path, option: str) -> None:
+    with pytest.raises(OptionError, match=f"option {option} is for tables of a provider"):
+        parse_options({"path": str(tmp_path), option: "1 s" if "wait" in option else "1"})
