@@ -76,7 +76,9 @@ class _State:
         return self.number - len(self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "steps": [dataclasses.astuple(step) for step in self.steps]}
+        steps = [(step.number, step.name, step.rows, step.size) for step in self.steps]
+        parts = {"row": self.row, "number": self.number, "version": self.version, "digest": self.digest}
+        return {**parts, "known": self.known, "steps": steps}
 
     @classmethod
     def from_json(cls, record: Any) -> _State:

@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pyspark_lookup.cache.partial import change_log, host_cache
 from pyspark_lookup.errors import LookupFunctionError, OptionError
 from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunctionProvider,
     LookupContext,
@@ -23,6 +25,7 @@ from pyspark_lookup.sources.providers.functions import (
     PartialCachingLookupProvider,
 )
 from pyspark_lookup.storage.disk import Disk
+from tests.support.fuzzing import seeds
 from tests.support.lookup_functions import QUICK, SCHEMA, Desk, Plain, made, names, pairs
 
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 10_000}
@@ -398,3 +401,115 @@ def test_killed_between_the_keys_and_their_step(desk: Desk, shop: Shop) -> None:
     shop.calls()
     shop.check(table)
     assert shop.calls() == ([1], 0)
+
+
+class Watched(Shop):
+    """A shop that knows which state of a row each reader may see, and which keys nobody had a reason to ask for.
+
+    `time` counts events. Each row has all its states, with the times from which they were there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(12)
+        self.time = 0
+        self.states: dict[int, list[tuple[int, str | None]]] = {key: [(0, self.rows.get(key))] for key in range(16)}
+        self.asked_at: dict[int, int] = {}  # when the latest load of a key began that has ended
+        self.named_at: dict[int, int] = {}  # when `changes` has last named a key
+        self.loading: list[int] = []
+        self.unasked: list[str] = []
+
+    def put(self, key: int, name: str | None) -> None:
+        super().put(key, name)
+        self.time += 1
+        self.states[key].append((self.time, name))
+
+    def changed(self, since: str) -> Any:
+        found = super().changed(since)
+        self.time += 1
+        self.named_at |= dict.fromkeys(found["id"].to_pylist(), self.time)
+        return found
+
+    def look_up(self, keys: pa.Table) -> pa.Table:
+        requested = keys["id"].to_pylist()
+        self.time += 1
+        begun = self.time
+        for key in requested:
+            known = self.asked_at.get(key)
+            if known is not None and self.named_at.get(key, -1) < known and key not in self.loading:
+                self.unasked.append(f"{key} at {self.time}: asked for at {known}, and not changed since")
+        self.loading += requested
+        try:
+            return super().look_up(keys)
+        finally:
+            for key in requested:
+                self.loading.remove(key)
+                self.asked_at[key] = begun
+
+    def allowed(self, key: int, since: int) -> set[str | None]:
+        """The states of a row at some time from `since` until now."""
+        states = self.states[key]
+        return {
+            name
+            for number, (_, name) in enumerate(states)
+            if number + 1 == len(states) or states[number + 1][0] > since
+        }
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_any_history_of_several_processes(desk: Desk, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Rows change, and other processes look up, at any moment inside a lookup: before and after its version, the changes and its rows.
+
+    No lookup shows a row from before its version, and no key is asked for that has not changed.
+    """
+    monkeypatch.setattr(
+        change_log, "_LOCK_WAIT_S", 0.0
+    )  # a process that waits would wait for the one that it interrupts
+    monkeypatch.setattr(change_log, "_STEPS_AT_MOST", 12)
+    monkeypatch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
+    rng, shop = random.Random(seed), Watched()
+    # The second process may be interrupted in a lookup in which the first one was interrupted, and so on.
+    tables: list[tuple[Any, LookupTable]] = []
+    name = desk.name(shop.provider)
+    for _ in range(3):
+        desk.restart()
+        tables.append((desk._processes[-1], desk.table(name, PARTIAL)))
+    busy: list[int] = []
+
+    def interrupt(call: str) -> None:
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            if rng.random() < 0.6:
+                shop.put(rng.randrange(16), rng.choice((None, f"at {shop.time}")))
+            else:
+                look_up()
+
+    def look_up() -> None:
+        idle = [number for number in range(len(tables)) if number not in busy]
+        if not idle:
+            return
+        number = rng.choice(idle)
+        process, table = tables[number]
+        before = runtime()
+        keys = sorted(rng.sample(range(16), rng.randrange(1, 6)))
+        busy.append(number)
+        desk._be(process)
+        since = shop.time
+        try:
+            found = dict.fromkeys(keys)
+            for place, text in pairs(table, *keys):
+                found[keys[place]] = text
+        finally:
+            desk._be(before)
+            busy.remove(number)
+        for key in keys:
+            assert found[key] in shop.allowed(key, since), (seed, key, found[key], since, shop.states[key])
+
+    for process, table in tables:  # the first query of a host makes the others wait
+        desk._be(process)
+        assert names(table, 1) == ["name 1"]
+    shop.before = interrupt
+    for _ in range(60):
+        look_up()
+        if rng.random() < 0.5:
+            shop.put(rng.randrange(16), rng.choice((None, f"at {shop.time}")))
+    assert shop.unasked == []
+    assert len(shop.since) > 10
