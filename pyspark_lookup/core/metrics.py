@@ -96,6 +96,7 @@ COUNTERS: Mapping[str, str] = {
     "changesCallCount": "times that a provider was asked which keys have changed (its changes())",
     "changesFailureCount": "failed calls of changes(), after which all keys counted as changed",
     "changedKeyCount": "keys that have changed since the last version, as changes() said",
+    "staleKeyCount": "keys that were answered with the last cached rows because their load had failed (lookup.on-error=STALE)",
     "rateLimitWaitCount": "calls of a provider that waited for their turn",
     "connectionWaitCount": "calls of a provider that waited for a connection",
     "circuitOpenCount": "calls of a provider that were refused because the last ones had failed",

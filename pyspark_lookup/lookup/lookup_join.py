@@ -143,7 +143,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         engine.reader.host.record_token(table, version)
         return VersionToken.from_version(engine.reader.kinds, table, version).to_bytes()
     except PysparkLookupError as problem:
-        if options.read.on_error is OnError.FAIL:
+        if options.read.on_error is not OnError.NULL:
             raise
         return _FAILED + _message(problem).encode(errors="replace")[:_MESSAGE_BYTES]
     finally:
@@ -291,7 +291,7 @@ class Lookup:
                     matches = self._matching(make_batch(), matches, open_version)
             self._follow(open_version, resolution, execution)
         except _CAUGHT as problem:
-            if self._options.read.on_error is OnError.FAIL:
+            if self._options.read.on_error is not OnError.NULL:
                 raise
             batch = make_batch()
             rows, failures = (
@@ -327,7 +327,7 @@ class Lookup:
         # If a provider has defined the class of the error, this process does not know the class.
         if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):
             kind, text = LookupFunctionError, message
-        if self._options.read.on_error is OnError.FAIL or not issubclass(kind, _CAUGHT):
+        if self._options.read.on_error is not OnError.NULL or not issubclass(kind, _CAUGHT):
             raise kind(text)
 
     def _nothing(self) -> pa.Table:

@@ -493,7 +493,7 @@ class LookupTable:
         None)."""
         self._check_open()
         if self._idle_options:
-            refuse_in_reads(self._idle_options)
+            refuse_in_reads(self._idle_options, on_error=self._options.read.on_error)
         if self._reads_changes:
             raise OptionError(
                 "option lookup.changes-from reads changes, which scan() returns. They cannot be looked up by key, and take no valid_write_ids: leave the "

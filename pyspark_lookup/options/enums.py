@@ -49,6 +49,7 @@ class RetryPredicate(enum.Enum):
 class OnError(enum.Enum):
     FAIL = "FAIL"
     NULL = "NULL"
+    STALE = "STALE"
 
 
 class View(enum.Enum):

@@ -241,7 +241,8 @@ class ReadOptions:
     on_error: enums.OnError = option(
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
         doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query (FAIL), or return null in its columns and "
-            "the reason in the column `lookup_error` (NULL).",
+            "the reason in the column `lookup_error` (NULL). All reads of a provider with `lookup.cache` = PARTIAL or FULL: answer with the last rows that "
+            "this host has cached, however old they are (STALE); a key that it never had fails.",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
@@ -340,12 +341,17 @@ def is_idle_in_gets(key: str) -> bool:
 
 
 def refuse_in_reads(
-    explicit: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, matches: bool = False
+    explicit: Iterable[str],
+    view: enums.View = enums.View.DATA,
+    stream: bool = False,
+    matches: bool = False,
+    on_error: enums.OnError = enums.OnError.FAIL,
 ) -> None:
     """Raise OptionError if an option of a read has no effect in this kind of read.
 
     `explicit`: the options of the read itself. Options stored with a table are not checked, because they are for all uses of the table.
     `stream`: the read is, or may be, a stream of changes. `matches`: the read is a lookup by validity, range, network or prefix.
+    `on_error`: the value of `lookup.on-error`.
     """
     for key in sorted(key.lower() for key in explicit):
         if key.startswith("lookup.write."):
@@ -356,7 +362,7 @@ def refuse_in_reads(
             raise OptionError(
                 f"option {key} is for lookup_join with as_of, between, cidr or starts_with only: remove it"
             )
-        if key == "lookup.on-error" and view is not enums.View.TOKEN:
+        if key == "lookup.on-error" and view is not enums.View.TOKEN and on_error is not enums.OnError.STALE:
             raise OptionError(
                 f"option {key} is for lookup_join and register_lookup: a scan or a get() always fails on an error; remove it"
             )

@@ -89,7 +89,9 @@ def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned,
     if not planned.versioned:
         return spark.range(0, 1, 1, 1).select(*(sf.lit(None).cast(LongType()).alias(column) for column in columns))
     texts = {key: text for key, text in options.items() if key not in (EXPLICIT, BUILT)}
-    strict = merge_options(texts, {"lookup.on-error": OnError.FAIL.value})
+    # Errors of the version fail the query here, and do not become rows. The last version of a provider that fails is no error.
+    stale = texts.get("lookup.on-error", "").upper() == OnError.STALE.value
+    strict = texts if stale else merge_options(texts, {"lookup.on-error": OnError.FAIL.value})
     tables = {_VERSION: (json.dumps(strict, sort_keys=True), build)}
     return resolve_versions(spark, "version_of_table", tables).select(*columns)
 

@@ -60,7 +60,8 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
     # Options that are stored with a table apply to all uses of it.
     source_options, explicit = (_table_to_create(options), ()) if creating else _split_explicit(options)
     parsed = runtime().effective(parse_options(source_options))
-    refuse_in_reads(explicit, parsed.read.view, stream=parsed.read.view in (View.DATA, View.CHANGES))
+    is_stream = parsed.read.view in (View.DATA, View.CHANGES)
+    refuse_in_reads(explicit, parsed.read.view, stream=is_stream, on_error=parsed.read.on_error)
     if parsed.read.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.read.view), source_options if creating else None), None
     engine = runtime().engine(parsed)
@@ -278,7 +279,7 @@ class Planning:
         load_options, explicit = _split_explicit(read)
         stored = _stored_options(load_options, schema)
         options = runtime().effective(parse_options(load_options, stored))
-        refuse_in_reads(explicit, options.read.view)
+        refuse_in_reads(explicit, options.read.view, on_error=options.read.on_error)
         if options.read.view is View.CHANGES and options.kind(ChangeOptions).first is None:
             raise NotSupportedError(
                 "option lookup.view = 'changes' needs lookup.changes-from in a batch: set it to the version of the first changes, or read a "

@@ -176,7 +176,8 @@ def _create(dim_table: DimensionTable, whole: DimensionTable, match: _Matched | 
     """Create the functions `name` and `name_rows`, a UDF for each, and the view from which they get the version token."""
     base = f"_lookup_{name.lower()}"
     # Spark adds its own stack frames to an error in a subquery. So the view returns an error instead of a token, and the UDF raises it.
-    options = {**dim_table.options, "lookup.on-error": OnError.NULL.value}
+    on_error = OnError.STALE if dim_table.parsed.read.on_error is OnError.STALE else OnError.NULL
+    options = {**dim_table.options, "lookup.on-error": on_error.value}
     load_view(dim_table.spark, options, View.TOKEN).createOrReplaceTempView(f"{base}_version")
     bodies = {
         name: _body(dim_table, match, base, many=multi),

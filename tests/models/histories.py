@@ -30,8 +30,8 @@ ICEBERG = (
     *["delete_places"] * 4, *["evolve"] * 2, "evolve_spec", "map_names", "upgrade", *["refer"] * 2, "write_branch", "roll_back", "expire",
 )  # fmt: skip
 """The steps of each kind of table."""
-OPS = {"managed": MANAGED, "provider": WRITES, "delta": DELTA, "iceberg": ICEBERG}
-KINDS = ("file", "directory", "directory", "linked", *OPS)
+KINDS = ("file", "directory", "directory", "linked", "managed", "provider", "delta", "iceberg")
+OPS = {"managed": MANAGED, "provider": WRITES, "changing": WRITES, "delta": DELTA, "iceberg": ICEBERG}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,14 @@ from tests.models.files import Files
 from tests.models.histories import Setup, Step
 from tests.models.iceberg import Iceberg
 from tests.models.managed import Managed
-from tests.models.providers import Provided
+from tests.models.providers import Changing, Provided
 
-_WITH_ROWS: dict[str, type[DrawnRows]] = {"managed": Managed, "delta": Delta, "provider": Provided}
+_WITH_ROWS: dict[str, type[DrawnRows]] = {
+    "managed": Managed,
+    "delta": Delta,
+    "provider": Provided,
+    "changing": Changing,
+}
 
 
 class Place:

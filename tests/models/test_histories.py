@@ -15,8 +15,8 @@ from tests.models.machine import CACHES, EVERY_READER, SOURCES, Reader, report, 
 from tests.models.processes import Nursery
 from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 
-_HISTORIES = {"": 2, "delta": 1, "iceberg": 1}
-"""How many by day, of all kinds of tables and of those whose histories are the longest."""
+_HISTORIES = {"": 2, "delta": 1, "iceberg": 1, "changing": 1}
+"""How many by day, of all kinds of tables, of those whose histories are the longest, and of providers that tell changes."""
 _AT_END = 20
 FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
 PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put", FILES[1], 2)))

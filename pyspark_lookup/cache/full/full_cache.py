@@ -44,13 +44,14 @@ from pyspark_lookup.core.threads import check
 from pyspark_lookup.errors import (
     CHANGED_KIND,
     CacheFullError,
+    LookupFunctionError,
     ReloadFailedError,
     SourceChangedError,
     UfsError,
     foreign_text,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import CacheMode, OnReloadFailure
+from pyspark_lookup.options.enums import CacheMode, OnError, OnReloadFailure
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
 from pyspark_lookup.scan.table_scan import TableScan
@@ -380,6 +381,11 @@ class FullCache:
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self._give_up()
             self._load_log.fall_back(logging.INFO, f"there is no snapshot: {problem}")
+            if self.options.read.on_error is OnError.STALE and isinstance(problem, LookupFunctionError):
+                _, latest = self._stored.find(lambda state: state.latest)
+                if latest is not None:
+                    self.context.metrics.inc("staleServedCount")
+                    return latest
         return self.find(version)
 
     def current(self) -> tuple[TableVersion, Snapshot] | None:

@@ -50,7 +50,8 @@ _LONG_AGO_MS = -(2**50)
 class Bounds:
     """The limits of a host's cache of one table. A key without rows counts as one row.
 
-    `missing_keys`: whether to cache that a key has no rows.
+    `missing_keys`: whether to cache that a key has no rows. `outdated`: whether to keep rows that are outdated or have expired, for `SharedCache.get`
+    with `stale`.
     """
 
     rows: float
@@ -58,6 +59,7 @@ class Bounds:
     expire_after_access_s: float | None
     expire_after_write_s: float | None
     missing_keys: bool
+    outdated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,7 @@ class HostSegment:
 
     `this_boot`: whether its times are on the steady clock since the machine last started. `members`: the names of the segments that were
     merged into it. `has_row`: for each row, whether it is a real row, and not the mark of a key without rows. `loaded_s`: for each row, when its
-    key was loaded. `latest_use_ms`: for each key, by its number, when it was last used, in milliseconds (0: not since the load).
+    key was loaded. `outdated`: for each row, whether it is only kept as the last one that was loaded. `latest_use_ms`: for each key, by its number, when it was last used, in milliseconds (0: not since the load).
     """
 
     name: str
@@ -106,6 +108,7 @@ class HostSegment:
     members: frozenset[str]
     has_row: Numbers
     loaded_s: Numbers  # -inf: not known
+    outdated: Numbers
     latest_use_ms: Numbers
 
     def is_older(self, rows: Numbers, limits_s: Numbers) -> Numbers:
@@ -132,8 +135,8 @@ class HostSegment:
         return np.where((use_ms > loaded_ms) & (use_ms <= now_ms + _AHEAD_MS), use_ms, loaded_ms)
 
 
-# The columns that a segment has in addition to the table's columns: `HostSegment.has_row` and `HostSegment.loaded_s`.
-_HAS_ROW, _LOADED_S = "lookup:found", "lookup:loaded_s"
+# The columns that a segment has in addition to the table's columns: `has_row`, `loaded_s` and `outdated` of `HostSegment`.
+_HAS_ROW, _LOADED_S, _OUTDATED = "lookup:found", "lookup:loaded_s", "lookup:outdated"
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875
 REFUSE_ABOVE = 1.125
@@ -165,36 +168,43 @@ class SharedCache:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
-        """The host's cached rows of `keys`, which are all different and not null; None if no key is cached."""
+    def get(
+        self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness, stale: bool = False
+    ) -> SharedRows | None:
+        """The host's cached rows of `keys`, which are all different and not null; None if no key is cached.
+
+        `stale`: the last rows that were loaded, of whatever version and age.
+        """
         now_s = self.context.clock.steady_s()
         self.disk.use_table(self.space)
         present = np.zeros(len(hashes), np.bool_)
         ages_s = np.zeros(len(hashes), np.float64)
         lacking = np.arange(len(hashes))
         row_tables: list[pa.Table] = []
-        limits = self._limits(hashes)
+        limits = None if stale else self._limits(hashes)
         for part in self._refresh():
             if not len(lacking):
                 break
             if not self._fits(part, fresh):
                 continue
             lacking_keys = keys if len(lacking) == len(hashes) else [array.take(as_indices(lacking)) for array in keys]
-            stale = (
+            differs = (
                 np.zeros(len(lacking), np.bool_)
-                if part.version == fresh.version
+                if part.version == fresh.version or stale
                 else fresh.may_differ(part.version, lacking_keys)
             )
-            if stale is None:
+            if differs is None:
                 continue
             matches = part.segment.probe(Keys(lacking_keys), hashes[lacking])
-            usable = self._live(part, matches.rows, now_s) & ~stale[matches.keys]
+            usable = ~differs[matches.keys]
+            if not stale:
+                usable &= self._live(part, matches.rows, now_s) & ~part.outdated[matches.rows]
             if limits is not None:
                 usable &= ~part.is_older(matches.rows, limits[lacking][matches.keys])
             places, rows = lacking[matches.keys[usable]], matches.rows[usable]
             if not len(rows):
                 continue
-            if part.version != fresh.version:
+            if part.version != fresh.version and not stale:
                 self.context.metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
             part.touch(rows, int(now_s * MS))
             present[places] = True
@@ -289,11 +299,12 @@ class SharedCache:
             if (
                 segment.schema.field(_HAS_ROW).type != pa.bool_()
                 or segment.schema.field(_LOADED_S).type != pa.float64()
+                or segment.schema.field(_OUTDATED).type != pa.bool_()
             ):
                 raise ValueError(
-                    "a column that says whether a key has a row, or when it was loaded, has the wrong type"
+                    "a column that says whether a key has a row, when it was loaded, or whether it is outdated, has the wrong type"
                 )
-            has_row, loaded_s = segment.take([_HAS_ROW, _LOADED_S], np.arange(segment.rows))
+            has_row, loaded_s, outdated = segment.take([_HAS_ROW, _LOADED_S, _OUTDATED], np.arange(segment.rows))
             return HostSegment(
                 name,
                 segment,
@@ -302,6 +313,7 @@ class SharedCache:
                 frozenset(as_texts(meta["members"])),
                 as_bools(has_row),
                 np.frombuffer(loaded_s.buffers()[1] or b"", np.float64, len(loaded_s)),
+                as_bools(outdated),
                 np.zeros(segment.rows, np.int64) if numbers is None else np.frombuffer(numbers, np.int64, segment.rows),
             )
         except UNREADABLE:
@@ -347,6 +359,7 @@ class SharedCache:
         total = len(numbers) + len(absent_keys)
         columns[_HAS_ROW] = as_array(np.arange(total) < len(numbers))
         columns[_LOADED_S] = as_array(np.full(total, loaded_s))
+        columns[_OUTDATED] = as_array(np.zeros(total, np.bool_))
         return pa.record_batch(columns)
 
     def _publish(
@@ -432,7 +445,8 @@ class SharedCache:
         now_s = self.context.clock.steady_s()
         live_rows: list[tuple[HostSegment, Numbers]] = []
         for part in parts:
-            live_rows.append((part, self._worth_keeping(part, live_rows, fresh, now_s)))
+            right, outdated = self._worth_keeping(part, live_rows, fresh, now_s)
+            live_rows.append((dataclasses.replace(part, outdated=outdated), right))
         if sum(len(alive) for _, alive in live_rows) > room:
             live_rows = self._latest_used(live_rows, int(room), int(now_s * MS))
         batches, used_ms = [], []
@@ -455,13 +469,15 @@ class SharedCache:
 
     def _worth_keeping(
         self, part: HostSegment, newer: Sequence[tuple[HostSegment, Numbers]], fresh: Freshness, now_s: float
-    ) -> Numbers:
-        """The rows of `part` that are right in the version `fresh.version`, and whose keys are not in a newer segment.
+    ) -> tuple[Numbers, Numbers]:
+        """(the rows of `part` that are right in the version `fresh.version`, and whose keys are not in a newer segment; for each row of `part`, whether
+        it is outdated). If `Bounds.outdated`, the first also has the outdated rows.
 
         `newer`: pairs of a newer segment and those of its rows that are kept.
         """
+        all_outdated = part.outdated.copy()
         if not self._fits(part, fresh):
-            return np.zeros(0, np.int64)
+            return np.zeros(0, np.int64), all_outdated
         newer_rows: list[tuple[HostSegment, Numbers]] = []
         for newer_part, kept_rows in newer:
             mask = np.zeros(newer_part.segment.rows, np.bool_)
@@ -470,7 +486,7 @@ class SharedCache:
         alive: list[Numbers] = [np.zeros(0, np.int64)]
         for start in range(0, part.segment.rows, BATCH_ROWS):
             rows = np.arange(start, min(start + BATCH_ROWS, part.segment.rows))
-            good = self._live(part, rows, now_s)
+            good = self._live(part, rows, now_s) & ~part.outdated[rows]
             keys = self._take(part, rows, self.keys)
             if part.version != fresh.version:
                 stale = fresh.may_differ(part.version, keys)
@@ -480,12 +496,15 @@ class SharedCache:
             limits = self._limits(hashes)
             if limits is not None:
                 good &= ~part.is_older(rows, limits)
+            all_outdated[rows] = ~good
+            if self.bounds.outdated:
+                good[:] = True
             for newer_part, mask in newer_rows:
                 if mask.any():
                     matches = newer_part.segment.probe(part_keys, hashes)
                     good[matches.keys[mask[matches.rows]]] = False
             alive.append(rows[good])
-        return np.concatenate(alive)
+        return np.concatenate(alive), all_outdated
 
     def _latest_used(
         self, live_rows: list[tuple[HostSegment, Numbers]], room: int, now_ms: int
@@ -512,7 +531,8 @@ class SharedCache:
         arrays = self._take(part, rows, schema)
         if not part.this_boot:  # times from before the machine last started mean nothing on the present steady clock
             arrays[-1] = as_array(np.full(len(rows), -np.inf))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        schema = schema.append(pa.field(_OUTDATED, pa.bool_()))
+        return pa.RecordBatch.from_arrays([*arrays, as_array(part.outdated[rows])], schema=schema)
 
 
 def _fade(parts: Sequence[HostSegment], fresh: Freshness) -> bool:

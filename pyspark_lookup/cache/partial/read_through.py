@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from pyspark_lookup.columnar.keys import (
     distinct_keys,
     key_numbers,
     merge_rows,
+    no_rows,
     renumber,
     take_requested,
 )
@@ -163,6 +164,7 @@ class PartialCache:
 
     `make_cache`: returns a cache for one version of the table. It is called after the last cache was closed, and may return the same object
     again, because threads that still read the last version can no longer reach the object. `shared`: None if the host shares nothing.
+    `answers_stale`: if a load fails, answer with the last rows that the host has, of whatever version and age.
     """
 
     key_names: Sequence[str]
@@ -171,6 +173,7 @@ class PartialCache:
     flights: Flights
     context: HostContext
     invalidations: Invalidations | None = None
+    answers_stale: bool = False
 
     def __post_init__(self) -> None:
         self._names = list(self.key_names)
@@ -290,11 +293,16 @@ class PartialCache:
             rows = load(key_arrays)
         except LookupFunctionError as problem:
             metrics.inc("numLoadFailures", len(problem.failures) or len(numbers))
-            if problem.rows is None:
+            failures = dict(problem.failures) or dict.fromkeys(range(len(numbers)), problem)
+            stale = self._answer_stale(
+                key_arrays, hashes[numbers], numbers, query, np.array(sorted(failures), np.int64)
+            )
+            if problem.rows is None and not len(stale):
                 raise
-            query.fail(problem, numbers)
-            answered = np.setdiff1d(np.arange(len(numbers)), list(problem.failures))
-            rows = renumber(problem.rows, np.searchsorted(answered, key_numbers(problem.rows)))
+            query.fail(problem, numbers, {place: failures[place] for place in failures.keys() - set(stale.tolist())})
+            answered = np.setdiff1d(np.arange(len(numbers)), list(failures))
+            loaded_rows = no_rows(query.fresh.schema) if problem.rows is None else problem.rows
+            rows = renumber(loaded_rows, np.searchsorted(answered, key_numbers(loaded_rows)))
             key_arrays, numbers = _take(key_arrays, answered), numbers[answered]
             if not len(numbers):
                 return
@@ -310,6 +318,22 @@ class PartialCache:
         if self.shared is not None:
             self.shared.put(key_arrays, hashes[numbers], rows, query.fresh, started_s)
         query.add(rows, numbers)
+
+    def _answer_stale(
+        self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query, failed: Numbers
+    ) -> Numbers:
+        """Add to the query the last rows of the keys at the places `failed`, which could not be loaded. Returns the places of those that had rows.
+
+        `numbers`: the position of each key in the query. The rows are not cached again.
+        """
+        if not self.answers_stale or self.shared is None:
+            return np.zeros(0, np.int64)
+        stale_rows = self.shared.get(_take(keys, failed), hashes[failed], query.fresh, stale=True)
+        if stale_rows is None:
+            return np.zeros(0, np.int64)
+        query.add(stale_rows.rows, numbers[failed])
+        self.context.metrics.inc("staleKeyCount", int(np.count_nonzero(stale_rows.present)))
+        return failed[stale_rows.present]
 
     def _touch(self, keys: Sequence[pa.Array]) -> None:
         """Record in the shared cache, at most once a second, which keys this process uses.
@@ -452,10 +476,11 @@ class _Query:
     failures: dict[int, LookupFunctionError] = dataclasses.field(default_factory=dict)
     failure: LookupFunctionError | None = None
 
-    def fail(self, problem: LookupFunctionError, keys: Numbers) -> None:
-        """Record the failures of a load of the keys at the positions `keys`."""
-        self.failure = self.failure or problem
-        self.failures |= {int(keys[place]): reason for place, reason in problem.failures.items()}
+    def fail(self, problem: LookupFunctionError, keys: Numbers, failures: Mapping[int, LookupFunctionError]) -> None:
+        """Record the `failures`, by place, of a load of the keys at the positions `keys`."""
+        if failures:
+            self.failure = self.failure or problem
+        self.failures |= {int(keys[place]): reason for place, reason in failures.items()}
 
     def add(self, rows: pa.Table, keys: Numbers) -> None:
         """Add rows whose `KEY_INDEX` is a position in `keys`, which has the positions of the keys in the lookup."""

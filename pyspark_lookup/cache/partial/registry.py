@@ -29,6 +29,7 @@ from pyspark_lookup.columnar.keys import Numbers, Seed, as_bools, draw_seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.decoding import as_name, as_text, as_texts
 from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError
+from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
@@ -428,6 +429,7 @@ class PartialTables:
                 config["expire_after_access_s"],
                 config["expire_after_write_s"],
                 config["cache_missing_key"],
+                options.read.on_error is OnError.STALE,
             )
             shared = SharedCache(disk, context, space, keys, seed, bounds, invalidations)
 
@@ -439,7 +441,8 @@ class PartialTables:
             )
 
         flights = Flights(context, space, seed, _FLIGHT_WAIT_S)
-        cache = PartialCache(keys.names, make_cache, shared, flights, context, invalidations)
+        stale = options.read.on_error is OnError.STALE
+        cache = PartialCache(keys.names, make_cache, shared, flights, context, invalidations, stale)
         return cache, Changes(context, space, keys)
 
     def _seed(self, space: str) -> tuple[Seed, Disk | None]:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from pyspark_lookup.core import threads
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.decoding import as_text
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
@@ -240,6 +241,8 @@ class CallGate:
         self._name = name
         self._clock = clock
         self._timeout_s = timeout_s
+        self.version_record = ""
+        self._version = ""
         self._waited_s = 0.0
         self._context: HostContext | None = None
         self._rate: RateLimit | None = None
@@ -272,6 +275,26 @@ class CallGate:
     def failed(self, problem: BaseException | None) -> None:
         if self._breaker is not None:
             self._breaker.failed(str(problem))
+
+    # --- the last version ---------------------------------------------------------------------------
+
+    def keep_version(self, version: str) -> None:
+        """Record a version, for `last_version` of all processes of the host."""
+        if version != self._version and self._context is not None and self._context.disk is not None:
+            try:
+                self._context.disk.replace_record("provided", self.version_record, version)
+                self._version = version
+            except OSError:
+                self._context.metrics.inc("cacheFailureCount")
+
+    def last_version(self) -> str | None:
+        """The version that a process of this host has recorded last; None if there is none. Counts a stale answer."""
+        if self._context is None or self._context.disk is None:
+            return None
+        version: str | None = self._context.disk.get_record("provided", self.version_record, as_text)
+        if version is not None:
+            self._context.metrics.inc("staleServedCount")
+        return version
 
     # --- turns and connections ----------------------------------------------------------------------
 

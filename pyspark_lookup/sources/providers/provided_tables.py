@@ -16,7 +16,7 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
-from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource
+from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource, OnError
 from pyspark_lookup.options.groups import FULL
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
@@ -67,6 +67,11 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     if provided_table.tells_changes and not provided_table.versioned:
         raise OptionError(
             f"option {PROVIDER_OPTION} = {provided_table.name!r}: the provider has changes() but no version() since which they count: give it both"
+        )
+    if options.read.on_error is OnError.STALE and (cache is CacheMode.NONE or provided_table.cache is not None):
+        why = "needs lookup.cache = 'PARTIAL' or 'FULL'" if cache is CacheMode.NONE else "needs a cache of this package"
+        raise OptionError(
+            f"option lookup.on-error = 'STALE' {why}, from which to answer when provider {provided_table.name} fails: set 'FAIL' or 'NULL' instead"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided_table)
@@ -339,7 +344,7 @@ class ProvidedTables:
 
 def _key(options: LookupOptions) -> str:
     files, read = options.files, options.read
-    made_with = files.path, files.keys, read.columns, read.where, options.storage.max_retries
+    made_with = files.path, files.keys, read.columns, read.where, read.on_error, options.storage.max_retries
     system = system_options(options)
     of_built_in = (system, files.schema, options.cache.mode) if isinstance(system, BuiltInOptions) else ()
     return key_of(options.kind(ProviderOptions), *of_built_in, *made_with, options.cache.directory())

@@ -53,7 +53,7 @@ from pyspark_lookup.errors import (
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import STORAGE
-from pyspark_lookup.options.enums import RetryPredicate
+from pyspark_lookup.options.enums import OnError, RetryPredicate
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, make, option, parse_factory
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -148,6 +148,10 @@ class ProviderOptions(KindOptions):
                 "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
             )
         if self.provider is None:
+            if options.read.on_error is OnError.STALE:
+                raise OptionError(
+                    "option lookup.on-error = 'STALE' is for tables of a provider: set FAIL or NULL, or set lookup.provider"
+                )
             of_providers = (
                 "lookup.async.",
                 "lookup.retry.",
@@ -601,6 +605,7 @@ class ProvidedTable:
         name = key_of(self.name, self._options.files.path)
         rate, connections, wait_s = options.rate_limit, options.max_connections, options.circuit_breaker_wait_s
         self._gate.limit(context, name, rate, connections, wait_s)
+        self._gate.version_record = key_of(name, *options.parameters)
 
     def _replace(self) -> None:
         self._open_function = None
@@ -649,7 +654,27 @@ class ProvidedTable:
         return get_attribute(self.name, self._provider.latest, "changes") is not None
 
     def version(self) -> str | None:
-        """The current version; None if the provider has no versions. Raises LookupFunctionError if the provider fails."""
+        """The current version; None if the provider has no versions. Raises LookupFunctionError if the provider fails.
+
+        With `lookup.on-error=STALE`, returns the last version that this host has found if the provider fails.
+        """
+        if self._options.read.on_error is not OnError.STALE:
+            return self._find_version()
+        try:
+            version = self._find_version()
+        except LookupFunctionError as problem:
+            last_version = self._gate.last_version()
+            if last_version is None:
+                raise
+            log_event(
+                _log, logging.WARNING, "fallback", table=self.name, reason=str(problem), instead="the last version"
+            )
+            return last_version
+        if version is not None:
+            self._gate.keep_version(version)
+        return version
+
+    def _find_version(self) -> str | None:
         version: Callable[[], str] | None = get_attribute(self.name, self._provider.current(), "version")
         if version is None:
             return None

@@ -53,6 +53,7 @@ _DAYS_KEPT = {
         "log",
         "log-tail",
         "pointer",
+        "provided",
         "reloads",
         "snapshot",
         "superseded",

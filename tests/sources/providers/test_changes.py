@@ -455,7 +455,7 @@ class Watched(Shop):
         }
 
 
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_any_history_of_several_processes(desk: Desk, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Rows change, and other processes look up, at any moment inside a lookup: before and after its version, the changes and its rows.
 
@@ -507,9 +507,9 @@ def test_any_history_of_several_processes(desk: Desk, monkeypatch: pytest.Monkey
         desk._be(process)
         assert names(table, 1) == ["name 1"]
     shop.before = interrupt
-    for _ in range(60):
+    for _ in range(20):
         look_up()
         if rng.random() < 0.5:
             shop.put(rng.randrange(16), rng.choice((None, f"at {shop.time}")))
     assert shop.unasked == []
-    assert len(shop.since) > 10
+    assert len(shop.since) > 5
