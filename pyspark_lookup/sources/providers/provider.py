@@ -148,7 +148,8 @@ class ProviderOptions(KindOptions):
                 "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
             )
         if self.provider is None:
-            if options.read.on_error is OnError.STALE:
+            is_built_in = system_options(options) is not None
+            if options.read.on_error is OnError.STALE and not is_built_in:
                 raise OptionError(
                     "option lookup.on-error = 'STALE' is for tables of a provider: set FAIL or NULL, or set lookup.provider"
                 )
@@ -159,7 +160,7 @@ class ProviderOptions(KindOptions):
                 "lookup.max-connections",
                 "lookup.circuit-breaker.",
             )
-            misplaced = [key for key in options.explicit if key.startswith(of_providers)]
+            misplaced = [key for key in options.explicit if key.startswith(of_providers) and not is_built_in]
             misplaced += [f"lookup.provider.{key}" for key, _ in self.parameters]
             if misplaced:
                 raise OptionError(
@@ -602,7 +603,7 @@ class ProvidedTable:
     def limit(self, context: HostContext) -> None:
         """Limit the load that this host puts on the system, as the options say. `context`: has the cache directory with the host's state."""
         options = self._call_options
-        name = key_of(self.name, self._options.files.path)
+        name = key_of(options.provider or "", self._options.files.path)
         rate, connections, wait_s = options.rate_limit, options.max_connections, options.circuit_breaker_wait_s
         self._gate.limit(context, name, rate, connections, wait_s)
         self._gate.version_record = key_of(name, *options.parameters)
