@@ -762,10 +762,9 @@ class ProvidedTable:
             self._gate.failed(late := self._too_slow("a batch of scan()"))
             raise late from None
         except CallFailedError as failed:
-            self._gate.failed(failed.problem)
-            if isinstance(failed.problem, PysparkLookupError):
-                raise_ours(failed.problem, failed.problem.__cause__)
-            raise_ours(self._fail("scan()", failed.problem), failed.problem)
+            is_ours = isinstance(failed.problem, PysparkLookupError)
+            self._gate.failed(problem := failed.problem if is_ours else self._fail("scan()", failed.problem))
+            raise_ours(problem, failed.problem.__cause__ if is_ours else failed.problem)
         except (TypeError, AttributeError, pa.ArrowException) as problem:  # the item is not a batch
             raise_ours(self._fail("scan()", problem), problem)
         finally:
