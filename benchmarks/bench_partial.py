@@ -260,7 +260,7 @@ def put_elsewhere(directory: str, size: int, batches: int) -> None:
     for number in range(batches):
         ids = np.arange(number * size, (number + 1) * size)
         arrays = [pa.array(ids)]
-        mine.put(arrays, Keys(arrays).hashes(SEED), rows_of(ids), fresh_, 0.0)
+        mine.put(arrays, Keys(arrays).hashes(SEED), rows_of(ids), fresh_, np.zeros(len(ids)))
 
 
 def shared(args: argparse.Namespace, directory: Path) -> None:

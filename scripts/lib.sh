@@ -6,6 +6,7 @@
 #   use_java   a Java that Spark 4 runs on: JAVA_HOME, PATH, the system's packages, or an exact message
 #   use_postgres   PostgreSQL's programs, of which the tests start a server: likewise
 #   use_mariadb   MariaDB's programs: likewise; its service is not started
+#   use_redis   Redis, of which the tests start a server: likewise
 #   use_prometheus   Prometheus, for the picture of the dashboard: likewise
 #   use_chromium   a browser, in which the tests look at the report: likewise
 #   use_faketime   the library by which a soak steps the clock; without it the soak says so and goes on
@@ -238,6 +239,19 @@ use_mariadb() {
     die "the tests start a MariaDB server, and none was found on PATH or in /usr/sbin" \
         "install one: 'apt-get install mariadb-server' (Debian, Ubuntu), 'dnf install mariadb-server' (Fedora, RHEL)" \
         "or 'brew install mariadb' (macOS)"
+}
+
+# --- Redis ---------------------------------------------------------------------------------------
+
+use_redis() {
+    command -v redis-server >/dev/null && return
+    if may_install; then
+        say "No Redis found"
+        install_one_of redis-server redis || true
+        command -v redis-server >/dev/null && return
+    fi
+    die "the tests start a Redis server, and no redis-server was found on PATH" \
+        "install one: 'apt-get install redis-server' (Debian, Ubuntu), 'dnf install redis' (Fedora, RHEL) or 'brew install redis' (macOS)"
 }
 
 # --- faketime --------------------------------------------------------------------------------------

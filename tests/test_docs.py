@@ -42,7 +42,7 @@ def test_options_table() -> None:
 def test_pages_name_known_things() -> None:
     """Every option that a page mentions exists, the changelog has this version, blocks are run or shown, and mkdocs.yml names each page."""
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
-    prefixes = ("lookup.storage", "lookup.provider.", "lookup.catalog.")
+    prefixes = ("lookup.storage", "lookup.provider.", "lookup.catalog.", "lookup.http.header")
     of_tables = {LOG_RETENTION, VACUUM_AFTER}
     assert {key for key in mentioned if not key.startswith(prefixes)} <= {*KNOWN, *of_tables}
     assert pyspark_lookup.__version__ in TEXTS["CHANGELOG.md"]

@@ -25,12 +25,14 @@ ORDER = [
     "__main__",
 ]  # fmt: skip
 KNOWN_BY = {
+    "aiohttp": {"sources.providers.services.http_function"},
     "adbc_driver_postgresql": {"sources.providers.databases.postgresql"},
     "aiobotocore": {"storage.stores.s3"},
     "botocore": {"storage.stores.s3"},
     "click": {"cli"},
     "duckdb": {"sources.providers.databases.duckdb"},
     "fsspec": {"storage.stores"},
+    "jmespath": {"sources.providers.services.answers"},
     "jinja2": {"cli.report"},
     "numpy": {"storage.stores.listed_files", "columnar.predicate", "columnar.buffers", "columnar.calendars", "columnar.keys", "scan.table_scan", "scan.formats.text", "scan.formats.orc", "scan.open_file", "scan.equality", "scan.footers", "versions", "sources.delta", "sources.files", "sources.iceberg", "columnar.roaring", "cache", "sources.managed.change_feed", "sources.managed.conflicts", "sources.providers", "lookup.late_facts", "lookup.lookup_join", "lookup.lookup", "lookup.range_match", "lookup.snapshot_ranges", "columnar.ranges", "columnar.networks", "cli.advise"},
     "prometheus_client": {"cli.host_commands"},
@@ -41,9 +43,11 @@ KNOWN_BY = {
     "pyroaring": {"columnar.roaring"},
     "pymysql": {"sources.providers.databases.mysql"},
     "pyspark": {"spark"},
+    "redis": {"sources.providers.services.redis"},
     "sqlglot": {"columnar.sql_parser", "columnar.ddl"},
     "tenacity": {"storage.ufs", "sources.providers.provider"},
     "tqdm": {"cache.full.full_cache"},
+    "yarl": {"sources.providers.services.http_function"},
 }  # fmt: skip
 PUBLISHING = {"os.replace", "os.link", "os.rename", "os.renames", "os.symlink", "shutil.move", "tempfile.mkstemp"}
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}

@@ -479,9 +479,9 @@ def _from_partial(
     if request is None:
         return None
 
-    def load(missing_keys: Sequence[pa.Array]) -> pa.Table:
+    def load(missing_keys: Sequence[pa.Array], ages_s: Numbers) -> pa.Table:
         missing_rows = reader.versions.rows_by_key(
-            pa.Table.from_arrays(list(missing_keys), schema=request.keys), request.value_schema
+            pa.Table.from_arrays(list(missing_keys), schema=request.keys), request.value_schema, ages_s
         )
         if missing_rows is not None:
             return missing_rows

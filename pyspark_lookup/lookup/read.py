@@ -24,7 +24,7 @@ from pyspark_lookup.cache.full.snapshot import Snapshot, snapshot_batches
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.cache.partial import PartialTables
 from pyspark_lookup.cache.partial.change_log import FindChanges
-from pyspark_lookup.columnar.keys import check_key_types
+from pyspark_lookup.columnar.keys import Numbers, check_key_types
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of_schema, unreadable
@@ -170,9 +170,9 @@ class VersionReader:
         """Whether the table can be read as a whole; False if rows can only be looked up by key."""
         return self._scan.reads_all_rows
 
-    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema, ages_s: Numbers | None = None) -> pa.Table | None:
         """The rows of `keys` in a table whose rows can be looked up by key; None for a table of files. As `TableScan.rows_by_key`."""
-        return self._scan.rows_by_key(keys, columns)
+        return self._scan.rows_by_key(keys, columns, ages_s)
 
     @property
     def looks_up_keys(self) -> bool:

@@ -203,6 +203,13 @@ def parse_factory(text: str) -> str:
     return text.strip()
 
 
+def parse_function(text: str) -> str:
+    try:
+        return parse_factory(text)
+    except ValueError:
+        raise ValueError("module:function, e.g. 'my_company.secrets:of_shop'") from None
+
+
 def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
     """What the factory `name` (`module:factory`) returns for `argument`: an object of type `kind`.
 

@@ -286,8 +286,11 @@ class TableScan(abc.ABC):
         """Whether the scan can read all rows; False if it can only look up rows by key."""
         return True
 
-    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None for a scan that cannot look rows up by key."""
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema, ages_s: Numbers | None = None) -> pa.Table | None:
+        """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None for a scan that cannot look rows up by key.
+
+        `ages_s`: set, for each key, to the seconds that its rows count as older than this call (infinite: they must not be cached).
+        """
         return None
 
     @property

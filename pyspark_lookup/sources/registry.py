@@ -17,13 +17,23 @@ from pyspark_lookup.sources.opening import Opener
 from pyspark_lookup.sources.providers.databases.provider import DatabaseOptions
 from pyspark_lookup.sources.providers.provided_tables import ProvidedTables
 from pyspark_lookup.sources.providers.provider import ProviderOptions
+from pyspark_lookup.sources.providers.services.http import HttpOptions
+from pyspark_lookup.sources.providers.services.redis import RedisOptions
 from pyspark_lookup.versions.version_source import VersionSource
 
 SOURCES: list[type[VersionSource]] = [LogSource, DeltaSource, IcebergSource, FilesSource]
 """The sources of all kinds of tables at paths. They are asked in this order whether a path is a table of their kind."""
 OPENERS: list[type[Opener]] = [ProvidedTables]
 """The openers of tables of other systems. They are asked before the sources whether the options name such a table."""
-OPTIONS: list[type[KindOptions]] = [ProviderOptions, DatabaseOptions, IcebergOptions, ChangeOptions, WriteOptions]
+OPTIONS: list[type[KindOptions]] = [
+    ProviderOptions,
+    DatabaseOptions,
+    HttpOptions,
+    RedisOptions,
+    IcebergOptions,
+    ChangeOptions,
+    WriteOptions,
+]
 """The groups of options that only one kind of table has. They are checked and documented in this order."""
 SYSTEM_KEYS = frozenset[str]().union(*(kind.system_keys for kind in OPTIONS))
 """The options that name a table of another system, in place of a path."""

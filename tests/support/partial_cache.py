@@ -130,7 +130,8 @@ class Process:
         schema = pa.schema([field for field in rows.schema if field.name != KEY_INDEX])
         self.clock.wall_s += 0.001
         fresh = Freshness(version, schema, may_differ, latest)
-        self.shared.put(keys, self.hashes(keys), rows, fresh, self.clock.steady_s)
+        hashes = self.hashes(keys)
+        self.shared.put(keys, hashes, rows, fresh, np.full(len(hashes), self.clock.steady_s))
 
     def get_rows(
         self, keys: Sequence[pa.Array], schema: pa.Schema, version: str = "v1", may_differ: Differ = unknown
@@ -268,7 +269,7 @@ class Source:
         self.before: Callable[[list[int]], object] = lambda keys: None
 
     def load(self, version: str) -> Load:
-        def load(keys: Sequence[pa.Array]) -> pa.Table:
+        def load(keys: Sequence[pa.Array], ages_s: Numbers) -> pa.Table:
             assert [array.null_count for array in keys] == [0]
             wanted = keys[0].to_pylist()
             assert len(set(wanted)) == len(wanted)

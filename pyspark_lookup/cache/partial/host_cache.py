@@ -322,15 +322,18 @@ class SharedCache:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def put(self, keys: Sequence[pa.Array], hashes: Numbers, rows: pa.Table, fresh: Freshness, loaded_s: float) -> None:
-        """Share the `rows` (with `KEY_INDEX`) of keys with the host's other processes. `loaded_s`: when their load began (steady clock)."""
+    def put(
+        self, keys: Sequence[pa.Array], hashes: Numbers, rows: pa.Table, fresh: Freshness, loaded_s: Numbers
+    ) -> None:
+        """Share the `rows` (with `KEY_INDEX`) of keys with the host's other processes. `loaded_s`: for each key, the time from which its age counts,
+        at the latest when its load began (steady clock)."""
         self._refresh()
         held_rows, held_bytes = self.sizes()
         bounds = self.bounds
         if held_rows > bounds.rows * REFUSE_ABOVE or held_bytes > bounds.bytes * REFUSE_ABOVE:
             self.context.metrics.inc("sharedRefusedCount")
         else:
-            batch = self._stored_rows(keys, rows, loaded_s, len(hashes))
+            batch = self._stored_rows(keys, rows, loaded_s)
             if batch.num_rows and batch.num_rows <= bounds.rows:
                 try:
                     self._publish([batch], fresh.version, (), None)
@@ -341,12 +344,13 @@ class SharedCache:
                     return
         self.tidy(fresh)
 
-    def _stored_rows(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
+    def _stored_rows(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: Numbers) -> pa.RecordBatch:
         """The rows of keys, and a row for each key without rows, as a batch with the columns of a segment."""
         numbers = key_numbers(rows)
-        absent = np.full(count, self.bounds.missing_keys)
+        absent = np.full(len(loaded_s), self.bounds.missing_keys)
         absent[numbers] = False
-        absent_keys = as_indices(np.flatnonzero(absent))
+        absent_numbers = np.flatnonzero(absent)
+        absent_keys = as_indices(absent_numbers)
         columns: dict[str, pa.Array] = {}
         for field, key in zip(self.keys, keys, strict=True):
             has_column = field.name in rows.column_names
@@ -358,7 +362,7 @@ class SharedCache:
                 columns[field.name] = pa.concat_arrays([present_values, pa.nulls(len(absent_keys), field.type)])
         total = len(numbers) + len(absent_keys)
         columns[_HAS_ROW] = as_array(np.arange(total) < len(numbers))
-        columns[_LOADED_S] = as_array(np.full(total, loaded_s))
+        columns[_LOADED_S] = as_array(loaded_s[np.concatenate([numbers, absent_numbers])])
         columns[_OUTDATED] = as_array(np.zeros(total, np.bool_))
         return pa.record_batch(columns)
 

@@ -27,6 +27,7 @@ from pyspark_lookup.columnar.keys import (
     Keys,
     Numbers,
     Seed,
+    as_array,
     as_indices,
     distinct_keys,
     key_numbers,
@@ -152,8 +153,11 @@ class Flights:
             self._stuck.add(name)  # later callers do not wait for this claim again
 
 
-Load = Callable[[Sequence[pa.Array]], pa.Table]
-"""A function that loads the rows of some keys, all different and none null. It returns the rows ordered by the column `KEY_INDEX`."""
+Load = Callable[[Sequence[pa.Array], Numbers], pa.Table]
+"""A function that loads the rows of some keys, all different and none null. It returns the rows ordered by the column `KEY_INDEX`.
+
+The second argument is set, for each key, to the seconds that its rows count as older than the call (infinite: they must not be cached).
+"""
 
 _TOUCH_EVERY_S = 1.0
 
@@ -289,8 +293,9 @@ class PartialCache:
         metrics, clock = self.context.metrics, self.context.clock
         started_s = clock.steady_s()
         query.loaded += len(numbers)
+        ages_s = np.zeros(len(numbers))
         try:
-            rows = load(key_arrays)
+            rows = load(key_arrays, ages_s)
         except LookupFunctionError as problem:
             metrics.inc("numLoadFailures", len(problem.failures) or len(numbers))
             failures = dict(problem.failures) or dict.fromkeys(range(len(numbers)), problem)
@@ -303,7 +308,7 @@ class PartialCache:
             answered = np.setdiff1d(np.arange(len(numbers)), list(failures))
             loaded_rows = no_rows(query.fresh.schema) if problem.rows is None else problem.rows
             rows = renumber(loaded_rows, np.searchsorted(answered, key_numbers(loaded_rows)))
-            key_arrays, numbers = _take(key_arrays, answered), numbers[answered]
+            key_arrays, numbers, ages_s = _take(key_arrays, answered), numbers[answered], ages_s[answered]
             if not len(numbers):
                 return
         except BaseException:
@@ -314,10 +319,15 @@ class PartialCache:
         age_s = clock.steady_s() - started_s
         metrics.set_gauge("latestLoadTime", int(age_s * 1000))
         metrics.time("loadTime", age_s)
-        self._keep(query, key_arrays, rows, np.full(len(numbers), age_s))
-        if self.shared is not None:
-            self.shared.put(key_arrays, hashes[numbers], rows, query.fresh, started_s)
         query.add(rows, numbers)
+        if not (cached := np.isfinite(ages_s)).all():
+            key_arrays, numbers, ages_s = _take(key_arrays, np.flatnonzero(cached)), numbers[cached], ages_s[cached]
+            rows = rows.filter(as_array(cached[key_numbers(rows)]))
+            rows = renumber(rows, (np.cumsum(cached) - 1)[key_numbers(rows)])
+        if len(numbers):
+            self._keep(query, key_arrays, rows, ages_s + age_s)
+            if self.shared is not None:
+                self.shared.put(key_arrays, hashes[numbers], rows, query.fresh, started_s - ages_s)
 
     def _answer_stale(
         self, keys: Sequence[pa.Array], hashes: Numbers, numbers: Numbers, query: _Query, failed: Numbers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import decimal
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -273,7 +274,7 @@ class JsonFile:
     """
 
     def __init__(self, content: bytes) -> None:
-        _check_depth(content)
+        check_depth(content)
         content = content.removeprefix(codecs.BOM_UTF8)
         if _SURROGATE.search(content) is not None:
             # Half of a UTF-16 surrogate pair is no character: Spark reads a question mark instead.
@@ -309,7 +310,7 @@ class JsonFile:
                     return cast_exactly(stored, kind)
                 except pa.ArrowInvalid as problem:
                     raise SchemaError(str(problem)) from None
-        return _build(self._all()[name], kind)
+        return json_column(self._all()[name], kind)
 
     def _all(self) -> dict[str, list[Any]]:
         """All values by column, as the standard library reads them. Numbers are kept as texts (`_Number`)."""
@@ -326,7 +327,7 @@ class _Number(str):
     __slots__ = ()
 
 
-def _check_depth(content: bytes) -> None:
+def check_depth(content: bytes) -> None:
     """Raise ValueError if values are nested deeper than a column may be. Arrow's parser would end the process for a very deep value."""
     if sum(map(content.count, (b"[", b"{"))) <= MOST_NESTED:
         return
@@ -483,30 +484,33 @@ def _number(texts: Iterable[str]) -> Number:
     return joined
 
 
-def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """The values as an array of type `kind`. Raises a SchemaError that quotes a value that is not of this type."""
+def json_column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Values that were decoded from JSON as an array of type `kind`. Raises a SchemaError that quotes a value that is not of this type.
+
+    A number is a `_Number`, an int or a Decimal, which keep all its digits.
+    """
     non_nulls = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
         _check(non_nulls, dict, kind)
         names = {name.lower(): name for value in non_nulls for name in value}
         stored_names = [names.get(field.name.lower(), field.name) for field in kind]
         children = [
-            _build([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
+            json_column([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
             for f, name in zip(kind, stored_names, strict=True)
         ]
         mask = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_list(kind):
         _check(non_nulls, list, kind)
-        inner = _build([item for value in non_nulls for item in value], kind.value_type)
+        inner = json_column([item for value in non_nulls for item in value], kind.value_type)
         return pa.ListArray.from_arrays(_offsets(values), inner, type=kind)
     if pa.types.is_map(kind):
         _check(non_nulls, dict, kind)
-        keys = _build([key for value in non_nulls for key in value], kind.key_type)
-        items = _build([item for value in non_nulls for item in value.values()], kind.item_type)
+        keys = json_column([key for value in non_nulls for key in value], kind.key_type)
+        items = json_column([item for value in non_nulls for item in value.values()], kind.item_type)
         return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind)
     if not pa.types.is_string(kind):
-        _check(non_nulls, (str, bool), kind)
+        _check(non_nulls, (str, bool, int, decimal.Decimal), kind)
     return convert(pa.array([None if value is None else _text(value) for value in values], pa.string()), kind)
 
 
@@ -527,7 +531,7 @@ def _offsets(values: list[Any]) -> pa.Array:
 
 def _text(value: Any) -> str:
     """The text of a value: a string as it is, any other value as JSON without spaces."""
-    if isinstance(value, str):
+    if isinstance(value, (str, decimal.Decimal)):
         return str(value)
     if isinstance(value, dict):
         return "{" + ",".join(f"{_quote(key)}:{_inner(item)}" for key, item in value.items()) + "}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,19 @@ import pyarrow as pa
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.columnar.python_values import table_of_rows
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+
+
+@dataclasses.dataclass(frozen=True)
+class DatedRows:
+    """Rows of some keys, from a system that says how old they are, and how long they may be cached.
+
+    `age_s`: the seconds since the system has read them. `lifetime_s`: for how many seconds from now a cache may answer with them (infinite: as
+    long as its bounds allow; 0: they must not be cached).
+    """
+
+    rows: pa.Table
+    age_s: float = 0.0
+    lifetime_s: float = math.inf
 
 
 class LookupFunction(abc.ABC):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import Predicate
 from pyspark_lookup.columnar.types import cast_column, text_of_schema
 from pyspark_lookup.core.clock import HostClock
@@ -147,6 +148,7 @@ class ProvidedStore:
         made_with = (
             options.files.path,
             options.kind(ProviderOptions).parameters,
+            options.kind(ProviderOptions).credentials,
             *(kind.identity for kind in options.kinds),
         )
         self.scope = f"provider:{provided_table.name}"
@@ -246,8 +248,8 @@ class ProvidedScan(TableScan):
     def looks_up_keys(self) -> bool:
         return self._provided_table.looks_up
 
-    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        return self._provided_table.lookup(keys, columns, self._metrics) if self.looks_up_keys else None
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema, ages_s: Numbers | None = None) -> pa.Table | None:
+        return self._provided_table.lookup(keys, columns, self._metrics, ages_s) if self.looks_up_keys else None
 
     @property
     def tells_changes(self) -> bool:

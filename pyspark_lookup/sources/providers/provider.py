@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
@@ -55,14 +56,25 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.options.conf_file import STORAGE
 from pyspark_lookup.options.enums import OnError, RetryPredicate
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
-from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, make, option, parse_factory
+from pyspark_lookup.options.parsing import (
+    POSITIVE_COUNT,
+    POSITIVE_DURATION,
+    Kind,
+    choice,
+    make,
+    option,
+    parse_factory,
+    parse_function,
+)
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.table_scan import ChangedKeys
 from pyspark_lookup.sources.providers.call_runner import CallFailedError, Calls, CallTimeoutError, iterate_in_thread
+from pyspark_lookup.sources.providers.credentials import CREDENTIALS
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
     Changes,
+    DatedRows,
     FullCachingLookupProvider,
     LookupContext,
     LookupFunction,
@@ -76,6 +88,10 @@ from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
 
 
+def _parse_provider(text: str) -> str:
+    return text.strip() if text.strip().isidentifier() else parse_factory(text)
+
+
 @dataclasses.dataclass(frozen=True)
 class ProviderOptions(KindOptions):
     """The options that name a table's provider, and say how it is called."""
@@ -86,14 +102,19 @@ class ProviderOptions(KindOptions):
 
     # fmt: off
     provider: str | None = option(
-        "lookup.provider", Kind("`module:factory`", parse_factory), None,
-        doc="A table of any other system, instead of files. The factory takes a `LookupContext` and returns a "
-            "`LookupProvider`.",
+        "lookup.provider", Kind("`http`, `redis` or `module:factory`", _parse_provider), None,
+        doc="A table of any other system, instead of files: an [HTTP API or Redis](services.md), or whatever a factory reads, which takes a "
+            "`LookupContext` and returns a `LookupProvider`.",
     )
     parameters: tuple[tuple[str, str], ...] = option(
         "lookup.provider.*", Kind("any", str), (),
         doc="Passed to the provider, e.g. `lookup.provider.table`; never credentials.",
         secrets="let the provider read it from the environment or from a file of its own",
+    )
+    credentials: str | None = option(
+        CREDENTIALS, Kind("`module:function`", parse_function), None,
+        doc="Databases, HTTP and Redis: a function that takes the URL and returns a dictionary with `user`, `password` or both; for HTTP also with a "
+            "`token`, or with headers. It is called on each machine that connects, for each connection.",
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
@@ -147,6 +168,15 @@ class ProviderOptions(KindOptions):
             raise OptionError(
                 "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
             )
+        names = sorted(kind.provider_name for kind in options.kinds if isinstance(kind, NamedProviderOptions))
+        if self.provider is not None and ":" not in self.provider and self.provider not in names:
+            raise OptionError(
+                f"option lookup.provider = {self.provider!r}: expected {', '.join(names)} or module:factory, e.g. 'my_company.lookups:customers'"
+            )
+        if self.credentials is not None and not isinstance(system_options(options), BuiltInOptions):
+            raise OptionError(
+                f"option {CREDENTIALS} is for systems that options alone describe: set lookup.table, or lookup.provider = {' or '.join(map(repr, names))}, or remove it"
+            )
         if self.provider is None:
             is_built_in = system_options(options) is not None
             if options.read.on_error is OnError.STALE and not is_built_in:
@@ -172,7 +202,8 @@ class ProviderOptions(KindOptions):
         ):
             raise OptionError(f"options lookup.provider and {other} both say where the table is: give one of them")
         of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
-        of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}
+        of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout"}
+        of_files |= set() if self.provider in names else {"lookup.schema"}
         of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
         file_options = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage.parameters]
         if file_options:
@@ -233,10 +264,39 @@ class BuiltInOptions(KindOptions):
         raise NotImplementedError
 
 
+class NamedProviderOptions(BuiltInOptions):
+    """The options of a kind of system whose name `provider_name` is a value of `lookup.provider`. Their keys begin with `prefix`."""
+
+    provider_name: ClassVar[str]
+    prefix: ClassVar[str]
+
+    def provides(self, options: LookupOptions) -> bool:
+        """Whether `options`, which have this group, name a table of this system."""
+        return options.kind(ProviderOptions).provider == self.provider_name
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any of these options is set."""
+        return self != type(self)()
+
+    def check(self, options: LookupOptions) -> None:
+        if self.provides(options):
+            self.check_system(options)
+        elif self.is_set:
+            raise OptionError(
+                f"options {self.prefix}… are for lookup.provider = {self.provider_name!r}: set it, too, or remove them"
+            )
+
+    def check_system(self, options: LookupOptions) -> None:
+        """Raise OptionError if the options do not describe a table of this system."""
+        raise NotImplementedError
+
+
 def system_options(options: LookupOptions) -> KindOptions | None:
-    """The group of options that names a provider, or a system that has one; None if the options name a table of files."""
-    groups = (kind for kind in options.kinds if isinstance(kind, (ProviderOptions, BuiltInOptions)))
-    return next((group for group in groups if group.system is not None), None)
+    """The group of options that describes a table for a provider, or a system that has one; None if the options name a table of files."""
+    groups = [kind for kind in options.kinds if isinstance(kind, (ProviderOptions, BuiltInOptions))]
+    named = (group for group in groups if isinstance(group, NamedProviderOptions) and group.provides(options))
+    return next(named, None) or next((group for group in groups if group.system is not None), None)
 
 
 def get_attribute(name: str, part: object, attribute: str) -> Any:
@@ -260,7 +320,7 @@ class MadeProvider:
         calls, system = options.kind(ProviderOptions), system_options(options)
         self._factory: Callable[[LookupContext], LookupProvider] | None = None
         if isinstance(system, BuiltInOptions):
-            self.name = options.place
+            self.name = calls.provider or options.place
             self._factory = system.provide(options)
         else:
             assert calls.provider is not None
@@ -773,13 +833,16 @@ class ProvidedTable:
 
     # --- lookups ----------------------------------------------------------------------------------
 
-    def lookup(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
+    def lookup(
+        self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup, ages_s: Numbers | None = None
+    ) -> pa.Table:
         """The rows of `keys` (all different, none null), with `columns` and the column `KEY_INDEX`.
 
-        Repeats failed calls, and lookups of keys without rows, as the options say. Raises LookupFunctionError, which names the provider and
+        Repeats failed calls, and lookups of keys without rows, as the options say. `ages_s`: as in `TableScan.rows_by_key`. Raises LookupFunctionError, which names the provider and
         the first key that failed. The error carries the rows of the keys that did not fail.
         """
-        rows, failures, problem = self._ask(keys, columns, metrics)
+        ages_s = np.zeros(keys.num_rows) if ages_s is None else ages_s
+        rows, failures, problem = self._ask(keys, columns, metrics, ages_s)
         options = self._call_options
         if options.retry_predicate is not None:
             assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
@@ -792,9 +855,11 @@ class ProvidedTable:
                     break
                 self._clock.sleep(options.retry_fixed_delay_s)
                 metrics.inc("lookupRetryCount", len(missing))
+                retried_ages_s = np.zeros(len(missing))
                 retried_rows, retried_failures, retry_problem = self._ask(
-                    keys.take(as_indices(missing)), columns, metrics
+                    keys.take(as_indices(missing)), columns, metrics, retried_ages_s
                 )
+                ages_s[missing] = retried_ages_s
                 rows = pa.concat_tables([rows, renumber(retried_rows, missing[key_numbers(retried_rows)])])
                 failures |= {int(missing[place]): reason for place, reason in retried_failures.items()}
                 problem = problem or retry_problem
@@ -804,9 +869,9 @@ class ProvidedTable:
         return rows
 
     def _ask(
-        self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup
+        self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup, ages_s: Numbers
     ) -> tuple[pa.Table, dict[int, LookupFunctionError], LookupFunctionError | None]:
-        """(the rows of the keys, the errors of the failed keys by position, the first error of any call)."""
+        """(the rows of the keys, the errors of the failed keys by position, the first error of any call). Sets `ages_s`."""
         with self._lock:  # a function is used by one thread; other callers wait for their turn
             self._gate.check(f"lookup of {show_keys(keys)}")
             function = self._function()
@@ -814,7 +879,7 @@ class ProvidedTable:
                 self._open(function, keys, metrics)
                 bisection = Bisection(keys.num_rows, function.batch_size or max(keys.num_rows, 1))
                 bisection.run(
-                    lambda calls, patience: self._make_calls(function, keys, columns, metrics, calls, patience)
+                    lambda calls, patience: self._make_calls(function, keys, columns, metrics, ages_s, calls, patience)
                 )
             except LookupFunctionError as problem:
                 self._gate.failed(problem)
@@ -860,6 +925,7 @@ class ProvidedTable:
         keys: pa.Table,
         columns: pa.Schema,
         metrics: CacheMetricGroup,
+        ages_s: Numbers,
         calls: Sequence[Call],
         patience: int,
     ) -> list[Outcome]:
@@ -884,6 +950,9 @@ class ProvidedTable:
             finally:
                 if connection is not None:
                     connection.release()
+            if isinstance(answer, DatedRows):
+                ages_s[calls[number].keys] = self._cache_age_s(answer)
+                answer = answer.rows
             answer = self._row_checks.with_columns(answer, piece, columns)
             try:
                 outcomes[number] = self._row_checks.by_key(answer, piece, columns)
@@ -901,6 +970,13 @@ class ProvidedTable:
             answers = {number: rows for number, rows in outcomes.copy().items() if isinstance(rows, pa.Table)}
             return [answers.get(number, late) for number in range(len(pieces))]
         return [outcomes.get(number) for number in range(len(pieces))]
+
+    def _cache_age_s(self, dated: DatedRows) -> float:
+        """The age with which rows enter the cache, so that they expire at the end of their lifetime; infinite for rows that must not enter it."""
+        expire_s = self._options.partial_cache.expire_after_write_s
+        if dated.lifetime_s <= 0:
+            return math.inf
+        return dated.age_s if expire_s is None else max(dated.age_s, expire_s - dated.lifetime_s)
 
     async def _call_with_retries(
         self,

@@ -14,10 +14,9 @@ from typing import Any, ClassVar, NoReturn
 import pyarrow as pa
 
 from pyspark_lookup.errors import OptionError, raise_ours
+from pyspark_lookup.sources.providers.credentials import Credentials
 from pyspark_lookup.sources.providers.databases.address import Address
 
-Credentials = Callable[[str], Mapping[str, str]]
-"""Returns the user and the password for a database's URL: a mapping with `user`, `password` or both."""
 UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 """The texts of UUIDs, as databases spell them."""
 _TOKEN = re.compile(r"'(?:[^']|\'\')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|::|:since\b", re.S)
@@ -150,7 +149,7 @@ class Database(abc.ABC):
             known = isinstance(answer, Mapping) and answer.keys() <= {"user", "password"}
             if not known or not all(isinstance(text, str) for text in answer.values()):
                 raise OptionError(
-                    "option lookup.credentials: the function must return a mapping with the texts 'user', 'password' or both"
+                    "the function of option lookup.credentials must return a dictionary with 'user', 'password' or both, as texts"
                 )
             login.update(answer)
         return login

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -19,30 +18,23 @@ from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_sche
 from pyspark_lookup.errors import LookupFunctionError, OptionError
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.parsing import Kind, option, parse_factory, parse_text
+from pyspark_lookup.options.parsing import Kind, option, parse_text
+from pyspark_lookup.sources.providers.credentials import credentials_function
 from pyspark_lookup.sources.providers.databases.address import Address
 from pyspark_lookup.sources.providers.databases.conditions import condition_of
 from pyspark_lookup.sources.providers.databases.database import (
     Column,
     Condition,
     Connection,
-    Credentials,
     Database,
     Source,
     since_place,
 )
 from pyspark_lookup.sources.providers.databases.drivers import DATABASES
 from pyspark_lookup.sources.providers.functions import LookupContext, LookupFunction, LookupProvider
-from pyspark_lookup.sources.providers.provider import BuiltInOptions, BuiltInProvider
+from pyspark_lookup.sources.providers.provider import BuiltInOptions, BuiltInProvider, ProviderOptions
 
 T = TypeVar("T")
-
-
-def _parse_function(text: str) -> str:
-    try:
-        return parse_factory(text)
-    except ValueError:
-        raise ValueError("module:function, e.g. 'my_company.secrets:of_database'") from None
 
 
 def _is_database(path: str) -> bool:
@@ -77,11 +69,6 @@ class DatabaseOptions(BuiltInOptions):
         doc="Databases: a statement that returns the keys that have changed since the version `:since`, those of deleted rows included. A row of "
             "nulls says that any key may have changed.",
     )
-    credentials: str | None = option(
-        "lookup.credentials", Kind("`module:function`", _parse_function), None,
-        doc="Databases: a function that takes the URL and returns a dictionary with `user`, `password` or both. It is called on each machine that "
-            "connects, for each connection.",
-    )
     # fmt: on
 
     @property
@@ -99,7 +86,7 @@ class DatabaseOptions(BuiltInOptions):
                 raise OptionError(
                     "option lookup.table is missing: the path is a database's URL; name a table of it, or set lookup.query"
                 )
-            own = ("lookup.version-query", "lookup.changes-query", "lookup.credentials")
+            own = ("lookup.version-query", "lookup.changes-query")
             misplaced = [key for key in own if key in options.explicit]
             if misplaced:
                 raise OptionError(
@@ -118,36 +105,16 @@ class DatabaseOptions(BuiltInOptions):
             )
         if self.changes_query is not None and not since_place(self.changes_query, "")[1]:
             raise OptionError("option lookup.changes-query has no :since: compare the version of each change with it")
-        self._database(path)
+        self._database(options)
 
-    def _database(self, path: str) -> Database:
-        address = Address.parse(path)
-        return DATABASES[address.scheme](address, None if self.credentials is None else _function(self.credentials))
+    def _database(self, options: LookupOptions) -> Database:
+        address, credentials = Address.parse(options.files.path), options.kind(ProviderOptions).credentials
+        return DATABASES[address.scheme](address, None if credentials is None else credentials_function(credentials))
 
     def provide(self, options: LookupOptions) -> Callable[[LookupContext], LookupProvider]:
-        database = self._database(options.files.path)
+        database = self._database(options)
         source = database.subquery(self.query) if self.table is None else database.table(self.table)  # type: ignore[arg-type]
         return DatabaseTable(database, source, self, options).provider
-
-
-def _function(name: str) -> Credentials:
-    """The function `module:function`, imported when it is called."""
-
-    def call(url: str) -> Mapping[str, str]:
-        module, _, path = name.partition(":")
-        try:
-            function: Any = importlib.import_module(module)
-            for part in path.split("."):
-                function = getattr(function, part)
-            answer: Mapping[str, str] = function(url)
-        except Exception as problem:
-            # Its text may hold the password, in a form that is not recognised.
-            raise LookupFunctionError(
-                f"option lookup.credentials = {name!r} failed with {type(problem).__name__}"
-            ) from None
-        return answer
-
-    return call
 
 
 class DatabaseTable:

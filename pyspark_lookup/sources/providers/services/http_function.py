@@ -1,0 +1,338 @@
+"""`HttpFunction`: looks up keys by requests to an HTTP API, on one client that keeps its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import collections
+import dataclasses
+import math
+import os
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text
+from pyspark_lookup.sources.providers.credentials import CREDENTIALS, Credentials
+from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows
+from pyspark_lookup.sources.providers.services.answers import AnswerReader
+from pyspark_lookup.sources.providers.services.freshness import (
+    age_s,
+    has_next_page,
+    is_storable,
+    lifetime_s,
+    retry_after_s,
+)
+from pyspark_lookup.sources.providers.services.http_request import Request, RequestTemplate
+
+if TYPE_CHECKING:
+    import aiohttp
+    import yarl
+
+HEADER = "lookup.http.header."
+VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+"""An environment variable in the value of a header."""
+_CHUNK_BYTES = 64 * 1024
+_ANSWER_BYTES = 64 * 1024**2
+_STORED_BYTES = 16 * 1024**2
+_SHOWN_BYTES = 200
+_CONNECT_S = 10.0
+_REDIRECTS = 5
+_PAUSE_S = 3600.0  # the longest pause that a server can ask for
+_REDIRECTED, _MISSING, _PAUSING = (301, 302, 303, 307, 308), (404, 410), (429, 503)
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """The clocks of a function: `wall_s` and `steady_s` return a time in seconds, `sleep` waits."""
+
+    wall_s: Callable[[], float] = time.time
+    steady_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """An answer with rows. `content`: None if the key has no row. `headers`: by names in small letters."""
+
+    content: bytes | None
+    headers: Mapping[str, str]
+
+
+class Answers:
+    """The last answers that may be confirmed by a later request, by URL. At most `most_bytes` of content are kept."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._answers: collections.OrderedDict[str, Answer] = collections.OrderedDict()
+
+    def get(self, url: str) -> Answer | None:
+        return self._answers.get(url)
+
+    def put(self, url: str, answer: Answer) -> None:
+        self.drop(url)
+        if answer.content is None or len(answer.content) > self._most_bytes or not validators(answer.headers):
+            return
+        self._answers[url] = answer
+        self._bytes += len(answer.content)
+        while self._bytes > self._most_bytes:
+            self.drop(next(iter(self._answers)))
+
+    def drop(self, url: str) -> None:
+        answer = self._answers.pop(url, None)
+        self._bytes -= 0 if answer is None else len(answer.content or b"")
+
+
+def validators(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a request that lets the server confirm an answer with these headers; none if it cannot."""
+    if "etag" in headers:
+        return {"If-None-Match": headers["etag"]}
+    return {"If-Modified-Since": headers["last-modified"]} if "last-modified" in headers else {}
+
+
+class HttpFunction(AsyncLookupFunction):
+    """Looks up keys in an HTTP API.
+
+    `headers`: headers of each request, in which `${NAME}` is an environment variable. `login`: returns `user` and `password`, a `token`, or
+    headers. `pause_at_most_s`: how long a lookup waits if the server asks for a pause.
+    """
+
+    def __init__(
+        self,
+        requests: RequestTemplate,
+        reader: AnswerReader,
+        *,
+        origin: str,
+        batch_size: int,
+        timeout_s: float,
+        pause_at_most_s: float,
+        headers: Mapping[str, str],
+        login: Credentials | None,
+        answer_bytes: int = _ANSWER_BYTES,
+        stored_bytes: int = _STORED_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        self.batch_size = batch_size
+        self._requests = requests
+        self._reader = reader
+        self._origin = origin
+        self._timeout_s = timeout_s
+        self._pause_at_most_s = pause_at_most_s
+        self._headers = headers
+        self._login = login
+        self._answer_bytes = answer_bytes
+        self._answers = Answers(stored_bytes)
+        self._clock = clock or Clock()
+        self._session: aiohttp.ClientSession | None = None
+        self._login_headers: dict[str, str] | None = None
+        self._resume_s = -math.inf  # no request before this time (steady clock)
+
+    async def open(self) -> None:
+        import aiohttp
+
+        headers = {"User-Agent": "lookupcache", "Accept": "application/json"}
+        headers |= {name.title(): _with_variables(name, value) for name, value in self._headers.items()}
+        if self._requests.method == "POST":
+            headers.setdefault("Content-Type", "application/json")
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),  # lookup.async.capacity limits the requests
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+            proxy=_proxy(self._origin),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=min(_CONNECT_S, self._timeout_s)),
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def lookup(self, keys: pa.Table) -> DatedRows:
+        request = self._requests.make(keys)
+        if request is None:
+            return DatedRows(self._reader.schema.empty_table())
+        answer = await self._ask(request)
+        lifetime = lifetime_s(answer.headers, self._clock.wall_s())
+        if answer.content is None:
+            return DatedRows(self._reader.schema.empty_table(), age_s(answer.headers), lifetime)
+        key = None if self._requests.batch else {name: keys.column(name)[0] for name in keys.column_names}
+        try:
+            rows = self._reader.read(answer.content, key)
+        except (ValueError, SchemaError) as problem:
+            content_type = answer.headers.get("content-type", "no type")
+            raise self._error(request, f"the answer ({content_type}) cannot be read: {problem}") from None
+        return DatedRows(rows, age_s(answer.headers), lifetime)
+
+    async def _ask(self, request: Request) -> Answer:
+        """The answer to a request. Raises LookupFunctionError, which names the URL, if there is none."""
+        import aiohttp
+
+        url, stored = request.url, self._answers.get(request.url) if request.body is None else None
+        conditions = {} if stored is None else validators(stored.headers)
+        try:
+            for _ in range(_REDIRECTS + 1):
+                await self._await_turn(request)
+                login = self._login_header()
+                async with self._client.request(
+                    self._requests.method,
+                    _as_url(url),
+                    data=request.body,
+                    headers={**conditions, **login},
+                    allow_redirects=False,
+                ) as response:
+                    if response.status not in _REDIRECTED:
+                        return await self._answer(request, response, stored, login)
+                    url = self._redirected(request, url, response)
+        except asyncio.TimeoutError:
+            raise self._error(request, f"no answer within lookup.http.timeout = {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as problem:
+            raise self._error(request, f"{type(problem).__name__}: {problem}") from None
+        raise self._error(request, f"more than {_REDIRECTS} redirects")
+
+    async def _answer(
+        self, request: Request, response: aiohttp.ClientResponse, stored: Answer | None, login: Mapping[str, str]
+    ) -> Answer:
+        headers = {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
+        if response.status == 304 and stored is not None:
+            kept = {name: text for name, text in stored.headers.items() if name != "age"}
+            answer = Answer(stored.content, {**kept, **headers})
+        elif response.status == 204 or (response.status in _MISSING and not self._requests.batch):
+            answer = Answer(None, headers)
+        elif response.status == 200:
+            if has_next_page(headers):
+                raise self._error(
+                    request,
+                    "the answer has a next page, which is not read: ask for fewer keys with lookup.http.batch-size",
+                )
+            answer = Answer(await self._content(request, response), headers)
+        else:
+            raise await self._refused(request, response, headers, login)
+        if request.body is None and is_storable(answer.headers):
+            self._answers.put(request.url, answer)
+        else:
+            self._answers.drop(request.url)
+        return answer
+
+    async def _content(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
+        chunks, size = [], 0
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._answer_bytes:
+                response.close()
+                raise self._error(
+                    request, f"the answer has more than {self._answer_bytes} bytes: ask for fewer keys or columns"
+                )
+        return b"".join(chunks)
+
+    async def _refused(
+        self, request: Request, response: aiohttp.ClientResponse, headers: Mapping[str, str], login: Mapping[str, str]
+    ) -> LookupFunctionError:
+        """The error for a status that is none of an answer with rows."""
+        pause_s = retry_after_s(headers, self._clock.wall_s()) if response.status in _PAUSING else None
+        if pause_s is not None:
+            self._resume_s = max(self._resume_s, self._clock.steady_s() + min(pause_s, _PAUSE_S))
+        if response.status == 401 and login is self._login_headers:
+            self._login_headers = None  # the next attempt asks the function of lookup.credentials again
+        text = await response.content.read(_SHOWN_BYTES)
+        says = f": {text.decode(errors='replace').strip()}" if text.strip() else ""
+        hint = (
+            "; an API that has no such row must answer a request for many keys with 200"
+            if response.status in _MISSING
+            else ""
+        )
+        return self._error(request, f"status {response.status} {response.reason or ''}{says}{hint}")
+
+    def _redirected(self, request: Request, url: str, response: aiohttp.ClientResponse) -> str:
+        """The URL to which an answer redirects, on the same server. Raises LookupFunctionError for any other."""
+        try:
+            target = urllib.parse.urljoin(url, response.headers.get("Location", ""))
+        except ValueError:
+            target = ""
+        if request.body is not None and response.status not in (307, 308):
+            raise self._error(request, f"status {response.status} redirects a POST request: correct lookup.http.url")
+        if _origin_of(target) != _origin_of(url):
+            place = _origin_of(target) or "an address that is no URL"
+            raise self._error(
+                request,
+                f"status {response.status} redirects to {place}, which is not followed: correct lookup.http.url",
+            )
+        return target
+
+    async def _await_turn(self, request: Request) -> None:
+        """Wait until the server allows requests again (Retry-After). Raises LookupFunctionError at once if that takes longer than a lookup may."""
+        while (pause_s := self._resume_s - self._clock.steady_s()) > 0:
+            if pause_s > self._pause_at_most_s:
+                raise self._error(request, f"the server wants no request for another {pause_s:.0f} s (Retry-After)")
+            await self._clock.sleep(pause_s)
+
+    def _login_header(self) -> dict[str, str]:
+        if self._login_headers is None:
+            self._login_headers = {} if self._login is None else _headers_of(self._login(self._origin))
+        return self._login_headers
+
+    @property
+    def _client(self) -> aiohttp.ClientSession:
+        assert self._session is not None
+        return self._session
+
+    def _error(self, request: Request, says: str) -> LookupFunctionError:
+        return LookupFunctionError(f"{self._requests.method} {request.url}: {foreign_text(says)}")
+
+
+def _as_url(text: str) -> yarl.URL:
+    import yarl
+
+    return yarl.URL(text, encoded=True)  # a value that is encoded must not be decoded again
+
+
+def _origin_of(url: str) -> str | None:
+    """The scheme, host and port of a URL, as a text; None for a URL that has a user, or no host."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    return (
+        None
+        if not parts.hostname or port is None or "@" in parts.netloc
+        else f"{parts.scheme}://{parts.hostname}:{port}"
+    )
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL, as other programs do: `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`."""
+    parts = urllib.parse.urlsplit(url)
+    return None if urllib.request.proxy_bypass(parts.netloc) else urllib.request.getproxies().get(parts.scheme)
+
+
+def _with_variables(name: str, value: str) -> str:
+    """A header's value with its environment variables. Raises OptionError for one that is not set, or has more than one line."""
+
+    def variable(match: re.Match[str]) -> str:
+        text = os.environ.get(match[1])
+        if not text or re.search(r"[\r\n\0]", text):
+            problem = "has more than one line" if text else "is not set on this machine"
+            raise OptionError(f"environment variable {match[1]}, which option {HEADER}{name} names, {problem}")
+        return text
+
+    return VARIABLE.sub(variable, value)
+
+
+def _headers_of(login: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a request with credentials: `user` and `password`, a `token`, or headers by name."""
+    headers = {name: text for name, text in login.items() if name not in ("user", "password", "token")}
+    if "token" in login:
+        headers["Authorization"] = f"Bearer {login['token']}"
+    elif "user" in login or "password" in login:
+        pair = f"{login.get('user', '')}:{login.get('password', '')}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    if any(re.search(r"[\r\n\0]", name + text) for name, text in headers.items()):
+        raise OptionError(f"the function of option {CREDENTIALS} returned a header with more than one line")
+    return headers

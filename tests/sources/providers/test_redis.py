@@ -1,0 +1,254 @@
+"""Redis as a lookup table: which keys are asked for, which values are rows, and what its failures do."""
+
+import contextlib
+import datetime
+import decimal
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import LookupFunctionError, OptionError
+from tests.support.lookup_functions import CACHES, ONCE, PARTIAL, TEXTS, Desk, Options, counted, ids
+from tests.support.redis_server import RedisServer
+
+SCHEMA = "id BIGINT, name STRING, balance DECIMAL(20, 2), address STRUCT<city: STRING>, since DATE, photo BINARY"
+HASH = {
+    "name": "ä",
+    "balance": "1.50",
+    "address": '{"city": "Oslo", "zip": 1}',
+    "since": "2026-02-28",
+    "photo": b"\xff\0",
+    "unused": b"\xff",
+}
+ROW = {
+    "id": 1, "name": "ä", "balance": decimal.Decimal("1.50"), "address": {"city": "Oslo"}, "since": datetime.date(2026, 2, 28), "photo": b"\xff\0",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    with contextlib.closing(RedisServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer) -> RedisServer:
+    redis_server.client.flushall()
+    redis_server.client.config_resetstat()
+    return redis_server
+
+
+def table_of(desk: Desk, server: RedisServer, *more: Options) -> LookupTable:
+    options: dict[str, Any] = {"lookup.redis.key-pattern": "customer:{id}", "lookup.schema": SCHEMA}
+    for others in more:
+        options |= others
+    return desk.table("redis", options, server.url)
+
+
+@CACHES
+def test_rows_of_hashes(shop: RedisServer, desk: Desk, cache: Options) -> None:
+    """Fields are columns in their types, a missing field is null, a missing key has no row; a cache asks for each key once."""
+    shop.client.hset("customer:1", mapping=HASH)
+    shop.client.hset("customer:2", mapping={"name": "b", "balance": "", "id": "2"})
+    table = table_of(desk, shop, cache)
+    nothing = dict.fromkeys(ROW)
+    for again in range(2):
+        found = table.get_many(ids(2, 9, 1, None, 2)).to_pylist()
+        second = {**nothing, "id": 2, "name": "b"}
+        assert found == [{**second, "key_index": 0}, {**ROW, "key_index": 2}, {**second, "key_index": 4}]
+        assert shop.calls()["hgetall"] == 3 * (1 if cache else again + 1)
+    if cache:
+        assert counted(table) == {"hitCount": 5, "missCount": 3, "loadCount": 3}
+
+
+def test_rows_of_json(shop: RedisServer, desk: Desk) -> None:
+    """A string with an object is a row; one that is no object is an error that names its key, and other keys are answered."""
+    of_json = {"lookup.redis.value": "json", "lookup.schema": "id BIGINT, name STRING, tags ARRAY<STRING>"}
+    shop.client.set("customer:1", json.dumps({"name": "a", "tags": ["x", None], "more": 1}))
+    table = table_of(desk, shop, of_json, PARTIAL, ONCE)
+    assert table.get(1) == [{"id": 1, "name": "a", "tags": ["x", None]}]
+    for value, expected in (
+        (b"[1]", r"Redis key 'customer:2' is no JSON object: \[1\]"), (b"", "is no JSON object"), (b'{"name": "\xff"}', "is no JSON object"),
+        (b'{"name": "a", "name": "b"}', "has the name 'name' twice"), (b"[" * 100_000, "nested"), (b'{"tags": "x"}', r"column 'tags' of Redis key 'customer:2'"),
+        (b'{"id": 3}', r"which is not among the requested keys \(key id = 2\)"),
+    ):  # fmt: skip
+        shop.client.set("customer:2", value)
+        with pytest.raises(LookupFunctionError, match=expected) as caught:
+            table.get_many(ids(1, 2, 9))
+        assert caught.value.rows["id"].to_pylist() == [1]
+
+
+def test_values_of_another_type(shop: RedisServer, desk: Desk) -> None:
+    """They are named: a key that is no hash, a text that is no number or no text."""
+    shop.client.rpush("customer:1", "x")
+    shop.client.set("customer:2", "{}")
+    shop.client.hset("customer:3", mapping={"balance": "much"})
+    shop.client.hset("customer:4", mapping={"name": b"\xff"})
+    table = table_of(desk, shop, ONCE)
+    for key, expected in (
+        (1, r"Redis key 'customer:1' is a list, and lookup.redis.value says that it is a hash"), (2, "Redis key 'customer:2' is a string"),
+        (3, r"column 'balance' of Redis key 'customer:3': 'much' is not a valid decimal"), (4, "column 'name' of Redis key 'customer:4'"),
+    ):  # fmt: skip
+        with pytest.raises(LookupFunctionError, match=expected):
+            table.get(key)
+    json_of = table_of(desk, shop, ONCE, {"lookup.redis.value": "JSON"})
+    with pytest.raises(
+        LookupFunctionError,
+        match=r"Redis key 'customer:1' is a list, and lookup.redis.value says that it is a string with JSON",
+    ):
+        json_of.get(1)  # MGET would say that there is none
+
+
+def test_names_of_keys(shop: RedisServer, desk: Desk) -> None:
+    """Any text is part of a name as it is; two keys of two columns never have one name; braces of cluster slots are doubled."""
+    for text in ["", *TEXTS]:
+        shop.client.hset("{c}:" + text + ":x", mapping={"name": text.upper()})
+    texts = {"lookup.schema": "id STRING, name STRING", "lookup.redis.key-pattern": "{{c}}:{id}:x"}
+    found = table_of(desk, shop, texts).get_many(pa.table({"id": ["", *TEXTS]})).to_pylist()
+    assert [one["name"] for one in found] == [text.upper() for text in ["", *TEXTS]]
+    pair = {"lookup.schema": "a STRING, b STRING, v INT", "lookup.keys": "b,a", "lookup.redis.key-pattern": "o:{a}:{b}"}
+    shop.client.hset("o:x:y:z", mapping={"v": 1})
+    table = table_of(desk, shop, pair, ONCE)
+    assert table.get(("y:z", "x")) == [{"a": "x", "b": "y:z", "v": 1}]
+    with pytest.raises(LookupFunctionError, match=r"a = 'x:y' contains the separator ':' behind it"):
+        table.get(("z", "x:y"))
+
+
+def test_many_keys_are_few_round_trips(shop: RedisServer, desk: Desk) -> None:
+    """Each key is asked for once, in pipelines."""
+    with shop.client.pipeline() as pipeline:
+        for number in range(0, 5000, 2):
+            pipeline.hset(f"customer:{number}", mapping={"name": str(number)})
+        pipeline.execute()
+    found = table_of(desk, shop).get_many(pa.table({"id": range(5000)}))
+    assert found["name"].to_pylist() == [str(number) for number in range(0, 5000, 2)]
+    assert shop.calls()["hgetall"] == 5000
+
+
+def test_a_server_that_is_killed(shop: RedisServer, desk: Desk) -> None:
+    """Lookups fail while it is away, cached keys are answered, and what it has after its return comes on the old connection's successor."""
+    shop.client.hset("customer:1", mapping={"name": "a"})
+    cached, plain = table_of(desk, shop, PARTIAL, ONCE), table_of(desk, shop, ONCE)
+    assert cached.get(1) == plain.get(1)
+    shop.stop()
+    try:
+        with pytest.raises(LookupFunctionError, match=rf"provider redis .*key id = 2\b.*{shop.url}: ConnectionError"):
+            cached.get_many(ids(1, 2))
+        assert cached.get(1)[0]["name"] == "a"
+    finally:
+        shop.start()
+    assert plain.get(1) == []  # it had no disk
+    shop.client.hset("customer:1", mapping={"name": "b"})
+    assert plain.get(1)[0]["name"] == "b"
+    assert cached.get(1)[0]["name"] == "a"
+
+
+def test_a_cluster(desk: Desk) -> None:
+    """A server that sends a lookup to another one of its cluster leads to all of them."""
+    more = ("--cluster-enabled", "yes")
+    with contextlib.closing(RedisServer(*more)) as first, contextlib.closing(RedisServer(*more)) as second:
+        first.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8000)
+        second.client.execute_command("CLUSTER ADDSLOTSRANGE", 8001, 16383)
+        second.client.execute_command("CLUSTER SET-CONFIG-EPOCH", 2)
+        first.client.execute_command("CLUSTER MEET", "127.0.0.1", second.port, second.cluster_port)
+        for server in (first, second):
+            wait_for(lambda server=server: server.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        for number in range(40):
+            slot = first.client.execute_command("CLUSTER KEYSLOT", f"customer:{number}")
+            (first if slot <= 8000 else second).client.hset(f"customer:{number}", mapping={"name": str(number)})
+        table = table_of(desk, first)
+        for _ in range(2):
+            assert table.get_many(pa.table({"id": range(41)}))["name"].to_pylist() == [
+                str(number) for number in range(40)
+            ]
+
+
+def wait_for(holds: Any) -> None:
+    """Until a cluster has found itself: its servers tell each other by themselves."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def of_server(url: str) -> dict[str, str]:
+    """What `lookup.credentials` names."""
+    return {"user": "reader", "password": "hunter2"}
+
+
+def test_credentials(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from the environment, as for redis-cli, or from a function; a wrong one is an error that does not show it."""
+    with contextlib.closing(RedisServer("--requirepass", "s3cr3t")) as server:
+        server.client.execute_command("AUTH", "s3cr3t")
+        server.client.execute_command("ACL", "SETUSER", "reader", "on", ">hunter2", "~customer:*", "+hgetall")
+        server.client.hset("customer:1", mapping={"name": "a"})
+        with pytest.raises(LookupFunctionError, match=r"AuthenticationError|NOAUTH"):
+            table_of(desk, server, ONCE).get(1)
+        assert table_of(desk, server, ONCE, {"lookup.credentials": f"{__name__}:of_server"}).get(1)[0]["name"] == "a"
+        desk.restart()
+        monkeypatch.setenv("REDISCLI_AUTH", "s3cr3t")
+        assert table_of(desk, server, ONCE).get(1)[0]["name"] == "a"
+        desk.restart()
+        monkeypatch.setenv("REDISCLI_AUTH", "wrong-s3cr3t")
+        with pytest.raises(LookupFunctionError, match="AuthenticationError") as caught:
+            table_of(desk, server, ONCE).get(1)
+        assert "wrong-s3cr3t" not in f"{caught.value} {caught.value.__cause__!r}"
+
+
+WRONG: list[tuple[str, dict[str, str], str]] = [
+    ("/t", {}, r"option path = '/t': expected the URL of a Redis server"),
+    ("redis://h:x/0", {}, r"expected the URL of a Redis server"),
+    ("redis://h/a", {}, r"expected the URL of a Redis server"),
+    ("redis://me:hunter2@h/0", {}, r"option path is a URL that holds a password; make it redis://host:port/database"),
+    ("rediss://h/0?ssl_cert_reqs=none", {}, r"option path is a URL that has parameters"),
+    ("redis://h/0", {"lookup.redis.key-pattern": ""}, r"option lookup.redis.key-pattern = '' .*a text that is not empty"),
+    ("redis://h/0", {"lookup.redis.key-pattern": "customer"}, r"option lookup.redis.key-pattern = 'customer': the key column \{id\} is missing"),
+    ("redis://h/0", {"lookup.redis.key-pattern": "{id}{name}", "lookup.keys": "id,name"}, r"put a separator between the values"),
+    ("redis://h/0", {"lookup.redis.value": "LIST"}, r"option lookup.redis.value = 'LIST' \(read option\): expected one of HASH, JSON"),
+    ("redis://h/0", {"lookup.redis.scan": "1"}, r"unknown option lookup.redis.scan"),
+    ("redis://h/0", {"lookup.cache": "FULL"}, r"provider redis has no scan function"),
+    ("redis://h/0", {"lookup.async.capacity": "5"}, r"provider redis is synchronous"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "options", "expected"), WRONG, ids=[expected for *_, expected in WRONG])
+def test_options_that_are_wrong(cache_dir: Path, path: str, options: dict[str, str], expected: str) -> None:
+    """They are refused by name, without a connection and without a password."""
+    whole = {
+        "lookup.provider": "redis",
+        "lookup.keys": "id",
+        "lookup.schema": "id BIGINT, name STRING",
+        "lookup.redis.key-pattern": "c:{id}",
+    }
+    with pytest.raises(OptionError, match=expected) as caught:
+        LookupTable(path, {**whole, "lookup.cache.dir": str(cache_dir), **options})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_forked_child(shop: RedisServer, cache_dir: Path) -> None:
+    """It has a connection of its own, and its parent's is as before."""
+    for number in range(1, 4):
+        shop.client.hset(f"customer:{number}", mapping={"name": str(number)})
+    options = {
+        "lookup.provider": "redis",
+        "lookup.keys": "id",
+        "lookup.schema": "id BIGINT, name STRING",
+        "lookup.redis.key-pattern": "customer:{id}",
+    }
+    with LookupTable(shop.url, {**options, "lookup.cache.dir": str(cache_dir)}) as table:
+        assert table.get(1)[0]["name"] == "1"
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(0 if table.get(2) == [{"id": 2, "name": "2"}] else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert table.get(3)[0]["name"] == "3"
