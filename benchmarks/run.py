@@ -49,6 +49,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "bench_snapshot": ["--rows", "1000000", "--runs", "3"],
     "bench_join": ["--rows", "100000", "--runs", "3"],
     "bench_star": ["--rounds", "2", "--runs", "3"],
+    "bench_late": ["--rows", "100000", "--waiting", "10000", "--rounds", "1", "--batches", "5"],
     "bench_ranges": ["--scale", "0.02", "--runs", "3"],
     "bench_udf": ["--rows", "500000", "--runs", "3"],
     "bench_managed": ["--parts", "commit,planning", "--runs", "5"],

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     DayTimeIntervalType,
     IntegerType,
     LongType,
+    StringType,
     StructField,
     StructType,
 )
@@ -60,12 +61,14 @@ _PARCELS = StructType(
         *(StructField(name, LongType(), False) for name in ("digest", "place", "now")),
     ]
 )
+# The time of the micro-batch, in microseconds. Spark writes it as a number into the code that it generates, and would compile the code of each
+# micro-batch anew. It generates no code for `array_sort`, but that is slow, so the time comes from a relation of one row.
+_NOW = "element_at(array_sort(array(unix_micros(current_timestamp()))), 1)"
 _FRAME_BYTES = 16 * 2**20
-_NEVER = -(2**63)
+_NONE = "-"
 _COUNTS = ("waiting", "woken", "expired", "crowded")
-_OUTCOMES = StructType(
-    [StructField("results", BinaryType()), *(StructField(name, LongType(), False) for name in (*_COUNTS, "oldest"))]
-)
+# Few columns, because PySpark spends half a millisecond on each of them, for each part. `counts`: numbers as text, with spaces between them.
+_OUTCOMES = StructType([StructField("results", BinaryType()), StructField("counts", StringType())])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,17 +98,17 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     base, spark = chain.base, chain.base.sparkSession
     relations = relate_versions(base, {lookup.version: lookup})
     (version,) = (relation.tokens[lookup.version][:2] for relation in relations if lookup.version in relation.tokens)
-    visit = [
-        sf.col(version[0]).alias("_lookup_digest"),
-        sf.col(version[1]).alias("_lookup_place"),
-        sf.expr("unix_micros(current_timestamp())").alias("_lookup_now"),
-    ]
     # Of Spark's built-in sources, only this one has a row in each micro-batch and leaves `availableNow` its limits.
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+    clock = spark.range(1).select(sf.expr(_NOW).alias("_lookup_clock"))
     facts = base
-    for relation in relations:
-        facts, ticks = (rows.crossJoin(sf.broadcast(relation.versions)) for rows in (facts, ticks))
-    hidden = [column for relation in relations for column in relation.columns]
+    for one_row in (*(relation.versions for relation in relations), clock):
+        facts, ticks = (rows.crossJoin(sf.broadcast(one_row)) for rows in (facts, ticks))
+    visit = [
+        sf.col(column).alias(f"_lookup_{name}")
+        for column, name in ((version[0], "digest"), (version[1], "place"), ("_lookup_clock", "now"))
+    ]
+    hidden = ["_lookup_clock", *(column for relation in relations for column in relation.columns)]
     keys = [sf.expr(key.sql).alias(f"_lookup_key_{number}") for number, key in enumerate(lookup.keys)]
     rules = _rules(base, lookup, wait)
     spec, waiting_spec = _pass_text(lookup, lookup.spec), _pass_text(lookup, _without_cached_misses(lookup, wait))
@@ -122,11 +125,12 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
         "Append",
         "None" if wait.column is None else "EventTime",
     )
-    oldest = sf.min(sf.when(sf.col("oldest") != _NEVER, sf.timestamp_micros("oldest")))
+    counts = sf.split("counts", " ")
+    oldest = sf.timestamp_micros(sf.nullif(counts[len(_COUNTS)], sf.lit(_NONE)).cast("long"))
     outcomes = outcomes.observe(
         lookup.name.replace("lookup", "late", 1),
-        *(sf.sum(name).alias(name) for name in _COUNTS),
-        oldest.alias("oldest"),
+        *(sf.sum(counts[place].cast("long")).alias(name) for place, name in enumerate(_COUNTS)),
+        sf.min(oldest).alias("oldest"),
     )
     fields = [_without_watermark(field) for field in base.schema.fields] + lookup.fields
     if wait.shown:
@@ -344,8 +348,7 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
         assert self._look_up is not None
         part, schemas = None, (self._rules.facts, self._rules.keys)
         for frame in rows:
-            # The columns after the number of the part.
-            for result, facts, keys, digest, place, now in zip(*(frame.iloc[:, n] for n in range(-6, 0)), strict=True):
+            for *_, result, facts, keys, digest, place, now in frame.to_numpy(object).tolist():
                 if part is None:
                     self._now_us = int(now)
                     part = LatePart(self._state, self._rules, self._look_up, self._now_us, watermark_us)
@@ -365,10 +368,9 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
 
 def _outcomes(results: Sequence[bytes], counts: Counts) -> Any:
     """The rows that a part returns, as a DataFrame of pandas: the first of them also has the counts."""
-    rest = [0] * (len(results) - 1)
-    columns: dict[str, Any] = {"results": results or [None]}
-    columns |= {name: [getattr(counts, name), *rest] for name in _COUNTS}
-    columns["oldest"] = [_NEVER if counts.oldest_us is None else counts.oldest_us, *(_NEVER for _ in rest)]
+    numbers = [*(getattr(counts, name) for name in _COUNTS), _NONE if counts.oldest_us is None else counts.oldest_us]
+    counted = [" ".join(map(str, numbers)), *[None] * (len(results) - 1)]
+    columns: dict[str, Any] = {"results": results or [None], "counts": counted}
     return importlib.import_module("pandas").DataFrame(columns)
 
 
