@@ -101,8 +101,7 @@ use_venv() {
     local venv stamp name=.venv spark=${1:-} version=${2:-} more=()
     # Spark 3.5 does not know later Pythons.
     [ "$spark" != 3.5 ] || version=${version:-$(newest_of 3.12 3.11 3.10)}
-    # PySpark's own extras hold NumPy below 2 there, and newer pyarrows want 2. If pip finds that out by itself, it tries
-    # each release of Spark 3.5 first.
+    # PySpark's own extras hold NumPy below 2 there, and newer pyarrows want 2.
     [ "$spark" != 3.5 ] || more=('pyarrow<26' 'numpy<2')
     [ -z "$spark$version" ] || name=".venvs/spark-${spark:-newest}${version:+-python-$version}"
     venv="$root/$name" stamp="$root/$name/installed-from"
@@ -111,8 +110,9 @@ use_venv() {
     if ! installed_from | cmp -s - "$stamp"; then
         say "Installing the package, Spark and the tools into $name (once, some minutes)"
         rm -f "$stamp"
+        # With the extra, or pip builds each newer release of Spark before it takes this one.
         (cd "$root" && "$python" -m pip install -qq --disable-pip-version-check \
-            -e '.[spark,cli,test,examples]' "pyspark${spark:+==$spark.*}" "${more[@]}" </dev/null) ||
+            -e '.[spark,cli,test,examples]' "pyspark[connect]${spark:+==$spark.*}" "${more[@]}" </dev/null) ||
             die "pip could not install the package, see above" "it needs PyPI, or a mirror of it in PIP_INDEX_URL" \
                 "and a Spark for this Python: README.md says which fit"
         installed_from >"$stamp"
