@@ -41,12 +41,10 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
     if scale is not None and isinstance(value, float):
         return Compare(field.name, op, value)  # Spark compares both as doubles
     if scale is not None and isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool):
-        # To Spark, a literal with a point, or too large for a BIGINT, is a DECIMAL.
-        is_decimal = isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
-        if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
-            if not -(2**63) <= value < 2**63:
-                # No BIGINT is beyond the literal. Spark's DecimalPrecision rule makes this a constant, even for null rows.
-                return Constant(op.startswith("<") == (value > 0))
+        is_beyond = not -(2**63) <= value < 2**63
+        if pa.types.is_integer(kind) and is_beyond and op in ("<", "<=", ">", ">="):
+            # No BIGINT is beyond the literal. Spark's DecimalPrecision rule makes this a constant, even for null rows.
+            return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
     return Compare(field.name, op, _coerce(field, value))
 
