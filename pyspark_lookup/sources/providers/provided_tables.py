@@ -42,6 +42,10 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
 
     Raises OptionError for options that contradict the provider.
     """
+    if not provided_table.scans and not provided_table.looks_up:
+        raise OptionError(
+            f"option {PROVIDER_OPTION} = {provided_table.name!r} has no lookup function and no scan: make its factory return a provider with one"
+        )
     explicit_cache = options.cache.mode if "lookup.cache" in options.explicit else None
     whole = provided_table.scans and not provided_table.looks_up
     brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if whole else None
