@@ -133,7 +133,7 @@ class KeyLookupCache(LookupCache):
         """The cached rows of a key; [] if the key is known to have no rows, None if the cache does not know."""
 
     def peek(self, key: Key) -> list[dict[str, Any]] | None:
-        """The same rows as `get_if_present`, but not as an access. Override this method in a cache that counts accesses."""
+        """The same rows as `get_if_present`, but does not count as an access. Override this method in a cache that counts accesses."""
         return self.get_if_present(key)
 
     @abc.abstractmethod

@@ -357,7 +357,7 @@ class Segment:
         return self._index is not None and self._index.unique
 
     def key_numbers(self, rows: Numbers) -> Numbers:
-        """For each of `rows`, the number of its key. Two rows have the same number exactly if they have the same key."""
+        """For each of `rows`, the number of its key. Two rows have the same number if and only if they have the same key."""
         assert self._index is not None
         return self._index.find_key_numbers(rows)
 

@@ -74,7 +74,7 @@ def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
         missing = [name for name in names if name not in trace_table.column_names]
         if missing:
             raise OptionError(
-                f"--trace {trace}: it has no column {missing[0]!r}, only {', '.join(trace_table.column_names)}"
+                f"--trace {trace}: the file has no key column {missing[0]!r}, only {', '.join(trace_table.column_names)}: name its columns as the table does"
             )
         columns = [trace_table.column(name).cast(table.schema.field(name).type) for name in names]
         return pa.table(columns, names=list(names))

@@ -265,8 +265,8 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
         columns = list(table.columns)
     else:
         raise SchemaError(
-            f"keys have the columns {', '.join(table.column_names)}, but lookup.keys names {', '.join(f.name for f in fields)}: give the keys "
-            "these columns"
+            f"keys have the columns {', '.join(table.column_names)}, but lookup.keys names {', '.join(f.name for f in fields)}: name the "
+            "keys' columns as lookup.keys does"
         )
     return [_cast(one_array(column), field) for column, field in zip(columns, fields, strict=True)]
 

@@ -108,7 +108,7 @@ KeysLike: TypeAlias = "ArrowStream | Sequence[Any]"
 KeyMaker: TypeAlias = Callable[[Sequence[str], pa.Schema], pa.Table]
 """A function that returns a table of keys. Its arguments are the names of the key columns, and the schema of the table."""
 
-_ROWS = "give rows as a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas or polars, a DuckDB relation, or a list of dictionaries"
+_ROWS = "give rows as a pyarrow Table, RecordBatch or RecordBatchReader, a pandas or polars DataFrame, a DuckDB relation, or a list of dictionaries"
 _KEYS = "give keys as a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
 
 
@@ -130,7 +130,12 @@ def as_arrow_rows(
             # An index with a name is a column, for instance after groupby or set_index; plain row numbers are not.
             return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
         except pa.ArrowException as problem:
-            raise_ours(SchemaError(f"the DataFrame of pandas cannot be converted to Arrow: {problem}"), problem)
+            raise_ours(
+                SchemaError(
+                    f"the pandas DataFrame cannot be converted to Arrow: {problem}; give each column values of one type"
+                ),
+                problem,
+            )
     if isinstance(rows, ArrowStream):
         try:
             return pa.RecordBatchReader.from_stream(rows)
@@ -163,7 +168,7 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
         of_pandas = _is_of_pandas(keys, "Series")
         column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
     except OverflowError as problem:
-        raise_ours(SchemaError(f"keys: {problem}: no key column can hold such a number"), problem)
+        raise_ours(SchemaError(f"keys: {problem}: no key column can hold such a number, so leave it out"), problem)
     except (TypeError, ValueError, pa.ArrowException) as problem:
         raise_ours(
             TypeError(f"keys of type {type(keys).__name__} cannot be read ({foreign_text(str(problem))}): {_KEYS}"),
@@ -205,7 +210,7 @@ def _check_key_columns(keys: pa.Table, names: Sequence[str]) -> pa.Table:
     column_names = {name.lower() for name in keys.column_names}
     if not column_names >= {name.lower() for name in names}:
         raise SchemaError(
-            f"keys have the columns {', '.join(keys.column_names)}, but lookup.keys names {', '.join(names)}: give the keys these columns"
+            f"keys have the columns {', '.join(keys.column_names)}, but lookup.keys names {', '.join(names)}: name the keys' columns as lookup.keys does"
         )
     return keys
 

@@ -210,7 +210,7 @@ def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
         return parse(text)
     except ValueError:
         raise PredicateError(
-            f"option lookup.where: {text!r} is not a valid {field.type} value for column {field.name!r} (write ISO-8601)"
+            f"option lookup.where: {text!r} is not a valid {field.type} value for column {field.name!r}: write it as ISO 8601 does"
         ) from None
 
 

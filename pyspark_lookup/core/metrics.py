@@ -81,7 +81,7 @@ COUNTERS: Mapping[str, str] = {
     "fileCachedCount": "files for which the block cache was asked and which it had in that version",
     "blockHitCount": "blocks answered from disk",
     "blockMissCount": "blocks fetched",
-    "blockWaitCount": "blocks another loader fetched meanwhile",
+    "blockWaitCount": "blocks that another loader fetched meanwhile",
     "blockDamagedCount": "blocks that failed their checksum",
     "blockEvictedCount": "blocks removed for space",
     "blockRefusedCount": "blocks too large for the cache or not safe to keep",

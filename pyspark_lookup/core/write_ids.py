@@ -131,7 +131,9 @@ class ValidWriteIdList:
 
     def _response(self, low: int, high: int, count: int) -> RangeResponse:
         if not 1 <= low <= high:
-            raise ValueError(f"write ids {low} to {high} of {self.table}: give a range of ids from 1 on")
+            raise ValueError(
+                f"write ids {low} to {high} of {self.table}: give a range that is not empty and begins at 1 or later"
+            )
         if not count:
             return RangeResponse.NONE
         return RangeResponse.ALL if count == high - low + 1 else RangeResponse.SOME
@@ -142,7 +144,9 @@ class ValidWriteIdList:
         Raises ValueError if `other` is a list of another table, because such lists cannot be compared.
         """
         if other.table != self.table:
-            raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
+            raise ValueError(
+                f"lists of write ids of two tables, {self.table} and {other.table}, cannot be compared: give lists of one table"
+            )
         exceptions, other_exceptions = self._exceptions, set(other._exceptions)
         beyond = max(other.high_watermark - self.high_watermark, 0)
         if beyond and _count(other._exceptions, self.high_watermark + 1, other.high_watermark) != beyond:
@@ -162,7 +166,7 @@ class ValidWriteIdList:
         Raises ValueError for an id that is committed or aborted.
         """
         if id_ <= self.high_watermark and not _contains(self.open_ids, self._check_number(id_)):
-            raise ValueError(f"write id {id_} of {self.table} has ended: it cannot be opened")
+            raise ValueError(f"write id {id_} of {self.table} is committed or aborted already, so it cannot be opened")
         return self._extend(id_, self.open_ids, self.aborted_ids, (id_,))
 
     def commit(self, id_: int) -> ValidWriteIdList:

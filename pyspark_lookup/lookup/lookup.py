@@ -800,7 +800,7 @@ def plan_matched(
         names = tuple(name for name in all_names if name not in match.columns)
         if not names:
             raise OptionError(
-                f"option lookup.keys = {','.join(all_names)!r} names only columns that argument {match.kind.value} compares: leave the key out, "
+                f"option lookup.keys = {','.join(all_names)!r} names only columns that argument {match.kind.value} compares: look up without a key, "
                 "or name other key columns"
             )
         options = options.with_values({"lookup.keys": names})

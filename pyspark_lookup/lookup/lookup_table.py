@@ -370,9 +370,9 @@ class LookupTable:
     ) -> pa.Table:
         """The rows of the current version as one Arrow table. Makes one metadata call, and reads from the store what this host has not cached.
 
-        `columns`: the names of the columns to return, in this order (default: all columns). `predicate`: SQL as in `lookup.where`; rows must
-        fulfil both. `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With `lookup.changes-from`, returns
-        changes, in any order. Raises SchemaError for an unknown column, PredicateError, NotATableError if there is no table, VersionGoneError
+        `columns`: the names of the columns to return, in this order (default: all columns). `predicate`: a condition in addition to
+        `lookup.where`, in the same SQL. `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With
+        `lookup.changes-from`, returns changes, in any order. Raises SchemaError for an unknown column, PredicateError, NotATableError if there is no table, VersionGoneError
         for a version that can no longer be read, or another UfsError.
         """
         if self._reads_changes and valid_write_ids is None:
@@ -448,7 +448,7 @@ class LookupTable:
     ) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
-        `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in the order of `lookup.keys`, or of
+        `keys`: a table with the columns of `lookup.keys`; or a list of values, of tuples in the order of `lookup.keys`, or of
         dictionaries (see `KeysLike`); or a function that makes such a table (see `KeyMaker`). The answer has one row per match,
         sorted by `key_index` (int64: the position of the key in `keys`); rows of one key come in file order. One metadata call in UFS mode.
 
@@ -473,7 +473,7 @@ class LookupTable:
         return self._ask(valid_write_ids, answer)
 
     def invalidate(self, keys: KeysLike | KeyMaker) -> None:
-        """Drop what this host has cached of these keys (in any form that `get_many` takes), also that a key has no rows.
+        """Drop what this host has cached of these keys, including the fact that a key has no rows. `keys`: in any form that `get_many` takes.
 
         The next lookup of these keys reads the table again. This affects all users of the table on this host that have the same key columns and
         lookup.cache=PARTIAL. A load that is running does not cache its rows of these keys. Makes one metadata call in UFS mode. Raises
@@ -496,8 +496,8 @@ class LookupTable:
             refuse_in_reads(self._idle_options, on_error=self._options.read.on_error)
         if self._reads_changes:
             raise OptionError(
-                "option lookup.changes-from reads changes, which scan() returns. They cannot be looked up by key, and take no valid_write_ids: leave the "
-                "option out to read rows"
+                "option lookup.changes-from reads changes, which cannot be looked up by key, or read as of valid_write_ids: call scan() without arguments "
+                "to read the changes, or remove the option to read rows"
             )
         options, open_table = self._options, self._open_table
         if valid_write_ids is not None:
@@ -696,7 +696,7 @@ class LookupTable:
         full = engine.reader.fulls.get_cache(self._open_table.resolved_table.table, self._open_table.options)
         if full is None:
             raise OptionError(
-                f"option lookup.cache = {self._options.cache.mode.value!r}: only lookup.cache = 'FULL' has a snapshot to load"
+                f"option lookup.cache = {self._options.cache.mode.value!r}: only 'FULL' has a snapshot to load: set that"
                 if self._options.cache.mode is not CacheMode.FULL
                 else f"option lookup.cache = 'FULL' keeps its snapshots on disk: {runtime().cache_problem(self._options)}"
             )

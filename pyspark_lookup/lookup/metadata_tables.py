@@ -70,7 +70,8 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(
-                f"option lookup.changes-{key} = {position}: the log of {redact('path', options.files.path)} goes from 1 to {state.position}"
+                f"option lookup.changes-{key} = {position}: the log of {redact('path', options.files.path)} goes from 1 to {state.position}: "
+                "give one of these versions"
             )
     table = engine.managed.table(options)
     return list(shares(list(changes_between(table, engine.managed.log(table.url), state, first - 1, last, False))))

@@ -251,7 +251,8 @@ def plan_read(
 def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
     """The keys to which the plan's predicate limits the rows, as columns in the order of `lookup.keys`.
 
-    None if it does not, or if the table is not read by key: only a partial cache, and a provider without a cache, are.
+    None if the predicate does not limit them. Also None if rows are not looked up by key: they are only with a partial cache, or with a
+    provider without a cache.
     """
     options, projection = plan.options, plan.projection
     by_key = options.cache.mode is CacheMode.PARTIAL or (

@@ -48,7 +48,7 @@ class MatchKind(enum.Enum):
 
     @property
     def is_nested(self) -> bool:
-        """Whether rows that match one value usually lie inside one another, so that the narrowest is the default."""
+        """Whether the ranges that match one value usually lie inside one another, so that the narrowest is the default."""
         return self in (MatchKind.CIDR, MatchKind.STARTS_WITH)
 
 
@@ -83,7 +83,7 @@ def check_match_types(kind: MatchKind, columns: pa.Schema, subject: str) -> None
         )
     is_bytes = [pa.types.is_string(type_) or pa.types.is_binary(type_) for type_ in types]
     if kind is MatchKind.STARTS_WITH and not is_bytes[0]:
-        raise SchemaError(f"{subject}: {names[0]!r} is {types[0]}; prefixes are text or binary")
+        raise SchemaError(f"{subject}: {names[0]!r} is {types[0]}; prefixes must be text or binary")
     if kind is MatchKind.CIDR and not (
         is_bytes[0]
         and (
@@ -128,7 +128,9 @@ class Match:
         if self.kind is MatchKind.CIDR:
             if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_integer(kind):
                 return values
-            raise SchemaError(f"argument cidr has the type {kind}; addresses are text, 4 or 16 bytes, or integers")
+            raise SchemaError(
+                f"argument cidr has the type {kind}; addresses must be text, binary of 4 or 16 bytes, or integers"
+            )
         if self.kind is MatchKind.AS_OF:
             if (
                 pa.types.is_timestamp(kind)
@@ -179,7 +181,7 @@ class MatchedRanges:
     `skipped`: the number of rows whose network cannot be read (`lookup.on-bad-network` = SKIP). `empty`: the number of other rows whose range
     holds no value, because its lowest value is above its highest.
 
-    `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: says in errors which row it is. `group`: see `Ranges`.
+    `columns`: the columns of `match`. `kind`: the type of the values. `name_row`: returns the words by which errors name a row. `group`: see `Ranges`.
     `is_bad`, `is_empty`: which rows these are.
     """
 
@@ -363,9 +365,9 @@ def matching_rows(
     """The `rows` that match the value of their key, in the order of `KEY_INDEX`.
 
     `values`: a value for each of the `keys`, as `Match.cast_values` returns them. If it is null, no row matches. `places`: for each value the
-    number of its key, if keys have several values; `KEY_INDEX` then becomes the number of the value. `locate`: says in errors where the row
-    with some values in the columns of the match is. `count`: called with the ranges of the rows. Raises OverlapError for two rows that match a
-    value, if `lookup.overlap` is ERROR.
+    number of its key, if keys have several values; `KEY_INDEX` then becomes the number of the value. `locate`: for errors, returns where in
+    the table the row with some values in the columns of the match is. `count`: called with the ranges of the rows. Raises OverlapError for
+    two rows that match a value, if `lookup.overlap` is ERROR.
     """
     columns = [one_array(rows.column(name)) for name in match.columns]
     group = as_int64(one_array(rows.column(KEY_INDEX)))
@@ -405,7 +407,7 @@ def name_key(keys: pa.Table, row: int) -> str:
 
 
 def show(value: pa.Scalar) -> str:
-    """A value for messages, also one that Python does not have: a time as its number, text that is not UTF-8 as bytes."""
+    """A value as text for messages. A time that Python cannot express becomes a number, text that is not UTF-8 becomes bytes."""
     try:
         return repr(value.as_py())
     except (OverflowError, ValueError):

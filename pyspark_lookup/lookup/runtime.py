@@ -45,7 +45,7 @@ _FILE = "file://"
 
 
 def check_apart(url: str, cache: Path) -> None:
-    """Raise OptionError if a local table lies in the cache directory, or the cache directory lies in the table, also by symbolic links.
+    """Raise OptionError if a local table lies in the cache directory, or the cache directory lies in the table, even if only by symbolic links.
 
     If it did, the cache would remove the table's files, or a read of the table would also read the cache's files.
     """
@@ -146,7 +146,7 @@ class Engine:
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
     def let_go(self, table_and_options: tuple[Table, LookupOptions] | None, user: object) -> None:
-        """Close what only `user` has used; if there are no other users, close also the file of counters.
+        """Close what only `user` has used; if there are no other users, also close the file of counters.
 
         `table_and_options`: the table that the user has read, with its options; None if the user has read none.
         """

@@ -193,8 +193,9 @@ class ReadOptions:
     )
     where: str | None = option(
         "lookup.where", Kind("SQL predicate", parse_text), None, default_text="all rows",
-        doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
-            "NULL`, `AND`, `OR`, `NOT` over this table's columns. Files and row groups whose statistics rule out such rows are not read.",
+        doc="A predicate over this table's columns: only rows for which it is true are read. It may consist of `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, "
+            "`IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] NULL`, `AND`, `OR` and `NOT`. Files and row groups whose statistics show that they "
+            "have no such row are skipped.",
     )
     between: tuple[str, str] | None = option(
         "lookup.range", PAIR, None,
@@ -211,11 +212,11 @@ class ReadOptions:
     )
     valid_from: str | None = option(
         "lookup.valid-from", NAME, None,
-        doc="For lookups with `as_of`: the column with the time from which a row is valid. A null there: the row has always been valid.",
+        doc="For lookups with `as_of`: the column with the time from which a row is valid. If it is null, the row has always been valid.",
     )
     valid_to: str | None = option(
         "lookup.valid-to", NAME, None,
-        doc="For lookups with `as_of`: the column with the time until which a row is valid (exclusive). A null there: the row is still "
+        doc="For lookups with `as_of`: the column with the time until which a row is valid (exclusive). If it is null, the row is still "
             "valid. Without this option, a row is valid until the next row of its key.",
     )
     overlap: enums.Overlap | None = option(
@@ -225,7 +226,7 @@ class ReadOptions:
     )
     bounds: enums.Bounds | None = option(
         "lookup.range.bounds", choice(enums.Bounds), None, default_text="`[]`; `[)` for as_of",
-        doc="Whether a range holds its lowest and its highest value: `[` and `]` mean that it does, `(` and `)` that it does not.",
+        doc="Whether a range includes its lowest and its highest value: `[` and `]` mean that it does, `(` and `)` that it does not.",
     )
     on_bad_network: enums.OnBadNetwork = option(
         "lookup.on-bad-network", choice(enums.OnBadNetwork), enums.OnBadNetwork.ERROR,
@@ -254,7 +255,7 @@ class ReadOptions:
         """Raise OptionError if an option that the user has set (its key is in `explicit`) has no effect."""
         if "lookup.valid-to" in explicit and self.valid_from is None:
             raise OptionError(
-                "option lookup.valid-to has no effect without lookup.valid-from: set it, or remove lookup.valid-to"
+                "option lookup.valid-to has no effect without lookup.valid-from: set lookup.valid-from, too, or remove lookup.valid-to"
             )
         if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
             raise OptionError(
@@ -270,8 +271,8 @@ class VersionOptions:
     # fmt: off
     source: enums.MetadataSource = option(
         "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
-        doc="Who says which version is current: the store, which each query asks once (UFS), or this host, which asks the store only "
-            "from time to time (CACHE).",
+        doc="Who says which version is current: the store (UFS, the under file system), which each query asks once, or this host (CACHE), "
+            "which asks the store only from time to time.",
     )
     sync_interval_s: float | None = option(
         "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, default_text="none; CACHE needs it, unless lookup.cache=FULL",
@@ -515,7 +516,7 @@ class FullCacheOptions:
     )
     jitter_s: float = option(
         "lookup.full-cache.reload-jitter", DURATION, 0.0, default_text="0 s",
-        doc="Each host makes its scheduled reloads later than they are due, always by the same delay, which is at most this. So "
+        doc="Each host delays its scheduled reloads, always by the same time, which is at most this. So "
             "hosts that start together, or reload at the same time of day, do not all ask the store at the same moment. See "
             "[scaling](scaling.md).",
     )

@@ -226,7 +226,9 @@ def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
     except Exception as problem:  # any error of the user's module when it is imported or called
         raise_ours(OptionError(f"option {option} = {name!r} failed: {foreign_repr(problem)}"), problem)
     if not isinstance(instance, kind):
-        raise OptionError(f"option {option} = {name!r} returned {foreign_repr(instance)}: return a {kind.__name__}")
+        raise OptionError(
+            f"option {option} = {name!r}: the factory returned {foreign_repr(instance)}: make it return a {kind.__name__}"
+        )
     return instance
 
 

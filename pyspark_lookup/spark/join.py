@@ -187,7 +187,7 @@ def lookup_join(
 
     `wait`: in a stream, how long a row of `df` without a match waits for the table to have its row ("2 hours", or a timedelta). `wait_on`: the
     column of `df` with the time from which it waits, by the stream's watermark; by default it waits from its arrival on. If more than
-    `wait_max_rows` wait, the oldest pass as if their time were over. The column `_lookup_waited`, if `columns` names it, says how long each
+    `wait_max_rows` rows wait, the oldest ones stop waiting, as if their time were over. The column `_lookup_waited`, if `columns` names it, says how long each
     row has waited.
 
     Raises OptionError for wrong arguments, and SchemaError for columns and types that do not fit, when it is called. When the query runs, it may
@@ -287,7 +287,7 @@ def _parse_wait(
         return None
     seconds = duration_argument_s("wait", wait)
     if seconds <= 0:
-        raise OptionError(f"argument wait = {wait!r}: expected a time of more than 0")
+        raise OptionError(f"argument wait = {wait!r}: expected a duration greater than zero")
     check_argument("wait_max_rows", wait_max_rows, int, "a number of rows")
     if wait_max_rows < PARTS:
         raise OptionError(
@@ -317,7 +317,7 @@ def _parse_wait(
             )
         if not has_watermark(field):
             raise OptionError(
-                f"argument wait_on = {wait_on!r}: the column has no watermark, by which its time would be over: call "
+                f"argument wait_on = {wait_on!r}: the column has no watermark, which would show when a row has waited long enough: call "
                 f"df.withWatermark({wait_on!r}, …) before the lookup"
             )
     return Wait(seconds, wait_on, wait_max_rows, columns is not None and WAITED_COLUMN in columns)
@@ -331,7 +331,7 @@ def _check_waiting(kind: str, strategy: str, table: DimensionTable, waiting: Wai
         raise OptionError("argument wait needs strategy='cache': a broadcast join keeps no rows")
     if table.parsed.read.on_error is OnError.NULL:
         raise OptionError(
-            "option lookup.on-error = 'NULL': with the argument wait, a failed lookup must fail its micro-batch"
+            "option lookup.on-error = 'NULL': with the argument wait, a failed lookup must fail its micro-batch: remove the option"
         )
     for key in table.parsed.version.pins:
         raise OptionError(
@@ -536,7 +536,7 @@ def _match_value(df: DataFrame, match: MatchArgument, table: DimensionTable, col
     kind = arrow_type(path[-1].dataType)
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_integer(kind)):
         raise SchemaError(
-            f"argument cidr: {match.column!r} is {path[-1].dataType.simpleString()}; addresses are text, 4 or 16 bytes, or integers"
+            f"argument cidr: {match.column!r} is {path[-1].dataType.simpleString()}; addresses must be text, binary of 4 or 16 bytes, or integers"
         )
     return Key(tuple(field.name for field in path), path[-1].dataType, False, not isinstance(path[-1], _Unknown))
 

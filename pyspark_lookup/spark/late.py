@@ -158,7 +158,7 @@ def _without_cached_misses(lookup: ChainedLookup, wait: Wait) -> LookupSpec:
 
 
 def _without_watermark(field: StructField) -> StructField:
-    """A column without its watermark, which facts that have waited would be late for."""
+    """A copy of a column without its watermark. With it, Spark would drop facts that have waited as late."""
     metadata = {key: value for key, value in field.metadata.items() if key != _WATERMARK}
     return StructField(field.name, field.dataType, field.nullable, metadata)
 
@@ -170,7 +170,7 @@ def _rules(base: DataFrame, lookup: ChainedLookup, wait: Wait) -> WaitRules:
         except Exception as problem:  # which class of Spark's depends on the type and on the version of Spark
             raise SchemaError(
                 f"argument wait: the DataFrame's column {field.name!r} is {field.dataType.simpleString()}, which Spark does not pass to "
-                f"Python, where facts wait ({type(problem).__name__}): cast it or leave it out"
+                f"Python, where rows wait ({type(problem).__name__}): cast it or leave it out"
             ) from None
     names = [name.lower() for name in base.columns]
     return WaitRules(

@@ -128,7 +128,7 @@ def _number(sql: str, kind: DataType) -> str:
         # TIMESTAMP would use the session's time zone, in which some hours do not exist.
         return f"unix_date(CAST({sql} AS DATE)) * {_DAY_US}L + {micros}"
     raise NotSupportedError(
-        f"key {sql} is {kind.simpleString()}, which lookups on this Spark do not pass to Python: cast it with df.withColumn to the type of the "
+        f"key {sql} is {kind.simpleString()}, which this Spark cannot pass to a lookup in Python: cast it with df.withColumn to the type of the "
         "table's column"
     )
 
@@ -205,7 +205,7 @@ class PlainProbe(Probe):
         keys = schema_of_text(self._keys)
         if len(series) != len(keys):
             raise OptionError(
-                f"function {self.__name__}: give {len(keys)} keys, {', '.join(keys.names)}, not {len(series)}"
+                f"function {self.__name__}: give {len(keys)} keys ({', '.join(keys.names)}), not {len(series)}"
             )
         arrays = [plain_key(self.__name__, field, column) for field, column in zip(keys, series, strict=True)]
         return (*arrays, pa.repeat(pa.scalar(token, pa.binary()), len(series[0])))
@@ -304,7 +304,7 @@ def arrow_series(answers: pa.Array) -> Any:
 @functools.cache
 def _arrow_frame_class() -> Any:
     class ArrowFrame(_pandas().DataFrame):  # type: ignore[misc]
-        """A DataFrame of pandas whose columns are `ArrowSeries`."""
+        """A pandas DataFrame whose columns are `ArrowSeries`."""
 
         @property
         def _constructor_sliced(self) -> Any:

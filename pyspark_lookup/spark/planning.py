@@ -113,7 +113,7 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
         )
     if "path" not in catalog_options:
         raise OptionError(
-            "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
+            "option path is missing: write CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
         )
     return resolve_path(catalog_options)
 

@@ -144,7 +144,7 @@ def _matched(match: MatchArgument, table: DimensionTable, value_type: str | None
     try:
         kind = table.spark.sql(f"SELECT CAST(NULL AS {value_type}) AS value").schema["value"].dataType
     except Exception:  # of Spark's parser
-        raise OptionError(f"argument value_type = {value_type!r}: give a type of SQL, such as 'BIGINT'") from None
+        raise OptionError(f"argument value_type = {value_type!r}: give an SQL type, such as 'BIGINT'") from None
     Match(match.kind, columns).cast_values(table.arrow(columns).field(0), pa.nulls(0, arrow_type(kind)))
     return _Matched(match.kind, columns, kind)
 

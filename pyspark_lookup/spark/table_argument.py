@@ -365,7 +365,7 @@ def parse_match(
 ) -> MatchArgument | None:
     """The one of these four arguments that is not None; None if there is none. `names_column`: whether the argument also names the DataFrame's column.
 
-    Raises OptionError if more than one is given, or if its value has not the form that the argument needs.
+    Raises OptionError if more than one is given, or if its value does not have the form that the argument needs.
     """
     arguments = {
         kind: value
@@ -454,7 +454,7 @@ def _validity(table: DimensionTable) -> tuple[str, ...]:
     start, end = table.parsed.read.valid_from, table.parsed.read.valid_to
     if start is None:
         raise OptionError(
-            "argument as_of needs the table's columns that say when a row is valid: "
+            "argument as_of needs the table's columns that say when a row is valid: give "
             "options={'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
         )
     (start_column,) = resolve_names((start,), table.schema, "lookup.valid-from")

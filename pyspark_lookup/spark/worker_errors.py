@@ -1,8 +1,8 @@
 """Makes Spark show only the message of an error of this package, without a traceback, if the error ends a Python worker.
 
 Spark shows an error with the traceback of the worker and of all its causes, unless the environment variable SPARK_HIDE_TRACEBACK of the
-worker's process is set. A worker process ends with its first error, so to set the variable then changes how that error is shown, and no
-other.
+worker's process is set. A worker process ends with its first error, so setting the variable at that moment
+affects no other error.
 """
 
 from __future__ import annotations

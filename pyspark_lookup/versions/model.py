@@ -885,7 +885,7 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
     for field in fields:
         if field.name not in values:
             raise SchemaError(
-                f"{redact('path', file.url)} lies in no {field.name}=… directory, as the table's files did when the query was planned: "
+                f"{redact('path', file.url)} lies in no {field.name}=… directory; when the query was planned, all files of the table did: "
                 "the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
         try:

@@ -262,7 +262,7 @@ def test_other_columns_after_a_restart() -> None:
         assert [*part.finish()] == []
         nullable = [field.with_nullable(False) for field in world.rules.facts]  # this is no change
         LatePart(world.states[0], rules(**(before | {"facts": pa.schema(nullable)})), world.tables.look_up, 0, 0)
-        with pytest.raises(SchemaError, match="undo the change until no fact waits, or start with a new checkpoint"):
+        with pytest.raises(SchemaError, match="undo the change until no row waits, or start with a new checkpoint"):
             LatePart(world.states[0], rules(**(before | after)), world.tables.look_up, 0, 0)
 
 

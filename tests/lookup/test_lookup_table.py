@@ -436,7 +436,7 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
                 ask(keys)
     with pytest.raises(TypeError, match="give column names as str"):
         table.write([{1: 2}])  # type: ignore[dict-item]
-    with pytest.raises(errors.SchemaError, match="the DataFrame of pandas"):
+    with pytest.raises(errors.SchemaError, match="the pandas DataFrame"):
         table.write(pd.DataFrame({"id": [3, "x"]}))
     with pytest.raises(errors.SchemaError, match="no key column 'id'"):
         site.table({"lookup.keys": "id"}).write([{"name": "q"}])

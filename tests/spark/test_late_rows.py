@@ -185,7 +185,7 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
     refused("argument wait_max_rows = 5: give at least 16", wait="1 h", wait_max_rows=5)
     refused("argument wait_max_rows = 1.5: expected a number of rows", wait="1 h", wait_max_rows=1.5)
     refused("argument wait = 'soon': expected a duration", wait="soon")
-    refused("argument wait = '0 s': expected a time of more than 0", wait="0 s")
+    refused("argument wait = '0 s': expected a duration greater than zero", wait="0 s")
     refused("not 'left_anti'", wait="1 h", how="anti")
     refused("argument wait needs strategy='cache'", wait="1 h", strategy="broadcast")
     refused("lookup.on-error = 'NULL'", wait="1 h", options={"lookup.on-error": "NULL"})

@@ -237,7 +237,7 @@ def test_tables_that_know_their_columns(spark: SparkSession, tmp_path: Path, nam
     for value_type, value in (("BIGINT", "167838211"), ("BINARY", "X'0A010203'")):
         register_lookup(spark, f"{name}_{value_type}", nets, value_type=value_type)
         assert spark.sql(f"SELECT {name}_{value_type}({value}).network").first()[0] == "10.1.0.0/16"
-    for value_type, words in (("FLOAT", "argument cidr has the type float"), ("TEXTS", "value_type = 'TEXTS': give a type of SQL")):  # fmt: skip
+    for value_type, words in (("FLOAT", "argument cidr has the type float"), ("TEXTS", "value_type = 'TEXTS': give an SQL type")):  # fmt: skip
         with pytest.raises((OptionError, SchemaError), match=words):
             register_lookup(spark, f"{name}_geo", nets, value_type=value_type)
     with pytest.raises(OptionError, match="value_type = 'INT' is for functions with between, cidr or starts_with"):
@@ -335,7 +335,7 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         ({"between": {"value": ("low", "top"), "ip": ("low", "top")}}, "argument between = .*give one column"),
         ({"cidr": {"ip": "low"}}, "argument cidr: 'low' is int32; a network is one column of text, or two"),
         ({"cidr": {"ratio": "text"}}, "argument cidr: 'ratio' is double; addresses are"),
-        ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes are text or binary"),
+        ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes must be text or binary"),
         ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give one of them"),
         ({"starts_with": {"ip": "text"}, "strategy": "broadcast"}, "argument starts_with needs strategy='cache'"),
         ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key, and a lookup by starts_with alone"),

@@ -126,7 +126,7 @@ CREATES: list[tuple[str, Expect]] = [
     (NEW.replace("{dim}-made", "{home}"), Expect(fails="holds files that format\\('lookupcache'\\) did not write")),
     (made_of("{dim}-x", "'lookup.create-if-not-exists' 'true'"), Expect(fails="needs lookup.schema")),
     (made_of("{dim}-x"), Expect(fails="UfsNotFoundError")),
-    ("CREATE TABLE made USING lookupcache", Expect(fails="option path is missing: CREATE TABLE")),
+    ("CREATE TABLE made USING lookupcache", Expect(fails="option path is missing: write CREATE TABLE")),
     ("CREATE EXTERNAL TABLE made USING lookupcache LOCATION '{dim}' COMMENT 'ours' TBLPROPERTIES ('team' = 'x'); SELECT * FROM made", Expect(gives=ROWS)),
     ("CREATE TABLE IF NOT EXISTS dim USING lookupcache OPTIONS (path '{home}/other')", Expect(leaves=ROWS)),
     (f"CREATE OR REPLACE TABLE dim USING lookupcache LOCATION '{{home}}/other'; INSERT INTO dim WITH (path '{{dim}}') {ONE}", Expect(leaves=[*ROWS, (9, "other")])),

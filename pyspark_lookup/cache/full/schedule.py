@@ -101,7 +101,7 @@ class Jobs:
         return job.future
 
     def _stop(self, problem: BaseException) -> None:
-        """Note that the thread ends. Jobs that are waiting fail with `problem`."""
+        """Record that the thread ends. Jobs that are waiting fail with `problem`."""
         with self._mutex:
             self._working = False
             waiting, self._jobs = self._jobs, []

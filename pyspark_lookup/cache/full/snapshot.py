@@ -131,7 +131,7 @@ class Snapshot:
 
     @cached_property
     def first_numbers(self) -> Numbers:
-        """The number of each layer's first row, and the number of all rows, also deleted ones."""
+        """The number of each layer's first row, and the number of all rows, including deleted ones."""
         return np.cumsum([0, *(layer.segment.rows for layer in self.layers)])
 
     def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:

@@ -719,7 +719,7 @@ class DefaultLookupCache(LookupCache):
         """The cache that the options `lookup.partial-cache.*` describe. Raises OptionError unless `lookup.cache` is PARTIAL."""
         if options.cache.mode is not CacheMode.PARTIAL:
             raise OptionError(
-                f"option lookup.cache = {options.cache.mode.value!r} should be 'PARTIAL' for this cache: set it"
+                f"option lookup.cache = {options.cache.mode.value!r}: a DefaultLookupCache needs 'PARTIAL': set that"
             )
         return cls(**options.partial_cache.parameters, clock=clock)
 

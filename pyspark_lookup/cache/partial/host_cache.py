@@ -272,7 +272,7 @@ class SharedCache:
         return [cast_column(array, field.type, field.name, "") for array, field in zip(arrays, schema, strict=True)]
 
     def _refresh(self) -> list[HostSegment]:
-        """The segments that count, mapped, the latest one first."""
+        """The segments that lookups use, mapped, the latest one first. Members of a merged segment are left out."""
         with self._lock:
             names = set(self.disk.segments(self.space))
             self._covered &= names

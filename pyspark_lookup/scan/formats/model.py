@@ -214,7 +214,7 @@ class RangesFile(io.RawIOBase):
     def _part(self, start: int, requested: int) -> Data:
         """At least one of the `requested` bytes from `start` on.
 
-        If a range in memory has the first byte, this is all that it has of the requested bytes. Otherwise the bytes up to the next range in
+        If a range in memory has the first byte, returns all requested bytes that are in this range. Otherwise the bytes up to the next range in
         memory are fetched.
         """
         place = bisect.bisect_right(self._starts, start)

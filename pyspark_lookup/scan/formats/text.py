@@ -122,7 +122,7 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
     if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
         raise OptionError(
             f"{url} has \\{options.quote} inside quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
-            f"'{options.quote}', if a quote in it is doubled)"
+            f"'{options.quote}', if the file doubles quotes, and the backslash is part of the text)"
         )
 
 

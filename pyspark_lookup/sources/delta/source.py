@@ -168,7 +168,7 @@ def decode_z85(text: str) -> bytes:
     byte.
     """
     if len(text) % 5 or not set(text) <= set(_Z85):
-        raise ValueError(f"not Z85: {text[:40]!r}")
+        raise ValueError(f"{text[:40]!r} is not valid Z85 (the encoding in base 85 that Delta uses)")
     last_digits = text[-5:].lstrip("#")
     missing = len(text[-5:]) - len(last_digits)
     if not 1 <= missing <= 3:
@@ -176,7 +176,9 @@ def decode_z85(text: str) -> bytes:
     digits = text[:-5] + _Z85[0] * missing + last_digits
     content = base64.b85decode(digits.translate(_B85_OF_Z85))
     if any(content[-4 : missing - 4]):
-        raise ValueError(f"not Z85: {text[-5:]!r} at its end")
+        raise ValueError(
+            f"it ends with {text[-5:]!r}, which is not valid Z85 (the encoding in base 85 that Delta uses)"
+        )
     return content[:-4] + content[missing - 4 :]
 
 

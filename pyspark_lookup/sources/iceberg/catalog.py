@@ -247,6 +247,8 @@ class CatalogStore:
         return self._select_store(path).last_change_s(path, count)
 
     def _refuse(self, path: str, *_: object) -> NoReturn:
-        raise NotSupportedError(f"{redact('path', path)}: lookupcache does not write to tables of a catalog")
+        raise NotSupportedError(
+            f"{redact('path', path)}: lookupcache does not write to tables of a catalog: write with format('iceberg')"
+        )
 
     list_tree = delete = delete_many = put_if_absent = _refuse

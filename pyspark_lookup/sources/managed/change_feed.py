@@ -151,7 +151,7 @@ def _tasks(
         raise VersionGoneError(
             f"{where}: the changes at log position {position} were vacuumed before they were read. Restart a stream from the current "
             "table (a new checkpoint, lookup.stream.start = SNAPSHOT), or a batch from later changes (lookup.changes-from). "
-            "Vacuum only changes that all readers have read"
+            "In future, vacuum only changes that all readers have read"
         )
     removes = _removes(write)
     if removes and appends_only:

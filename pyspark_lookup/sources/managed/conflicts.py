@@ -329,11 +329,11 @@ class Rewriting:
         )
         if not is_unchanged:
             raise WriteConflictError(
-                f"table {state.table_id} was overwritten, compacted or given other key columns during this compaction: compact it again"
+                f"{redact('path', self._table.url)} was overwritten, compacted or given other key columns during this compaction: compact it again"
             )
         if state.deleted_where_at > self._since.position:
             raise WriteConflictError(
-                f"rows of table {state.table_id} were deleted by a predicate during this compaction: compact it again"
+                f"rows of {redact('path', self._table.url)} were deleted by a predicate during this compaction: compact it again"
             )
 
     def is_due(self, state: TableState) -> bool:

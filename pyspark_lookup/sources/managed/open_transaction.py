@@ -86,7 +86,7 @@ class OpenWrites:
             write = current.writes.get(own_write_id)
             if write is None or write.ended_at is not None:
                 raise WriteConflictError(
-                    f"write {own_write_id} of table {current.table_id} was aborted by others: begin another transaction"
+                    f"{redact('path', self._log.url)}: others have aborted the transaction's write {own_write_id}: begin another transaction"
                 )
             state = state.with_open_write(write)
         table = dataclasses.replace(self._table, pinned=str(valid_ids), own_write_id=own_write_id)
@@ -123,7 +123,7 @@ class OpenWrites:
             act()
         except Exception:
             if begins:
-                self.abort("this write of the transaction failed")
+                self.abort("a write of the transaction failed")
             self._job, self._keyed, self._new, self._base = before
             raise
         except BaseException:

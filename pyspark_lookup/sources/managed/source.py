@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from pyspark_lookup.core.write_ids import ValidWriteIdList
-from pyspark_lookup.errors import TableFormatError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import TableFormatError, UfsNotFoundError, VersionGoneError, WriteConflictError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.log import (
@@ -255,8 +255,8 @@ def managed_version(table: Table, state: TableState, position: int | None = None
         return cast(TableVersion, cached_version)
     try:
         version = _managed_version(table, state, position)
-    except VersionGoneError as problem:
-        raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
+    except (VersionGoneError, WriteConflictError) as problem:
+        raise type(problem)(f"{redact('path', table.url)}: {problem}") from None
     if len(state.memo) >= _VERSIONS_KEPT:
         state.memo.clear()
     state.memo[table, position] = version

@@ -57,7 +57,7 @@ class ManagedTables:
         """
         if self._source is None:
             raise NotSupportedError(
-                f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table"
+                f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table: write to the provider's own system"
             )
         kind = self._kinds.kind_of_url(self._ufs.url_of(options.files.path))
         if kind == Kind.GLOB:
@@ -67,7 +67,7 @@ class ManagedTables:
         if kind is not None:
             label = next(source.label for source in self._kinds.sources if kind in source.kinds)
             raise NotSupportedError(
-                f"{redact('path', options.files.path)} is {label}: lookupcache can read it, but writes only managed tables"
+                f"{redact('path', options.files.path)} is {label}: lookupcache can read it, but writes only managed tables; write to it with its own tools"
             )
         return self._kinds.to_table(options, MANAGED)
 

@@ -519,7 +519,7 @@ class TableWriter:
         while True:
             if state is None:
                 raise UfsNotFoundError(
-                    f"{self._url} is not (or no longer) a managed table: its log is empty or gone; write again to create it anew"
+                    f"{self._url} is not (or no longer) a managed table: its log is empty or gone: check the path, or write again, which creates a new table"
                 )
             definition = self._check(state, job, write_id, effect)
             rows = effect.look(state, definition)
@@ -589,7 +589,10 @@ class TableWriter:
         self._check_same(state, job)
         if write_id in state.writes and own_write(state, job) is None:
             raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
-        state.check_open(write_id)
+        try:
+            state.check_open(write_id)
+        except WriteConflictError as problem:
+            raise WriteConflictError(f"{self._url}: {problem}") from None
         if not isinstance(effect, Independent) and state.definition.keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         effect.check(state)

@@ -194,13 +194,19 @@ class ProvidedStore:
         return None, self._now_s()
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        raise NotSupportedError(f"{self._url}: lookupcache does not write to a provider's table")
+        raise NotSupportedError(
+            f"{self._url}: lookupcache does not write to a provider's table: write to the provider's own system"
+        )
 
     def delete(self, path: str, count: Count) -> None:
-        raise NotSupportedError(f"{self._url}: lookupcache does not write to a provider's table")
+        raise NotSupportedError(
+            f"{self._url}: lookupcache does not write to a provider's table: write to the provider's own system"
+        )
 
     def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
-        raise NotSupportedError(f"{self._url}: lookupcache does not write to a provider's table")
+        raise NotSupportedError(
+            f"{self._url}: lookupcache does not write to a provider's table: write to the provider's own system"
+        )
 
 
 class ProviderSource(VersionSource):

@@ -559,7 +559,7 @@ class ReturnedRows:
             unrequested_row = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
             key = rows.select(keys.column_names).slice(int(unrequested_row), 1)
             raise LookupFunctionError(
-                f"provider {self._name} returned a row with {show_keys(key)}, which is not among the requested keys ({show_keys(keys)})"
+                f"provider {self._name} returned a row with {show_keys(key)}, which is not among the requested keys ({show_keys(keys)}): return rows of these keys only"
             )
         return take_matches(rows, matches, columns)
 

@@ -61,7 +61,7 @@ def descend(
         except NotADirectoryError:
             raise PlaceTakenError(
                 f"{os.path.join(root, *names[: depth + 1])} is a link or a file where a directory should be, so nothing is written "
-                "or removed there: remove it"
+                "or removed there: move it away"
             ) from None
         finally:
             os.close(fd)

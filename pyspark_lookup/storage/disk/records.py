@@ -170,7 +170,7 @@ class Records(Space):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
                     self._drop("records", path)  # the next attempt creates it anew
         raise OSError(
-            f"record {path} cannot be created, because the file or directory at this path is not a record: remove it"
+            f"record {path} cannot be created, because the file or directory at this path is not a record: move it away"
         )
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:

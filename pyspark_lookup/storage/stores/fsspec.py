@@ -48,7 +48,7 @@ class FsspecStore:
                 raise_ours(our_error(error, path), error)
             raise OptionError(
                 f"option path = {redact('path', path)!r}: HDFS is read through Java and Hadoop's libhdfs, which were not found: set "
-                "JAVA_HOME (its libjvm), HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`)"
+                "JAVA_HOME and HADOOP_HOME, and set CLASSPATH to what `hadoop classpath --glob` prints"
             ) from None
         self._protocol = protocol
         self._web = protocol in ("http", "https")

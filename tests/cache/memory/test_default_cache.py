@@ -333,7 +333,7 @@ def test_options_are_honoured() -> None:
     timed.put({"k": 1}, [{"v": 1}])
     clock.tick(5)
     assert timed.get_if_present({"k": 1}) is None
-    with pytest.raises(OptionError, match=r"lookup\.cache .*should be 'PARTIAL'"):
+    with pytest.raises(OptionError, match=r"lookup\.cache .*needs 'PARTIAL'"):
         DefaultLookupCache.from_options(parse_options({"path": "/t"}))
 
 

@@ -149,7 +149,7 @@ def test_a_transaction_that_others_have_aborted(site: Site) -> None:
     job = Job(state.table_id, write.id, WriteMode.UPSERT, f"write-{write.id:020d}", state.definition, 0.0)
     site.writer(host="b").abort(job, (), "no sign of life")
     table.scan()
-    with pytest.raises(WriteConflictError, match="aborted by others"):
+    with pytest.raises(WriteConflictError, match="others have aborted"):
         t.scan()
     with pytest.raises(WriteConflictError, match="aborted"):
         t.commit()

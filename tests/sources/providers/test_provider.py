@@ -331,7 +331,7 @@ def test_what_a_table_says_of_itself(desk: Desk) -> None:
     assert shown["path"].startswith("provider:provider_1:make/")
     assert (shown["columns"], shown["version"]) == ({"id": "int64", "name": "string"}, table.version)
     assert "lookup.provider.region='eu'" in shown["options"]
-    with pytest.raises(OptionError, match=r"only lookup.cache = 'FULL' has a snapshot"):
+    with pytest.raises(OptionError, match=r"only 'FULL' has a snapshot"):
         table.reload()
 
 

@@ -616,7 +616,8 @@ class NotificationLog:
             return None
         if file.modified_at_s is None:
             raise UfsError(
-                f"{redact('path', file.url)}: the store does not say when this file was written, so neither time travel nor vacuum work there"
+                f"{redact('path', file.url)}: the store does not say when this file was written, so neither time travel nor vacuum works "
+                "there: move the table to a store that does"
             )
         return file.modified_at_s
 
