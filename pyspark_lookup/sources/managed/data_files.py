@@ -66,8 +66,8 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
         if table_field is None:
             if not merge:
                 raise SchemaError(
-                    f"{origin}: the table has no column {field.name!r}, only {names_shown(definition.schema.names, field.name)}; to add the column, set "
-                    "lookup.write.merge-schema = true"
+                    f"{origin}: the table has no column {field.name!r}; to add it, set lookup.write.merge-schema = true; the present columns are "
+                    f"{names_shown(definition.schema.names, field.name)}"
                 )
             new_fields.append(pa.field(field.name, spark_type(field.type)))
         elif not widens(field.type, table_field.type):
