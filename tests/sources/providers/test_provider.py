@@ -153,7 +153,7 @@ def of(**more: pa.DataType) -> pa.Schema:
     return pa.schema({"id": pa.int64(), **more})
 
 
-NO_PROVIDER = r"' returned (.|\n)*: return a LookupProvider"
+NO_PROVIDER = r"': the factory returned (.|\n)*: make it return a LookupProvider"
 # What a factory returns instead of a provider that can be taken, or asked; the error's kind, and what it says.
 RETURNED: list[tuple[Any, type[Exception], str]] = [
     *((returned, OptionError, NO_PROVIDER) for returned in (None, users(), LookupFunctionProvider)),
