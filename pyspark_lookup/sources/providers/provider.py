@@ -201,14 +201,10 @@ class ProviderOptions(KindOptions):
             other := next((k.system for k in options.kinds if k.system not in (None, "lookup.provider")), None)
         ):
             raise OptionError(f"options lookup.provider and {other} both say where the table is: give one of them")
-        of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
-        of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout"}
-        of_files |= set() if self.provider in names else {"lookup.schema"}
-        of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
-        file_options = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage.parameters]
-        if file_options:
+        refuse_options_of_files(options, "lookup.provider", *(() if self.provider in names else ("lookup.schema",)))
+        if options.storage.parameters:
             raise OptionError(
-                f"option {min(file_options)} is for tables of files and has no meaning with lookup.provider: remove it"
+                f"option {STORAGE}{options.storage.parameters[0][0]} is for tables of files and has no meaning with lookup.provider: remove it"
             )
 
     def check_waiting(self, shows_changes: bool, retry_s: float | None) -> None:
@@ -232,6 +228,19 @@ class ProviderOptions(KindOptions):
             raise OptionError(
                 f"option {self.retry_delay} has no meaning with the argument wait, because another version of {self.place} wakes rows: remove it"
             )
+
+
+def refuse_options_of_files(options: LookupOptions, system: str, *more: str) -> None:
+    """Raise OptionError if an option is set that has a meaning for tables of files only, or one of `more`. `system`: the option that names the
+    system."""
+    of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
+    of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", *more}
+    of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
+    file_options = sorted(of_files & options.explicit)
+    if file_options:
+        raise OptionError(
+            f"option {file_options[0]} is for tables of files and has no meaning with {system}: remove it"
+        )
 
 
 PROVIDER_OPTION = "lookup.provider"
@@ -259,7 +268,7 @@ class BuiltInProvider(LookupFunctionProvider):
 class BuiltInOptions(KindOptions):
     """The options of a kind of system that this package reads by a provider of its own, instead of one that `lookup.provider` names."""
 
-    def provide(self, options: LookupOptions) -> Callable[[LookupContext], LookupProvider]:
+    def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         """The factory of the provider for a read with these options."""
         raise NotImplementedError
 
@@ -316,12 +325,12 @@ class MadeProvider:
     OptionError if the factory cannot be imported or called, or does not return a provider, and LookupTimeoutError if the factory hangs.
     """
 
-    def __init__(self, options: LookupOptions) -> None:
+    def __init__(self, options: LookupOptions, clock: HostClock) -> None:
         calls, system = options.kind(ProviderOptions), system_options(options)
         self._factory: Callable[[LookupContext], LookupProvider] | None = None
         if isinstance(system, BuiltInOptions):
             self.name = calls.provider or options.place
-            self._factory = system.provide(options)
+            self._factory = system.provide(options, clock)
         else:
             assert calls.provider is not None
             self.name = calls.provider
@@ -649,7 +658,7 @@ class ProvidedTable:
         self._call_options = options.kind(ProviderOptions)
         self._options = options
         self._clock = clock
-        self._provider = MadeProvider(options)
+        self._provider = MadeProvider(options, clock)
         self.name = self._provider.name
         self._calls = Calls(f"lookupcache-provider-{self.name}")
         # Calls of version() have an event loop of their own: every query makes one, and must not wait behind lookups.

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import decimal
-import functools
-import itertools
-import operator
 import os
-import sqlite3
-import urllib.parse
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import LookupFunctionError, OptionError
+from tests.support.databases import Database, Options
 from tests.support.lookup_functions import TEXTS, counted, ids
-from tests.support.mariadb import MariadbServer
 from tests.support.postgres import PostgresServer
 from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Options = dict[str, str]
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 ONCE = {"lookup.max-retries": "0"}
-SQLITE_FILE = "a b%41?#.db"
-NUMBERS = itertools.count()  # of tables, in databases that several tests use
 PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
 REQUESTED = ids(1, 2, 9, 3, 1, None)
 ANSWER = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
@@ -44,143 +33,6 @@ def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
     """Rows of people in one order: within a key there is none."""
     found = [(row["key_index"], row["id"], row["name"], row["n"]) for row in rows.to_pylist()]
     return sorted(found, key=repr)
-
-
-def literal(value: object) -> str:
-    text = "'" + str(value).replace("'", "''") + "'"
-    return "NULL" if value is None else str(value) if isinstance(value, int) else text
-
-
-@dataclasses.dataclass
-class Database:
-    """A database: its URL, how statements are executed in it, and those that lookups have sent."""
-
-    url: str
-    execute: Callable[[str], object]
-    statements: Callable[[], list[str]]
-    cache_dir: Path
-    mark: str = '"'
-    server: PostgresServer | MariadbServer | None = None
-    tables: list[LookupTable] = dataclasses.field(default_factory=list)
-
-    @property
-    def scheme(self) -> str:
-        return self.url.partition("://")[0]
-
-    def quoted(self, name: str) -> str:
-        return self.mark + name.replace(self.mark, self.mark * 2) + self.mark
-
-    def named(self, name: str, keys: str, *more: Options) -> Options:
-        """The options of a lookup in a table."""
-        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.table": self.quoted(name), "lookup.keys": keys}
-        return functools.reduce(operator.or_, more, ours)
-
-    def table(self, name: str, keys: str, *more: Options) -> LookupTable:
-        self.tables.append(LookupTable(self.url, self.named(name, keys, *more)))
-        return self.tables[-1]
-
-    def query(self, sql: str, keys: str, *more: Options) -> LookupTable:
-        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.query": sql, "lookup.keys": keys}
-        self.tables.append(LookupTable(self.url, functools.reduce(operator.or_, more, ours)))
-        return self.tables[-1]
-
-    def create(self, columns: str, *rows: str, name: str = "t") -> str:
-        """A new table's name."""
-        name += str(next(NUMBERS))
-        self.execute(f"CREATE TABLE {self.quoted(name)} ({columns})")
-        if rows:
-            self.execute(f"INSERT INTO {self.quoted(name)} VALUES {', '.join(rows)}")
-        return name
-
-    def create_of(self, rows: pa.Table, name: str = "t") -> str:
-        """The name of a new table of these rows."""
-        kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
-        columns = ", ".join(f"{self.quoted(field.name)} {kinds[field.type]}" for field in rows.schema)
-        escaped = (lambda value: literal(value).replace("\\", "\\\\")) if self.mark == "`" else literal
-        values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
-        return self.create(columns, *(f"({', '.join(map(escaped, row))})" for row in values), name=name)
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    with contextlib.closing(PostgresServer()) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def mariadb_server() -> Iterator[MariadbServer]:
-    with contextlib.closing(MariadbServer()) as server:
-        yield server
-
-
-def closing(database: Database) -> Iterator[Database]:
-    yield database
-    for table in database.tables:
-        table.close()
-    if database.server is not None:
-        database.server.start()  # whatever a test did
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    file, sent, connect = tmp_path / SQLITE_FILE, list[str](), sqlite3.connect
-
-    def connected(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        connection: sqlite3.Connection = connect(*args, **kwargs)
-        connection.set_trace_callback(sent.append)
-        return connection
-
-    def execute(statement: str) -> None:
-        with contextlib.closing(sqlite3.Connection(file)) as connection, connection:
-            connection.execute(statement)
-
-    monkeypatch.setattr(sqlite3, "connect", connected)
-    yield from closing(Database(f"sqlite:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir))
-
-
-@pytest.fixture
-def duckdb_file(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    file, sent, connect = tmp_path / "a b%41?#.duckdb", list[str](), duckdb.connect
-
-    class Traced:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._connection = connect(*args, **kwargs)
-
-        def sql(self, statement: str, **kwargs: Any) -> Any:
-            sent.append(statement)
-            return self._connection.sql(statement, **kwargs)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._connection, name)
-
-    def execute(statement: str) -> None:
-        with contextlib.closing(connect(str(file))) as connection:
-            connection.execute(statement)
-
-    monkeypatch.setattr(duckdb, "connect", Traced)
-    yield from closing(Database(f"duckdb:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir))
-
-
-@pytest.fixture
-def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[Database]:
-    server = postgres_server
-    yield from closing(Database(server.uri, server.execute, server.statements, cache_dir, server=server))
-
-
-@pytest.fixture
-def mariadb(mariadb_server: MariadbServer, cache_dir: Path) -> Iterator[Database]:
-    server = mariadb_server
-    yield from closing(Database(server.url, server.execute, server.statements, cache_dir, "`", server))
-
-
-@pytest.fixture(params=["sqlite", "duckdb_file", "postgres", "mariadb"])
-def database(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture(params=["postgres", "mariadb"])
-def served(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
@@ -477,8 +329,8 @@ def test_a_replaced_sqlite_file_is_seen(sqlite: Database, tmp_path: Path) -> Non
     table = sqlite.table(sqlite.create_of(PEOPLE), "id")
     assert table.get(1)[0]["name"] == "one"
     other = tmp_path / "other"
-    other.write_bytes((tmp_path / SQLITE_FILE).read_bytes().replace(b"one", b"new"))
-    other.replace(tmp_path / SQLITE_FILE)
+    other.write_bytes((tmp_path / "a b%41?#.db").read_bytes().replace(b"one", b"new"))
+    other.replace(tmp_path / "a b%41?#.db")
     assert table.get(1)[0]["name"] == "new"
 
 
@@ -646,6 +498,7 @@ REFUSED = [
     ("postgresql://db/shop", {"lookup.query": "SELECT 1"}, r"give one of them"),
     ("postgresql://db/shop", {"lookup.changes-query": "SELECT 1"}, r"needs lookup.version-query"),
     ("postgresql://db/shop", {"lookup.version-query": "SELECT 1", "lookup.changes-query": "SELECT ':since'"}, r"has no :since"),
+    ("postgresql://db/shop", {"lookup.partition": "a=1"}, r"lookup.partition is for tables of files and has no meaning with lookup.table"),
     ("mysql://db", {}, r"names no database: write mysql://host/database"),
     ("mariadb://db/shop?charset=latin1", {}, r"parameter 'charset' of the mariadb URL is not known: known are ssl_ca"),
     ("sqlite:///x.db", {"lookup.table": '"a'}, r"a quote \(\"\) is not closed"),

@@ -10,12 +10,14 @@ from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import tenacity
 
 from pyspark_lookup.columnar.keys import Keys, as_indices, match_rows, one_array
 from pyspark_lookup.columnar.predicate import Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type
-from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
@@ -32,7 +34,12 @@ from pyspark_lookup.sources.providers.databases.database import (
 )
 from pyspark_lookup.sources.providers.databases.drivers import DATABASES
 from pyspark_lookup.sources.providers.functions import LookupContext, LookupFunction, LookupProvider
-from pyspark_lookup.sources.providers.provider import BuiltInOptions, BuiltInProvider, ProviderOptions
+from pyspark_lookup.sources.providers.provider import (
+    BuiltInOptions,
+    BuiltInProvider,
+    ProviderOptions,
+    refuse_options_of_files,
+)
 
 T = TypeVar("T")
 
@@ -99,6 +106,7 @@ class DatabaseOptions(BuiltInOptions):
             raise OptionError(
                 f"option {self.system} is for databases: set path to the URL of one, {', '.join(f'{scheme}://…' for scheme in sorted(DATABASES))}"
             )
+        refuse_options_of_files(options, self.system)
         if self.changes_query is not None and self.version_query is None:
             raise OptionError(
                 "option lookup.changes-query needs lookup.version-query, whose values are its versions: set it, too"
@@ -111,19 +119,29 @@ class DatabaseOptions(BuiltInOptions):
         address, credentials = Address.parse(options.files.path), options.kind(ProviderOptions).credentials
         return DATABASES[address.scheme](address, None if credentials is None else credentials_function(credentials))
 
-    def provide(self, options: LookupOptions) -> Callable[[LookupContext], LookupProvider]:
+    def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         database = self._database(options)
         source = database.subquery(self.query) if self.table is None else database.table(self.table)  # type: ignore[arg-type]
-        return DatabaseTable(database, source, self, options).provider
+        return DatabaseTable(database, source, self, options, clock).provider
 
 
 class DatabaseTable:
     """A table or query of a database: makes its providers, for the columns and keys that are read. It is described once.
 
-    `read`: the options of the read.
+    `read`: the options of the read. What is asked before rows are looked up (the columns, the version) is asked again after an error, as often
+    as lookups are.
     """
 
-    def __init__(self, database: Database, source: Source, options: DatabaseOptions, read: LookupOptions) -> None:
+    def __init__(
+        self, database: Database, source: Source, options: DatabaseOptions, read: LookupOptions, clock: HostClock
+    ) -> None:
+        self._retry = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(read.storage.max_retries + 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            retry=tenacity.retry_if_not_exception_type(PysparkLookupError),
+            sleep=clock.sleep,
+            reraise=True,
+        )
         self._database = database
         self._source = source
         self._options = options
@@ -153,15 +171,14 @@ class DatabaseTable:
             _Lookups(reader, read, keys, where),
             reader.scan,
             types,
-            version=None if self._options.version_query is None else versions.current,
+            version=None if self._options.version_query is None else lambda: str(self._retry(versions.current)),
             changes=None if self._options.changes_query is None else versions.changes,
         )
 
     def _columns(self) -> tuple[list[Column], pa.Schema]:
         """(the columns, in the types in which the database returns them; their types here)."""
         if self._described is None:
-            with contextlib.closing(self._database.connect()) as connection:
-                self._described = connection.columns(self._source)
+            self._described = self._retry(self._describe)
         columns = self._described
         if self._declared is not None:
             names = resolve_names(
@@ -183,6 +200,10 @@ class DatabaseTable:
         return columns, spark_schema(
             pa.schema([column.field for column in columns]), f"{self._source.label} of {self._database.address.place}"
         )
+
+    def _describe(self) -> list[Column]:
+        with contextlib.closing(self._database.connect()) as connection:
+            return connection.columns(self._source)
 
 
 def _named(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
