@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import decimal
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,9 @@ import pytest
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.sources.providers.databases.adbc import AdbcDatabase, Bigquery, FlightSql, Snowflake
+from pyspark_lookup.sources.providers.databases.address import Address
+from pyspark_lookup.sources.providers.databases.drivers import DATABASES
 from tests.support.databases import Database, Options
 from tests.support.lookup_functions import TEXTS, counted, ids
 from tests.support.postgres import PostgresServer
@@ -486,6 +491,60 @@ def test_a_query(database: Database) -> None:
     sql = f"SELECT id AS key, max(name) AS name FROM {database.quoted(name)} GROUP BY id; -- of people"
     declared = {"lookup.schema": "key BIGINT, name STRING"} if database.scheme == "sqlite" else {}
     assert database.query(sql.replace("; --", " --"), "key", declared).get(2) == [{"key": 2, "name": "zwei"}]
+
+
+class AdbcSqlite(AdbcDatabase):
+    """SQLite through ADBC, in the place of databases that cannot be started here."""
+
+    module = "adbc_driver_sqlite"
+
+    def arguments(self, login: dict[str, str]) -> dict[str, Any]:
+        return {"uri": self.address.database}
+
+
+def test_other_drivers_of_adbc(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups, composite keys, scans with lookup.where, full copies and changes go through what every ADBC driver has."""
+    monkeypatch.setitem(DATABASES, "snowflake", AdbcSqlite)
+    other = dataclasses.replace(sqlite, url=sqlite.url.replace("sqlite:///", "snowflake://account/"))
+    name = sqlite.create("id INTEGER, n INTEGER", "(1, 10)", "(2, 20)", "(2, 21)")
+    assert [row["n"] for row in other.table(name, "id").get_many(ids(2, 3, 1)).to_pylist()] == [20, 21, 10]
+    assert other.table(name, "id,n").get({"id": 2, "n": 21}) == [{"id": 2, "n": 21}]
+    assert other.table(name, "id", {"lookup.where": "n > 10 AND id = 2"}).scan()["n"].to_pylist() == [20, 21]
+    full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT max(n) FROM {name}"}
+    table = other.table(name, "id", full, {"lookup.changes-query": f"SELECT id FROM {name} WHERE n > :since"})
+    assert len(table.get(2)) == 2
+    sqlite.execute(f"INSERT INTO {name} VALUES (3, 30)")
+    assert table.get(3) == [{"id": 3, "n": 30}]
+    assert table.metrics()["changedKeyCount"] == 1
+
+
+def test_how_other_drivers_are_connected() -> None:
+    """The URLs of SQLAlchemy become what the drivers' documentation says."""
+    login = {"user": "a b", "password": "p@/"}
+    address = Address.parse("snowflake://account.region/db/schema?warehouse=w&user=x")
+    assert Snowflake(address, None).arguments(login) == {"uri": "a%20b:p%40%2F@account.region/db/schema?warehouse=w"}
+    options = {"adbc.bigquery.sql.project_id": "project", "adbc.bigquery.sql.dataset_id": "dataset"}
+    assert Bigquery(Address.parse("bigquery://project/dataset"), None).arguments({}) == {"db_kwargs": options}
+    flight = FlightSql(Address.parse("flightsql://host:31337"), None)
+    assert flight.arguments(login) == {
+        "uri": "grpc+tls://host:31337",
+        "db_kwargs": {"username": "a b", "password": "p@/"},
+    }
+
+
+def test_a_driver_that_is_missing(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the extra that installs it."""
+    options = {"lookup.table": "t", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir)}
+    for url, module, extra in (
+        ("postgresql://db/shop", "adbc_driver_postgresql", "postgres"), ("mysql://db/shop", "pymysql", "mysql"),
+        ("duckdb:///shop.duckdb", "duckdb", "duckdb"), ("snowflake://account/db", "adbc_driver_snowflake", "snowflake"),
+    ):  # fmt: skip
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(OptionError, match=rf"pip install 'pyspark-lookup\[{extra}\]'"),
+        ):
+            patched.setitem(sys.modules, module, None)
+            LookupTable(url, options)
 
 
 REFUSED = [
