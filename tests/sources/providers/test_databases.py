@@ -144,12 +144,23 @@ def test_postgres_values_and_keys_of_every_type(postgres: Database) -> None:
         first, second = sorted(rows.to_pylist(), key=lambda row: row["id"])
         assert list(first.values())[1:] == [value for *_, value in POSTGRES]
         assert list(second.values())[1:] == [None] * len(POSTGRES)
-    for number, (_, text, arrow, value) in enumerate(POSTGRES):
-        if not pa.types.is_list(arrow) and not any(word in text for word in NO_KEY_FINDS):
-            keys = pa.table({f"c{number}": pa.array([value], arrow)})
-            assert postgres.table(table, f"c{number}").get_many(keys)["id"].to_pylist() == [1]
-            both = keys.append_column("id", pa.array([1], pa.int32()))
-            assert postgres.table(table, f"c{number},id").get_many(both).num_rows == 1
+    check_keys(postgres, table, POSTGRES)
+
+
+def check_keys(database: Database, table: str, cases: list[tuple[str, str, pa.DataType, Any]], *refused: str) -> None:
+    """Each value is a key that finds its row; so are all values together. Types that are `refused` cannot be keys."""
+    everything = {"id": pa.array([1], pa.int32())}
+    for number, (kind, text, arrow, value) in enumerate(cases):
+        if pa.types.is_nested(arrow) or any(word in text for word in NO_KEY_FINDS):
+            continue
+        key = {f"c{number}": pa.array([value], arrow)}
+        if kind in refused:
+            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
+                database.table(table, f"c{number}")
+        else:
+            everything |= key
+            assert database.table(table, f"c{number}").get_many(pa.table(key))["id"].to_pylist() == [1]
+    assert database.table(table, ",".join(everything)).get_many(pa.table(everything)).num_rows == 1
 
 
 def test_postgres_keys_that_are_equal_to_the_database_only(postgres: Database) -> None:
@@ -201,13 +212,7 @@ def test_sqlite_values_and_keys_of_every_type(sqlite: Database) -> None:
         first, second = rows.to_pylist()
         assert list(first.values())[1:] == [value for *_, value in SQLITE]
         assert list(second.values())[1:] == [None] * len(SQLITE)
-    for number, (_, _, arrow, value) in enumerate(SQLITE):
-        keys = pa.table({f"c{number}": pa.array([value], arrow)})
-        if pa.types.is_decimal(arrow) or pa.types.is_timestamp(arrow):
-            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
-                sqlite.table(name, f"c{number}")
-        else:
-            assert sqlite.table(name, f"c{number}").get_many(keys)["id"].to_pylist() == [1]
+    check_keys(sqlite, name, SQLITE, "DATETIME", "TIMESTAMP", "DECIMAL(10, 2)", "NUMERIC(5)")
 
 
 MARIADB = [
@@ -278,14 +283,7 @@ def test_values_and_keys_of_every_type(request: pytest.FixtureRequest, fixture: 
         first, second = sorted(rows.to_pylist(), key=lambda row: row["id"])
         assert list(first.values())[1:] == [value for *_, value in cases]
         assert list(second.values())[1:] == [None] * len(cases)
-    for number, (kind, text, arrow, value) in enumerate(cases):
-        keys = pa.table({f"c{number}": pa.array([value], arrow), "id": pa.array([1], pa.int32())})
-        if kind == "BIT(3)":
-            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
-                database.table(name, f"c{number}")
-        elif not pa.types.is_nested(arrow) and not any(word in text for word in NO_KEY_FINDS):
-            assert database.table(name, f"c{number}").get_many(keys.select([0]))["id"].to_pylist() == [1]
-            assert database.table(name, f"c{number},id").get_many(keys).num_rows == 1
+    check_keys(database, name, cases, "BIT(3)")
 
 
 def test_mariadb_keys_that_are_equal_to_the_database_only(mariadb: Database) -> None:

@@ -34,7 +34,7 @@ class Address:
         url = f"{scheme}://{location}"
         try:
             parts = urllib.parse.urlsplit(url)
-            port = parts.port
+            port = None if "," in parts.netloc else parts.port  # libpq takes several hosts
             parameters = dict(
                 urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
             )

@@ -227,7 +227,7 @@ class _Reader:
         columns = [self.columns[name] for name in names]
         with contextlib.closing(self.database.connect()) as connection:
             for batch in connection.rows(self.source, columns, condition):
-                yield self.typed(pa.Table.from_batches([batch])).to_batches()[0]
+                yield from self.typed(pa.Table.from_batches([batch])).to_batches()
 
     def typed(self, rows: pa.Table) -> pa.Table:
         fields = [self.types.field(name) for name in rows.column_names]
