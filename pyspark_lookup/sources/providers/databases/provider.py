@@ -93,8 +93,8 @@ class DatabaseOptions(BuiltInOptions):
                 raise OptionError(
                     "option lookup.table is missing: the path is a database's URL; name a table of it, or set lookup.query"
                 )
-            own = ("lookup.version-query", "lookup.changes-query")
-            misplaced = [key for key in own if key in options.explicit]
+            of_databases = ("lookup.version-query", "lookup.changes-query")
+            misplaced = [key for key in of_databases if key in options.explicit]
             if misplaced:
                 raise OptionError(
                     f"option {misplaced[0]} is for tables of databases: set lookup.table or lookup.query, or remove it"
@@ -187,11 +187,10 @@ class DatabaseTable:
             columns = _named(columns, names)
             types = pa.schema([pa.field(name, field.type) for name, field in zip(names, self._declared, strict=True)])
             columns = sorted(columns, key=lambda column: names.index(column.name))
-            columns = [
-                dataclasses.replace(column, type=field.type) if pa.types.is_null(column.type) else column
+            return [
+                _declared(column, field.type) if pa.types.is_null(column.type) else column
                 for column, field in zip(columns, types, strict=True)
-            ]
-            return columns, types
+            ], types
         unknown = [column.name for column in columns if pa.types.is_null(column.type)]
         if unknown:
             raise OptionError(
@@ -204,6 +203,12 @@ class DatabaseTable:
     def _describe(self) -> list[Column]:
         with contextlib.closing(self._database.connect()) as connection:
             return connection.columns(self._source)
+
+
+def _declared(column: Column, kind: pa.DataType) -> Column:
+    """A column that the database gives no type, with the type that lookup.schema gives it."""
+    findable = not (pa.types.is_decimal(kind) or pa.types.is_timestamp(kind))
+    return dataclasses.replace(column, type=kind, exact=False, findable=findable)
 
 
 def _named(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
@@ -247,17 +252,20 @@ class _Versions:
         self._keys = keys
         self._lock = threading.Lock()  # versions and changes are asked for in different threads
         self._connection: Connection | None = None
+        self._type: pa.DataType | None = None  # that of versions in the database
 
     def current(self) -> str:
         """The current version, as a text."""
-        return str(self._value().cast(pa.string())[0].as_py())
+        value = self._value()
+        self._type = value.type
+        return str(value.cast(pa.string())[0].as_py())
 
     def changes(self, since: str) -> pa.Table | None:
         """The keys that have changed since a version; None if any may have."""
         assert self._options.changes_query is not None
         statement = self._options.changes_query
         try:
-            version = pa.array([since]).cast(self._value().type)
+            version = pa.array([since]).cast(self._type or self._value().type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # lookup.version-query was another statement then
             return None
         rows = self._ask(lambda connection: connection.query(statement, version))
