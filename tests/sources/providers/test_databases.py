@@ -174,6 +174,17 @@ def test_postgres_keys_that_are_equal_to_the_database_only(postgres: Database) -
     assert found["key_index"].to_pylist() == [0]
 
 
+def test_postgres_scans_by_time(postgres: Database) -> None:
+    """The database decides conditions on times, which are instants where the column's are."""
+    name = postgres.create("at timestamptz, day date", "('2024-01-01 12:00+02', '2024-01-01')", "('infinity', NULL)")
+    for where, count in (
+        ("at < TIMESTAMP'2024-01-01 11:00:00Z'", 1),
+        ("at >= TIMESTAMP'2024-01-01 11:00:00Z'", 1),
+        ("day = DATE'2024-01-01'", 1),
+    ):
+        assert postgres.table(name, "at", {"lookup.where": where}).scan().num_rows == count
+
+
 def test_postgres_arrays_of_several_dimensions(postgres: Database) -> None:
     """They are an error, and no lists in which the dimensions are lost."""
     name = postgres.create("id integer, a integer[]", "(1, '{{1,2},{3,4}}')", "(2, '{1}')")

@@ -89,7 +89,9 @@ class _PostgresqlConnection(Connection):
         kind = metadata.get(b"POSTGRESQL:type", b"").decode()
         raw = f"t.{self._database.quote(field.name)}"
         if kind in ("date", "timestamp", "timestamptz"):
-            return Column(field.name, _SAME[kind], _INFINITE.format(raw, kind), raw, ordered=True)
+            # To send instants, the driver would set the session's time zone in a transaction of its own, which ends ours.
+            parameter = "{}::text{array}::timestamptz{array}" if kind == "timestamptz" else "{}"
+            return Column(field.name, _SAME[kind], _INFINITE.format(raw, kind), raw, parameter, ordered=True)
         if kind in _SAME:
             # A `char(n)` equals what differs in trailing spaces, and a collation may say that texts are equal which are not.
             parameter = "{}::text{array}::bpchar{array}" if kind == "bpchar" else "{}"
@@ -168,11 +170,14 @@ class _PostgresqlConnection(Connection):
 
     def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
         if since is not None:
-            source = self._database.subquery(since_place(statement, "$1")[0])
+            instant = pa.types.is_timestamp(since.type) and since.type.tz is not None
+            parameter = "$1::text::timestamptz" if instant else "$1"
+            source = self._database.subquery(since_place(statement, parameter)[0])
             columns = self.columns(source)
-            batches = self.rows(
-                source, columns, Condition("true", ((since[0].as_py(), Column("", since.type, "", "")),))
+            bound = Condition(
+                "true", ((since[0].as_py(), Column("", since.type, "", "", parameter if instant else "{}")),)
             )
+            batches = self.rows(source, columns, bound)
             return pa.Table.from_batches(batches, pa.schema([column.field for column in columns]))
         with self._connection.cursor() as cursor:
             cursor.execute(statement)
