@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.credentials import names_secret, without_credentials
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.conf_file import tells_secret
@@ -131,7 +132,7 @@ class HttpOptions(NamedProviderOptions):
             _check_header(name, value)
         RequestTemplate(self.url, self.body).check(options.files.keys or ())
 
-    def provide(self, options: LookupOptions) -> Callable[[LookupContext], LookupProvider]:
+    def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         def provide(context: LookupContext) -> LookupProvider:
             schema = options.files.schema
             assert schema is not None

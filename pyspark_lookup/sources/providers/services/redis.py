@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.keys import one_array
 from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import show
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, raise_ours
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -80,7 +81,7 @@ class RedisOptions(NamedProviderOptions):
             )
         KeyTemplate(KEY, self.key_pattern).check(options.files.keys or ())
 
-    def provide(self, options: LookupOptions) -> Callable[[LookupContext], LookupProvider]:
+    def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         def provide(context: LookupContext) -> LookupProvider:
             schema = options.files.schema
             assert schema is not None
