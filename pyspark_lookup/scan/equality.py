@@ -11,8 +11,8 @@ import collections
 import contextlib
 import dataclasses
 import decimal
+import functools
 import json
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -32,15 +32,15 @@ from pyspark_lookup.columnar.keys import (
 )
 from pyspark_lookup.columnar.predicate import Among, And, Or, Predicate
 from pyspark_lookup.columnar.types import text_of_schema
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_name, as_text, as_texts
+from pyspark_lookup.core.decoding import as_count, as_text
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Latest
-from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.storage.disk import Disk, OpenSegment, key_of
 from pyspark_lookup.storage.stores import EqualityColumns, EqualityDeletes, EqualityGroup, FileVersion
-from pyspark_lookup.versions.column_segments import ipc_file, open_batch, remove_unneeded, write_segment
+from pyspark_lookup.versions.column_segments import PartSegments, ipc_file, open_batch, write_segment
 
 _KEPT_BYTES = 64 * 1024 * 1024
 _POSITIONS_KEPT = 4 * 1024 * 1024
@@ -166,7 +166,6 @@ _FORM = 1  # the number of the format in which segments and hashes are written; 
 _ROWS, _SEQUENCES = "rows", "sequences"
 _KEPT_FROM = 8  # an index of fewer delete files is not written to the disk: the block cache keeps these files
 _FLUSHED_FROM = 65536  # a part with more rows is flushed to the disk
-_INDEXES_NOTED = 256
 
 
 class IndexSegments:
@@ -175,8 +174,7 @@ class IndexSegments:
     def __init__(self, disk: Disk, table: str) -> None:
         self._disk = disk
         self._table = table
-        # By the key of an index (`_key`), and then by the name of the segment.
-        self._parts: dict[str, dict[str, IndexedDeletes]] = {}
+        self._segments = PartSegments(disk, self._write)
 
     def _key(self, columns: EqualityColumns, first: str) -> str:
         stored = [column.to_json() for column in columns.file.columns or ()]
@@ -184,34 +182,11 @@ class IndexSegments:
 
     def find(self, columns: EqualityColumns, first: str) -> list[IndexedDeletes]:
         """The recorded parts of the index of deletes by `columns`. `first`: the name of the oldest delete file."""
-        key = self._key(columns, first)
-        known, parts = self._parts.get(key, {}), dict[str, IndexedDeletes]()
-        for name in self._disk.get_record("log", key, as_texts) or ():
-            part = known.get(name) or self._open(key, as_name(name), columns.schema)
-            if part is None:
-                break
-            parts[name] = part
-        self._note(key, parts)
-        return [*parts.values()]
+        return self._segments.find(self._key(columns, first), functools.partial(_parse_part, columns.schema))
 
     def keep(self, columns: EqualityColumns, first: str, parts: Sequence[IndexedDeletes]) -> None:
         """Record the parts of the index of deletes by `columns` for all processes of the host, instead of those recorded before. Raises OSError."""
-        key = self._key(columns, first)
-        names = {id(part): name for name, part in self._parts.get(key, {}).items()}
-        for part in parts:
-            if id(part) not in names:
-                names[id(part)] = f"part-{uuid.uuid4().hex}"
-                self._write(key, names[id(part)], part)
-        by_name = {names[id(part)]: part for part in parts}
-        self._disk.replace_record("log", key, [*by_name])
-        self._note(key, by_name)
-        remove_unneeded(self._disk, key, [*by_name])
-
-    def _note(self, key: str, parts: dict[str, IndexedDeletes]) -> None:
-        if parts:
-            self._disk.use_table(key)
-        recent = list(self._parts.items())[-_INDEXES_NOTED:]
-        self._parts = {**dict(recent), key: parts}
+        self._segments.keep(self._key(columns, first), parts)
 
     def _write(self, key: str, name: str, part: IndexedDeletes) -> None:
         columns = [one_array(column) for column in part.rows.columns]
@@ -223,24 +198,19 @@ class IndexSegments:
         is_durable = part.rows.num_rows > _FLUSHED_FROM
         write_segment(self._disk, key, name, regions, {"files": part.files, "types": types}, is_durable)
 
-    def _open(self, key: str, name: str, schema: pa.Schema) -> IndexedDeletes | None:
-        segment = self._disk.open_segment(key, name)
-        if segment is None:
-            return None
-        try:
-            rows = pa.Table.from_batches([open_batch(segment.regions[_ROWS])])
-            files = tuple((as_text(file), as_count(sequence)) for file, sequence in segment.meta["files"])
-            types = segment.meta["types"]
-            arrays = {name: np.frombuffer(segment.regions[name], types[name]) for name in types}
-            sequences = arrays.pop(_SEQUENCES)
-            check_index(arrays, rows.num_rows, rows.num_rows)
-            if rows.schema != schema or len(sequences) != rows.num_rows:
-                raise ValueError("it has other columns")
-            stored = comparable_values([one_array(column) for column in rows.columns])
-            return IndexedDeletes(files, rows, sequences, KeyIndex(arrays, stored, 0))
-        except (*UNREADABLE, pa.ArrowException, OSError):
-            self._disk.discard_segment(key, name)
-            return None
+
+def _parse_part(schema: pa.Schema, segment: OpenSegment) -> IndexedDeletes:
+    """The part in a segment that `IndexSegments` wrote. `schema`: its columns. Raises ValueError or another error for a malformed part."""
+    rows = pa.Table.from_batches([open_batch(segment.regions[_ROWS])])
+    files = tuple((as_text(file), as_count(sequence)) for file, sequence in segment.meta["files"])
+    types = segment.meta["types"]
+    arrays = {name: np.frombuffer(segment.regions[name], types[name]) for name in types}
+    sequences = arrays.pop(_SEQUENCES)
+    check_index(arrays, rows.num_rows, rows.num_rows)
+    if rows.schema != schema or len(sequences) != rows.num_rows:
+        raise ValueError("it has other columns")
+    stored = comparable_values([one_array(column) for column in rows.columns])
+    return IndexedDeletes(files, rows, sequences, KeyIndex(arrays, stored, 0))
 
 
 class EqualityIndexes:

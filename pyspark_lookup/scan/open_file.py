@@ -512,12 +512,26 @@ class KnownFiles:
                     self._values.put(key, values, max(len(values), 1))
 
 
+def in_rounds(files: Sequence[FileVersion], at_once: int) -> Iterator[list[FileVersion]]:
+    """The files in groups of about `at_once` bytes. The files of a group are read at the same time."""
+    some: list[FileVersion] = []
+    size = 0
+    for file in files:
+        if some and size + file.size > at_once:
+            yield some
+            some, size = [], 0
+        some.append(file)
+        size += file.size
+    if some:
+        yield some
+
+
 def _place(file: FileVersion) -> tuple[object, ...]:
     return file.url, file.size, file.identity
 
 
 def _is_small(file: OpenFile) -> bool:
-    return file.piece.file.size <= _SMALL and file.piece.file.immutable
+    return file.piece.file.size <= _SMALL and file.piece.file.immutable and not file.index.in_memory
 
 
 def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tuple[object, ...]:
@@ -526,15 +540,15 @@ def _key(file: OpenFile, unit: Unit, among: Among, projection: Projection) -> tu
 
 def _cached_conditions(file: OpenFile, predicate: Predicate | None) -> list[Among]:
     """The conditions `Among` of a predicate on columns that the file has; none if the file is not small and immutable."""
-    return [among for among in _value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
+    return [among for among in value_conditions(predicate) if among.column in file.names] if _is_small(file) else []
 
 
-def _value_conditions(predicate: Predicate | None) -> list[Among]:
+def value_conditions(predicate: Predicate | None) -> list[Among]:
     """The conditions `Among`, which list the values of a column, that must hold for the predicate to be true."""
     if isinstance(predicate, Among):
         return [predicate]
     parts = predicate.parts if isinstance(predicate, And) else ()
-    return [among for part in parts for among in _value_conditions(part)]
+    return [among for part in parts for among in value_conditions(part)]
 
 
 @functools.lru_cache(maxsize=8)

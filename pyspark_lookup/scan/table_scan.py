@@ -15,13 +15,16 @@ import functools
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol, overload
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices
 from pyspark_lookup.columnar.predicate import (
+    Among,
+    And,
     ColumnStats,
     Predicate,
     evaluate,
@@ -53,6 +56,7 @@ from pyspark_lookup.scan.formats import (
     join_inferred,
     open_format,
 )
+from pyspark_lookup.scan.merged_files import MergedFiles, MergedIndex, SmallFiles, merge
 from pyspark_lookup.scan.open_file import (
     KnownFiles,
     OpenFile,
@@ -60,11 +64,13 @@ from pyspark_lookup.scan.open_file import (
     Slice,
     decode,
     find_names,
+    in_rounds,
     is_missing,
     may_lack,
     stats_as_planned,
     to_read,
     type_as_planned,
+    value_conditions,
 )
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.storage.disk import key_of
@@ -430,13 +436,25 @@ def evaluate_mask(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.Bool
 _TWO_PHASE_UNITS = 8
 _TWO_PHASE_BYTES = 256 * 1024
 _READ_AT_ONCE = 32 * 1024 * 1024  # about how many bytes of files `_place_rows` has in memory
+_MERGED_FROM = 8
+_MERGED_BYTES = 256 * 1024  # the largest size of a file that is merged with others
 _READS_KEPT = 200  # the index of a file that was not used in so many reads is dropped: reading it again costs less than keeping it
 
 
 class Scan(TableScan):
-    """Reads the files of one table through a block cache. `rereads`: whether the same files will be read again and again."""
+    """Reads the files of one table through a block cache. `rereads`: whether the same files will be read again and again.
 
-    def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int, rereads: bool = True) -> None:
+    `merged_from`: so many small files that a lookup needs are merged, see `SmallFiles`.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockCache,
+        metrics: CacheMetricGroup,
+        block_size: int,
+        rereads: bool = True,
+        merged_from: int = _MERGED_FROM,
+    ) -> None:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
@@ -445,6 +463,8 @@ class Scan(TableScan):
         self._reads_kept = _READS_KEPT if rereads else 1
         self._known_files = KnownFiles(self._reads_kept)
         self._equality: EqualityIndexes | None = None
+        self._merged_from = merged_from
+        self._small_files: SmallFiles | None = None
 
     def forget_files(self) -> None:
         self._known_files = KnownFiles(self._reads_kept)
@@ -568,18 +588,41 @@ class Scan(TableScan):
             disk = self._blocks.disk
             if disk is not None:
                 # The host's disk keeps the index, so the block cache need not keep the delete files as well.
-                deletes = Scan(self._blocks.read_only(), self._metrics, self._block_size, rereads=False)
-                read = functools.partial(deletes._place_rows, table)
+                read = functools.partial(self._without_keeping()._place_small, table)
                 segments = IndexSegments(disk, key_of(self._blocks.scope, table.url))
             self._equality = EqualityIndexes(read or place, place, segments)
         return self._equality
+
+    def _without_keeping(self) -> Scan:
+        """A scan of the same files that does not keep the bytes that it fetches in the block cache."""
+        return Scan(self._blocks.read_only(), self._metrics, self._block_size, rereads=False)
 
     def _place_rows(
         self, table: Table, files: Sequence[FileVersion], schema: pa.Schema, predicate: Predicate | None
     ) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
         projection = Projection(schema, schema, pa.schema([]), predicate)
-        for some in _rounds(files):
+        for some in in_rounds(files, _READ_AT_ONCE):
             yield from self._prepare(table, to_slices(some), projection).place()
+
+    def _place_small(
+        self, table: Table, files: Sequence[FileVersion], schema: pa.Schema, predicate: Predicate | None
+    ) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
+        """As `_place_rows`, for many small files whose columns are stored alike: their rows are decoded and merged first, and then cast at once."""
+        projection = Projection(schema, schema, pa.schema([]), predicate)
+        for some in in_rounds(files, _READ_AT_ONCE):
+            is_alike = len(some) > 1 and all(file.size <= _MERGED_BYTES and not file.deletes for file in some)
+            parts = merge(self._open_whole(table, some)) if is_alike else []
+            if len(parts) != 1 or len(parts[0].names) < len(some):
+                yield from self._prepare(table, to_slices(some), projection).place()
+                continue
+            index = MergedIndex(parts[0], some[0].size)
+            (opened,) = self._open(table, to_slices(some[:1]), projection, {0: index})
+            self._check_schema([opened], projection, None, None)
+            rows = pa.concat_batches(decode(opened, index.units[0], schema.names, projection))
+            start = 0
+            for file, end in zip(some, parts[0].ends.tolist(), strict=True):
+                yield file, np.arange(end - start), rows.slice(start, end - start)
+                start = end
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -595,7 +638,7 @@ class Scan(TableScan):
         Raises SourceChangedError if a file was replaced or removed, SchemaError if a file does not fit the projection.
         """
         self._known_files.begin_read()
-        return self._prepare(table, pieces, projection, columns_of_version)
+        return self._prepare(table, pieces, projection, columns_of_version, merges=True)
 
     def _prepare(
         self,
@@ -603,9 +646,13 @@ class Scan(TableScan):
         pieces: Sequence[Slice],
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
+        merges: bool = False,
     ) -> Prepared:
-        remaining = self._prune_files(table, pieces, projection)
-        opened = self._open(table, remaining, projection)
+        selected, indexes = self._prune_files(table, pieces, projection), dict[int, MergedIndex]()
+        if merges:
+            selected, indexes = self._select_merged(table, pieces, selected, projection)
+        remaining = list(selected)  # each object is made once
+        opened = self._open(table, remaining, projection, indexes)
         first_file = pieces[0].file if not opened and isinstance(pieces, WholeFiles) and len(pieces) else None
         self._check_schema(opened, projection, columns_of_version, first_file)
         deleted = self._deleted.read_positions(table.url, [piece.file for piece in remaining])
@@ -632,7 +679,76 @@ class Scan(TableScan):
                 ]
         return Prepared(opened, projection, self._metrics)
 
-    def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
+    def _select_merged(
+        self, table: Table, pieces: Sequence[Slice], remaining: Sequence[Slice], projection: Projection
+    ) -> tuple[Sequence[Slice], dict[int, MergedIndex]]:
+        """(`remaining` without the small files that have none of the values that the predicate lists, the indexes of the other small files by
+        their places).
+
+        The rows of these files are in memory. Nothing is known of files that are not small, or that could not be merged, so these remain.
+        `pieces`: of all files of the version.
+        """
+        partitions = projection.partitions.names
+        conditions = [among for among in value_conditions(projection.predicate) if among.column not in partitions]
+        disk = self._blocks.disk
+        if disk is None or not conditions or len(remaining) < self._merged_from or not self.splittable(table):
+            return remaining, {}
+        names = _state_names(remaining)
+        sizes = file_sizes(remaining.files if isinstance(remaining, WholeFiles) else [p.file for p in remaining])
+        small = np.flatnonzero(as_bools(names.is_valid()) & (sizes <= _MERGED_BYTES))
+        if len(small) < self._merged_from:
+            return remaining, {}
+        if self._small_files is None:
+            key, reader = key_of(self._blocks.scope, table.url), self._without_keeping()
+            open_files = functools.partial(reader._open_whole, table)
+            self._small_files = SmallFiles(disk, key, open_files, self._metrics, self._merged_from, self._blocks.wait_s)
+        parts = self._small_files.find(
+            names.take(as_indices(small)),
+            lambda: _state_names(pieces),
+            lambda places: [remaining[place].file for place in small[places].tolist()],
+        )
+        remains = np.ones(len(remaining), np.bool_)
+        found: dict[int, tuple[MergedFiles, int]] = {}
+        for part in parts:
+            places, numbers = part.find(names)
+            if len(places):
+                has_values = self._have_values(table, part, remaining[int(places[0])], conditions, projection)[numbers]
+                remains[places] = has_values
+                pairs = zip(places[has_values].tolist(), numbers[has_values].tolist(), strict=True)
+                found |= {place: (part, number) for place, number in pairs}
+        chosen = np.flatnonzero(remains).tolist()
+        self._metrics.inc("rowGroupsPrunedCount", len(remaining) - len(chosen))
+        slices = [remaining[place] for place in chosen]
+        located = ((number, found.get(place)) for number, place in enumerate(chosen))
+        return slices, {n: MergedIndex(at[0], slices[n].file.size, at[1]) for n, at in located if at is not None}
+
+    def _have_values(
+        self, table: Table, part: MergedFiles, piece: Slice, conditions: Sequence[Among], projection: Projection
+    ) -> Numbers:
+        """For each file of a part, whether it has a row for which the conditions are true. `piece`: one of the files."""
+        (file,) = self._open(table, [piece], projection, {0: MergedIndex(part, piece.file.size)})
+        tested = [among for among in conditions if among.column in file.names]
+        if not tested:  # all files lack the columns
+            return np.ones(len(part.ends), np.bool_)
+        predicate = tested[0] if len(tested) == 1 else And(tuple(tested))
+        columns = sorted({among.column for among in tested})
+        batches = decode(file, file.index.units[0], columns, projection)
+        masks = [as_bools(evaluate_mask(predicate, batch).fill_null(False)) for batch in batches]
+        rows = np.flatnonzero(np.concatenate([np.zeros(0, np.bool_), *masks]))
+        has_values = np.zeros(len(part.ends), np.bool_)
+        has_values[np.searchsorted(part.ends, rows, "right")] = True
+        return has_values
+
+    def _open_whole(self, table: Table, files: Sequence[FileVersion]) -> list[OpenFile]:
+        """Files with all their bytes in memory."""
+        opened = self._open(table, to_slices(files), None)
+        for file in opened:
+            file.names = {name: name for name in file.index.schema.names}
+            file.units = [*file.index.units]
+        self._fetch(opened, None)
+        return opened
+
+    def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> Sequence[Slice]:
         if isinstance(pieces, WholeFiles):
             open_files = self._footer_opener(table, projection)
             remaining_files = (
@@ -641,7 +757,7 @@ class Scan(TableScan):
                 else prune_by_footers(table, pieces.files, projection, open_files)
             )
             self._metrics.inc("filesPrunedCount", len(pieces) - len(remaining_files))
-            return list(to_slices(remaining_files))
+            return to_slices(remaining_files)
         described = any(piece.file.statistics is not None and piece.file.statistics.bounds for piece in pieces)
         if projection.predicate is None or not (projection.partitions.names or described):
             return list(pieces)
@@ -659,8 +775,14 @@ class Scan(TableScan):
         """A function that opens files by reading their footers; None for a format whose files have to be read as a whole."""
         return (lambda files: self._open(table, to_slices(files), projection)) if self.splittable(table) else None
 
-    def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
-        """The files of `pieces`, with their indexes. Reads all indexes that are not known at the same time.
+    def _open(
+        self,
+        table: Table,
+        pieces: Sequence[Slice],
+        projection: Projection | None,
+        indexes: Mapping[int, FileIndex] = MappingProxyType({}),
+    ) -> list[OpenFile]:
+        """The files of `pieces`, with their indexes. Reads all indexes that are not known at the same time. `indexes`: those of some pieces.
 
         This takes one round of requests, unless the footer of a file is longer than the tail that is read first.
         """
@@ -683,9 +805,9 @@ class Scan(TableScan):
             return OpenFile(piece, self._blocks, index, head, {}, names, values, reopen, read_from=read_from)
 
         files: list[OpenFile | None] = []
-        for piece in pieces:
-            cached_index = self._known_files.index(piece.file)
-            files.append(None if cached_index is None else make_file(piece, cached_index[0], {}, cached_index[1]))
+        for number, piece in enumerate(pieces):
+            known = (indexes[number], ()) if number in indexes else self._known_files.index(piece.file)
+            files.append(None if known is None else make_file(piece, known[0], {}, known[1]))
         new = [number for number, file in enumerate(files) if file is None]
         locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
         data: dict[int, dict[Range, Data]] = {number: {} for number in new}
@@ -783,10 +905,12 @@ class Scan(TableScan):
                 file.units = matching
         self._fetch(opened, _scanned_columns(projection), with_equality=True)
 
-    def _fetch(self, opened: list[OpenFile], columns: frozenset[str], with_equality: bool = False) -> None:
+    def _fetch(self, opened: list[OpenFile], columns: frozenset[str] | None, with_equality: bool = False) -> None:
+        """Read the bytes of some columns, or of all that the files have."""
         requests = []
         for file in opened:
-            names = file.spell([*columns, *file.equality_fields] if with_equality else columns)
+            needed = file.names if columns is None else columns
+            names = file.spell([*needed, *file.equality_fields] if with_equality else needed)
             ranges = [part for unit in file.units for part in file.index.ranges(unit, names)]
             missing = dict.fromkeys(to_read(part, file) for part in ranges if is_missing(part, file))
             if missing:
@@ -868,18 +992,11 @@ def _live_by_value(file: OpenFile, batch: pa.RecordBatch) -> Numbers | None:
     return None if live.all() else live
 
 
-def _rounds(files: Sequence[FileVersion]) -> Iterator[list[FileVersion]]:
-    """The files in groups of about `_READ_AT_ONCE` bytes. The files of a group are read at the same time."""
-    some: list[FileVersion] = []
-    size = 0
-    for file in files:
-        if some and size + file.size > _READ_AT_ONCE:
-            yield some
-            some, size = [], 0
-        some.append(file)
-        size += file.size
-    if some:
-        yield some
+def _state_names(pieces: Sequence[Slice]) -> pa.Array:
+    """For each piece that is a whole immutable file its `FileVersion.state_name`; null for others."""
+    if isinstance(pieces, WholeFiles):
+        return pieces.files.state_names
+    return pa.array([piece.file.state_name if piece.whole else None for piece in pieces], pa.string())
 
 
 def _scanned_columns(projection: Projection) -> frozenset[str]:

@@ -59,7 +59,7 @@ class BlockCache:
         self._keeps = True
         self._ufs = ufs
         self._context = context
-        self._wait_s = wait_s
+        self.wait_s = wait_s
 
     @property
     def disk(self) -> Disk | None:
@@ -159,7 +159,7 @@ class BlockCache:
                 elif not self._find(disk, key, block_data, index):
                     to_fetch.append((index, block))
             self._fetch(locations, to_fetch, block_data)
-        wait_s = self._wait_s
+        wait_s = self.wait_s
         for disk, index, block in elsewhere:
             key = locations[index].key(block)
             with contextlib.ExitStack() as locks:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from pyspark_lookup.core.memory import check_room
+from pyspark_lookup.core.memory import check_room, has_room
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.errors import (
@@ -133,7 +133,9 @@ class Ufs:
         if not ranges:
             return []
         # The sizes may come from a table's log or metadata, which may be wrong, so the memory is checked first.
-        check_room(sum(length for _, length in ranges), f"{redact('path', file.url)}: the ranges to read")
+        size = sum(length for _, length in ranges)
+        if not has_room(size):
+            check_room(size, f"{redact('path', file.url)}: the ranges to read")
         try:
             parts = self._read_pinned(file, ranges, at_once)
         except _ShortReadError:
@@ -146,7 +148,7 @@ class Ufs:
         with self._store.pin(file) as read:
 
             def get(part: Range) -> bytes:
-                return self._retry(self._read, file, read, part)
+                return self._call(self._read, file, read, part)
 
             if len(ranges) == 1 or at_once == 1:
                 return [get(part) for part in ranges]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
 from pyspark_lookup.columnar.predicate import StatsColumns
-from pyspark_lookup.core.decoding import UNREADABLE
-from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_texts
+from pyspark_lookup.storage.disk import Disk, OpenSegment
 
 T = TypeVar("T")
 _ROWS = "rows"
@@ -109,3 +110,63 @@ def remove_unneeded(disk: Disk, table: str, needed: Sequence[str]) -> None:
         disk.remove_segment(table, name)
     if unneeded or superseded:
         disk.supersede_segments(table, unneeded)
+
+
+_SERIES_NOTED = 256
+
+
+class PartSegments(Generic[T]):
+    """Series of parts, such as those of an index, in the host's cache directory `disk`. Each part is a segment, and all processes map it.
+
+    `write`: writes a part as the segment with a key and a name, and raises OSError if there is no room. `prefix`: the names of the segments
+    begin so.
+    """
+
+    def __init__(self, disk: Disk, write: Callable[[str, str, T], None], prefix: str = "part-") -> None:
+        self._disk = disk
+        self._write = write
+        self._prefix = prefix
+        self._parts: dict[str, dict[str, T]] = {}  # by the key of the series, and then by the name of the segment
+
+    def find(self, key: str, parse: Callable[[OpenSegment], T]) -> list[T]:
+        """The recorded parts of a series, up to the first that is missing.
+
+        `parse`: the part in a segment. It raises an ArrowException, OSError, or one of `decoding.UNREADABLE` for a segment that is not of the
+        expected form, which is then removed.
+        """
+        known, parts = self._parts.get(key, {}), dict[str, T]()
+        for name in self._disk.get_record("log", key, as_texts) or ():
+            part = known.get(name) or self._open(key, as_name(name), parse)
+            if part is None:
+                break
+            parts[name] = part
+        self._note(key, parts)
+        return [*parts.values()]
+
+    def keep(self, key: str, parts: Sequence[T]) -> None:
+        """Record the parts of a series for all processes of the host, instead of those recorded before. Raises OSError."""
+        names = {id(part): name for name, part in self._parts.get(key, {}).items()}
+        for part in parts:
+            if id(part) not in names:
+                names[id(part)] = f"{self._prefix}{uuid.uuid4().hex}"
+                self._write(key, names[id(part)], part)
+        by_name = {names[id(part)]: part for part in parts}
+        self._disk.replace_record("log", key, [*by_name])
+        self._note(key, by_name)
+        remove_unneeded(self._disk, key, [*by_name])
+
+    def _note(self, key: str, parts: dict[str, T]) -> None:
+        if parts:
+            self._disk.use_table(key)
+        recent = list(self._parts.items())[-_SERIES_NOTED:]
+        self._parts = {**dict(recent), key: parts}
+
+    def _open(self, key: str, name: str, parse: Callable[[OpenSegment], T]) -> T | None:
+        segment = self._disk.open_segment(key, name)
+        if segment is None:
+            return None
+        try:
+            return parse(segment)
+        except (*UNREADABLE, pa.ArrowException, OSError):
+            self._disk.discard_segment(key, name)
+            return None

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64
+from pyspark_lookup.columnar.keys import Numbers, as_array, as_bools, as_indices, as_int64
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, StatsColumns, may_match, may_match_files
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.storage.stores import Deletes, EqualityGroup, FileVersion, PartitionValues
@@ -55,6 +55,10 @@ class FileColumns(abc.ABC):
         """
         state = [] if file.immutable else [str(file.size), file.identity]
         return "\0".join([file.url, *state, *(deletes.name for deletes in file.deletes if deletes.keys is None)])
+
+    def identities(self, rows: Numbers) -> pa.Array | None:
+        """The identities of the files at `rows`, if all of them are immutable; None if only an object for each file would tell this."""
+        return None
 
     def compare_rows(self, other: FileColumns) -> Numbers | None:
         """For each file, whether it contains the same rows as the file at the same place in `other`; None if `other` has columns of other files."""
@@ -234,12 +238,27 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @cached_property
     def row_names(self) -> pa.Array:
-        names = pa.array([self.columns.name_rows(file) for file in reversed(self._others)], pa.string())
-        rows = self.rows
+        names = (self.columns.name_rows(file) for file in reversed(self._others))
+        return self._join_texts(self.columns.row_names(self.rows), names)
+
+    def _join_texts(self, in_columns: pa.Array, of_others: Iterable[str | None]) -> pa.Array:
+        """A text for each of these files. `in_columns`: those of the files at `rows`. `of_others`: those of `others`, in reverse order."""
+        texts = pa.array(list(of_others), pa.string())
         is_other = self.order < 0
-        in_columns = self.columns.row_names(rows)
-        order = np.where(is_other, self.order + len(rows) + len(names), np.cumsum(~is_other) - 1)
-        return pa.concat_arrays([in_columns, names]).take(as_indices(order))
+        order = np.where(is_other, self.order + len(in_columns) + len(texts), np.cumsum(~is_other) - 1)
+        return pa.concat_arrays([in_columns, texts]).take(as_indices(order))
+
+    @cached_property
+    def state_names(self) -> pa.Array:
+        """For each immutable file its `FileVersion.state_name`, which determines its bytes; null for other files."""
+        identities = self.columns.identities(self.rows)
+        if identities is None:
+            names = pa.nulls(len(self.rows), pa.string())
+        else:
+            urls = self.columns.urls.take(as_indices(self.rows))
+            sizes = as_array(self.columns.sizes[self.rows]).cast(pa.string())
+            names = pc.binary_join_element_wise(urls, sizes, identities, "\0")
+        return self._join_texts(names, (file.state_name for file in reversed(self._others)))
 
     def group_by_partition(self, names: Sequence[str]) -> tuple[Numbers, list[FileVersion]]:
         """(for each file the number of its group, the first file of each group). Files with equal partition values are in one group."""

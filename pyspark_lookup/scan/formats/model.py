@@ -167,6 +167,12 @@ class RangesFile(io.RawIOBase):
         self._fetch = fetch
         self._at = 0
 
+    def to_arrow(self) -> pa.NativeFile:
+        """A file object for Arrow. If all bytes are in memory, Arrow reads them without calls to Python."""
+        if len(self._parts) == 1 and self._starts == [0] and self._parts[0][0] == self._size:
+            return pa.BufferReader(self._parts[0][1])
+        return pa.PythonFile(self, mode="r")
+
     def with_tail(self, start: int, tail: bytes) -> RangesFile:
         """The same file, with the bytes `tail` instead of its bytes from position `start` on."""
         parts: dict[Range, Data] = {(start, len(tail)): tail}
@@ -248,6 +254,8 @@ class FileIndex(abc.ABC):
     """For CSV and JSON files: by column, the message about a value that does not fit the planned type."""
     nameless: bool = False
     """Whether columns have no names, so that declared columns are matched by position."""
+    in_memory: bool = False
+    """Whether all rows are in memory, so that no bytes of the file are read."""
     memory_bytes: int = 4096
     """About how many bytes of memory the index takes while it is cached."""
 

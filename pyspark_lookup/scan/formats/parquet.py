@@ -25,8 +25,14 @@ from pyspark_lookup.columnar.calendars import (
     gregorian_instants,
 )
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import lenient_schema, split_type, with_collations, with_parts, without_counterpart
-from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.columnar.types import (
+    lenient_schema,
+    split_type,
+    unreadable,
+    with_collations,
+    with_parts,
+    without_counterpart,
+)
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.scan.formats.arrow_ipc import narrow_parquet
 from pyspark_lookup.scan.formats.model import (
@@ -67,14 +73,79 @@ class ParquetFormat(FooterFormat):
 
     def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
         try:
-            return ParquetIndex(file, pq.read_metadata(pa.PythonFile(source, mode="r")))
+            return ParquetIndex(file, pq.read_metadata(source.to_arrow()))
         except pa.ArrowNotImplementedError:
             source.seek(start)
             tail, wide = narrow_parquet(bytes(source.read()))
             if not wide:
                 raise
             source = source.with_tail(start, tail)
-            return ParquetIndex(file, pq.read_metadata(pa.PythonFile(source, mode="r")), wide)
+            return ParquetIndex(file, pq.read_metadata(source.to_arrow()), wide)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layout:
+    """The columns of Parquet files, as their footers describe them.
+
+    `stored`: the schema in the files. `schema`: the columns in the types that Spark has. `leaves`: for each column, the positions of the Parquet
+    columns of which it consists. `flat`: the columns whose statistics can be compared. `converts`: for columns in another calendar, the
+    conversion of each of their parts.
+    """
+
+    stored: pa.Schema
+    schema: pa.Schema
+    leaves: Mapping[str, range]
+    flat: frozenset[str]
+    converts: Mapping[str, list[Convert | None]]
+
+    @classmethod
+    def of_footer(cls, metadata: pq.FileMetaData, wide: Mapping[str, str], url: str) -> _Layout:
+        """The columns of the file at `url`. `wide`: for each column with integers that are too wide for pyarrow, the name of their type."""
+        stored = metadata.schema.to_arrow_schema()
+        leaves_by_name: dict[str, range] = {}
+        converts_by_name: dict[str, list[Convert | None]] = {}
+        calendars = HybridTimes.from_footer(metadata.metadata)
+        first, fields = 0, []
+        variants = _variants(stored, metadata.schema)
+        for place, field in enumerate(stored):
+            leaves = range(first, first + _leaf_count(field.type))
+            columns = [metadata.schema.column(leaf) for leaf in leaves]
+            int96 = [column.physical_type == "INT96" for column in columns]
+            unsupported = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
+            if any(column.length == _INTERVAL_BYTES and column.converted_type == "INTERVAL" for column in columns):
+                unsupported = "INTERVAL of Parquet"
+            kind = _with_instants(field.type, iter(int96))
+            fields.append(without_counterpart(pa.field(field.name, kind), unsupported, url))
+            leaves_by_name[field.name] = leaves
+            first = leaves.stop
+            if calendars is not None:
+                converts = list(calendars.converts(field.type, iter(int96)))
+                if any(converts):
+                    converts_by_name[field.name] = converts
+        fields = spark_fields(fields, metadata.metadata, url)
+        schema = lenient_schema(pa.schema(fields), url)
+        nested = {field.name for field in schema if pa.types.is_nested(field.type)}
+        comparable = {field.name for field in fields if _has_comparable_bounds(field.type)}
+        flat = frozenset(comparable.intersection(schema.names) - nested)
+        return cls(stored, schema, leaves_by_name, flat, converts_by_name)
+
+
+_LAYOUTS_KEPT = 64
+_layouts: dict[object, _Layout] = {}
+"""The layouts that were used last. Many small files of one writer have the same one, and for them it would take most of the time to open a file."""
+
+
+def _find_layout(metadata: pq.FileMetaData, wide: Mapping[str, str], url: str) -> _Layout:
+    """The layout of the file at `url`, see `_Layout.of_footer`."""
+    # The text of a schema has all that it says of its columns: names, nesting, field ids and types.
+    key = str(metadata.schema).partition("\n")[2], tuple((metadata.metadata or {}).items()), tuple(wide.items())
+    layout = _layouts.pop(key, None) or _Layout.of_footer(metadata, wide, url)
+    if all(unreadable(field.type) is None for field in layout.schema):  # otherwise the reason names the file
+        while len(_layouts) >= _LAYOUTS_KEPT:
+            # The race: another thread may remove the same layout.
+            _layouts.pop(next(iter(_layouts), None), None)
+        _layouts[key] = layout
+    return layout
 
 
 class ParquetIndex(FileIndex):
@@ -86,40 +157,18 @@ class ParquetIndex(FileIndex):
         self._file = file
         self._metadata = metadata
         self.memory_bytes = metadata.serialized_size * _DECODED_FOOTER
-        arrow = metadata.schema.to_arrow_schema()
-        self._leaves: dict[str, range] = {}
-        self._converts: dict[str, list[Convert | None]] = {}  # for columns in another calendar
-        calendars = HybridTimes.from_footer(metadata.metadata)
-        first, fields = 0, []
-        variants = _variants(arrow, metadata.schema)
-        for place, field in enumerate(arrow):
-            leaves = range(first, first + _leaf_count(field.type))
-            columns = [metadata.schema.column(leaf) for leaf in leaves]
-            int96 = [column.physical_type == "INT96" for column in columns]
-            unsupported = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
-            if any(column.length == _INTERVAL_BYTES and column.converted_type == "INTERVAL" for column in columns):
-                unsupported = "INTERVAL of Parquet"
-            kind = _with_instants(field.type, iter(int96))
-            fields.append(without_counterpart(pa.field(field.name, kind), unsupported, file.url))
-            self._leaves[field.name] = leaves
-            first = leaves.stop
-            if calendars is not None:
-                converts = list(calendars.converts(field.type, iter(int96)))
-                if any(converts):
-                    self._converts[field.name] = converts
-        fields = spark_fields(fields, metadata.metadata, file.url)
-        self.schema = lenient_schema(pa.schema(fields), file.url)
-        flat = {field.name for field in self.schema if not pa.types.is_nested(field.type)}
-        self._flat = {field.name for field in fields if field.name in flat and _has_comparable_bounds(field.type)}
+        layout = _find_layout(metadata, wide, file.url)
+        self.schema, self._stored_schema = layout.schema, layout.stored
+        self._leaves, self._flat, self._converts = layout.leaves, layout.flat, layout.converts
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self._together: dict[int, list[Range]] = {}  # for each row group that is read as a whole, its range
         # `_read_longest_text` by row group and column: kept, because it has to decode a dictionary.
         self._longest: dict[tuple[int, int], int] = {}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
-    @cached_property
+    @property
     def stored_schema(self) -> pa.Schema:
-        return self._metadata.schema.to_arrow_schema()
+        return self._stored_schema
 
     def _middle(self, number: int) -> int:
         group = self._metadata.row_group(number)
@@ -199,7 +248,7 @@ class ParquetIndex(FileIndex):
         self, unit: Unit, leaves: list[int], source: RangesFile, rows: int, dictionary: str | None = None
     ) -> Iterator[pa.RecordBatch]:
         file = pq.ParquetFile(
-            pa.PythonFile(source, mode="r"),
+            source.to_arrow(),
             metadata=self._metadata,
             read_dictionary=None if dictionary is None else [dictionary],
             coerce_int96_timestamp_unit="us",

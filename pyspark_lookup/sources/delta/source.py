@@ -407,7 +407,7 @@ class DeltaFiles:
         self._partitions = {self._stored[name]: name for name in state.partition_columns}
         self._data = [self._schema.field(name) for name in self._schema.names if name not in state.partition_columns]
         # Another table may later be at this path and have files of the same names.
-        self._identity = f"{IMMUTABLE}{key_of(state.table_id)}"
+        self.identity = f"{IMMUTABLE}{key_of(state.table_id)}"
         self._built_files: dict[Key, tuple[Add, FileVersion]] = {}
         self._columns_of_base: tuple[BaseFiles, DeltaColumns] | None = None
 
@@ -513,7 +513,7 @@ class DeltaFiles:
         return FileVersion(
             url,
             add.size,
-            self._identity,
+            self.identity,
             modified_at_s=add.modified_ms / 1000,
             partition=tuple(
                 (name, _add_zone(values.get(stored_name), self._schema.field(name).type))
@@ -533,7 +533,7 @@ class DeltaFiles:
         return tuple(
             key_of(name, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else name
             for url, vector in urls
-            for name in (key_of(url, self._identity),)
+            for name in (key_of(url, self.identity),)
         )
 
 
@@ -561,6 +561,9 @@ class DeltaColumns(FileColumns):
 
     def file(self, row: int) -> FileVersion:
         return self._files.file(self._base.add(row if self._rows is None else int(self._rows[row])))
+
+    def identities(self, rows: Numbers) -> pa.Array:
+        return pa.repeat(self._files.identity, len(rows))
 
     def row_names(self, rows: Numbers) -> pa.Array:
         urls, vectors = (values.take(as_indices(rows)) for values in (self.urls, self._vectors))

@@ -7,19 +7,17 @@ import functools
 import json
 import zlib
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.avro.decoder import BinaryDecoder
-from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
-from pyiceberg.avro.resolver import construct_reader
+from pyiceberg.avro.file import MAGIC, MAGIC_SIZE, SYNC_SIZE, AvroFileHeader
 from pyiceberg.schema import Schema
 from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
 
-from pyspark_lookup.core.memory import check_room
+from pyspark_lookup.core.memory import check_room, has_room
 from pyspark_lookup.options.conf_file import redact
 
-_SYNC_BYTES = 16
 _BYTES_AT_MOST = 2**29  # the most that the records of a file may take when decompressed
 _RECORD_BYTES = 1000  # approximate memory for a record
 _NESTED = ("type", "fields", "items", "values")
@@ -117,8 +115,23 @@ class Decoder(BinaryDecoder):
         self.read_int()
 
 
-# For a small manifest, making this reader takes longer than reading its records.
-_HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
+def _read_header(decoder: Decoder) -> AvroFileHeader:
+    """The header at the beginning of a file. PyIceberg's reader of it takes longer than the records of a small manifest.
+
+    Raises EOFError if the header is cut off, ValueError if it is impossible.
+    """
+    magic = decoder.read(MAGIC_SIZE)
+    if magic != MAGIC:
+        raise ValueError("it does not begin like an Avro file")
+    meta: dict[str, str] = {}
+    while count := decoder.read_int():
+        if count < 0:  # then the number of bytes follows
+            count = -count
+            decoder.skip_int()
+        for _ in range(count):
+            name = decoder.read_utf8()
+            meta[name] = decoder.read_utf8()
+    return AvroFileHeader(magic, meta, decoder.read(SYNC_SIZE))
 
 
 class AvroFile:
@@ -131,7 +144,7 @@ class AvroFile:
         self._location = location
         self._decoder = Decoder(data)
         self._size = len(data)
-        self._header = cast("AvroFileHeader", _HEADER.read(self._decoder))
+        self._header = _read_header(self._decoder)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -154,9 +167,10 @@ class AvroFile:
                 raise ValueError(f"a block claims to have {count} records in {len(data)} bytes")
             records += count
             read_bytes += len(data)
-            check_room(records * _RECORD_BYTES, f"{redact('path', self._location)}: {records} records")
+            if not has_room(records * _RECORD_BYTES):
+                check_room(records * _RECORD_BYTES, f"{redact('path', self._location)}: {records} records")
             yield count, data
-            if self._decoder.read(_SYNC_BYTES) != self._header.sync:
+            if self._decoder.read(SYNC_SIZE) != self._header.sync:
                 raise ValueError("a block does not end with the file's sync marker")
 
     def _decompress(self, data: bytes, at_most: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -29,18 +29,27 @@ _AUTHORITY = r"^(?P<authority>[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)"
 
 
 class IcebergColumns(FileColumns):
-    """The files of one snapshot: the files in the `rows` of `base`, and those of the `added` entries. `deletes`: the snapshot's delete
-    files."""
+    """The files of one snapshot: the files in the `rows` of `base`, and those of the `added` entries. `list_deletes`: returns the snapshot's
+    delete files. A lookup that caches answer does not need them."""
 
     def __init__(
-        self, files: IcebergFiles, base: EntryColumns, rows: Numbers, added: Sequence[Entry], deletes: Sequence[Entry]
+        self,
+        files: IcebergFiles,
+        base: EntryColumns,
+        rows: Numbers,
+        added: Sequence[Entry],
+        list_deletes: Callable[[], Sequence[Entry]],
     ) -> None:
         self.files = files
         self.base = base
         self.urls, self.sizes = base.urls, base.sizes
         self._rows = rows
         self._added = added
-        self._deletes = deletes
+        self._list_deletes = list_deletes
+
+    @cached_property
+    def _deletes(self) -> Sequence[Entry]:
+        return self._list_deletes()
 
     @cached_property
     def index(self) -> DeleteFileIndex:
@@ -70,6 +79,9 @@ class IcebergColumns(FileColumns):
         return self.files.file(self.base.entry(row), self.index)
 
     # --- columns of the table ---------------------------------------------------------------------
+
+    def identities(self, rows: Numbers) -> pa.Array:
+        return self.files.identities(as_array(self.base.sequences[rows]))
 
     def partition_values(self, name: str) -> pa.Array:
         codes = range(len(self.base.partitions))

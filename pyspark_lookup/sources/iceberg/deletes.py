@@ -170,7 +170,7 @@ class EqualityDeletes:
     schema: str
     columns: tuple[StoredColumn, ...]
     current_columns: tuple[StoredColumn, ...]
-    bounds: tuple[tuple[str, ColumnStats], ...] = ()
+    bounds: Mapping[str, ColumnStats] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -178,9 +178,13 @@ class EqualityDeletes:
 
     @property
     def keys(self) -> FileVersion:
-        statistics = FileStatistics(None, dict(self.bounds))
+        statistics = FileStatistics(None, self.bounds)
         columns = self.current_columns
         return FileVersion(self.url, self.size, DELETE_FILE, statistics=statistics, columns=columns, format=self.format)
+
+    @property
+    def compared(self) -> tuple[tuple[StoredColumn, ...], str]:
+        return self.columns, self.schema
 
     @cached_property
     def equality(self) -> EqualityColumns:
@@ -190,7 +194,7 @@ class EqualityDeletes:
         columns = [[column.to_json() for column in column_set] for column_set in (self.columns, self.current_columns)]
         bounds = [
             [name, value_to_json(stats.low), value_to_json(stats.high), stats.null_count, stats.rows]
-            for name, stats in self.bounds
+            for name, stats in self.bounds.items()
         ]
         place = [self.url, self.size, self.format.value, self.sequence]
         return ["iceberg-equality", *place, self.schema, *columns, bounds]
@@ -203,15 +207,12 @@ class EqualityDeletes:
         stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
         schema_of_text(as_text(schema))
         form, counts = FileFormatName(form), (as_count(size), as_count(sequence))
-        stats = tuple(
-            (
-                as_text(name),
-                ColumnStats(
-                    value_from_json(low), value_from_json(high), None if nulls is None else int(nulls), int(rows)
-                ),
+        stats = {
+            as_text(name): ColumnStats(
+                value_from_json(low), value_from_json(high), None if nulls is None else int(nulls), int(rows)
             )
             for name, low, high, nulls, rows in bounds
-        )
+        }
         return cls(as_text(url), counts[0], form, counts[1], schema, stored_columns, current_columns, stats)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import decimal
+import functools
 import json
 import math
 import re
@@ -242,8 +243,12 @@ def text_of_partition(entry: Entry) -> str:
     return json.dumps([entry.spec_id, entry.partition_ids, [value_to_json(value) for value in entry.partition]])
 
 
+@functools.lru_cache(maxsize=256)
 def parse_partition(text: str) -> Partition:
-    """The partition that `text_of_partition` wrote. Raises one of `decoding.UNREADABLE` for malformed text."""
+    """The partition that `text_of_partition` wrote. Raises one of `decoding.UNREADABLE` for malformed text.
+
+    Cached, because many files of a table without partitions have the same one.
+    """
     spec_id, ids, values = json.loads(text)
     return int(spec_id), tuple(map(int, ids)), tuple(map(value_from_json, values))
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
@@ -268,6 +269,10 @@ class IcebergFiles:
             format=self.parse_format(entry),
         )
 
+    def identities(self, sequences: pa.Array) -> pa.Array:
+        """The identities of data files with these sequence numbers."""
+        return pc.binary_join_element_wise(self._identity, sequences.cast(pa.string()), "-")
+
     def check(self, entry: Entry) -> None:
         """Raise NotSupportedError, or one of `decoding.UNREADABLE`, if the file of an entry could not be read."""
         self.partition_values(entry)
@@ -388,17 +393,14 @@ class IcebergFiles:
         """The equality delete file of an entry. Raises ValueError if no schema has one of the columns by which it deletes."""
         if entry.equality_ids not in self._equality_columns:
             self._equality_columns[entry.equality_ids] = self._find_equality_columns(entry)
+        columns = self._equality_columns[entry.equality_ids]
         return EqualityDeletes(
             self.resolve_url(entry.location),
             entry.size,
             self.parse_format(entry),
             entry.sequence,
-            *self._equality_columns[entry.equality_ids],
-            tuple(
-                (column.name, stats)
-                for column in self._equality_columns[entry.equality_ids][2]
-                if (stats := self.find_stats(entry, column.name)) is not None
-            ),
+            *columns,
+            _Bounds(self, entry, [column.name for column in columns[2]]),
         )
 
     def _find_equality_columns(self, entry: Entry) -> tuple[str, tuple[StoredColumn, ...], tuple[StoredColumn, ...]]:
@@ -434,16 +436,18 @@ def _isolate_field(field_path: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
 
 
 class _Bounds(Mapping[str, ColumnStats]):
-    """The statistics of a file's columns by name, each found when it is first needed."""
+    """The statistics of a file's columns by name, each found when it is first needed. `names`: only of these columns."""
 
-    def __init__(self, files: IcebergFiles, entry: Entry) -> None:
+    def __init__(self, files: IcebergFiles, entry: Entry, names: Sequence[str] | None = None) -> None:
         self._files = files
         self._entry = entry
+        self._names = names
         self._stats: dict[str, ColumnStats | None] = {}
 
     def __getitem__(self, name: str) -> ColumnStats:
         if name not in self._stats:
-            self._stats[name] = self._files.find_stats(self._entry, name)
+            is_known = self._names is None or name in self._names
+            self._stats[name] = self._files.find_stats(self._entry, name) if is_known else None
         stats = self._stats[name]
         if stats is None:
             raise KeyError(name)

@@ -20,6 +20,7 @@ from pyspark_lookup.storage.ufs import Ufs
 _PACKAGE = "pyspark_lookup.sources.iceberg"
 _ENTRIES_KEPT = 5000  # entries of manifests that a process caches
 _TOGETHER_BYTES = 64 * 1024  # of a manifest that is decoded together with others
+_TOGETHER = 512  # manifests that are decoded together
 
 RecentEntries = dict[str, list[Entry]]
 """The entries of manifests that this process has read, by location."""
@@ -65,7 +66,6 @@ class ManifestReader:
         """Add the live files of manifests to a builder, those of most data files without an `Entry` for each. `keeps`: as for `read`."""
         data = self._read_contents([manifest for manifest in manifests if manifest.location not in self._recent], keeps)
         together: list[tuple[Manifest, bytes]] = []
-        size = 0
         for manifest in manifests:
             content = data.get(manifest.location)
             if content is None or not manifest.has_data:
@@ -75,10 +75,9 @@ class ManifestReader:
                 self._fill(builder, [(manifest, content)])
             else:
                 together.append((manifest, content))
-                size += len(content)
-                if size > _TOGETHER_BYTES:
+                if len(together) == _TOGETHER:
                     self._fill(builder, together)
-                    together, size = [], 0
+                    together = []
         self._fill(builder, together)
 
     def _fill(self, builder: EntryBuilder, manifests: Sequence[tuple[Manifest, bytes]]) -> None:

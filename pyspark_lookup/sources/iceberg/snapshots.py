@@ -319,8 +319,11 @@ def _make_columns(
     manifests."""
     entries = [entry for some in tail for entry in some]
     added = [entry for entry in entries if entry.content == DATA]
-    deletes = [*base.live_deletes(live), *(entry for entry in entries if entry.content != DATA)]
-    return IcebergColumns(files, base, base.live_rows(live), added, deletes)
+
+    def list_deletes() -> list[Entry]:
+        return [*base.live_deletes(live), *(entry for entry in entries if entry.content != DATA)]
+
+    return IcebergColumns(files, base, base.live_rows(live), added, list_deletes)
 
 
 def _lacking(base: EntryColumns | None, manifests: Sequence[Manifest]) -> list[Manifest]:

@@ -228,6 +228,7 @@ class Disk(Segments, Claims, Counters):
         creates: bool = True,
     ) -> None:
         super().__init__(root, max_bytes, metrics, now_s, creates)
+        self._blocks = str(self._root / "blocks")
         self._rng = rng
         self._swept_s = float("-inf")
 
@@ -235,11 +236,11 @@ class Disk(Segments, Claims, Counters):
 
     def versions_held(self, path_key: str) -> frozenset[str]:
         """The version keys under which blocks of this path are on disk."""
-        return frozenset(list_names(self._root / "blocks" / path_key[:2] / path_key))
+        return frozenset(list_names(f"{self._blocks}/{path_key[:2]}/{path_key}"))
 
     def blocks_held(self, path_key: str, version_key: str) -> frozenset[tuple[int, int]]:
         """(offset, length) of each block of a file version that is on disk now."""
-        names = list_names(self._root / "blocks" / path_key[:2] / path_key / version_key)
+        names = list_names(f"{self._blocks}/{path_key[:2]}/{path_key}/{version_key}")
         pairs = (name.split("-") for name in names)
         return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p)))
 

@@ -793,7 +793,7 @@ def read_content(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, flo
         raise
 
 
-def list_names(path: Path) -> list[str]:
+def list_names(path: Path | str) -> list[str]:
     """The names in a directory; none if it cannot be listed."""
     try:
         return os.listdir(path)

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -81,6 +81,10 @@ class EqualityDeletes(Protocol):
     def equality(self) -> EqualityColumns:
         """The columns by whose values rows are deleted."""
 
+    @property
+    def compared(self) -> Hashable:
+        """A value that is equal for deletes with equal `equality`, except for the file: cheaper to compare."""
+
     def to_json(self) -> list[Any]:
         """The deletes as a JSON list. Its first item is the kind, for which `versions.model.DELETES` has the parser."""
 
@@ -106,10 +110,9 @@ class EqualityGroup:
     @cached_property
     def by_columns(self) -> tuple[tuple[EqualityColumns, tuple[EqualityDeletes, ...]], ...]:
         """For each set of columns: these columns, and the deletes that compare them, in order."""
-        groups: dict[tuple[object, ...], list[EqualityDeletes]] = {}
+        groups: dict[Hashable, list[EqualityDeletes]] = {}
         for deletes in self.files:
-            columns = deletes.equality
-            groups.setdefault((columns.file.columns, columns.schema), []).append(deletes)
+            groups.setdefault(deletes.compared, []).append(deletes)
         return tuple((some[0].equality, tuple(some)) for some in groups.values())
 
     @cached_property
@@ -227,6 +230,11 @@ class FileVersion:
     def immutable(self) -> bool:
         """Whether the file's name alone determines its bytes."""
         return self.identity.startswith(IMMUTABLE)
+
+    @property
+    def state_name(self) -> str | None:
+        """A text of URL, size and identity, which determines the bytes of an immutable file; None for any other file."""
+        return f"{self.url}\0{self.size}\0{self.identity}" if self.immutable else None
 
     def to_json(self) -> list[Any]:
         """The file as a JSON list, without the fields that come from the table's metadata."""
