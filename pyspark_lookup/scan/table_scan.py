@@ -708,18 +708,18 @@ class Scan(TableScan):
             lambda places: [remaining[place].file for place in small[places].tolist()],
         )
         remains = np.ones(len(remaining), np.bool_)
-        found: dict[int, tuple[MergedFiles, int]] = {}
+        by_place: dict[int, tuple[MergedFiles, int]] = {}
         for part in parts:
             places, numbers = part.find(names)
             if len(places):
                 has_values = self._have_values(table, part, remaining[int(places[0])], conditions, projection)[numbers]
                 remains[places] = has_values
                 pairs = zip(places[has_values].tolist(), numbers[has_values].tolist(), strict=True)
-                found |= {place: (part, number) for place, number in pairs}
+                by_place |= {place: (part, number) for place, number in pairs}
         chosen = np.flatnonzero(remains).tolist()
         self._metrics.inc("rowGroupsPrunedCount", len(remaining) - len(chosen))
         slices = [remaining[place] for place in chosen]
-        located = ((number, found.get(place)) for number, place in enumerate(chosen))
+        located = ((number, by_place.get(place)) for number, place in enumerate(chosen))
         return slices, {n: MergedIndex(at[0], slices[n].file.size, at[1]) for n, at in located if at is not None}
 
     def _have_values(

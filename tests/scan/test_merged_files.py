@@ -46,11 +46,11 @@ class Process:
 
     def gets(self) -> list[str]:
         """The names of the files that were read since the last call."""
-        found = [
+        urls = [
             str(subject[0]) for kind, subject in self.host.store.calls if kind == "get" and isinstance(subject, tuple)
         ]
         self.host.store.calls.clear()
-        return sorted(url.rsplit("/", 1)[-1] for url in found)
+        return sorted(url.rsplit("/", 1)[-1] for url in urls)
 
 
 class Files:
