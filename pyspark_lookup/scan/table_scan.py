@@ -693,9 +693,12 @@ class Scan(TableScan):
         disk = self._blocks.disk
         if disk is None or not conditions or len(remaining) < self._merged_from or not self.splittable(table):
             return remaining, {}
-        names = _state_names(remaining)
         sizes = file_sizes(remaining.files if isinstance(remaining, WholeFiles) else [p.file for p in remaining])
-        small = np.flatnonzero(as_bools(names.is_valid()) & (sizes <= _MERGED_BYTES))
+        is_small = sizes <= _MERGED_BYTES
+        if np.count_nonzero(is_small) < self._merged_from:
+            return remaining, {}
+        names = _state_names(remaining)
+        small = np.flatnonzero(is_small & as_bools(names.is_valid()))
         if len(small) < self._merged_from:
             return remaining, {}
         if self._small_files is None:
