@@ -33,10 +33,16 @@ def refusal(*layers: Mapping[str, str], conf: Mapping[str, str] | None = None) -
     return str(caught.value)
 
 
+PROVIDED = {
+    "lookup.provider": "m:f",
+    "lookup.keys": "id",
+    "lookup.cache": "PARTIAL",
+    "lookup.partial-cache.max-rows": "1",
+}
 # Options that are one of a few values, which come in any letter case, with spaces around; and what they need beside them.
 CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
     ("lookup.format", enums.FileFormatName, {}), ("lookup.view", enums.View, {}),
-    ("lookup.on-error", enums.OnError, {}), ("lookup.on-busy", enums.OnBusy, {}),
+    ("lookup.on-error", enums.OnError, PROVIDED), ("lookup.on-busy", enums.OnBusy, {}),
     ("lookup.version-at", enums.VersionAt, {}), ("lookup.on-version-gone", enums.OnVersionGone, {}),
     ("lookup.write.mode", enums.KeyedWrite, {}), ("lookup.write.missing-columns", enums.MissingColumns, {}),
     ("lookup.stream.start", enums.StreamStart, {}), ("lookup.overlap", enums.Overlap, {}), ("lookup.range.bounds", enums.Bounds, {}),

@@ -55,7 +55,7 @@ class MariadbServer:
         """Returns when the server takes connections; does nothing if it runs."""
         if self._process is not None:
             return
-        settings = f"datadir={self._directory}/data socket={self._directory}/s pid-file={self._directory}/pid bind-address=127.0.0.1 port={self.port} general-log=1 general-log-file={self._log} innodb-flush-log-at-trx-commit=0 innodb-buffer-pool-size=32M character-set-server=utf8mb4"
+        settings = f"datadir={self._directory}/data socket={self._directory}/s pid-file={self._directory}/pid bind-address=127.0.0.1 port={self.port} general-log=1 general-log-file={self._log} innodb-flush-log-at-trx-commit=2 innodb-buffer-pool-size=32M character-set-server=utf8mb4"
         command = [program("mariadbd"), "--no-defaults", *self._user, *(f"--{text}" for text in settings.split())]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(["sh", "-c", _GUARD, "sh", *command], cwd="/", stdin=subprocess.PIPE, stdout=log, stderr=log)  # fmt: skip

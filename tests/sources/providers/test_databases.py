@@ -372,7 +372,7 @@ def test_without_a_server(served: Database) -> None:
         assert table.get(1)[0]["name"] == "one"
         return table
 
-    failing, later, versioned = opened(2, PARTIAL), opened(1), opened(0, version)
+    failing, later, versioned = opened(2, PARTIAL), opened(1), opened(1, version)
     served.server.stop()
     expected = r"provider \w+://127\.0\.0\.1:\d+/\w+\S* failed to look up key id = [29] and 1 more in 3 attempts"
     with pytest.raises(LookupFunctionError, match=expected):
@@ -499,9 +499,9 @@ def test_versions_that_are_no_value(database: Database, query: str, says: str) -
 def test_a_query(database: Database) -> None:
     """In the database's own SQL, with a comment at its end; its columns are its keys."""
     name = database.create_of(PEOPLE)
-    sql = f"SELECT id AS key, max(name) AS name FROM {database.quoted(name)} GROUP BY id; -- of people"
-    declared = {"lookup.schema": "key BIGINT, name STRING"} if database.scheme == "sqlite" else {}
-    assert database.query(sql.replace("; --", " --"), "key", declared).get(2) == [{"key": 2, "name": "zwei"}]
+    sql = f"SELECT id AS code, max(name) AS name FROM {database.quoted(name)} GROUP BY id; -- of people"
+    declared = {"lookup.schema": "code BIGINT, name STRING"} if database.scheme == "sqlite" else {}
+    assert database.query(sql.replace("; --", " --"), "code", declared).get(2) == [{"code": 2, "name": "zwei"}]
 
 
 class AdbcSqlite(AdbcDatabase):
