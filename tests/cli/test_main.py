@@ -141,7 +141,7 @@ def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
     assert found["sizes"][-1] == {"max_rows": 7, "requests": 700, "hits": 693, "hit_rate": 0.99}
     assert advise("trace.parquet").json["distinct_keys"] == 2
     assert "column id is int64" in advise("words.txt").err
-    assert "no column 'id'" in advise("other.parquet").err
+    assert "no key column 'id'" in advise("other.parquet").err
 
 
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_what_gets_refuse(tmp_path: Path) -> None:
     assert table.get(cidr=None) == table.get_many(cidr=[None, None]).to_pylist() == []
     gets = [
         ({"cidr": "10.0.0.1"}, "argument cidr = '10.0.0.1': give a list or an array"),
-        ({"cidr": [1.5]}, "argument cidr has the type double; addresses are"),
+        ({"cidr": [1.5]}, "argument cidr has the type double; addresses must be"),
         ({"starts_with": [1]}, "argument starts_with has the type int64"),
         ({"keys": ["a"], "starts_with": ["a", "b"]}, "argument starts_with has 2 values for 1 keys"),
         ({"keys": ["a"], "cidr": ["a"]}, "lookup.keys = 'network' names only columns that argument cidr compares"),

@@ -96,9 +96,9 @@ def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     open_files = Scan._open
 
-    def note(self: Scan, table: Any, pieces: Sequence[Slice], projection: Any) -> Any:
+    def note(self: Scan, table: Any, pieces: Sequence[Slice], *more: Any) -> Any:
         names.extend(piece.file.url.rpartition("/")[2] for piece in pieces)
-        return open_files(self, table, pieces, projection)
+        return open_files(self, table, pieces, *more)
 
     monkeypatch.setattr(Scan, "_open", note)
     return names
