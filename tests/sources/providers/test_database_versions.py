@@ -13,6 +13,7 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from tests.support.databases import Database
+from tests.support.fuzzing import BY_NIGHT
 from tests.support.postgres import PostgresServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "databases.md").read_text(encoding="utf-8")
@@ -96,7 +97,7 @@ def test_recipes(database: Database, cache_dir: Path, seed: int) -> None:
     database.tables += [table for _, table in hosts]
     seen = dict.fromkeys(range(len(hosts)), 0)
     asked = pa.table({"id": pa.array(range(COUNT), pa.int32())})
-    for step in range(14):
+    for step in range(14 if BY_NIGHT else 6):
         customers.write(rng)
         for number in range(len(hosts)) if step == 0 else rng.sample(range(len(hosts)), 3):
             mode, table = hosts[number]
