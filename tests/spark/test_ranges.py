@@ -334,7 +334,7 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         ({"between": {"value": "low"}}, r"argument between = \{'value': 'low'\}: give one column of df .*'low', 'high'"),
         ({"between": {"value": ("low", "top"), "ip": ("low", "top")}}, "argument between = .*give one column"),
         ({"cidr": {"ip": "low"}}, "argument cidr: 'low' is int32; a network is one column of text, or two"),
-        ({"cidr": {"ratio": "text"}}, "argument cidr: 'ratio' is double; addresses are"),
+        ({"cidr": {"ratio": "text"}}, "argument cidr: 'ratio' is double; addresses must be"),
         ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes must be text or binary"),
         ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give one of them"),
         ({"starts_with": {"ip": "text"}, "strategy": "broadcast"}, "argument starts_with needs strategy='cache'"),
