@@ -15,14 +15,13 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.errors import LookupFunctionError, SchemaError, raise_ours
+from pyspark_lookup.errors import SchemaError, raise_ours
 from pyspark_lookup.sources.providers.databases.database import (
     Column,
     Condition,
     Connection,
     Database,
     Source,
-    select,
     since_place,
 )
 
@@ -45,15 +44,8 @@ class AdbcDatabase(Database):
         except ImportError as problem:
             self.missing(self.module.replace("_", "-"), problem)
         login = self.login()
-        try:
+        with self.connecting(login.get("password")):
             return _AdbcConnection(self, dbapi.connect(**self.arguments(login), autocommit=True))
-        except Exception as problem:
-            password = login.get("password")
-            if password and any(text in str(problem) for text in (password, urllib.parse.quote(password, safe=""))):
-                raise LookupFunctionError(
-                    f"{self.address.place} cannot be connected to: {type(problem).__name__}"
-                ) from None
-            raise
 
 
 class Snowflake(AdbcDatabase):
@@ -121,7 +113,7 @@ class _AdbcConnection(Connection):
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         # One statement sees one state.
-        statement = select(source, columns, [condition.sql] if condition else [], self._database.quote)
+        statement = self._database.select(source, columns, condition)
         with self._connection.cursor() as cursor:
             cursor.execute(statement, _bound(condition.parameters if condition else ()))
             yield from cursor.fetch_record_batch()
@@ -139,10 +131,9 @@ class _AdbcConnection(Connection):
         requested = f"{keys[0].key} IN ({', '.join('?' * values.num_rows)})"
         if len(keys) > 1:
             requested = f"({' OR '.join([f'({alike})'] * values.num_rows)})"
-        conditions = [condition.sql, requested] if condition else [requested]
         parameters = [*(condition.parameters if condition else ())]
         parameters += [pair for row in zip(*lists, strict=True) for pair in zip(row, keys, strict=True)]
-        return self._run(select(source, columns, conditions, self._database.quote), parameters)
+        return self._run(self._database.select(source, columns, condition, requested), parameters)
 
     def _run(self, statement: str, parameters: Sequence[tuple[Any, Column]]) -> pa.Table:
         with self._connection.cursor() as cursor:

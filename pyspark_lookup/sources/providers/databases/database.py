@@ -6,14 +6,16 @@ All SQL of this package comes from here and from the modules of the kinds. Names
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import re
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa
 
-from pyspark_lookup.errors import OptionError, raise_ours
+from pyspark_lookup.errors import LookupFunctionError, OptionError, raise_ours
 from pyspark_lookup.sources.providers.credentials import Credentials
 from pyspark_lookup.sources.providers.databases.address import Address
 
@@ -141,6 +143,28 @@ class Database(abc.ABC):
         # The line break ends a comment at the end of the text.
         return Source(f"(\n{text.rstrip().rstrip(';')}\n) AS t", "lookup.query")
 
+    def select(self, source: Source, columns: Sequence[Column], condition: Condition | None, *more: str) -> str:
+        """A SELECT of these columns, each under its name, of the rows for which the condition and those in `more` hold."""
+        values = ", ".join(f"{column.value} AS {self.quote(column.name)}" for column in columns)
+        conditions = [*([] if condition is None else [condition.sql]), *more]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {values} FROM {source.sql}{where}"
+
+    @contextlib.contextmanager
+    def connecting(self, password: str | None) -> Iterator[None]:
+        """While a driver connects: its error is not shown if it shows the password, in whatever spelling."""
+        try:
+            yield
+        except Exception as problem:
+            spellings = (
+                () if not password else (password, *(urllib.parse.quote(password, safe=safe) for safe in ("", "/")))
+            )
+            if any(spelling in str(problem) for spelling in spellings):
+                raise LookupFunctionError(
+                    f"{self.address.place} cannot be connected to: {type(problem).__name__}"
+                ) from None
+            raise
+
     def login(self) -> dict[str, str]:
         """`user` and `password`, as far as the function of `lookup.credentials` and the URL say them."""
         login = {"user": self.address.user} if self.address.user else {}
@@ -193,11 +217,18 @@ def split_name(name: str, quote: str) -> list[str]:
         place += 1
 
 
-def select(source: Source, columns: Sequence[Column], conditions: Sequence[str], quote: Callable[[str], str]) -> str:
-    """A SELECT of these columns, each under its name."""
-    values = ", ".join(f"{column.value} AS {quote(column.name)}" for column in columns)
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return f"SELECT {values} FROM {source.sql}{where}"
+def values_of(condition: Condition | None) -> list[Any]:
+    """The values of a condition's parameters, in their order."""
+    return [] if condition is None else [value for value, _ in condition.parameters]
+
+
+def batch_from_rows(
+    rows: Sequence[Sequence[Any]], columns: Sequence[Column], array_of: Callable[[Sequence[Any], Column], pa.Array]
+) -> pa.RecordBatch:
+    """Rows that a driver returns one by one as a batch. `array_of`: makes the array of a column's values."""
+    values = zip(*rows, strict=True) if rows else ((),) * len(columns)
+    arrays = [array_of(cells, column) for cells, column in zip(values, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
 
 
 def since_place(statement: str, placeholder: str) -> tuple[str, int]:

@@ -18,8 +18,8 @@ from pyspark_lookup.sources.providers.databases.database import (
     Connection,
     Database,
     Source,
-    select,
     since_place,
+    values_of,
 )
 
 
@@ -83,7 +83,7 @@ class _DuckdbConnection(Connection):
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         # One statement sees one state.
-        statement = select(source, columns, [condition.sql] if condition else [], self._database.quote)
+        statement = self._database.select(source, columns, condition)
         yield from self._run(statement, condition).to_arrow_reader(BATCH_ROWS)
 
     def rows_of_keys(
@@ -98,12 +98,12 @@ class _DuckdbConnection(Connection):
         self._connection.register("lookupcache_keys", values.rename_columns(names))
         pairs = [f"{key.key} = {key.parameter.format(f'k.{name}')}" for key, name in zip(keys, names, strict=True)]
         joined = Source(f"lookupcache_keys AS k JOIN {source.sql} ON {' AND '.join(pairs)}", source.label)
-        statement = select(joined, columns, [condition.sql] if condition else [], self._database.quote)
+        statement = self._database.select(joined, columns, condition)
         rows: pa.Table = self._run(statement, condition).to_arrow_table()
         return rows
 
     def _run(self, statement: str, condition: Condition | None) -> Any:
-        parameters = [value for value, _ in condition.parameters] if condition else []
+        parameters = values_of(condition)
         return self._connection.sql(statement, params=parameters) if parameters else self._connection.sql(statement)
 
     def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:

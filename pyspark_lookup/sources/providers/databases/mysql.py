@@ -17,8 +17,9 @@ from pyspark_lookup.sources.providers.databases.database import (
     Connection,
     Database,
     Source,
-    select,
+    batch_from_rows,
     since_place,
+    values_of,
 )
 
 _INTEGERS = {"TINY": 8, "SHORT": 16, "INT24": 32, "LONG": 32, "LONGLONG": 64}
@@ -111,11 +112,11 @@ class _MysqlConnection(Connection):
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         from pymysql.cursors import SSCursor
 
-        statement = select(source, columns, [condition.sql] if condition else [], self._database.quote)
+        statement = self._database.select(source, columns, condition)
         cursor = self._connection.cursor(SSCursor)  # it does not hold all rows
         try:
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-            cursor.execute(statement, _values(condition))
+            cursor.execute(statement, values_of(condition))
             while rows := cursor.fetchmany(BATCH_ROWS):
                 yield _batch(rows, columns, source)
             cursor.execute("COMMIT")
@@ -139,10 +140,9 @@ class _MysqlConnection(Connection):
         marks = ", ".join(key.parameter.format("%s") for key in keys)
         names = ", ".join(key.key for key in keys)
         requested = f"({names}) IN ({', '.join([f'({marks})'] * values.num_rows)})"
-        conditions = [condition.sql, requested] if condition else [requested]
-        parameters = [*_values(condition), *(value for row in zip(*lists, strict=True) for value in row)]
+        parameters = [*values_of(condition), *(value for row in zip(*lists, strict=True) for value in row)]
         with self._connection.cursor() as cursor:
-            cursor.execute(select(source, columns, conditions, self._database.quote), parameters)
+            cursor.execute(self._database.select(source, columns, condition, requested), parameters)
             return pa.Table.from_batches([_batch(cursor.fetchall(), columns, source)])
 
     def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
@@ -210,14 +210,8 @@ def _charset(collation: int) -> str:
         return ""
 
 
-def _values(condition: Condition | None) -> list[Any]:
-    return [value for value, _ in condition.parameters] if condition else []
-
-
 def _batch(rows: Sequence[Sequence[Any]], columns: Sequence[Column], source: Source) -> pa.RecordBatch:
-    values = zip(*rows, strict=True) if rows else ((),) * len(columns)
-    arrays = [_array(cells, column, source) for cells, column in zip(values, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
+    return batch_from_rows(rows, columns, lambda values, column: _array(values, column, source))
 
 
 def _array(values: Sequence[Any], column: Column, source: Source) -> pa.Array:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.errors import LookupFunctionError
 from pyspark_lookup.sources.providers.databases.database import (
     BATCH_ROWS,
     UUID_PATTERN,
@@ -18,7 +17,6 @@ from pyspark_lookup.sources.providers.databases.database import (
     Connection,
     Database,
     Source,
-    select,
     since_place,
 )
 
@@ -58,15 +56,8 @@ class Postgresql(Database):
         uri = self.address.url
         if login:
             uri += ("&" if "?" in uri else "?") + urllib.parse.urlencode(login, quote_via=urllib.parse.quote)
-        try:
+        with self.connecting(login.get("password")):
             return _PostgresqlConnection(self, dbapi.connect(uri, autocommit=True))
-        except Exception as problem:
-            text, password = str(problem), login.get("password")
-            if password and (password in text or urllib.parse.quote(password) in text):
-                raise LookupFunctionError(
-                    f"{self.address.place} cannot be connected to: {type(problem).__name__}"
-                ) from None
-            raise
 
 
 class _PostgresqlConnection(Connection):
@@ -113,7 +104,7 @@ class _PostgresqlConnection(Connection):
         return Column(field.name, pa.string(), f"{raw}::text", f"{raw}::text", exact=False)
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
-        statement = select(source, columns, [condition.sql] if condition else [], self._database.quote)
+        statement = self._database.select(source, columns, condition)
         self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         with self._connection.cursor() as cursor:
             if condition is None or not condition.parameters:  # by COPY, which is streamed
@@ -140,7 +131,6 @@ class _PostgresqlConnection(Connection):
         values: pa.Table,
         condition: Condition | None,
     ) -> pa.Table:
-        quote = self._database.quote
         parameters = condition.parameters if condition else ()
         count = len(parameters)
         arrays = [
@@ -148,9 +138,8 @@ class _PostgresqlConnection(Connection):
             for key in keys
         ]
         casts = [key.parameter.format(f"${count + number}", array="[]") for number, key in enumerate(keys, 1)]
-        conditions = [condition.sql] if condition else []
         if len(keys) == 1:
-            statement = select(source, columns, [*conditions, f"{keys[0].key} = ANY ({casts[0]})"], quote)
+            statement = self._database.select(source, columns, condition, f"{keys[0].key} = ANY ({casts[0]})")
         else:
             names = [f"k{number}" for number in range(len(keys))]
             pairs = [f"{key.key} = k.{name}" for key, name in zip(keys, names, strict=True)]
@@ -158,7 +147,7 @@ class _PostgresqlConnection(Connection):
                 f"unnest({', '.join(casts)}) AS k ({', '.join(names)}) JOIN {source.sql} ON {' AND '.join(pairs)}",
                 source.label,
             )
-            statement = select(joined, columns, conditions, quote)
+            statement = self._database.select(joined, columns, condition)
         bound = _bound(parameters)
         bound = pa.record_batch(
             [*bound.columns, *arrays], [str(number) for number in range(len(bound.columns) + len(arrays))]

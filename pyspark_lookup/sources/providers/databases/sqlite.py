@@ -23,8 +23,9 @@ from pyspark_lookup.sources.providers.databases.database import (
     Connection,
     Database,
     Source,
-    select,
+    batch_from_rows,
     since_place,
+    values_of,
 )
 
 _VARIABLES = 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999  # SQLite's limit for a statement
@@ -77,8 +78,8 @@ class _SqliteConnection(Connection):
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         # One statement sees one state, with or without a transaction.
-        statement = select(source, columns, [condition.sql] if condition else [], self._database.quote)
-        parameters = [_plain(value) for value, _ in condition.parameters] if condition else []
+        statement = self._database.select(source, columns, condition)
+        parameters = [*map(_plain, values_of(condition))]
         with contextlib.closing(self._connection.execute(statement, parameters)) as cursor:
             while rows := cursor.fetchmany(BATCH_ROWS):
                 yield _batch(rows, columns, source)
@@ -101,11 +102,11 @@ class _SqliteConnection(Connection):
         joined = Source(f"k JOIN {source.sql} ON {' AND '.join(pairs)}", source.label)
         statement = (
             f"WITH k ({', '.join(names)}) AS (VALUES {', '.join([marks] * values.num_rows)}) "
-            f"{select(joined, columns, [condition.sql] if condition else [], self._database.quote)}"
+            f"{self._database.select(joined, columns, condition)}"
         )
         lists = [_stored(values[key.name].combine_chunks()).to_pylist() for key in keys]
         parameters = [value for row in zip(*lists, strict=True) for value in row]
-        parameters += [_plain(value) for value, _ in condition.parameters] if condition else []
+        parameters += map(_plain, values_of(condition))
         rows = self._connection.execute(statement, parameters).fetchall()
         return pa.Table.from_batches([_batch(rows, columns, source)])
 
@@ -157,9 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def _batch(rows: Sequence[Sequence[object]], columns: Sequence[Column], source: Source) -> pa.RecordBatch:
-    values = zip(*rows, strict=True) if rows else ((),) * len(columns)
-    arrays = [_array(cells, column, source) for cells, column in zip(values, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
+    return batch_from_rows(rows, columns, lambda values, column: _array(values, column, source))
 
 
 def _array(values: Sequence[Any], column: Column, source: Source) -> pa.Array:
