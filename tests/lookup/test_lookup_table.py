@@ -444,15 +444,6 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
     assert site.state().position == before
 
 
-@pytest.mark.slow
-def test_a_users_script_is_typed() -> None:
-    """What a user writes passes `mypy --strict`, and what has no meaning does not."""
-    script = str(Path(__file__).parents[1] / "support" / "typed_script.py")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 def test_dictionaries_that_lack_different_columns(site: Site) -> None:
     """What an upsert's dictionary does not have is not null: nothing is lost."""
     rows = [{"id": 1, "a": "x", "b": 10}, {"id": 2, "a": "y", "b": 20}]

@@ -16,7 +16,9 @@ from tests.models.processes import Nursery
 from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 
 _HISTORIES = {"": 2, "delta": 1, "iceberg": 1, "changing": 1}
-"""How many by day, of all kinds of tables, of those whose histories are the longest, and of providers that tell changes."""
+"""How many, of all kinds of tables, of those whose histories are the longest, and of providers that tell changes."""
+_LATE = {"iceberg"}
+"""Of these, what takes half a minute and is left to the night."""
 _AT_END = 20
 FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
 PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put", FILES[1], 2)))
@@ -32,7 +34,11 @@ def nursery() -> Iterator[Nursery]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [pytest.param(kind, n, id=f"{kind or 'any'}-{n}") for kind, count in _HISTORIES.items() for n in seeds(count)],
+    [
+        pytest.param(kind, n, id=f"{kind or 'any'}-{n}", marks=[pytest.mark.nightly] * (kind in _LATE))
+        for kind, count in _HISTORIES.items()
+        for n in seeds(count)
+    ],
 )
 def test_any_history_is_read_alike(tmp_path: Path, nursery: Nursery, kind: str, seed: int) -> None:
     """Some histories, which are others by night; `LOOKUPCACHE_SEED` replays one, whose seed a failure has printed."""

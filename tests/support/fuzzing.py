@@ -23,9 +23,9 @@ ALLOWED = 2 * 2**30  # bytes beyond what a process has: a length that was believ
 
 
 def fuzzed(examples: int) -> settings:
-    """So many examples by night, times `MORE`; by day half of them."""
+    """So many examples by night, times `MORE`; by day a quarter of them."""
     return settings(
-        max_examples=examples * MORE if BY_NIGHT else (examples + 1) // 2,
+        max_examples=examples * MORE if BY_NIGHT else (examples + 3) // 4,
         deadline=None,
         print_blob=False,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
