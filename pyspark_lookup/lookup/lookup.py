@@ -196,11 +196,20 @@ def match_all(
 
 
 class LastRanges:
-    """Keeps the `SnapshotRanges` (index of ranges) of the last snapshot in which rows were looked up, for the next lookup."""
+    """Keeps the `SnapshotRanges` (index of ranges) of the last snapshot in which rows were looked up, for the next lookup.
+
+    When the full cache of the table makes a new snapshot in this process, its index is built before lookups see it.
+    """
 
     def __init__(self) -> None:
         # (the snapshot, the type of the values, the index): threads read and replace them together.
         self._last: tuple[Snapshot | None, pa.DataType | None, SnapshotRanges | None] = None, None, None
+        self._index: Callable[[Snapshot], SnapshotRanges] | None = None
+
+    def build_index(self, snapshot: Snapshot) -> None:
+        """Build the index of a snapshot as for the last lookup, and store it beside the snapshot."""
+        if self._index is not None:
+            self._index(snapshot)
 
     def get(
         self, reader: TableReader, plan: ReadPlan, match: Match, kind: pa.DataType, snapshot: Snapshot, has_keys: bool
@@ -213,9 +222,16 @@ class LastRanges:
         last_snapshot, last_kind, index = self._last
         if last_snapshot is not snapshot or last_kind != kind:
             full, index = reader.fulls.get_cache(plan.table, plan.options), None
+            derived = None if full is None else full.derived
+
+            def index_ranges(snapshot: Snapshot) -> SnapshotRanges:
+                return SnapshotRanges(snapshot, plan, match, kind, has_keys, derived)
+
+            if full is not None:
+                self._index = index_ranges
+                full.add_index_builder(self)
             with contextlib.suppress(SchemaError):
-                derived = None if full is None else full.derived
-                index = SnapshotRanges(snapshot, plan, match, kind, has_keys, derived)
+                index = index_ranges(snapshot)
                 _count_unmatched(reader, index)
                 _log_unmatched(plan, snapshot.version, index)
             self._last = snapshot, kind, index

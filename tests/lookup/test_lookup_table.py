@@ -4,8 +4,6 @@ import datetime
 import decimal
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path

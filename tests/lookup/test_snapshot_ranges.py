@@ -221,6 +221,29 @@ def test_lookups_of_several_kinds_in_turn(tmp_path: Path) -> None:
         assert table.metrics()["rangeEmptyCount"] == 2  # with keys, and without
 
 
+def test_a_reload_builds_the_index(tmp_path: Path) -> None:
+    """Before lookups see the new snapshot, so that none of them waits for it; also where the reload merges layers."""
+    path = tmp_path / "t"
+    path.mkdir()
+    numbers = pa.array(range(60))
+    for number in range(8):
+        file = path / f"{number}.parquet"
+        pq.write_table(pa.table({"id": numbers, "low": [number * 10] * 60, "high": [number * 10 + 8] * 60}), file)
+        wait_until_settled(file)
+    options = {**KEYED, "lookup.range": "low..high", "lookup.cache.dir": str(tmp_path / "cache")}
+    with LookupTable(str(path), options) as table:
+        assert [row["low"] for row in table.get(7, between=25)] == [20]
+        for number in range(8, 12):
+            file = path / f"{number}.parquet"
+            pq.write_table(pa.table({"id": numbers, "low": [number * 10] * 60, "high": [number * 10 + 8] * 60}), file)
+            wait_until_settled(file)
+            table.reload()
+            built = table.metrics()["derivedBuildCount"]
+            assert built > number - 8
+            assert [row["low"] for row in table.get(7, between=number * 10 + 5)] == [number * 10]
+            assert table.metrics()["derivedBuildCount"] == built
+
+
 # --- processes of one host ------------------------------------------------------------------------
 
 

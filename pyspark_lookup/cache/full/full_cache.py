@@ -23,6 +23,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from tqdm.auto import tqdm
 
@@ -303,6 +304,12 @@ _DERIVED_WAIT_S = 60.0  # at least: to compute arrays in each process takes long
 _SILENT_S = 600.0  # a load that has made no progress for so long counts as stuck
 
 
+class IndexBuilder(Protocol):
+    """Builds an index of snapshots, and stores it beside each of them (`FullCache.derived`)."""
+
+    def build_index(self, snapshot: Snapshot) -> None: ...
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class FullCache:
     """The full cache of one table, for one choice of keys, columns and partitions: finds, builds and reloads its snapshots on this host."""
@@ -327,6 +334,7 @@ class FullCache:
         self._load_log = LoadLog(self.key, self._url, self.disk, self.context)
         self._jobs = Jobs(f"lookupcache-load-{self.key[:8]}", self.context.start, self._do)
         self._gave_up_at_s: float | None = None
+        self._index_builders: tuple[weakref.ref[IndexBuilder], ...] = ()
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
             key_of(self.key, *self.options.full_cache.schedule),
@@ -353,6 +361,26 @@ class FullCache:
         """The arrays that are stored beside the snapshots."""
         wait_s = max(self.options.full_cache.build_wait_s, _DERIVED_WAIT_S)
         return DerivedArrays(self.key, self.disk, self.context, wait_s)
+
+    def add_index_builder(self, builder: IndexBuilder) -> None:
+        """From now on, have `builder` build its index of each new snapshot before queries see the snapshot. The cache keeps no reference to it.
+
+        If two threads add at once, one of the builders may be lost. Then the first lookup builds the index, and its builder is added again.
+        """
+        builders = [builder, *(known for known in (ref() for ref in self._index_builders) if known is not None)]
+        self._index_builders = tuple(weakref.ref(each) for each in dict.fromkeys(builders))
+
+    def _build_indexes(self, snapshot: Snapshot) -> None:
+        for builder in [ref() for ref in self._index_builders]:
+            try:
+                if builder is not None:
+                    builder.build_index(snapshot)
+            except Exception as problem:  # a lookup builds the index, and fails if that fails again
+                _log.info(
+                    "the index of a snapshot of %s is left to the first lookup: %s",
+                    self._url,
+                    foreign_text(str(problem)),
+                )
 
     def build(self, version: TableVersion, wait_s: float, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, which is built if there is none; None if the build takes longer than `wait_s` or fails.
@@ -598,6 +626,7 @@ class FullCache:
 
                 self._stored.show_progress()
                 snapshot, stored = self._make(state, version, tell)
+                self._build_indexes(snapshot)
         except CacheFullError as problem:
             self._refuse(state, problem)
             raise
@@ -749,7 +778,8 @@ class FullCache:
             layers = self.loader.load(
                 selected_version, layout, latest, state.latest.layers, lambda done, total: None, compact=True
             )
-        _, stored = self._stored.add(version, layers)
+        snapshot, stored = self._stored.add(version, layers)
+        self._build_indexes(snapshot)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self.context.metrics.inc("snapshotCompactionCount")
 
