@@ -258,7 +258,7 @@ def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
 
 
 def _each_part(kind: pa.DataType, other_kind: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
-    """Whether two types are nested alike, and `holds` is true for each part of `kind` and the same part of `other_kind`; False for flat types."""
+    """Whether two types are nested alike, and `holds` is true for each pair of corresponding parts. False for types that are not nested."""
     (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
     return shape is not None and shape == other_shape and all(map(holds, parts, other_parts))
 

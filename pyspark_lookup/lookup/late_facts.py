@@ -476,7 +476,7 @@ class LatePart:
         return from_bytes(self._state.read("facts", chunk.number), self._rules.facts)
 
     def _times(self, keys: pa.RecordBatch) -> Numbers:
-        """The times from which the facts of a chunk wait."""
+        """When each fact of a chunk began to wait (microseconds): on its arrival, or at the time in the fact. `keys`: the keys and times of the chunk."""
         return as_int64(keys.column(_ARRIVED if self._rules.event is None else _EVENT))
 
     def _waited_us(self, keys: pa.RecordBatch, rows: Numbers) -> Numbers:

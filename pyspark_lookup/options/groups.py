@@ -271,7 +271,7 @@ class VersionOptions:
     # fmt: off
     source: enums.MetadataSource = option(
         "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
-        doc="Who says which version is current: the store (UFS, the under file system), which each query asks once, or this host (CACHE), "
+        doc="Who says which version is current: the store (UFS, the underlying file system), which each query asks once, or this host (CACHE), "
             "which asks the store only from time to time.",
     )
     sync_interval_s: float | None = option(

@@ -2,7 +2,7 @@
 
 A stream of upserts leaves a small file with each commit. To open a thousand of them takes a second, even if the cache directory has their
 bytes; to look up a key in all their rows takes milliseconds. So one process reads these files once, with all columns, and writes their rows
-one file after the other. Small files that come later are another part, and parts are joined as they grow.
+one file after the other, as one part. Later small files become further parts, and parts are joined as they grow.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MergedFiles:
         return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
 
     def take(self, numbers: Numbers) -> MergedFiles:
-        """The same without the files that are not among `numbers`, which are ascending."""
+        """Only the files with these numbers (ascending), and their rows."""
         starts = self.starts()
         sizes = self.ends[numbers] - starts[numbers]
         ends = np.cumsum(sizes)
@@ -120,8 +120,8 @@ class MergedIndex(FileIndex):
 class SmallFiles:
     """The merged files of one table, in the host's cache directory `disk`. `table`: a key of the table.
 
-    `open_files`: opens files without keeping their bytes in the cache directory. So many files as `merged_from` are merged, if they are not
-    yet. `wait_s`: how long to wait for another process that merges the table's files.
+    `open_files`: opens files without keeping their bytes in the cache directory. `merged_from`: how many files that are in no part yet it takes
+    to merge them. `wait_s`: how long to wait for another process that merges the table's files.
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class SmallFiles:
     def find(
         self, names: pa.Array, version_names: Callable[[], pa.Array], files: Callable[[Numbers], Sequence[FileVersion]]
     ) -> list[MergedFiles]:
-        """The parts that together have most of these small files. Merges those that are in none, if they are many.
+        """The merged parts that together have these small files, except for a few. First merges the files that are in no part, if they are many.
 
-        `names`: of the files that a lookup needs, which never change. `version_names`: those of all files of its version. `files`: returns the
-        files at some places in `names`. Raises the errors of `open_files`.
+        `names`: the names of the files that a lookup needs; such files never change. `version_names`: returns the names of all files of its
+        version. `files`: returns the files at some places in `names`. Raises the errors of `open_files`.
         """
         with self._lock:
             parts = self._segments.find(self._key, _parse)
@@ -277,7 +277,7 @@ def _join(parts: Sequence[MergedFiles], made: Sequence[MergedFiles], version_nam
     """The parts to record: the present ones and the new ones, joined until each has at least twice the rows of the next one.
 
     Files that the version lacks are left out of the parts that are joined. A part of which the version has less than half, such as one from before a
-    compaction, is not joined: a reader of another version may need it. The oldest of these parts go if there are too many.
+    compaction, is not joined: a reader of another version may need it. If there are too many of these parts, the oldest are dropped.
     """
     others: list[MergedFiles] = []
     joined: list[MergedFiles] = []

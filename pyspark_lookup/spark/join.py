@@ -326,16 +326,20 @@ def _parse_wait(
 def _check_waiting(kind: str, strategy: str, table: DimensionTable, waiting: Wait) -> None:
     """Raise OptionError for a lookup whose rows cannot wait."""
     if kind not in ("left", "inner"):
-        raise OptionError(f"argument wait: rows wait in lookups with how='left' or how='inner', not {kind!r}")
+        raise OptionError(
+            f"argument wait needs how='left' or how='inner', not {kind!r}: give one of these, or leave wait out"
+        )
     if strategy == "broadcast":
-        raise OptionError("argument wait needs strategy='cache': a broadcast join keeps no rows")
+        raise OptionError(
+            "argument wait needs strategy='cache', because rows cannot wait in a broadcast join: change the strategy, or leave wait out"
+        )
     if table.parsed.read.on_error is OnError.NULL:
         raise OptionError(
             "option lookup.on-error = 'NULL': with the argument wait, a failed lookup must fail its micro-batch: remove the option"
         )
     for key in table.parsed.version.pins:
         raise OptionError(
-            f"option {key} names one version, which never gets the rows that rows wait for: with the argument wait, remove it"
+            f"option {key} names one version of the table, which never gets new rows, so waiting would be in vain: remove it, or the argument wait"
         )
     shows_changes = True
     if table.parsed.system is not None:

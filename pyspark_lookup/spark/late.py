@@ -145,7 +145,7 @@ def _pass_text(lookup: ChainedLookup, spec: LookupSpec) -> str:
 
 
 def _without_cached_misses(lookup: ChainedLookup, wait: Wait) -> LookupSpec:
-    """The lookup of keys for which facts wait. If time wakes them, and no version, it uses no partial cache: there they have no rows yet."""
+    """The lookup of keys for which facts wait. If keys are looked up again after a time, it uses no partial cache, which may say they have no rows."""
     spec = lookup.spec
     if wait.retry_s is None:
         return spec

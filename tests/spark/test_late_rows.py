@@ -231,7 +231,7 @@ def test_providers(spark: SparkSession, tmp_path: Path, versioned: bool) -> None
     asked = tmp_path / "asked"
     stream = Stream(spark, tmp_path, join)
     with pytest.raises(
-        OptionError, match="fixed-delay has no meaning" if versioned else "has no version.. that would wake rows"
+        OptionError, match="fixed-delay has no meaning" if versioned else "has no version.. that shows when"
     ):
         wrong = {"lookup.retry.fixed-delay": "1 min"} if versioned else {}
         facts = spark.readStream.schema(SCHEMA).parquet(str(stream.facts))

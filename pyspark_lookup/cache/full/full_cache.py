@@ -431,7 +431,10 @@ class FullCache:
             snapshot = self._load_first()
         elif self.options.full_cache.on_reload_failure is OnReloadFailure.FAIL and state.failures:
             self.schedule.ensure()
-            raise ReloadFailedError(f"the last reload of {self._url} failed: {state.error}")
+            raise ReloadFailedError(
+                f"the last reload of {self._url} failed, and lookup.full-cache.on-reload-failure = FAIL refuses older answers until a reload succeeds: "
+                f"{state.error}"
+            )
         elif self._is_stale(state):
             self.schedule.ensure()
             snapshot = self._renew(state)

@@ -87,7 +87,7 @@ def data_files(
         )
     if success_file and f"{listing.url.rstrip('/')}/_SUCCESS" not in listing.urls_ending("/_SUCCESS"):
         raise TableBusyError(
-            f"{redact('path', listing.url)} has no _SUCCESS file, which lookup.success-file = true requires: wait for the job that writes the table, or remove the option"
+            f"{redact('path', listing.url)} has no _SUCCESS file, which lookup.success-file = true requires: wait for the job that writes the table. Without the option, files of an unfinished job are read, too"
         )
     files = _select_data(listing, pattern)
     if not files:

@@ -82,8 +82,8 @@ class EntryBatch:
 class StatisticsPart:
     """The statistics of some data files, by field id.
 
-    They are stored in chunks with `counts` rows each. For each chunk and column there is a compressed Arrow file, unless the chunk has no
-    values of the column. `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
+    They are stored in chunks; `counts` has the number of rows of each chunk. A chunk has one compressed Arrow file for each column of which it
+    has values. `name`: the part's segment in the host's cache directory; None: the statistics are in memory.
     """
 
     def __init__(self, regions: Mapping[str, Any], counts: Sequence[int], name: str | None) -> None:

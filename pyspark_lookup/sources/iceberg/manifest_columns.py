@@ -198,7 +198,8 @@ class _Records:
         self._start, self._size = self._size, self._size + len(block)
 
     def measure(self, at: int, count: int, layout: _Layout, manifest: int, spec_id: int) -> int:
-        """Find the fields of records that begin at a place of the last block. Returns the place behind them. Raises IndexError or ValueError."""
+        """Find the fields of `count` records that begin at `at` in the last block. Returns the position after them. Raises IndexError or ValueError
+        for records that do not follow the layout."""
         data, view, start = self._blocks[-1], self._view, self._start
         steps = []
         for step in layout.steps:
@@ -348,7 +349,10 @@ class _Counts:
         self._ends: list[Numbers] = []  # the last bytes of the numbers of each map
 
     def measure(self, data: bytes, view: Numbers, at: int, count: int, width: int, record: int, start: int) -> int:
-        """Go to the end of a map or list with `count` items of `width` numbers. `start`: what is added to places in `view`."""
+        """The position in `data` after a map or list that begins at `at` and has `count` items of `width` numbers each.
+
+        Records where the numbers end. `view`: `data` as an array of bytes. `start`: the position of `data` among all blocks.
+        """
         count *= width
         ends = (view[at : at + 3 * count + 16] < _LATER).nonzero()[0]
         if len(ends) < count:
@@ -391,7 +395,7 @@ class _Bounds:
         self._head_bytes = b""
 
     def measure(self, data: bytes, view: Numbers, at: int, count: int, width: int, record: int, start: int) -> int:
-        """Go to the end of a map of `count` pairs. `start`: what is added to places in `view`."""
+        """The position in `data` after a map that begins at `at` and has `count` pairs. Records where they are. `view`, `start`: as in `_Counts.measure`."""
         if count != self._count or at + self._size > len(data) or view[self._heads + at].tobytes() != self._head_bytes:
             self._measure_pairs(data, view, at, count)
         if self._keeps:

@@ -1,4 +1,4 @@
-"""Credentials of other systems: options never have them, but name a function that returns them where they are needed."""
+"""Credentials of other systems. Options never hold them: an option names a function, which returns them where they are needed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pyspark_lookup.errors import LookupFunctionError, OptionError
 
 CREDENTIALS = "lookup.credentials"
 Credentials = Callable[[str], Mapping[str, str]]
-"""Returns, for the URL of a system, a dictionary of texts by name, such as `user` and `password`."""
+"""Takes the URL of a system and returns a dictionary of texts by name, such as `user` and `password`."""
 
 
 def credentials_function(name: str) -> Credentials:
     """The function `module:function`, which is imported when it is called.
 
-    Raises LookupFunctionError, without the function's own error, if it fails; OptionError if it returns anything but texts by name.
+    If the function fails, raises LookupFunctionError without the function's message. Raises OptionError if it returns anything but texts by name.
     """
 
     def call(url: str) -> Mapping[str, str]:
@@ -29,12 +29,13 @@ def credentials_function(name: str) -> Credentials:
         except Exception as problem:
             # Its text may hold the password, in a form that is not recognised.
             raise LookupFunctionError(
-                f"option {CREDENTIALS} names {name!r}, which failed with {type(problem).__name__}"
+                f"the function {name!r}, which option {CREDENTIALS} names, failed with {type(problem).__name__}. Its message may hold a secret, so it is left out: "
+                "call the function yourself to see it"
             ) from None
         texts = isinstance(answer, Mapping) and all(isinstance(text, str) for item in answer.items() for text in item)
         if not texts:
             raise OptionError(
-                f"option {CREDENTIALS} names {name!r}, which must return a dictionary of texts by name, such as user and password"
+                f"the function {name!r}, which option {CREDENTIALS} names, must return a dictionary whose keys and values are str, such as {{'user': …, 'password': …}}"
             )
         return dict(answer)
 

@@ -165,10 +165,10 @@ class _FunctionProvider(LookupProvider, Generic[_Function]):
 class LookupFunctionProvider(_FunctionProvider[LookupFunction]):
     """Looks up rows with a function. `lookup.cache` says whether this package caches them.
 
-    `changes`: a function that takes a version that some process has seen, and returns the keys whose rows have changed since then, as a table
-    with the key columns: at least these, with those of deleted rows. None if it cannot tell. Caches then keep all other keys when there is a
-    new `version`. `scan`: a function that returns all rows, as batches with the columns of `schema`; with it, the table can also be scanned,
-    and copied as a whole (lookup.cache=FULL).
+    `changes`: a function that takes a version that some process has seen, and returns a table with the keys whose rows have changed since then,
+    including the keys of deleted rows; or None if it cannot tell. It may return too many keys, but never too few: when there is a new
+    `version`, caches keep the rows of all other keys. `scan`: a function that returns all rows, as batches with the columns of `schema`. With
+    it, the table can also be scanned, and copied as a whole (lookup.cache=FULL).
     """
 
 

@@ -30,7 +30,7 @@ from pyspark_lookup.storage.disk import key_of
 _LOCK_WAIT_S = 5.0  # far longer than anybody holds a lock, unless the process is suspended
 _PERIODS_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _RATE = re.compile(r"(\d{1,6})\s*(?:/\s*(s|min|h))?")
-_FAR_S = 7 * 86400.0  # nobody waits that long: a damaged file says so
+_FAR_S = 7 * 86400.0  # a longer wait can only come from a damaged file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def parse_rate(text: str) -> Rate:
 
 
 class _State(Protocol):
-    """A few bytes that are read and written while nobody else does. Bytes that nobody has written are zeros."""
+    """A few bytes that one caller at a time reads and writes. Bytes that were never written are zeros."""
 
     def read(self, size: int, at: int) -> bytes: ...
 
@@ -69,9 +69,9 @@ class _InMemory:
 
 
 class _SharedState:
-    """The state with the key `name`, of this host if there is a cache directory, otherwise of this process.
+    """The state with the key `name`, which all processes of the host share if there is a cache directory; otherwise the state of this process.
 
-    Its first bytes name the boot. At the first use after another boot, the `head` bytes that follow are zeros.
+    Its first bytes name the boot. The first caller after a reboot sets the `head` bytes that follow to zero.
     """
 
     def __init__(self, context: HostContext, name: str, head: int) -> None:
@@ -101,11 +101,11 @@ class _SharedState:
             yield state
 
 
-_AT = 16  # the place of the state behind the boot
+_AT = 16  # where the state begins, after the name of the boot
 
 
 class RateLimit:
-    """At most `rate.calls` calls begin in any period of `rate.period_s` seconds: the one after them waits until the first is a period old.
+    """At most `rate.calls` calls begin in any period of `rate.period_s` seconds: a further call waits until the first of them is a period old.
 
     The file has the number of calls so far, and the times of the last `rate.calls` calls, in a ring. A caller takes the next place in the ring
     before it waits. `sleep` is called outside of the lock.
@@ -185,7 +185,7 @@ _BREAKER = struct.Struct("<Qdq256s")
 
 
 class CircuitBreaker:
-    """Refuses calls for `wait_s` seconds after five lookups in a row have failed altogether. Then it lets one lookup try again.
+    """Refuses calls for `wait_s` seconds after five calls in a row have failed for all their keys. Then it lets one lookup try again.
 
     While that lookup runs, or if its process dies, the others are refused for another `wait_s`.
     """
@@ -196,7 +196,7 @@ class CircuitBreaker:
         self._state = _SharedState(context, key_of("breaker", name), _BREAKER.size)
 
     def refusal(self, probes: bool) -> str | None:
-        """Why a call is refused; None if it may begin. `probes`: whether the call is a lookup or a scan, which tries whether the system is back."""
+        """Why a call is refused; None if it may begin. `probes`: whether the call is a lookup or a scan, which may test whether the system is back."""
         now_s = self._context.clock.steady_s()
         with self._state.open() as state:
             failures, refused_s, size, reason = _BREAKER.unpack(state.read(_BREAKER.size, _AT))
@@ -220,7 +220,7 @@ class CircuitBreaker:
                 state.write(bytes(_BREAKER.size), _AT)
 
     def failed(self, reason: str) -> None:
-        """Record that a call has failed altogether."""
+        """Record that a call has failed for all its keys."""
         text = reason.encode(errors="replace")[:256]
         with self._state.open() as state:
             failures = _BREAKER.unpack(state.read(_BREAKER.size, _AT))[0] + 1
@@ -232,9 +232,9 @@ _WATCH_EVERY_S = 1.0
 
 
 class CallGate:
-    """Lets the calls of the provider `name` begin, as soon as they are within its limits. There are none until `limit` is called.
+    """Delays or refuses calls of the provider `name`, so that they keep its limits. There are no limits until `limit` is called.
 
-    `timeout_s`: how long a call waits for a connection, at most. Waits count for no other timeout, see `waited_s`.
+    `timeout_s`: the longest wait for a connection. The time that calls wait counts against no other timeout, see `waited_s`.
     """
 
     def __init__(self, name: str, clock: HostClock, timeout_s: float) -> None:
@@ -299,7 +299,7 @@ class CallGate:
     # --- turns and connections ----------------------------------------------------------------------
 
     def waited_s(self) -> float:
-        """How long calls have waited for their turn in all, the present wait included."""
+        """The total time for which calls have waited for their turn, in seconds, including the present wait."""
         return self._waited_s
 
     async def sleep(self, seconds: float) -> None:
@@ -348,7 +348,7 @@ class CallGate:
         return connection
 
     def _pauses(self, operation: str) -> Generator[float, None, Connection | None]:
-        """The pauses until a connection is free, which is what the generator returns."""
+        """Yields the pauses (seconds) until a connection is free, and returns the connection."""
         connections = self._connections
         if connections is None or (connection := connections.acquire()) is not None:
             return None if connections is None else connection
@@ -365,7 +365,7 @@ class CallGate:
         )
 
     def keep(self, connection: Connection | None, function: object) -> None:
-        """Hold a connection for as long as a function is open. If its call hangs, this is until the call ends after all."""
+        """Keep a connection taken for as long as a function is open. If a call of the function hangs, that is until the call ends."""
         self._release = None if connection is None else weakref.finalize(function, connection.release)
 
     def disconnect(self) -> None:

@@ -51,7 +51,7 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     brings = CacheMode.PARTIAL if provided_table.cache is not None else CacheMode.FULL if whole else None
     if brings is not None and explicit_cache not in (None, brings):
         raise OptionError(
-            f"option lookup.cache = {options.cache.mode.value!r}: provider {provided_table.name} determines that it is {brings.value!r}: remove the option"
+            f"option lookup.cache = {options.cache.mode.value!r}: provider {provided_table.name} works only with {brings.value!r}: remove the option"
         )
     cache = brings or options.cache.mode
     if cache is CacheMode.FULL and not provided_table.scans:
@@ -71,12 +71,16 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
         )
     if provided_table.tells_changes and not provided_table.versioned:
         raise OptionError(
-            f"option {PROVIDER_OPTION} = {provided_table.name!r}: the provider has changes() but no version() since which they count: give it both"
+            f"option {PROVIDER_OPTION} = {provided_table.name!r}: the provider has changes() but no version(), and changes are counted from a version: give it a version(), too"
         )
     if options.read.on_error is OnError.STALE and (cache is CacheMode.NONE or provided_table.cache is not None):
-        why = "needs lookup.cache = 'PARTIAL' or 'FULL'" if cache is CacheMode.NONE else "needs a cache of this package"
+        why = (
+            "needs lookup.cache = 'PARTIAL' or 'FULL'"
+            if cache is CacheMode.NONE
+            else "needs a cache of lookupcache, not one that the provider brings"
+        )
         raise OptionError(
-            f"option lookup.on-error = 'STALE' {why}, from which to answer when provider {provided_table.name} fails: set 'FAIL' or 'NULL' instead"
+            f"option lookup.on-error = 'STALE' {why}, to have rows to answer with when provider {provided_table.name} fails: set that, or set 'FAIL' or 'NULL'"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided_table)

@@ -103,7 +103,7 @@ class ProviderOptions(KindOptions):
     # fmt: off
     provider: str | None = option(
         "lookup.provider", Kind("`http`, `redis` or `module:factory`", _parse_provider), None,
-        doc="A table of any other system, instead of files: an [HTTP API or Redis](services.md), or whatever a factory reads, which takes a "
+        doc="The table is in another system: in an [HTTP API or Redis](services.md), or in any system for which you name a factory that takes a "
             "`LookupContext` and returns a `LookupProvider`.",
     )
     parameters: tuple[tuple[str, str], ...] = option(
@@ -113,8 +113,8 @@ class ProviderOptions(KindOptions):
     )
     credentials: str | None = option(
         CREDENTIALS, Kind("`module:function`", parse_function), None,
-        doc="Databases, HTTP and Redis: a function that takes the URL and returns a dictionary with `user`, `password` or both; for HTTP also with a "
-            "`token`, or with headers. It is called on each machine that connects, for each connection.",
+        doc="Databases, HTTP and Redis: a function that takes the URL and returns a dictionary with `user`, `password` or both. For HTTP, it may "
+            "return a `token`, or headers by name, instead. Each process calls it whenever it connects.",
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
@@ -122,23 +122,23 @@ class ProviderOptions(KindOptions):
     )
     async_timeout_s: float = option(
         "lookup.async.timeout", POSITIVE_DURATION, 180.0, default_text="3 min",
-        doc="Providers: how long a call may take, retries included. Also applies to each batch of scan(), and to the "
-            "factory.",
+        doc="Providers: how long a call may take, with all its retries. The limit also holds for each batch of scan(), and for the factory.",
     )
     rate_limit: Rate | None = option(
         "lookup.rate-limit", Kind("`calls`, `calls/s`, `calls/min` or `calls/h`", parse_rate), None,
-        doc="Providers: how many calls a host makes in any second (or minute, or hour), at most, in all its processes and for all tables of the "
-            "same provider and path. Retries count, as do calls of version(), changes() and scan(). Other calls wait.",
+        doc="Providers: the most calls that a host may begin in any second (or minute, or hour). All its processes share the limit, for all tables "
+            "with the same provider and path. Retries count, and so do calls of version(), changes() and scan(). Further calls wait.",
     )
     max_connections: int | None = option(
         "lookup.max-connections", POSITIVE_COUNT, None,
-        doc="Providers: how many lookup functions a host has open at once, at most, in all its processes and for all tables of the same "
-            "provider and path; of asynchronous functions, how many calls. A scan counts as one. Other calls wait.",
+        doc="Providers: the most connections that a host may have open at once. Each open lookup function counts as one; if functions are "
+            "asynchronous, each call does. A scan counts as one. All processes share the limit, for all tables with the same provider and path. "
+            "Further calls wait.",
     )
     circuit_breaker_wait_s: float | None = option(
         "lookup.circuit-breaker.wait-duration", POSITIVE_DURATION, None,
-        doc="Providers: after five lookups in a row that failed altogether, in all processes of a host, lookups fail at once for this time. "
-            "Then one of them tries again.",
+        doc="Providers: after five calls in a row have failed for all their keys, in all processes of a host, calls fail at once for this long. "
+            "Then one lookup is let through: if it fails, calls fail at once for as long again.",
     )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,
@@ -147,11 +147,12 @@ class ProviderOptions(KindOptions):
     )
     retry_fixed_delay_s: float | None = option(
         "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
-        doc="Providers: the pause before keys without rows are looked up again. With the argument `wait` of `lookup_join`, alone.",
+        doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)`, set it without `lookup.retry.predicate` "
+            "and `lookup.retry.max-attempts`.",
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,
-        doc="Providers: how often keys without rows are looked up again, at most.",
+        doc="Providers: the most times that keys without rows are looked up again.",
     )
     # fmt: on
 
@@ -175,7 +176,7 @@ class ProviderOptions(KindOptions):
             )
         if self.credentials is not None and not isinstance(system_options(options), BuiltInOptions):
             raise OptionError(
-                f"option {CREDENTIALS} is for systems that options alone describe: set lookup.table, or lookup.provider = {' or '.join(map(repr, names))}, or remove it"
+                f"option {CREDENTIALS} is for tables of databases and for lookup.provider = {' or '.join(map(repr, names))}: set lookup.table or lookup.provider, or remove it"
             )
         if self.provider is None:
             is_built_in = system_options(options) is not None
@@ -211,28 +212,27 @@ class ProviderOptions(KindOptions):
         if self.provider is None:
             if retry_s is not None:
                 raise OptionError(
-                    f"option {self.retry_delay} is for tables of a provider; here, another version of the table wakes rows: remove it"
+                    f"option {self.retry_delay} is for tables of a provider; with the argument wait, rows of this table are looked up again in each new version: remove it"
                 )
             return
         if self.retry_predicate is not None:
             raise OptionError(
-                "options lookup.retry.predicate and lookup.retry.max-attempts: with the argument wait, rows wait for keys that have no rows yet, and "
-                "lookups do not repeat themselves: remove them"
+                "options lookup.retry.predicate and lookup.retry.max-attempts have no meaning with the argument wait, which looks up keys without rows "
+                "again by itself: remove them"
             )
         if retry_s is None and not shows_changes:
             raise OptionError(
-                f"argument wait: {self.place} has no version() that would wake rows: set {self.retry_delay}, alone, to say how often keys without "
-                "rows are looked up again"
+                f"argument wait: {self.place} has no version() that shows when to look up waiting rows again: set {self.retry_delay}, alone, to the time "
+                "after which they are looked up again"
             )
         if retry_s is not None and shows_changes:
             raise OptionError(
-                f"option {self.retry_delay} has no meaning with the argument wait, because another version of {self.place} wakes rows: remove it"
+                f"option {self.retry_delay} has no meaning with the argument wait, because waiting rows are looked up again in each new version of {self.place}: remove it"
             )
 
 
 def refuse_options_of_files(options: LookupOptions, system: str, *more: str) -> None:
-    """Raise OptionError if an option is set that has a meaning for tables of files only, or one of `more`. `system`: the option that names the
-    system."""
+    """Raise OptionError if an option is set that is only for tables of files, or one of `more`. `system`: the option that names the system."""
     of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
     of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", *more}
     of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
@@ -248,9 +248,9 @@ _log = logging.getLogger("pyspark_lookup.lookup")
 
 
 class BuiltInProvider(LookupFunctionProvider):
-    """A provider of this package, whose system can do both: look up keys, and return all rows.
+    """A provider of this package for a system that can both look up keys and return all rows.
 
-    `select`: returns rows, with the columns that it is told, for which a predicate holds (None: all), and maybe others.
+    `select`: takes names of columns and a predicate (None: all rows). Returns the rows for which the predicate holds, and maybe others.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class BuiltInProvider(LookupFunctionProvider):
 
 
 class BuiltInOptions(KindOptions):
-    """The options of a kind of system that this package reads by a provider of its own, instead of one that `lookup.provider` names."""
+    """The options of a system for which this package has a provider itself, so that users need no factory."""
 
     def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         """The factory of the provider for a read with these options."""
@@ -274,7 +274,7 @@ class BuiltInOptions(KindOptions):
 
 
 class NamedProviderOptions(BuiltInOptions):
-    """The options of a kind of system whose name `provider_name` is a value of `lookup.provider`. Their keys begin with `prefix`."""
+    """The options of a system that `lookup.provider` = `provider_name` chooses. Their keys begin with `prefix`."""
 
     provider_name: ClassVar[str]
     prefix: ClassVar[str]
@@ -302,7 +302,7 @@ class NamedProviderOptions(BuiltInOptions):
 
 
 def system_options(options: LookupOptions) -> KindOptions | None:
-    """The group of options that describes a table for a provider, or a system that has one; None if the options name a table of files."""
+    """The group of options that says which provider or system the table belongs to; None for a table of files."""
     groups = [kind for kind in options.kinds if isinstance(kind, (ProviderOptions, BuiltInOptions))]
     named = (group for group in groups if isinstance(group, NamedProviderOptions) and group.provides(options))
     return next(named, None) or next((group for group in groups if group.system is not None), None)
@@ -753,7 +753,7 @@ class ProvidedTable:
             await self._gate.take_turn()
             return version()
 
-        # A version that is found does not show that lookups succeed, so it closes no circuit, and probes nothing.
+        # An answer of version() does not show that lookups work again, so it does not close the circuit.
         self._gate.check("version()", probes=False)
         try:
             current_version = self._version_calls.run(ask, self._call_options.async_timeout_s, self._gate.waited_s)
@@ -773,7 +773,7 @@ class ProvidedTable:
     def changed_keys(self, since: str, now: str, keys: pa.Schema, metrics: CacheMetricGroup) -> ChangedKeys | None:
         """The keys whose rows have changed between the version `since` and this call, with the columns `keys`.
 
-        None if the provider cannot tell, or its answer has no meaning; the reason is logged. `now`: the present version. A call that fails is
+        None if the provider cannot tell, or if its answer is invalid; the reason is logged. `now`: the present version. A call that fails is
         repeated `lookup.max-retries` times. If both versions are whole numbers and the present one is lower, the table was set back. Then the
         provider is not asked: a log of changes that was set back, too, would have none after `since`.
         """

@@ -562,7 +562,7 @@ REFUSED = [
     ("postgresql://reader:hunter2@db/shop", {}, r"postgresql URL with a password"),
     ("postgresql://db/shop?password=hunter2", {}, r"postgresql URL with a password"),
     ("sqlite:///x.db?key=hunter2", {}, r"sqlite URL with a password"),
-    ("sqlite://", {}, r"names its file"),
+    ("sqlite://", {}, r"names no SQLite file"),
     ("sqlite:///x.db?mode=rw", {}, r"parameter 'mode' of the sqlite URL is not known"),
     ("s3://bucket/x", {}, r"lookup.table is for databases: set path to the URL of one"),
     ("postgresql://db/shop", {"lookup.query": "SELECT 1"}, r"give one of them"),
@@ -570,8 +570,8 @@ REFUSED = [
     ("postgresql://db/shop", {"lookup.version-query": "SELECT 1", "lookup.changes-query": "SELECT ':since'"}, r"has no :since"),
     ("postgresql://db/shop", {"lookup.partition": "a=1"}, r"lookup.partition is for tables of files and has no meaning with lookup.table"),
     ("mysql://db", {}, r"names no database: write mysql://host/database"),
-    ("mariadb://db/shop?charset=latin1", {}, r"parameter 'charset' of the mariadb URL is not known: known are ssl_ca"),
-    ("sqlite:///x.db", {"lookup.table": '"a'}, r"a quote \(\"\) is not closed"),
+    ("mariadb://db/shop?charset=latin1", {}, r"unknown parameter 'charset' in the mariadb URL: remove it .known parameters: ssl_ca"),
+    ("sqlite:///x.db", {"lookup.table": '"a'}, r"a quote \(\"\) is never closed"),
     ("sqlite:///x.db", {"lookup.table": "a..b"}, r"expected table or schema.table"),
     ("sqlite:///x.db", {"lookup.credentials": "no function"}, r"lookup.credentials = '\[redacted\]' .* expected module:function"),
 ]  # fmt: skip
@@ -586,7 +586,7 @@ def test_options_that_are_refused(cache_dir: Path, url: str, more: Options, says
 
 
 def test_options_without_a_table(cache_dir: Path) -> None:
-    with pytest.raises(OptionError, match=r"lookup.table is missing: the path is a database's URL"):
+    with pytest.raises(OptionError, match=r"lookup.table is missing: the path is the URL of a database"):
         LookupTable("postgresql://db/shop", {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir)})
     with pytest.raises(OptionError, match=r"lookup.version-query is for tables of databases"):
         LookupTable("/x", {"lookup.version-query": "SELECT 1", "lookup.cache.dir": str(cache_dir)})

@@ -124,7 +124,7 @@ def test_composite_keys(api: Api, desk: Desk) -> None:
     table = desk.table("http", options | {"lookup.http.url": f"{api.url}/orders/{{order}}-{{line}}"})
     assert table.get(("a", 2)) == [{"order": "a", "line": 2, "city": "Oslo"}]
     assert api.requests[0][1] == "/orders/a-2"
-    with pytest.raises(LookupFunctionError, match=r"order = 'a-1' contains the separator '-' behind it"):
+    with pytest.raises(LookupFunctionError, match=r"order = 'a-1' contains '-', which separates it"):
         table.get(("a-1", 2))
     body = {"lookup.http.url": f"{api.url}/find", "lookup.http.body": '{"ids": "{keys}"}'}
     api.faults = [api.misbehave(200, [{"order": "a-1", "line": 2, "city": "Bergen"}])]
@@ -296,7 +296,7 @@ def test_retry_after_is_respected(shop: Api) -> None:
             assert shop.count() == 3
             slept.slept.clear()
         shop.faults = [shop.misbehave(429, b"", Retry_After="100000")]
-        for expected in (r"status 429", r"the server wants no request for another 3600 s \(Retry-After\)"):
+        for expected in (r"status 429", r"the server asks for no requests for another 3600 s \(Retry-After\)"):
             with pytest.raises(LookupFunctionError, match=expected):
                 await function.lookup(ids(1))
         assert shop.count() == 1
@@ -455,7 +455,8 @@ def fails(url: str) -> dict[str, str]:
 def test_credentials_that_fail(shop: Api, desk: Desk) -> None:
     """The error has nothing of what the function says."""
     with pytest.raises(
-        LookupFunctionError, match=r"option lookup.credentials names '.*:fails', which failed with ValueError"
+        LookupFunctionError,
+        match=r"the function '.*:fails', which option lookup.credentials names, failed with ValueError",
     ) as caught:
         desk.table("http", options_of(shop, ONCE, {"lookup.credentials": f"{__name__}:fails"})).get(1)
     assert "hunter2" not in f"{caught.value} {caught.value.__cause__!r}"
@@ -475,7 +476,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"lookup.http.url": f"{A}/{{id}}?api_key=abc"}, r"option lookup.http.url holds a credential"),
     ({"lookup.http.url": "https://me:hunter2@api.example.com/{id}"}, r"option lookup.http.url holds a credential"),
     ({"lookup.http.body": "{"}, r"option lookup.http.body = '\{' .*: expected JSON"),
-    ({"lookup.http.url": A, "lookup.http.body": '{"ids": "{keys}", "id": "{id}"}'}, r"name no other column beside it"),
+    ({"lookup.http.url": A, "lookup.http.body": '{"ids": "{keys}", "id": "{id}"}'}, r"remove the other names in braces"),
     ({"lookup.http.url": A, "lookup.http.body": '{"ids": 1}'}, r"the key column \{id\} is missing"),
     ({"lookup.http.url": A, "lookup.http.body": '{"ids": "{keys}", "password": "hunter2"}'}, r"option lookup.http.body holds a credential"),
     ({"lookup.http.url": f"{A}?ids={{keys}}", "lookup.keys": "id,name"}, r"\{keys\} in a URL stands for the values of one key column"),
@@ -484,7 +485,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"lookup.http.header.X-API-Key": "hunter2"}, r"option lookup.http.header.x-api-key holds a credential"),
     ({"lookup.http.header.X-API-Key": "hunter2 ${X}"}, r"option lookup.http.header.x-api-key holds a credential"),
     ({"lookup.http.header.Host": "a"}, r"option lookup.http.header.host: lookupcache sets this header itself"),
-    ({"lookup.http.header.X": "a\r\nY: b"}, r"its value has more than one line"),
+    ({"lookup.http.header.X": "a\r\nY: b"}, r"the value has more than one line"),
     ({"lookup.http.retries": "3"}, r"unknown option lookup.http.retries"),
     ({"lookup.cache": "FULL"}, r"provider http has no scan function"),
     ({"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "5"}, r"set lookup.partial-cache.expire-after-write"),
@@ -517,7 +518,7 @@ def test_options_that_are_missing() -> None:
         ({"lookup.provider": "http", "lookup.keys": "id"}, r"option lookup.http.url is missing"),
         ({"lookup.provider": "http", "lookup.keys": "id", "lookup.http.url": f"{A}/{{id}}"}, r"option lookup.schema is missing"),
         ({"path": "/t", "lookup.http.timeout": "5 s"}, r"options lookup.http.… are for lookup.provider = 'http': set it, too, or remove them"),
-        ({"path": "/t", "lookup.credentials": "a:b"}, r"option lookup.credentials is for systems that options alone describe"),
+        ({"path": "/t", "lookup.credentials": "a:b"}, r"option lookup.credentials is for tables of databases"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=expected):
             parse_options(options)

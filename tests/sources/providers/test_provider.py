@@ -201,7 +201,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     (keyed(cache=lasting), [(NONE, r"has no version\(\) that tells when rows have changed")]),
     *((keyed(cache=Plain, kind=kind), [
         (PARTIAL, "lookup.partial-cache.expire-after-write: provider .* brings a cache of its own"),
-        (FULL, "lookup.cache = 'FULL': provider .* determines that it is 'PARTIAL'"),
+        (FULL, "lookup.cache = 'FULL': provider .* works only with 'PARTIAL'"),
     ]) for kind in ("sync", "async")),
     (Whole().versioned, [
         ({"lookup.async.capacity": 5}, "lookup.async.capacity has no meaning, because provider .* is read as a whole"),
@@ -210,7 +210,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
         (NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy"),
     ]),
     (Whole().triggered, [
-        (PARTIAL, "lookup.cache = 'PARTIAL': provider .* determines that it is 'FULL'"),
+        (PARTIAL, "lookup.cache = 'PARTIAL': provider .* works only with 'FULL'"),
         ({"lookup.metadata.source": "UFS"}, r"lookup.metadata.source = 'UFS': provider .* has no version\(\)"),
         (PERIODIC, "lookup.full-cache.periodic-reload.interval"),
     ]),

@@ -75,7 +75,7 @@ def test_rows_of_json(shop: RedisServer, desk: Desk) -> None:
     table = table_of(desk, shop, of_json, PARTIAL, ONCE)
     assert table.get(1) == [{"id": 1, "name": "a", "tags": ["x", None]}]
     for value, expected in (
-        (b"[1]", r"Redis key 'customer:2' is no JSON object: \[1\]"), (b"", "is no JSON object"), (b'{"name": "\xff"}', "is no JSON object"),
+        (b"[1]", r"Redis key 'customer:2' does not hold a JSON object: \[1\]"), (b"", "does not hold a JSON object"), (b'{"name": "\xff"}', "does not hold a JSON object"),
         (b'{"name": "a", "name": "b"}', "has the name 'name' twice"), (b"[" * 100_000, "nested"), (b'{"tags": "x"}', r"column 'tags' of Redis key 'customer:2'"),
         (b'{"id": 3}', r"which is not among the requested keys \(key id = 2\)"),
     ):  # fmt: skip
@@ -93,7 +93,7 @@ def test_values_of_another_type(shop: RedisServer, desk: Desk) -> None:
     shop.client.hset("customer:4", mapping={"name": b"\xff"})
     table = table_of(desk, shop, ONCE)
     for key, expected in (
-        (1, r"Redis key 'customer:1' is a list, and lookup.redis.value says that it is a hash"), (2, "Redis key 'customer:2' is a string"),
+        (1, r"Redis key 'customer:1' holds a list, but lookup.redis.value says a hash"), (2, "Redis key 'customer:2' holds a string"),
         (3, r"column 'balance' of Redis key 'customer:3': 'much' is not a valid decimal"), (4, "column 'name' of Redis key 'customer:4'"),
     ):  # fmt: skip
         with pytest.raises(LookupFunctionError, match=expected):
@@ -101,7 +101,7 @@ def test_values_of_another_type(shop: RedisServer, desk: Desk) -> None:
     json_of = table_of(desk, shop, ONCE, {"lookup.redis.value": "JSON"})
     with pytest.raises(
         LookupFunctionError,
-        match=r"Redis key 'customer:1' is a list, and lookup.redis.value says that it is a string with JSON",
+        match=r"Redis key 'customer:1' holds a list, but lookup.redis.value says a string with JSON",
     ):
         json_of.get(1)  # MGET would say that there is none
 
@@ -117,7 +117,7 @@ def test_names_of_keys(shop: RedisServer, desk: Desk) -> None:
     shop.client.hset("o:x:y:z", mapping={"v": 1})
     table = table_of(desk, shop, pair, ONCE)
     assert table.get(("y:z", "x")) == [{"a": "x", "b": "y:z", "v": 1}]
-    with pytest.raises(LookupFunctionError, match=r"a = 'x:y' contains the separator ':' behind it"):
+    with pytest.raises(LookupFunctionError, match=r"a = 'x:y' contains ':', which separates it"):
         table.get(("z", "x:y"))
 
 

@@ -158,7 +158,7 @@ def test_where_there_is_nothing_to_answer_with(desk: Desk, tmp_path: Path) -> No
     """Without a cache, with a cache of the provider's own, and for files, the option is an error."""
     with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' needs lookup\.cache"):
         names(desk.serve(users(), STALE), 1)
-    with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' needs a cache of this package"):
+    with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' needs a cache of lookupcache"):
         names(desk.serve(users(), STALE, cache=Plain()), 1)
     given: dict[str, Any] = {"path": str(tmp_path), "lookup.on-error": "STALE"}
     with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' is for tables of a provider"):

@@ -71,5 +71,5 @@ class Address:
         unknown = sorted(self.parameters.keys() - known.keys())
         if unknown:
             raise OptionError(
-                f"option path: parameter {unknown[0]!r} of the {self.scheme} URL is not known: known are {', '.join(sorted(known)) or 'none'}"
+                f"option path: unknown parameter {unknown[0]!r} in the {self.scheme} URL: remove it (known parameters: {', '.join(sorted(known)) or 'none'})"
             )

@@ -1,4 +1,4 @@
-"""Leaves to a database what it can decide of a predicate (`lookup.where`). The predicate is evaluated exactly afterwards."""
+"""Pushes down the parts of a predicate (`lookup.where`) that a database can evaluate. The whole predicate is evaluated here afterwards."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What is read: a table or a query. `sql`: what stands behind FROM, with the alias `t`. `label`: its name in messages."""
+    """What is read: a table or a query. `sql`: what comes after FROM, with the alias `t`. `label`: its name in messages."""
 
     sql: str
     label: str
@@ -77,8 +77,8 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of the source for which the condition holds, streamed, in one read-only transaction that sees one state. The connection is of
-        no more use if not all rows are taken."""
+        """The rows of the source for which the condition holds, streamed, in one read-only transaction that sees one state. If the
+        caller stops before the last row, the connection cannot be used again."""
 
     @abc.abstractmethod
     def rows_of_keys(
@@ -116,14 +116,14 @@ class Database(abc.ABC):
         self.check()
 
     def check(self) -> None:  # noqa: B027 # most take all parameters
-        """Raise OptionError if the address is none for this kind of database."""
+        """Raise OptionError if this kind of database cannot have such an address."""
 
     @abc.abstractmethod
     def connect(self) -> Connection:
         """A new connection, on which nothing can be written."""
 
     def keys_at_once(self, columns: int) -> int:
-        """The most keys of so many columns in one statement."""
+        """The most keys in one statement, if a key has this many columns."""
         return 10_000
 
     def quote(self, name: str) -> str:
@@ -152,7 +152,7 @@ class Database(abc.ABC):
 
     @contextlib.contextmanager
     def connecting(self, password: str | None) -> Iterator[None]:
-        """While a driver connects: its error is not shown if it shows the password, in whatever spelling."""
+        """A block in which a driver connects. An error whose message shows the password is replaced by one that does not."""
         try:
             yield
         except Exception as problem:
@@ -161,7 +161,8 @@ class Database(abc.ABC):
             )
             if any(spelling in str(problem) for spelling in spellings):
                 raise LookupFunctionError(
-                    f"{self.address.place} cannot be connected to: {type(problem).__name__}"
+                    f"cannot connect to {self.address.place}: {type(problem).__name__}. The driver's message shows the password, so it is left out: "
+                    "check the address, the user and the password"
                 ) from None
             raise
 
@@ -173,7 +174,7 @@ class Database(abc.ABC):
             known = isinstance(answer, Mapping) and answer.keys() <= {"user", "password"}
             if not known or not all(isinstance(text, str) for text in answer.values()):
                 raise OptionError(
-                    "the function of option lookup.credentials must return a dictionary with 'user', 'password' or both, as texts"
+                    "the function of option lookup.credentials must return a dictionary with 'user', 'password' or both, whose values are str"
                 )
             login.update(answer)
         return login
@@ -198,7 +199,9 @@ def split_name(name: str, quote: str) -> list[str]:
             while True:
                 end = name.find(quote, place)
                 if end < 0:
-                    raise OptionError(f"option lookup.table = {name!r}: a quote ({quote}) is not closed")
+                    raise OptionError(
+                        f"option lookup.table = {name!r}: a quote ({quote}) is never closed: close it, or double it if it is part of the name"
+                    )
                 part, place = part + name[place:end], end + 1
                 if not name.startswith(quote, place):
                     break
@@ -210,7 +213,7 @@ def split_name(name: str, quote: str) -> list[str]:
         parts.append(part)
         if not part or (place < len(name) and name[place] != "."):
             raise OptionError(
-                f"option lookup.table = {name!r}: expected table or schema.table, with a part that has dots in quotes ({quote})"
+                f"option lookup.table = {name!r}: expected table or schema.table; put a name that has dots in quotes ({quote})"
             )
         if place >= len(name):
             return parts

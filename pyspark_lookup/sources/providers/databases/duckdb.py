@@ -31,7 +31,7 @@ class Duckdb(Database):
         self.address.check_parameters({})
         if self.address.host or not self.address.database:
             raise OptionError(
-                "option path: the URL of a DuckDB database names its file: duckdb:///shop.duckdb, or duckdb:////data/shop.duckdb for an absolute path"
+                f"option path = {self.address.place!r} names no DuckDB file: write duckdb:///shop.duckdb, or duckdb:////data/shop.duckdb for an absolute path"
             )
 
     def keys_at_once(self, columns: int) -> int:

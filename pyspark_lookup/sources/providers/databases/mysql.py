@@ -54,7 +54,9 @@ class Mysql(Database):
     def check(self) -> None:
         self.address.check_parameters(_PARAMETERS)
         if not self.address.database:
-            raise OptionError(f"option path: the URL names no database: write {self.address.scheme}://host/database")
+            raise OptionError(
+                f"option path = {self.address.place!r} names no database: write {self.address.scheme}://host/database"
+            )
 
     def quote(self, name: str) -> str:
         return super().quote(name).replace("%", "%%")  # the driver puts parameters in the place of %s
@@ -154,7 +156,7 @@ class _MysqlConnection(Connection):
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            # Without the polite end, for which the rest of an unfinished result would be read.
+            # Without a farewell to the server, before which the driver would read the rest of an unfinished result.
             self._connection._force_close()
 
 

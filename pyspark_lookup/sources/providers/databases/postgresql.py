@@ -84,7 +84,7 @@ class _PostgresqlConnection(Connection):
             parameter = "{}::text{array}::timestamptz{array}" if kind == "timestamptz" else "{}"
             return Column(field.name, _SAME[kind], _INFINITE.format(raw, kind), raw, parameter, ordered=True)
         if kind in _SAME:
-            # A `char(n)` equals what differs in trailing spaces, and a collation may say that texts are equal which are not.
+            # `char(n)` ignores trailing spaces, and a collation may treat different texts as equal.
             parameter = "{}::text{array}::bpchar{array}" if kind == "bpchar" else "{}"
             return Column(field.name, _SAME[kind], raw, raw, parameter, kind in _EXACT, kind.startswith("int"))
         if kind.startswith("_") and kind[1:] in _IN_LISTS:

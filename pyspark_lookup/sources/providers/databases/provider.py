@@ -51,7 +51,7 @@ def _is_database(path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class DatabaseOptions(BuiltInOptions):
-    """The options that name a table of an SQL database, whose URL is the path."""
+    """The options that name a table or query of an SQL database. The option `path` is the database's URL."""
 
     system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.table", "lookup.query"})
     suggestions: ClassVar[dict[str, str]] = {"dbtable": "lookup.table", "tablename": "lookup.table", "url": "path"}
@@ -59,8 +59,8 @@ class DatabaseOptions(BuiltInOptions):
     # fmt: off
     table: str | None = option(
         "lookup.table", Kind("name", parse_text), None,
-        doc="A table or view of the SQL database whose URL is the path (`postgresql://host/shop`, `mysql://…`, `sqlite:///shop.db`, `duckdb:///…`), "
-            "spelled as in its catalog: `customers`, `public.customers`. See [databases](databases.md).",
+        doc="A table or view of an SQL database, spelled as in the database's catalog: `customers`, `public.customers`. The path is the database's "
+            "URL: `postgresql://host/shop`, `mysql://…`, `sqlite:///shop.db`, `duckdb:///…`. See [databases](databases.md).",
     )
     query: str | None = option(
         "lookup.query", Kind("SQL", parse_text), None,
@@ -68,13 +68,13 @@ class DatabaseOptions(BuiltInOptions):
     )
     version_query: str | None = option(
         "lookup.version-query", Kind("SQL", parse_text), None,
-        doc="Databases: a statement whose one value changes whenever a row of the table may have changed. Without it, answers of caches are as old "
-            "as their options allow.",
+        doc="Databases: a statement that returns one value, which changes whenever a row of the table may have changed. Without it, a cached answer "
+            "may be as old as the cache's options allow.",
     )
     changes_query: str | None = option(
         "lookup.changes-query", Kind("SQL", parse_text), None,
-        doc="Databases: a statement that returns the keys that have changed since the version `:since`, those of deleted rows included. A row of "
-            "nulls says that any key may have changed.",
+        doc="Databases: a statement that returns the keys that have changed since the version `:since`, including those of deleted rows. A row "
+            "with a null key means that any key may have changed.",
     )
     # fmt: on
 
@@ -91,7 +91,7 @@ class DatabaseOptions(BuiltInOptions):
         if self.system is None:
             if _is_database(path):
                 raise OptionError(
-                    "option lookup.table is missing: the path is a database's URL; name a table of it, or set lookup.query"
+                    "option lookup.table is missing: the path is the URL of a database, so name a table in it, or set lookup.query"
                 )
             of_databases = ("lookup.version-query", "lookup.changes-query")
             misplaced = [key for key in of_databases if key in options.explicit]
@@ -101,7 +101,7 @@ class DatabaseOptions(BuiltInOptions):
                 )
             return
         if self.table is not None and self.query is not None:
-            raise OptionError("options lookup.table and lookup.query both say what is read: give one of them")
+            raise OptionError("options lookup.table and lookup.query both say what to read: give only one of them")
         if not _is_database(path):
             raise OptionError(
                 f"option {self.system} is for databases: set path to the URL of one, {', '.join(f'{scheme}://…' for scheme in sorted(DATABASES))}"
@@ -112,7 +112,9 @@ class DatabaseOptions(BuiltInOptions):
                 "option lookup.changes-query needs lookup.version-query, whose values are its versions: set it, too"
             )
         if self.changes_query is not None and not since_place(self.changes_query, "")[1]:
-            raise OptionError("option lookup.changes-query has no :since: compare the version of each change with it")
+            raise OptionError(
+                "option lookup.changes-query has no :since: return only changes whose version is greater than :since, e.g. WHERE n > :since"
+            )
         self._database(options)
 
     def _database(self, options: LookupOptions) -> Database:
@@ -128,8 +130,8 @@ class DatabaseOptions(BuiltInOptions):
 class DatabaseTable:
     """A table or query of a database: makes its providers, for the columns and keys that are read. It is described once.
 
-    `read`: the options of the read. What is asked before rows are looked up (the columns, the version) is asked again after an error, as often
-    as lookups are.
+    `read`: the options of the read. After an error, requests for the columns and for the version are repeated as often as lookups are
+    (`lookup.max-retries`).
     """
 
     def __init__(
@@ -324,7 +326,7 @@ class _Versions:
 
 
 class _Lookups(LookupFunction):
-    """Looks up a batch of keys in one statement. A connection that failed is given up, and the next attempt connects anew."""
+    """Looks up a batch of keys in one statement. After an error, it closes its connection, and the next attempt connects again."""
 
     def __init__(
         self, reader: _Reader, columns: Sequence[Column], keys: Sequence[Column], condition: Condition | None

@@ -40,7 +40,7 @@ class Sqlite(Database):
         self.address.check_parameters({})
         if self.address.host or not self.address.database:
             raise OptionError(
-                "option path: the URL of an SQLite database names its file: sqlite:///shop.db, or sqlite:////data/shop.db for an absolute path"
+                f"option path = {self.address.place!r} names no SQLite file: write sqlite:///shop.db, or sqlite:////data/shop.db for an absolute path"
             )
 
     def keys_at_once(self, columns: int) -> int:

@@ -1,4 +1,4 @@
-"""Tables of services, which options alone describe: an HTTP API that answers in JSON, and Redis.
+"""Tables of services, which users describe by options, without code: an HTTP API that answers in JSON, and Redis.
 
 Each is a provider like any other, which `lookup.provider` names: `http` or `redis`.
 """

@@ -23,7 +23,7 @@ def decode_json(content: bytes) -> Any:
             content, parse_float=decimal.Decimal, parse_constant=_refuse, object_pairs_hook=_object_of_pairs
         )
     except RecursionError:
-        raise ValueError("its values are nested too deep") from None
+        raise ValueError("its values are nested too deeply") from None
 
 
 def _refuse(name: str) -> NoReturn:

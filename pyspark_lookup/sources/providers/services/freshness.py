@@ -38,7 +38,7 @@ def lifetime_s(headers: Mapping[str, str], wall_s: float) -> float:
 
 
 def is_storable(headers: Mapping[str, str]) -> bool:
-    """Whether an answer may be kept, to be confirmed by a later request."""
+    """Whether an answer may be kept, so that a later request can revalidate it."""
     return "no-store" not in {name.lower() for name, *_ in _DIRECTIVE.findall(headers.get("cache-control", ""))}
 
 

@@ -79,8 +79,8 @@ class HttpOptions(NamedProviderOptions):
     # fmt: off
     url: str | None = option(
         URL, Kind("URL", _parse_url), None,
-        doc="The address of a row, with the key columns in braces: `https://api.example.com/customers/{id}`. Or that of many rows, with `{keys}` "
-            "for a list of keys with commas between them: `https://api.example.com/customers?ids={keys}`. See [services](services.md).",
+        doc="The URL of one row, with the key columns in braces: `https://api.example.com/customers/{id}`. Or the URL of many rows, with `{keys}` for "
+            "a comma-separated list of keys: `https://api.example.com/customers?ids={keys}`. See [services](services.md).",
     )
     body: str | None = option(
         BODY, Kind("JSON", _parse_body), None,
@@ -88,7 +88,7 @@ class HttpOptions(NamedProviderOptions):
     )
     rows: str | None = option(
         "lookup.http.rows", Kind("JMESPath", _parse_rows), None, default_text="the whole answer",
-        doc="Where the rows are in an answer: `data.items`, `docs[]._source`, `[].{id: user.id, city: address.city}`.",
+        doc="Where the rows are in an answer, as a JMESPath expression: `data.items`, `docs[]._source`, `[].{id: user.id, city: address.city}`.",
     )
     batch_size: int = option(
         "lookup.http.batch-size", POSITIVE_COUNT, 100,
@@ -100,7 +100,7 @@ class HttpOptions(NamedProviderOptions):
     )
     headers: tuple[tuple[str, str], ...] = option(
         f"{HEADER}*", Kind("text", str), (),
-        doc="A header of each request. `${NAME}` stands for an environment variable on the machine that sends the request: "
+        doc="A header that each request has. `${NAME}` stands for an environment variable on the machine that sends the request: "
             "`lookup.http.header.Authorization` = `Bearer ${SHOP_TOKEN}`.",
     )
     # fmt: on
@@ -112,11 +112,11 @@ class HttpOptions(NamedProviderOptions):
     def check_system(self, options: LookupOptions) -> None:
         if options.files.path:
             raise OptionError(
-                f"option path has no meaning with lookup.provider = 'http': the address is {URL}; remove it"
+                f"option path has no meaning with lookup.provider = 'http', whose URL is in {URL}: remove the option path"
             )
         if self.url is None:
             raise OptionError(
-                f"option {URL} is missing: set it to the address of a row, e.g. 'https://api.example.com/customers/{{id}}'"
+                f"option {URL} is missing: set it to the URL of a row, e.g. 'https://api.example.com/customers/{{id}}'"
             )
         if options.files.schema is None:
             raise OptionError(
@@ -159,8 +159,10 @@ class HttpOptions(NamedProviderOptions):
 
 
 def _check_header(name: str, value: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or re.search(r"[\r\n\0]", value):
-        raise OptionError(f"option {HEADER}{name}: not the name of a header, or its value has more than one line")
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+        raise OptionError(f"option {HEADER}{name}: {name!r} is not a valid name of an HTTP header: correct it")
+    if re.search(r"[\r\n\0]", value):
+        raise OptionError(f"option {HEADER}{name}: the value has more than one line: write it on one line")
     if name in _HEADERS_OF_CLIENT:
         raise OptionError(f"option {HEADER}{name}: lookupcache sets this header itself: remove the option")
     literal = VARIABLE.sub("", value)

@@ -65,7 +65,7 @@ class Answer:
 
 
 class Answers:
-    """The last answers that may be confirmed by a later request, by URL. At most `most_bytes` of content are kept."""
+    """The last answers that a later request may revalidate, by URL. At most `most_bytes` of content are kept."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -90,7 +90,7 @@ class Answers:
 
 
 def validators(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a request that lets the server confirm an answer with these headers; none if it cannot."""
+    """The headers of a request by which the server can revalidate an answer with these headers; none if it cannot."""
     if "etag" in headers:
         return {"If-None-Match": headers["etag"]}
     return {"If-Modified-Since": headers["last-modified"]} if "last-modified" in headers else {}
@@ -190,10 +190,13 @@ class HttpFunction(AsyncLookupFunction):
                         return await self._answer(request, response, stored, login)
                     url = self._redirected(request, url, response)
         except asyncio.TimeoutError:
-            raise self._error(request, f"no answer within lookup.http.timeout = {self._timeout_s:g} s") from None
+            raise self._error(
+                request,
+                f"no answer within lookup.http.timeout = {self._timeout_s:g} s: raise the option if the API needs longer",
+            ) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise self._error(request, f"{type(problem).__name__}: {problem}") from None
-        raise self._error(request, f"more than {_REDIRECTS} redirects")
+        raise self._error(request, f"more than {_REDIRECTS} redirects: correct lookup.http.url")
 
     async def _answer(
         self, request: Request, response: aiohttp.ClientResponse, stored: Answer | None, login: Mapping[str, str]
@@ -269,7 +272,10 @@ class HttpFunction(AsyncLookupFunction):
         """Wait until the server allows requests again (Retry-After). Raises LookupFunctionError at once if that takes longer than a lookup may."""
         while (pause_s := self._resume_s - self._clock.steady_s()) > 0:
             if pause_s > self._pause_at_most_s:
-                raise self._error(request, f"the server wants no request for another {pause_s:.0f} s (Retry-After)")
+                raise self._error(
+                    request,
+                    f"the server asks for no requests for another {pause_s:.0f} s (Retry-After): try again then",
+                )
             await self._clock.sleep(pause_s)
 
     def _login_header(self) -> dict[str, str]:
@@ -318,7 +324,7 @@ def _with_variables(name: str, value: str) -> str:
     def variable(match: re.Match[str]) -> str:
         text = os.environ.get(match[1])
         if not text or re.search(r"[\r\n\0]", text):
-            problem = "has more than one line" if text else "is not set on this machine"
+            problem = "has more than one line" if text else "is not set on this machine: set it"
             raise OptionError(f"environment variable {match[1]}, which option {HEADER}{name} names, {problem}")
         return text
 
@@ -334,5 +340,7 @@ def _headers_of(login: Mapping[str, str]) -> dict[str, str]:
         pair = f"{login.get('user', '')}:{login.get('password', '')}".encode()
         headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
     if any(re.search(r"[\r\n\0]", name + text) for name, text in headers.items()):
-        raise OptionError(f"the function of option {CREDENTIALS} returned a header with more than one line")
+        raise OptionError(
+            f"the function of option {CREDENTIALS} returned a header with more than one line: make it return one line"
+        )
     return headers

@@ -42,7 +42,7 @@ class RequestTemplate:
             check_names(option, text, names, keys)
         elif set(names) != {_KEYS}:
             raise OptionError(
-                f"option {option} = {text!r}: {{keys}} stands for whole keys: name no other column beside it"
+                f"option {option} = {text!r}: {{keys}} stands for all key columns: remove the other names in braces"
             )
         elif _KEYS in self._url.names and len(keys) > 1:
             raise OptionError(

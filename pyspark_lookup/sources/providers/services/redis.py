@@ -40,7 +40,7 @@ _CONNECT_S = 10.0
 
 
 class RedisValue(enum.Enum):
-    """What a Redis key has."""
+    """What a Redis key holds."""
 
     HASH = "HASH"
     JSON = "JSON"
@@ -61,7 +61,7 @@ class RedisOptions(NamedProviderOptions):
     )
     value: RedisValue = option(
         "lookup.redis.value", choice(RedisValue), RedisValue.HASH,
-        doc="What a Redis key has: a hash with a field for each column, or a string with a JSON object.",
+        doc="What a Redis key holds: a hash with a field for each column (HASH), or a string with a JSON object (JSON).",
     )
     # fmt: on
 
@@ -179,9 +179,9 @@ def _decode_object(name: str, content: bytes) -> dict[str, Any]:
     try:
         value = decode_json(content)
     except ValueError as problem:
-        raise LookupFunctionError(f"Redis key {name!r} is no JSON object: {problem}") from None
+        raise LookupFunctionError(f"Redis key {name!r} does not hold a JSON object: {problem}") from None
     if not isinstance(value, dict):
-        raise LookupFunctionError(f"Redis key {name!r} is no JSON object: {show(value)}")
+        raise LookupFunctionError(f"Redis key {name!r} does not hold a JSON object: {show(value)}")
     return value
 
 
@@ -249,7 +249,7 @@ class RedisFunction(LookupFunction):
         kind = self._client.type(name).decode(errors="replace")
         expected = "a hash" if self._command == "HGETALL" else "a string with JSON"
         return LookupFunctionError(
-            f"{self._url}: Redis key {name!r} is a {kind}, and lookup.redis.value says that it is {expected}: correct the option, or {KEY}"
+            f"{self._url}: Redis key {name!r} holds a {kind}, but lookup.redis.value says {expected}: correct that option, or {KEY}"
         )
 
     def _connect(self, cluster: bool) -> Any:
@@ -268,7 +268,7 @@ class RedisFunction(LookupFunction):
         login = {} if self._login is None else dict(self._login(self._url))
         if login.keys() - {"user", "password"}:
             raise OptionError(
-                f"the function of option {CREDENTIALS} must return, for Redis, 'user', 'password' or both"
+                f"the function of option {CREDENTIALS} must return, for Redis, 'user', 'password' or both, and nothing else"
             )
         options: dict[str, Any] = {
             "host": parts.hostname,

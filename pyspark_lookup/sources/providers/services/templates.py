@@ -33,7 +33,7 @@ class KeyTemplate:
                 self.literals.append("")
         except ValueError:
             raise OptionError(
-                f"option {option} = {text!r}: expected key columns in braces, such as {{id}}, and each other brace twice"
+                f"option {option} = {text!r}: expected key columns in braces, such as {{id}}; double any other brace"
             ) from None
         if "" in self.literals[1:-1]:
             raise OptionError(f"option {option} = {text!r}: put a separator between the values, as in {{a}}:{{b}}")
@@ -52,8 +52,8 @@ class KeyTemplate:
             separator = self.literals[number + 1]
             if number + 1 < len(values) and (value + separator).find(separator) < len(value):
                 raise LookupFunctionError(
-                    f"option {self.option} = {self.text!r}: {self.names[number]} = {values[number]!r} contains the separator {separator!r} behind "
-                    "it, so two keys could have the same text: separate the values otherwise"
+                    f"option {self.option} = {self.text!r}: {self.names[number]} = {values[number]!r} contains {separator!r}, which separates it from the "
+                    "next value, so two keys could have the same text: use a separator that no value contains"
                 )
             parts += [value, separator]
         return "".join(parts)
