@@ -45,7 +45,7 @@ KNOWN_BY = {
     "pyspark": {"spark"},
     "redis": {"sources.providers.services.redis"},
     "sqlglot": {"columnar.sql_parser", "columnar.ddl"},
-    "tenacity": {"storage.ufs", "sources.providers.provider", "sources.providers.databases.provider"},
+    "tenacity": {"storage.ufs", "sources.providers.provider", "sources.providers.databases.database_table"},
     "tqdm": {"cache.full.full_cache"},
     "yarl": {"sources.providers.services.http_function"},
 }  # fmt: skip

@@ -25,7 +25,6 @@ from pyspark_lookup.columnar.keys import Numbers, as_bools, offsets_and_data
 from pyspark_lookup.core.forks import cached_property
 
 LEAST, MOST = -(2**63), 2**63 - 1
-_SIGN = np.int64(MOST)
 _WORD = 8
 
 

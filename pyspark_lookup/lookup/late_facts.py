@@ -240,7 +240,7 @@ class _Chunk:
 
 
 @dataclasses.dataclass
-class Counts:
+class WaitCounts:
     """How many facts of a part wait after a micro-batch, how many began to, and how many left in it.
 
     `woken`: they have a row now. `expired`: their time was over. `crowded`: too many waited. `oldest_us`: when the fact arrived that has
@@ -254,10 +254,10 @@ class Counts:
     crowded: int = 0
     oldest_us: int | None = None
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: WaitCounts) -> WaitCounts:
         """The counts of two parts."""
         oldest = [oldest_us for oldest_us in (self.oldest_us, other.oldest_us) if oldest_us is not None]
-        return Counts(
+        return WaitCounts(
             self.waiting + other.waiting,
             self.held + other.held,
             self.woken + other.woken,
@@ -296,7 +296,7 @@ class LatePart:
         chunk_rows: int = _CHUNK_ROWS,
         small_chunks: int = _SMALL_CHUNKS,
     ) -> None:
-        self.counts = Counts()
+        self.counts = WaitCounts()
         self._state = state
         self._rules = rules
         self._look_up = look_up

@@ -14,7 +14,7 @@ from pyspark_lookup.sources.iceberg.source import IcebergOptions, IcebergSource
 from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
 from pyspark_lookup.sources.managed.source import LogSource
 from pyspark_lookup.sources.opening import Opener
-from pyspark_lookup.sources.providers.databases.provider import DatabaseOptions
+from pyspark_lookup.sources.providers.databases.database_table import DatabaseOptions
 from pyspark_lookup.sources.providers.provided_tables import ProvidedTables
 from pyspark_lookup.sources.providers.provider import ProviderOptions
 from pyspark_lookup.sources.providers.services.http import HttpOptions

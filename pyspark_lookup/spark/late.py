@@ -31,7 +31,16 @@ from pyspark.sql.types import (
 
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.lookup.late_facts import PARTS, Counts, LatePart, Version, WaitRules, divide, from_bytes, to_bytes
+from pyspark_lookup.lookup.late_facts import (
+    PARTS,
+    LatePart,
+    Version,
+    WaitCounts,
+    WaitRules,
+    divide,
+    from_bytes,
+    to_bytes,
+)
 from pyspark_lookup.lookup.lookup_join import LookupSpec, PassSpec, Stage, open_pass
 from pyspark_lookup.spark.features import StatefulProcessor
 from pyspark_lookup.spark.lookup_pass import Chain, ChainedLookup, relate_versions
@@ -213,7 +222,7 @@ class _Lookups:
     def publish(self) -> None:
         self._pass.publish()
 
-    def publish_counts(self, name: str, counts: Counts, now_us: int) -> None:
+    def publish_counts(self, name: str, counts: WaitCounts, now_us: int) -> None:
         """Publish what the metrics and the report of this host say of the facts that wait in this task's parts. `name`: the lookup's."""
         (engine,) = self._pass.engines
         for counter in ("held", "woken", "expired", "crowded"):
@@ -320,8 +329,8 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
         self._table = table
         self._name = name
         self._look_up: _Lookups | None = None
-        self._counts: Counts | None = None
-        self._total, self._now_us = Counts(), 0  # of all parts of the task
+        self._counts: WaitCounts | None = None
+        self._total, self._now_us = WaitCounts(), 0  # of all parts of the task
 
     def init(self, handle: Any) -> None:
         self._state = _State(handle)
@@ -335,7 +344,7 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
             results.append(result)
             size += len(result)
             if size >= _FRAME_BYTES:
-                yield _outcomes(results, Counts())
+                yield _outcomes(results, WaitCounts())
                 results, size = [], 0
         assert self._counts is not None
         self._total += self._counts
@@ -366,7 +375,7 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
             self._look_up.publish_counts(self._name, self._total, self._now_us)
 
 
-def _outcomes(results: Sequence[bytes], counts: Counts) -> Any:
+def _outcomes(results: Sequence[bytes], counts: WaitCounts) -> Any:
     """The rows that a part returns, as a DataFrame of pandas: the first of them also has the counts."""
     numbers = [*(getattr(counts, name) for name in _COUNTS), _NONE if counts.oldest_us is None else counts.oldest_us]
     counted = [" ".join(map(str, numbers)), *[None] * (len(results) - 1)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.lookup.late_facts import PARTS, Counts, LatePart, Version, WaitRules, divide, from_bytes
+from pyspark_lookup.lookup.late_facts import PARTS, LatePart, Version, WaitCounts, WaitRules, divide, from_bytes
 from tests.support.fuzzing import MORE
 
 FACTS = pa.schema([("fact", pa.int64()), ("key", pa.string()), ("at", pa.timestamp("us", "UTC"))])
@@ -83,7 +83,7 @@ class World:
         self.rules = WaitRules.from_text(wait.to_text())
         self.tables = Tables()
         self.states = [Memory() for _ in range(PARTS)]
-        self.counts = Counts()
+        self.counts = WaitCounts()
 
     def batch(
         self,
@@ -99,7 +99,7 @@ class World:
         answers = self.tables.look_up(keys, version)
         parcels = [*divide(self.rules, batch, keys, keys, answers)] if facts else []
         results: list[bytes | pa.RecordBatch] = []
-        total = Counts()
+        total = WaitCounts()
         for number, state in enumerate(states):
             part = LatePart(state, self.rules, self.tables.look_up, now_us, watermark_us, **self.sizes)
             results += part.wake(version)
@@ -186,7 +186,7 @@ def test_waiting_costs_nothing() -> None:
     assert world.batch([], 60 * SECOND) == [(7, "key7", 1, 60 * SECOND)]
     assert world.tables.looked_up == 2000
     assert sum(state.reads.count("facts") for state in world.states) == 1
-    assert world.counts == Counts(waiting=999, woken=1, oldest_us=0)
+    assert world.counts == WaitCounts(waiting=999, woken=1, oldest_us=0)
 
 
 def test_a_key_has_one_part() -> None:

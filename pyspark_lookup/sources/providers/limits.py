@@ -133,8 +133,8 @@ class RateLimit:
         return begin_s - now_s
 
 
-class Connection(Protocol):
-    """A connection that counts for `Connections`."""
+class Slot(Protocol):
+    """One of the connections that `Connections` allows."""
 
     def release(self) -> None: ...
 
@@ -148,7 +148,7 @@ class Connections:
         self._at_most = at_most
         self._own = threading.BoundedSemaphore(at_most)  # counts without a cache directory
 
-    def acquire(self) -> Connection | None:
+    def acquire(self) -> Slot | None:
         """A connection; None if all are open. Raises OSError if the cache directory fails."""
         disk = self._context.disk
         if disk is None:
@@ -321,19 +321,19 @@ class CallGate:
             self._waited_s += wait_s
             await self.sleep(wait_s)
 
-    async def connect(self, operation: str) -> Connection | None:
+    async def connect(self, operation: str) -> Slot | None:
         """A connection, as soon as one is free; None if they are not limited. Raises LookupTimeoutError if none becomes free in time."""
         pauses = self._pauses(operation)
         try:
             while True:
                 await self.sleep(next(pauses))
         except StopIteration as end:
-            connection: Connection | None = end.value
+            connection: Slot | None = end.value
             return connection
         finally:
             pauses.close()
 
-    def connect_and_take_turn(self, operation: str) -> Connection | None:
+    def connect_and_take_turn(self, operation: str) -> Slot | None:
         """`connect` and `take_turn`, for a caller without an event loop."""
         pauses = self._pauses(operation)
         with contextlib.closing(pauses):
@@ -341,13 +341,13 @@ class CallGate:
                 try:
                     self._clock.sleep(next(pauses))
                 except StopIteration as end:
-                    connection: Connection | None = end.value
+                    connection: Slot | None = end.value
                     break
         if self._rate is not None and (wait_s := self._rate.reserve()):
             self._clock.sleep(wait_s)
         return connection
 
-    def _pauses(self, operation: str) -> Generator[float, None, Connection | None]:
+    def _pauses(self, operation: str) -> Generator[float, None, Slot | None]:
         """Yields the pauses (seconds) until a connection is free, and returns the connection."""
         connections = self._connections
         if connections is None or (connection := connections.acquire()) is not None:
@@ -364,7 +364,7 @@ class CallGate:
             f"lookup.async.timeout = {self._timeout_s:g} s: raise one of these options"
         )
 
-    def keep(self, connection: Connection | None, function: object) -> None:
+    def keep(self, connection: Slot | None, function: object) -> None:
         """Keep a connection taken for as long as a function is open. If a call of the function hangs, that is until the call ends."""
         self._release = None if connection is None else weakref.finalize(function, connection.release)
 

@@ -304,9 +304,6 @@ class Records(Space):
         with contextlib.suppress(OSError):
             self._drop("records", self._place("records", kind, key))
 
-    def _record_path(self, kind: str, key: str) -> Path:
-        return self._place("records", kind, key)
-
     def _sweep_records(self, now_s: float) -> None:
         for path in list_entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
