@@ -423,7 +423,8 @@ class Iceberg(Table):
         """Those of `SPECS` that fit columns, and those of the columns of text."""
 
         def fits(name: str) -> bool:
-            return name in COLUMNS and columns.get(name) in (COLUMNS[name], WIDER.get(str(COLUMNS[name])))
+            kinds = (COLUMNS.get(name), WIDER.get(str(COLUMNS.get(name))))
+            return name in columns and columns[name] in kinds
 
         own = [[(name, "identity") for name in self._texts]] * 3 if self._texts else []
         return own + [spec for spec in SPECS if all(fits(name) for name, _ in spec)]
