@@ -11,7 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark_lookup.cache.disk_lookup_cache import DiskCacheLookupCache as DiskCacheLookupCache
     from pyspark_lookup.cache.lookup_cache import CachedRows as CachedRows
+    from pyspark_lookup.cache.lookup_cache import EntryRules as EntryRules
     from pyspark_lookup.cache.lookup_cache import KeyLookupCache as KeyLookupCache
     from pyspark_lookup.cache.lookup_cache import LookupCache as LookupCache
     from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache as DefaultLookupCache
@@ -79,7 +81,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "errors": "CacheDirectoryError CacheFullError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError UnreadableColumnError VersionGoneError WriteConflictError",
     "core.write_ids": "RangeResponse ValidWriteIdList",
-    "cache.lookup_cache": "CachedRows KeyLookupCache LookupCache",
+    "cache.disk_lookup_cache": "DiskCacheLookupCache",
+    "cache.lookup_cache": "CachedRows EntryRules KeyLookupCache LookupCache",
     "cache.memory.default_cache": "DefaultLookupCache DefaultLookupCacheBuilder",
     "columnar.keys": "KEY_INDEX",
     "lookup.lookup_table": "LookupTable",

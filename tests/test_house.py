@@ -21,7 +21,7 @@ from tests.support.broken_imports import BLOCKER
 
 ROOT = Path(pyspark_lookup.__file__).parent
 ORDER = [
-    "core", "columnar", "options", "storage", "versions", "scan", "cache", "sources", "lookup", "spark", "", "cli",
+    "core", "columnar", "options", "storage", "versions", "scan", "cache", "sources", "lookup", "testing", "spark", "", "cli",
     "__main__",
 ]  # fmt: skip
 KNOWN_BY = {
@@ -30,14 +30,15 @@ KNOWN_BY = {
     "aiobotocore": {"storage.stores.s3"},
     "botocore": {"storage.stores.s3"},
     "click": {"cli"},
+    "diskcache": {"cache.diskcache_database"},
     "duckdb": {"sources.providers.databases.duckdb"},
     "fsspec": {"storage.stores"},
     "jmespath": {"sources.providers.services.answers"},
     "jinja2": {"cli.report"},
-    "numpy": {"storage.stores.listed_files", "columnar.predicate", "columnar.buffers", "columnar.calendars", "columnar.keys", "scan.table_scan", "scan.formats.text", "scan.formats.orc", "scan.open_file", "scan.equality", "scan.merged_files", "scan.footers", "versions", "sources.delta", "sources.files", "sources.iceberg", "columnar.roaring", "cache", "sources.managed.change_feed", "sources.managed.conflicts", "sources.providers", "lookup.late_facts", "lookup.lookup_join", "lookup.lookup", "lookup.range_match", "lookup.snapshot_ranges", "columnar.ranges", "columnar.networks", "cli.advise"},
+    "numpy": {"storage.stores.listed_files", "columnar.predicate", "columnar.buffers", "columnar.calendars", "columnar.keys", "scan.table_scan", "scan.formats.text", "scan.formats.orc", "scan.open_file", "scan.equality", "scan.merged_files", "scan.footers", "versions", "sources.delta", "sources.files", "sources.iceberg", "columnar.roaring", "cache", "sources.managed.change_feed", "sources.managed.conflicts", "sources.providers", "lookup.late_facts", "lookup.lookup_join", "lookup.lookup", "lookup.range_match", "lookup.snapshot_ranges", "columnar.ranges", "columnar.networks", "cli.advise", "testing.sample_keys"},
     "prometheus_client": {"cli.host_commands"},
     "py4j": {"spark.micro_batch"},
-    "pyarrow": {"columnar", "storage.stores.listed_files", "versions", "scan", "cache", "sources", "lookup", "spark", "cli"},
+    "pyarrow": {"columnar", "storage.stores.listed_files", "versions", "scan", "cache", "sources", "lookup", "testing", "spark", "cli"},
     "pydantic": {"sources.iceberg.pyiceberg_catalog"},
     "pyiceberg": {"sources.iceberg.avro", "sources.iceberg.manifests", "sources.iceberg.manifest_columns", "sources.iceberg.pyiceberg_catalog"},
     "pyroaring": {"columnar.roaring"},
@@ -128,24 +129,31 @@ def test_packages_import_those_before_them() -> None:
 
 
 def test_each_kind_of_table_has_a_room() -> None:
-    """Nothing outside of a kind's package imports from it, but the registry, and for managed tables what writes them and follows their changes."""
+    """Nothing outside of a kind's package imports from it, but the registry; for managed tables, what writes them and follows their changes; for
+    providers, the checks of what others write."""
     kinds = {name.split(".")[1] for name in MODULES if name.startswith("sources.") and name.count(".") > 1}
     wrong = []
     for name in MODULES:
         for full, _ in imports(name):
             kind = ((own(full) or "") + "..").split(".")[1] if (own(full) or "").startswith("sources.") else ""
             writes = kind == "managed" and package(name) in ("lookup", "spark")
-            if kind in kinds and not (within(name, {f"sources.{kind}", "sources.registry"}) or writes):
+            checks = kind == "providers" and package(name) == "testing"
+            if kind in kinds and not (within(name, {f"sources.{kind}", "sources.registry"}) or writes or checks):
                 wrong.append((name, full))
     assert wrong == []
 
 
 def test_options_of_a_kind_are_named_in_its_room() -> None:
-    """No text outside of `sources/` names an option of Delta, Iceberg or providers. Docstrings, which are for users, may."""
+    """No text outside of `sources/` names an option of Delta, Iceberg or providers. Docstrings, which are for users, and checks of providers may."""
     of_kinds = [group for group in OPTIONS if not group.__module__.startswith("pyspark_lookup.sources.managed.")]
     keys = [field.metadata["key"].removesuffix("*") for group in of_kinds for field in dataclasses.fields(group)]
     assert keys
-    texts = [(name, text) for name, tree in TREES.items() if not name.startswith("sources.") for text in _texts(tree)]
+    texts = [
+        (name, text)
+        for name, tree in TREES.items()
+        if not name.startswith(("sources.", "testing."))
+        for text in _texts(tree)
+    ]
     assert [(name, key) for name, text in texts for key in keys if key in text] == []
 
 

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,22 @@ class CachedRows:
     rows: pa.Table | None
 
 
+@dataclasses.dataclass(frozen=True)
+class EntryRules:
+    """Which entries of a persistent cache are right at present.
+
+    `version`: the name of the table's present version; rows that are put now belong to it. `columns`: those of the rows (None: those of the
+    first rows that are put). `may_differ(version, keys)`: for each key, whether its rows in another version may differ from those in the present
+    one; None: those of any key may. `limits(keys)`: for each key, the time (steady clock) until which loads of it do not count; NaN: each load
+    counts; None: each load of each key does.
+    """
+
+    version: str
+    columns: pa.Schema | None = None
+    may_differ: Callable[[str, Sequence[pa.Array]], Numbers | None] = lambda version, keys: None
+    limits: Callable[[Sequence[pa.Array]], Numbers | None] = lambda keys: None
+
+
 class LookupCache(abc.ABC):
     """A cache of rows by key. Each implementation promises:
 
@@ -48,7 +64,12 @@ class LookupCache(abc.ABC):
     - Rows are returned as they were put. If the caller changes the lists or arrays afterwards, this does not show.
 
     Callers promise that all tables of keys have the same columns, in name, order and type, and so do all tables of rows.
+
+    `persistent`: whether entries outlive `close`, and other processes may share them. Callers then call `use` after `open`, and whenever the
+    version changes; they call `invalidate_many` for other caches only.
     """
+
+    persistent: ClassVar[bool] = False
 
     @abc.abstractmethod
     def open(self, metrics: CacheMetricGroup) -> None:
@@ -57,6 +78,9 @@ class LookupCache(abc.ABC):
         A provider's own cache gets the metrics of the table. Lookups already count hits and misses there, so the metrics ignore the hits and
         misses that such a cache counts.
         """
+
+    def use(self, rules: EntryRules) -> None:  # noqa: B027 # only persistent caches need it
+        """Answer with the entries that `rules` allow from now on. Does nothing in a cache that is not persistent: it has no other entries."""
 
     @abc.abstractmethod
     def get_many(self, keys: pa.Table) -> CachedRows:
@@ -88,7 +112,7 @@ class LookupCache(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Drop all entries. May be called before `open`, and several times; afterwards `open` may be called again."""
+        """Drop all entries, unless the cache is persistent. May be called before `open`, and several times; afterwards `open` may be called again."""
 
     # --- one key at a time ------------------------------------------------------------------------
 

@@ -58,6 +58,54 @@ class ForkSafeLock:
             self._lock.release()
 
 
+class ForkGate:
+    """A lock for work that must not be under way while this process forks: the process forks only when no thread has it.
+
+    Such work is, for instance, that of a library which remembers outside of its objects what it does with a file. `in_child`: called in a
+    forked child, before other code runs there. If a thread has the lock for longer than `wait_s`, the process forks nevertheless.
+    """
+
+    def __init__(self, in_child: Callable[[], None], wait_s: float = 30.0) -> None:
+        self._in_child = in_child
+        self._wait_s = wait_s
+        self._lock = threading.RLock()
+        self._locked_for_fork = False
+        _gates[id(self)] = self
+        resets_in_child(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+    def before_fork(self) -> None:
+        self._locked_for_fork = self._lock.acquire(timeout=self._wait_s)
+
+    def after_fork(self) -> None:
+        if self._locked_for_fork:
+            self._locked_for_fork = False
+            self._lock.release()
+
+    def reset_in_child(self) -> None:
+        self._lock = threading.RLock()
+        self._locked_for_fork = False
+        self._in_child()
+
+
+_gates: weakref.WeakValueDictionary[int, ForkGate] = weakref.WeakValueDictionary()
+
+
+def _close_gates() -> None:
+    for gate in list(_gates.values()):
+        gate.before_fork()
+
+
+def _open_gates() -> None:
+    for gate in list(_gates.values()):
+        gate.after_fork()
+
+
 class cached_property(Generic[T]):  # noqa: N801 # the name that functools uses
     """A property that is computed once for each object, without a lock.
 
@@ -110,4 +158,4 @@ def _unlock_properties() -> None:
                         value.lock = threading.RLock()  # type: ignore[attr-defined]
 
 
-os.register_at_fork(after_in_child=_reset_all)
+os.register_at_fork(before=_close_gates, after_in_parent=_open_gates, after_in_child=_reset_all)

@@ -11,6 +11,11 @@ class CacheMode(enum.Enum):
     FULL = "FULL"
 
 
+class PartialCacheStore(enum.Enum):
+    BUILT_IN = "BUILT_IN"
+    DISKCACHE = "DISKCACHE"
+
+
 class MetadataSource(enum.Enum):
     UFS = "UFS"
     CACHE = "CACHE"

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import enums
-from pyspark_lookup.options.enums import CacheMode, FileFormatName, OnBusy, OnReloadFailure, ReloadStrategy
+from pyspark_lookup.options.enums import (
+    CacheMode,
+    FileFormatName,
+    OnBusy,
+    OnReloadFailure,
+    PartialCacheStore,
+    ReloadStrategy,
+)
 from pyspark_lookup.options.parsing import (
     BOOLEAN,
     COUNT,
@@ -370,6 +377,7 @@ def refuse_in_reads(
 
 
 PARTIAL = "lookup.partial-cache."
+_DISKCACHE_LEAST_BYTES = 2**20  # an empty database has 50 kB
 FULL = "lookup.full-cache."
 _DAYS = Kind("integer", whole_number(1, 36_500, "a whole number of days, at least 1 day and at most 36500"))
 
@@ -448,6 +456,11 @@ class PartialCacheOptions:
         "lookup.partial-cache.cache-missing-key", BOOLEAN, True,
         doc="With PARTIAL: also remember which keys have no rows.",
     )
+    store: PartialCacheStore = option(
+        "lookup.partial-cache.store", choice(PartialCacheStore), PartialCacheStore.BUILT_IN,
+        doc="With PARTIAL: where rows by key are. BUILT_IN: in the memory of each process, and in files that the host's processes share. "
+            "DISKCACHE: in a database of [diskcache](decisions/diskcache.md), for tables of other systems; needs `max-bytes`.",
+    )
     # fmt: on
 
     @property
@@ -459,7 +472,7 @@ class PartialCacheOptions:
     @property
     def parameters(self) -> dict[str, Any]:
         """These options as keyword arguments of `DefaultLookupCache`."""
-        return dataclasses.asdict(self)
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "store"}
 
     def check(self, explicit: AbstractSet[str], mode: CacheMode, needs_bound: bool) -> None:
         """Raise OptionError if an option that the user has set (its key is in `explicit`) has no effect with the cache's `mode`.
@@ -473,6 +486,18 @@ class PartialCacheOptions:
                     f"option {explicit_keys[0]} has no effect with lookup.cache = {mode.value!r}: set lookup.cache = 'PARTIAL', or remove it"
                 )
             return
+        if self.store is PartialCacheStore.DISKCACHE:
+            idle = [key for key in explicit_keys if key in (PARTIAL + "max-rows", PARTIAL + "expire-after-access")]
+            if idle:
+                raise OptionError(
+                    f"option {idle[0]} has no effect with {PARTIAL}store = 'DISKCACHE', which is bounded by {PARTIAL}max-bytes: remove it"
+                )
+            if self.max_bytes is None:
+                raise OptionError(f"option {PARTIAL}store = 'DISKCACHE' needs {PARTIAL}max-bytes: set it, too")
+            if self.max_bytes < _DISKCACHE_LEAST_BYTES:
+                raise OptionError(
+                    f"option {PARTIAL}max-bytes = {self.max_bytes}: with {PARTIAL}store = 'DISKCACHE', give 1 MiB or more"
+                )
         bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
         if not self.bounded and needs_bound:
             raise OptionError(

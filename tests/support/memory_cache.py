@@ -3,12 +3,14 @@
 import contextlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache
+from pyspark_lookup.cache.disk_lookup_cache import DiskCacheLookupCache
+from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache, LookupCache
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, default_cache
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from tests.support.fakes import FakeClock
@@ -47,6 +49,7 @@ class Dictionary(KeyLookupCache):
         self.held.clear()
 
 
+Cache = TypeVar("Cache", bound=LookupCache)
 UNBOUNDED = 2**63 - 1
 ROWS = pa.schema([("v", pa.int64()), ("t", pa.string()), ("b", pa.bool_()), (KEY_INDEX, pa.int64())])
 Row = dict[str, Any]
@@ -68,7 +71,15 @@ def cache_of(clock: FakeClock | None = None, **bounds: Any) -> DefaultLookupCach
     return DefaultLookupCache(**(bounds or {"max_rows": UNBOUNDED}), clock=lambda: clock.steady_s, rng=random.Random(7))
 
 
-def opened(cache: DefaultLookupCache) -> tuple[DefaultLookupCache, CacheMetricGroup]:
+def disk_cache_of(
+    directory: Path, clock: FakeClock | None = None, boot: str = "boot-1", max_bytes: int = 2**26, **more: Any
+) -> DiskCacheLookupCache:
+    """A cache in a database there, which is as good as unbounded."""
+    clock = clock or FakeClock()
+    return DiskCacheLookupCache(directory, max_bytes=max_bytes, clock=clock.host(boot), **more)
+
+
+def opened(cache: Cache) -> tuple[Cache, CacheMetricGroup]:
     metrics = CacheMetricGroup()
     cache.open(metrics)
     return cache, metrics
@@ -103,7 +114,7 @@ def found_in(found: CachedRows) -> list[list[Any] | None]:
     return lists
 
 
-def held(cache: DefaultLookupCache, numbers: Sequence[int]) -> list[int]:
+def held(cache: LookupCache, numbers: Sequence[int]) -> list[int]:
     """Those of the keys that are there; no access."""
     return [n for n, there in zip(numbers, cache.peek_many(keys_of(*numbers)).present.tolist(), strict=True) if there]
 

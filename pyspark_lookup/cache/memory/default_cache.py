@@ -813,7 +813,7 @@ class DefaultLookupCache(LookupCache):
                 raise ValueError(
                     f"key {keys.slice(row, 1).to_pylist()[0]} has a null: such a key matches no rows, so nothing can be cached for it"
                 )
-            columns, counts = _group(rows, fields, put_keys.rows)
+            columns, counts = group_rows(rows, fields, put_keys.rows)
             self._entries = entries
             if fields and not entries.row_fields:
                 entries.adopt(fields)
@@ -926,7 +926,7 @@ class DefaultLookupCache(LookupCache):
         self._metrics.set_gauge("numCachedBytes", 0 if entries is None else entries.live_bytes)
 
 
-def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:
+def group_rows(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:
     """(the columns of `rows`, ordered by key; the number of rows of each of the `keys` keys). `fields`: the columns that the rows must have."""
     if not rows.num_rows:
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)

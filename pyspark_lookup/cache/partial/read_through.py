@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from pyspark_lookup.cache.lookup_cache import EntryRules
 from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import Freshness, SharedCache
 from pyspark_lookup.cache.partial.invalidations import NO_CALL, Call, Invalidations, castable_keys
@@ -380,8 +381,12 @@ class PartialCache:
             self._renew(fresh)
         else:
             # The race: a thread that still loads rows for the last version holds the last object, which takes no rows from now on.
-            self._cache = _OfVersion(fresh, self._cache.hand_over())
-            self._cache.invalidate(changed_keys.select(self._names))
+            cache = self._cache.hand_over()
+            self._cache = _OfVersion(fresh, cache)
+            if cache.persistent:
+                cache.use(self._entry_rules(fresh))
+            else:
+                self._cache.invalidate(changed_keys.select(self._names))
         if self.shared is not None:
             self.shared.tidy(fresh)
 
@@ -392,12 +397,27 @@ class PartialCache:
         # This class counts hits itself, because it also knows the hits in the shared cache. A default cache must not count hits once more.
         is_custom = not isinstance(cache, DefaultLookupCache)
         cache.open(MetricsOfCache(self.context.metrics) if is_custom else CacheMetricGroup())
+        if cache.persistent:
+            cache.use(self._entry_rules(fresh))
         self._cache = _OfVersion(fresh, cache)
+
+    def _entry_rules(self, fresh: Freshness) -> EntryRules:
+        """The rules by which a persistent cache answers. It knows by itself which entries were loaded before an invalidation."""
+
+        def find_limits(keys: Sequence[pa.Array]) -> Numbers | None:
+            if self.invalidations is None:
+                return None
+            fields = [pa.field(name, array.type) for name, array in zip(self._names, keys, strict=True)]
+            return self.invalidations.limits(Keys(keys).hashes(self.flights.seed), fields, self.flights.seed)
+
+        return EntryRules(fresh.version, fresh.schema, fresh.may_differ, find_limits)
 
     def _forget_invalidated(self, keys: Sequence[pa.Array], fresh: Freshness) -> None:
         if self.invalidations is None or (latest := self.invalidations.refresh()) == self._invalidated:
             return
         news, self._invalidated = self.invalidations.find_later_keys(self._invalidated), latest
+        if self._cache is not None and self._cache.persistent:
+            return
         if news is None:
             self._renew(fresh)
             return
@@ -434,6 +454,10 @@ class _OfVersion:
     def holds(self, fresh: Freshness) -> bool:
         """Whether the cache is for the version and the columns of `fresh`."""
         return self._fresh.version == fresh.version and bool(self._fresh.schema.equals(fresh.schema))
+
+    @property
+    def persistent(self) -> bool:
+        return self._cache is not None and self._cache.persistent
 
     def later_keys(self, fresh: Freshness) -> pa.Table | None:
         """The keys that have changed between this cache's version and that of `fresh`; None if other entries are not right, either."""

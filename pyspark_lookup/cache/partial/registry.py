@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.cache.disk_lookup_cache import DATABASES, DiskCacheLookupCache
 from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.change_log import ChangeLog, FindChanges
 from pyspark_lookup.cache.partial.host_cache import Bounds, Freshness, SharedCache
@@ -29,7 +31,7 @@ from pyspark_lookup.columnar.keys import Numbers, Seed, as_bools, draw_seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.core.decoding import as_name, as_text, as_texts
 from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError
-from pyspark_lookup.options.enums import OnError
+from pyspark_lookup.options.enums import OnError, PartialCacheStore
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
@@ -421,7 +423,8 @@ class PartialTables:
         for gauge, name in (("maxCachedRecords", "max_rows"), ("maxCachedBytes", "max_bytes")):
             if config is not None and config[name] is not None:
                 context.metrics.set_gauge(gauge, int(config[name]))
-        if disk is not None and config is not None:
+        in_database = options.partial_cache.store is PartialCacheStore.DISKCACHE and provider_cache is None
+        if disk is not None and config is not None and not in_database:
             rows, size = (math.inf if bound is None else bound for bound in (config["max_rows"], config["max_bytes"]))
             bounds = Bounds(
                 rows,
@@ -434,11 +437,19 @@ class PartialTables:
             shared = SharedCache(disk, context, space, keys, seed, bounds, invalidations)
 
         def make_cache() -> LookupCache:
-            return (
-                DefaultLookupCache.from_options(options, context.clock.steady_s)
-                if provider_cache is None
-                else provider_cache
-            )
+            if provider_cache is not None:
+                return provider_cache
+            if in_database and disk is not None:
+                bounds = options.partial_cache
+                assert bounds.max_bytes is not None
+                return DiskCacheLookupCache(
+                    os.path.join(options.cache.directory(), DATABASES, space),
+                    max_bytes=bounds.max_bytes,
+                    expire_after_write_s=bounds.expire_after_write_s,
+                    cache_missing_key=bounds.cache_missing_key,
+                    clock=context.clock,
+                )
+            return DefaultLookupCache.from_options(options, context.clock.steady_s)
 
         flights = Flights(context, space, seed, _FLIGHT_WAIT_S)
         stale = options.read.on_error is OnError.STALE

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import inspect
 import queue
 import threading
 import time
@@ -208,3 +209,15 @@ async def _end_all() -> None:
     for task in pending_tasks:
         task.cancel()
     await asyncio.gather(*pending_tasks, return_exceptions=True)
+
+
+async def call_and_await(function: Callable[..., Any], *args: Any) -> Any:
+    """The result of a function, asynchronous or not. The function is called when this coroutine is awaited."""
+    loop = asyncio.get_running_loop()
+    if not inspect.iscoroutinefunction(function):
+        asyncio._set_running_loop(None)  # the function may run an event loop of its own
+    try:
+        result = function(*args)
+    finally:
+        asyncio._set_running_loop(loop)
+    return await result if inspect.isawaitable(result) else result

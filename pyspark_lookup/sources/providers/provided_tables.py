@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
+from pyspark_lookup.cache.disk_lookup_cache import require_diskcache
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import Predicate
@@ -17,7 +18,7 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
-from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource, OnError
+from pyspark_lookup.options.enums import CacheMode, FileFormatName, MetadataSource, OnError, PartialCacheStore
 from pyspark_lookup.options.groups import FULL
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
@@ -121,6 +122,13 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
 
 def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> None:
     cache = provided_table.cache
+    if options.partial_cache.store is PartialCacheStore.DISKCACHE:
+        require_diskcache()
+        if options.read.on_error is OnError.STALE:
+            raise OptionError(
+                "option lookup.on-error = 'STALE' needs the last rows of each key, which lookup.partial-cache.store = 'DISKCACHE' does not keep: "
+                "remove one of them"
+            )
     cache_options = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
     if cache is not None and cache_options:
         raise OptionError(

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import inspect
 import logging
 import math
 import threading
@@ -54,7 +53,7 @@ from pyspark_lookup.errors import (
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import STORAGE
-from pyspark_lookup.options.enums import OnError, RetryPredicate
+from pyspark_lookup.options.enums import OnError, PartialCacheStore, RetryPredicate
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import (
     POSITIVE_COUNT,
@@ -68,7 +67,13 @@ from pyspark_lookup.options.parsing import (
 )
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.table_scan import ChangedKeys
-from pyspark_lookup.sources.providers.call_runner import CallFailedError, Calls, CallTimeoutError, iterate_in_thread
+from pyspark_lookup.sources.providers.call_runner import (
+    CallFailedError,
+    Calls,
+    CallTimeoutError,
+    call_and_await,
+    iterate_in_thread,
+)
 from pyspark_lookup.sources.providers.credentials import CREDENTIALS
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
@@ -193,6 +198,8 @@ class ProviderOptions(KindOptions):
             )
             misplaced = [key for key in options.explicit if key.startswith(of_providers) and not is_built_in]
             misplaced += [f"lookup.provider.{key}" for key, _ in self.parameters]
+            if options.partial_cache.store is PartialCacheStore.DISKCACHE and not is_built_in:
+                misplaced.append("lookup.partial-cache.store")
             if misplaced:
                 raise OptionError(
                     f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove {min(misplaced)}"
@@ -1004,7 +1011,7 @@ class ProvidedTable:
             attempts_made += 1
             if attempts_made > 1:  # the caller has waited for the first turn
                 await self._gate.take_turn()
-            return await _call_and_await(call, *args)
+            return await call_and_await(call, *args)
 
         retry = self._retrying(retried, metrics, keys.num_rows)
         started_s = asyncio.get_running_loop().time()
@@ -1071,7 +1078,7 @@ class ProvidedTable:
         if function is not None and self._open_function is function:
             self._open_function = None
             with contextlib.suppress(PysparkLookupError):
-                self._run(lambda: _call_and_await(function.close), self._call_options.async_timeout_s, "close()")
+                self._run(lambda: call_and_await(function.close), self._call_options.async_timeout_s, "close()")
             self._gate.disconnect()
 
     def _offer_connection(self) -> None:
@@ -1106,18 +1113,6 @@ class ProvidedTable:
             f"provider {self.name} did not answer within lookup.async.timeout = {self._call_options.async_timeout_s:g} s ({operation}): "
             "raise the option if the system needs longer"
         )
-
-
-async def _call_and_await(function: Callable[..., Any], *args: Any) -> Any:
-    """The result of a function, asynchronous or not. The function is called when this coroutine is awaited."""
-    loop = asyncio.get_running_loop()
-    if not inspect.iscoroutinefunction(function):
-        asyncio._set_running_loop(None)  # the function may run an event loop of its own
-    try:
-        result = function(*args)
-    finally:
-        asyncio._set_running_loop(loop)
-    return await result if inspect.isawaitable(result) else result
 
 
 async def _run_calls(count: int, call: Callable[[int], Coroutine[Any, Any, bool]], at_once: int, patience: int) -> None:

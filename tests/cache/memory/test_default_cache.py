@@ -9,6 +9,7 @@ import random
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_lookup.cache.lookup_cache import LookupCache
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, DefaultLookupCacheBuilder, default_cache
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.core.metrics import UNSET
@@ -26,17 +28,35 @@ from pyspark_lookup.sources.registry import parse_options
 from tests.support.column_values import kinds, pieces_of
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
-from tests.support.memory_cache import UNBOUNDED, Row, cache_of, counts, found_in, held, keys_of, opened, rows_of, small
+from tests.support.memory_cache import (
+    UNBOUNDED,
+    Row,
+    cache_of,
+    counts,
+    disk_cache_of,
+    found_in,
+    held,
+    keys_of,
+    opened,
+    rows_of,
+    small,
+)
 
 
 def over(numbers: Numbers) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def test_what_was_passed_in_may_change() -> None:
+MEMORY_OR_DISK = pytest.mark.parametrize("place", ["memory", "disk"])
+
+
+@MEMORY_OR_DISK
+def test_what_was_passed_in_may_change(place: str, tmp_path: Path) -> None:
     """Keys, rows, ages and what was answered are the caller's: changing them changes nothing in the cache."""
     clock = FakeClock()
-    cache = cache_of(clock, expire_after_write_s=10, max_rows=100)
+    cache: LookupCache = cache_of(clock, expire_after_write_s=10, max_rows=100)
+    if place == "disk":
+        cache = disk_cache_of(tmp_path / "c", clock, expire_after_write_s=10)
     for count in (1, 5):
         keys, values, ages = np.arange(count), np.arange(count) + 100, np.zeros(count)
         places = np.arange(count)
@@ -61,11 +81,13 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "bounds", [{"max_rows": 30}, {"max_rows": UNBOUNDED}, {"max_bytes": 2000, "expire_after_access_s": 60}]
+    "bounds", [{"max_rows": 30}, {"max_rows": UNBOUNDED}, {"max_bytes": 2000, "expire_after_access_s": 60}, None]
 )
-def test_many_threads(bounds: dict[str, int], switching: None) -> None:
-    """From any number of threads no key gets rows of another, and hits and misses add up."""
-    cache, metrics = opened(cache_of(**bounds))
+def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: Path) -> None:
+    """From any number of threads no key gets rows of another, and hits and misses add up; None: on disk."""
+    cache: LookupCache = disk_cache_of(tmp_path / "c") if bounds is None else cache_of(**bounds)
+    cache, metrics = opened(cache)
+    turns = 25 if bounds is None else 150
     asked = [0] * 6
 
     def rows_for(keys: list[int]) -> list[Row]:
@@ -77,7 +99,7 @@ def test_many_threads(bounds: dict[str, int], switching: None) -> None:
 
     def work(thread: int) -> None:
         draw = random.Random(thread)
-        for turn in range(150):
+        for turn in range(turns):
             keys = [draw.randrange(25) for _ in range(draw.randrange(1, 8))]
             if turn % 3 == 0:
                 cache.put_many(keys_of(*keys), pa.Table.from_pylist(rows_for(keys), schema))
@@ -98,8 +120,8 @@ def test_many_threads(bounds: dict[str, int], switching: None) -> None:
         list(pool.map(work, range(6)))
     assert sum(counts(metrics)) == sum(asked)
     assert counts(metrics)[0] > 0
-    assert cache.size() <= bounds.get("max_rows", UNBOUNDED)
-    assert cache.bytes() <= bounds.get("max_bytes", UNBOUNDED)
+    assert cache.size() <= (bounds or {}).get("max_rows", UNBOUNDED)
+    assert cache.bytes() <= (bounds or {}).get("max_bytes", UNBOUNDED)
 
 
 def test_keys_in_another_form() -> None:
@@ -119,9 +141,10 @@ def test_keys_in_another_form() -> None:
     assert found_in(other.get_many(keys.select(["B", "a"]))) == [[1], [2, 3], []]
 
 
-def test_rows_in_other_forms() -> None:
+@MEMORY_OR_DISK
+def test_rows_in_other_forms(place: str, tmp_path: Path) -> None:
     """Rows may have columns in another order, as codes, narrower, in chunks, and an index of any integer type."""
-    cache = cache_of()
+    cache: LookupCache = cache_of() if place == "memory" else disk_cache_of(tmp_path / "c")
     cache.put_many(keys_of(0), pa.table({"v": pa.array([0], pa.int64()), "t": ["z"], KEY_INDEX: [0]}))
     texts, places = pa.array(["b", "a", "b", None]).dictionary_encode(), pa.array([1, 0, 1, 1], pa.uint8())
     index = pa.chunked_array([places[:2], places[2:]])
@@ -208,9 +231,10 @@ def test_what_is_refused_leaves_no_trace(name: str) -> None:
     assert found_in(empty.get_many(keys_of(1))) == [[1]]
 
 
-def test_one_key_at_a_time() -> None:
+@MEMORY_OR_DISK
+def test_one_key_at_a_time(place: str, tmp_path: Path) -> None:
     """`put` returns the rows that it replaces; columns are those of the first row until the cache is closed, which is safe at any time."""
-    cache = cache_of()
+    cache: LookupCache = cache_of() if place == "memory" else disk_cache_of(tmp_path / "c")
     cache.close()
     cache, metrics = opened(cache)
     assert cache.put({"k": 1}, []) is None
@@ -225,6 +249,9 @@ def test_one_key_at_a_time() -> None:
     assert metrics.snapshot()["latestLoadTime"] == UNSET  # what only a load knows
     for _ in range(2):
         cache.close()
+    if place == "disk":
+        assert cache.get_if_present({"k": 1}) == [{"v": 3}]
+        return
     assert (cache.size(), cache.bytes()) == (0, 0)
     assert [metrics.snapshot()[name] for name in ("numCachedRecords", "numCachedBytes")] == [0, 0]
     cache.put({"name": "one"}, [{"w": None}])

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_lookup.cache.lookup_cache import LookupCache
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows
 from pyspark_lookup.columnar.keys import Keys, Seed
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
 from tests.support.key_values import KINDS, plain, values_of
-from tests.support.memory_cache import ROWS, UNBOUNDED, Dictionary, Row, cache_of, counts, opened, row_of, small
+from tests.support.memory_cache import (
+    ROWS,
+    UNBOUNDED,
+    Dictionary,
+    Row,
+    cache_of,
+    counts,
+    disk_cache_of,
+    opened,
+    row_of,
+    small,
+)
 
 WEAK = Seed(1, 1)  # leaves small numbers where they are: all at the first slot
 
@@ -280,15 +294,18 @@ def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: 
         pair.compare_results()
 
 
+@pytest.mark.parametrize("other", ["one key at a time", "on disk"])
 @pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
 @fuzzed(3)
 @given(data=st.data())
-def test_a_cache_of_one_key_at_a_time(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
-    """What takes one key at a time answers tables of keys as the cache in memory does: keys of every type, absences, nulls."""
+def test_other_caches(kinds: tuple[pa.DataType, ...], other: str, data: st.DataObject) -> None:
+    """What takes one key at a time, and what is on disk, answer as the cache in memory does: keys of every type, absences, nulls."""
     values = [st.integers(-700_000, 700_000) if pa.types.is_temporal(kind) else values_of(kind) for kind in kinds]
     pool = data.draw(st.lists(st.tuples(*values), min_size=1, max_size=8))  # Python has not all times
     keys = data.draw(st.lists(st.tuples(*(some | st.none() for some in values)), max_size=8))
-    one, many = Dictionary(), cache_of()
+    many = cache_of()
+    directory = tempfile.TemporaryDirectory()
+    one: LookupCache = Dictionary() if other == "one key at a time" else disk_cache_of(Path(directory.name))
     columns = [[pa.array([key[n] for key in some], kind) for n, kind in enumerate(kinds)] for some in (pool, keys)]
     there, asked = (pa.table(dict(zip("abc", some, strict=False))) for some in columns)
     asked = pa.concat_tables([asked, there])
@@ -305,3 +322,4 @@ def test_a_cache_of_one_key_at_a_time(kinds: tuple[pa.DataType, ...], data: st.D
         assert found.rows == expected.rows
     with pytest.raises(ValueError, match="has a null"):
         one.put_many(pa.table({name: pa.nulls(1) for name in asked.column_names}), pa.Table.from_pylist([], ROWS))
+    directory.cleanup()

@@ -1,0 +1,523 @@
+"""The checks of providers: what keeps the rules passes, and for each rule there is a provider that breaks it, which they notice."""
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import pyspark_lookup
+from pyspark_lookup.cache.lookup_cache import Key
+from pyspark_lookup.sources.providers.functions import (
+    AsyncLookupFunction,
+    AsyncLookupFunctionProvider,
+    FullCachingLookupProvider,
+    LookupContext,
+    LookupFunction,
+    LookupFunctionProvider,
+    LookupProvider,
+    PartialCachingLookupProvider,
+)
+from pyspark_lookup.testing import RULES, ProviderCheckError, check_provider
+from tests.support.key_values import KINDS
+from tests.support.memory_cache import Dictionary
+
+SCHEMA = pa.schema([("id", pa.int64()), ("place", pa.string()), ("name", pa.string()), ("n", pa.float64())])
+VALUES = [
+    (1, "Oslo", "one", 1.5), (1, "Bergen", None, math.nan), (2, "Oslo", "two", -0.0), (2, "Oslo", "zwei", None),
+    (2, "Oslo", "zwei", None), (3, "bergen", "", 3.0), (None, "Oslo", "no key", 4.0),
+]  # fmt: skip
+ROWS = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in VALUES], SCHEMA)
+KEYS = ("id", "place")
+QUICK_S = 0.3  # what hangs does so at least this long
+Tuple = tuple[Any, ...]
+
+
+def plain(value: Any) -> Any:
+    """Equal for values that are the same key."""
+    if isinstance(value, float):
+        return math.nan if math.isnan(value) else value + 0.0
+    return value
+
+
+def keys_in(rows: pa.Table, names: Sequence[str]) -> list[Tuple]:
+    columns = [[plain(value) for value in rows.column(name).to_pylist()] for name in names]
+    return list(zip(*columns, strict=True))
+
+
+class Shelf:
+    """A table of another system, in memory: it has a version, and tells which keys have changed."""
+
+    def __init__(self, rows: pa.Table = ROWS, keys: Sequence[str] = KEYS) -> None:
+        self.rows, self.keys = rows, tuple(keys)
+        self.writes: list[pa.Table] = []
+        self.down = False
+        self.sessions = 0
+        self.connected = False
+        self.owner: int | None = None  # the process that connected first
+
+    def write(self, rows: pa.Table) -> None:
+        number = len(self.keys)
+        names = [*self.keys, *(name for name in rows.column_names if name not in self.keys)]
+        old, new = (keys_in(some, names) for some in (self.rows, rows))
+        differing = [row[:number] for row in {*old} ^ {*new}]
+        counted = [row[:number] for row in {*old} & {*new} if old.count(row) != new.count(row)]
+        keys = {key for key in (*differing, *counted) if None not in key}
+        schema = rows.select(self.keys).schema
+        self.rows = rows
+        self.writes.append(pa.Table.from_pylist([dict(zip(self.keys, key, strict=True)) for key in keys], schema))
+
+    def version(self) -> str:
+        return f"v{len(self.writes)}"
+
+    def changes(self, since: str) -> pa.Table | None:
+        return pa.concat_tables([self.rows.select(self.keys).slice(0, 0), *self.writes[int(since[1:]) :]])
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        yield from self.rows.to_batches(max_chunksize=3)
+
+    def find(self, keys: pa.Table) -> pa.Table:
+        requested = {*keys_in(keys, keys.column_names)}
+        return self.rows.filter(
+            pa.array([key in requested for key in keys_in(self.rows, keys.column_names)], pa.bool_())
+        )
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        self.down, self.sessions = True, self.sessions + 1
+        yield
+        self.down = False
+
+
+class Function(LookupFunction):
+    """Looks up rows on a shelf, over a session that is lost in an outage."""
+
+    def __init__(self, shelf: Shelf, context: LookupContext) -> None:
+        self.shelf, self.context = shelf, context
+        self.session: int | None = None
+
+    def open(self) -> None:
+        if self.shelf.down:
+            raise ConnectionError("down")
+        self.session = self.shelf.sessions
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        if self.session != self.shelf.sessions or self.shelf.down:
+            self.session = None
+            self.open()
+        return self.chosen(self.shelf.find(keys))
+
+    def chosen(self, rows: pa.Table) -> pa.Table:
+        """Only the columns that are read."""
+        columns = self.context.columns
+        return rows if columns is None else rows.select([*self.context.keys, *columns])
+
+    def close(self) -> None:
+        self.session = None
+
+
+class AsyncFunction(AsyncLookupFunction):
+    """The same, after others had their turn."""
+
+    def __init__(self, shelf: Shelf, context: LookupContext) -> None:
+        self.inner = Function(shelf, context)
+
+    async def open(self) -> None:
+        self.inner.open()
+
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        await asyncio.sleep(0)
+        return self.inner.lookup(keys)
+
+    async def close(self) -> None:
+        self.inner.close()
+
+
+def provider(
+    shelf: Shelf,
+    function: Callable[[Shelf, LookupContext], Any] = Function,
+    schema: pa.Schema | None = None,
+    version: Callable[[], Any] | None = None,
+    **more: Any,
+) -> Callable[[LookupContext], LookupProvider]:
+    """The factory of a provider that looks up with this function, and has these attributes, too."""
+
+    def make(context: LookupContext) -> LookupProvider:
+        made = function(shelf, context)
+        asynchronous = isinstance(made, AsyncLookupFunction)
+        kind = AsyncLookupFunctionProvider if asynchronous else LookupFunctionProvider
+        result = kind(made, schema or shelf.rows.schema, version or shelf.version)
+        vars(result).update(more)
+        return result
+
+    return make
+
+
+def check(shelf: Shelf, factory: Any, **more: Any) -> None:
+    check_provider(factory, shelf.rows, shelf.keys, timeout_s=20.0, largest_call=500, **more)
+
+
+@pytest.mark.parametrize("function", [Function, AsyncFunction])
+def test_a_provider_that_keeps_the_rules(function: Any) -> None:
+    """Passes, whatever it can do; the table has its rows back after the writes of the check."""
+    shelf = Shelf()
+    factory = provider(shelf, function, changes=shelf.changes, scan=shelf.scan)
+    check(shelf, factory, write=shelf.write, outage=shelf.outage)
+    assert shelf.rows is ROWS
+    assert not shelf.down
+
+
+def test_a_provider_without_versions_and_one_without_lookups() -> None:
+    """Pass, with a client that must not be used before a fork; so does one that brings a cache."""
+    shelf = Shelf()
+
+    def unversioned(context: LookupContext) -> LookupProvider:
+        return LookupFunctionProvider(Function(shelf, context), SCHEMA)
+
+    def scanned(context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(shelf.scan, SCHEMA, version=shelf.version)
+
+    def caching(context: LookupContext) -> LookupProvider:
+        return PartialCachingLookupProvider(Function(shelf, context), Dictionary(), SCHEMA)
+
+    for factory in (unversioned, scanned, caching):
+        check(shelf, factory, write=shelf.write, outage=shelf.outage, survives_fork=False)
+
+
+def test_keys_of_every_type() -> None:
+    """Passes with keys of all types at once, among them those that look alike, and with a key that is not a number."""
+    draws = {
+        pa.bool_(): [True, False, True], pa.float32(): [math.nan, -0.0, 1.5], pa.float64(): [math.nan, -0.0, 0.1],
+        pa.string(): ["Straße", "a ", "é"], pa.binary(): [b"", b"\0", b"\xff"],
+    }  # fmt: skip
+    columns = {f"k{n}": pa.array(draws.get(kind, [1, 2, 3]), kind) for n, kind in enumerate(KINDS)}
+    shelf = Shelf(pa.table({**columns, "v": [1, 2, 3]}), list(columns))
+    check(shelf, provider(shelf), write=shelf.write)
+
+
+# --- providers that break a rule ----------------------------------------------------------------------
+
+
+def lookup(answer: Callable[[Function, pa.Table], Any], **attributes: Any) -> Callable[[Shelf, LookupContext], Any]:
+    """Functions that look up so."""
+    return type("Broken", (Function,), {"lookup": answer, **attributes})
+
+
+def failing_for(is_bad: Callable[[Any], bool]) -> Callable[[Shelf, LookupContext], Any]:
+    """Functions that fail for some values."""
+
+    def answer(self: Function, keys: pa.Table) -> pa.Table:
+        if any(is_bad(value) for column in keys.columns for value in column.to_pylist()):
+            raise ValueError("out of range")
+        return Function.lookup(self, keys)
+
+    return lookup(answer)
+
+
+def in_place(self: Function, keys: pa.Table) -> pa.Table:
+    """Its results share one piece of memory."""
+    rows = Function.lookup(self, keys)
+    memory = vars(self).setdefault("memory", np.zeros(1000, np.int64))
+    memory[: rows.num_rows] = rows.column("id").to_numpy()
+    column = pa.Array.from_buffers(pa.int64(), rows.num_rows, [None, pa.py_buffer(memory)])
+    return rows.set_column(0, "id", column)
+
+
+class Shared(Function):
+    """All instances have one session."""
+
+    def open(self) -> None:
+        self.shelf.connected = True
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        if not self.shelf.connected:
+            raise ConnectionError("closed")
+        return self.chosen(self.shelf.find(keys))
+
+    def close(self) -> None:
+        self.shelf.connected = False
+
+
+class Once(Function):
+    """Cannot be opened again."""
+
+    was_open = False
+
+    def open(self) -> None:
+        if self.was_open:
+            raise RuntimeError("a pool that was closed")
+        self.was_open = True
+        super().open()
+
+
+class Inherited(Function):
+    """Its connections are those of the process that made the first one."""
+
+    def open(self) -> None:
+        self.shelf.owner = self.shelf.owner or os.getpid()
+        if self.shelf.owner != os.getpid():
+            raise ConnectionError("the answer is that of another process")
+        super().open()
+
+
+class Dying(Inherited):
+    """Ends a process that was forked."""
+
+    def open(self) -> None:
+        try:
+            super().open()
+        except ConnectionError:
+            os._exit(3)
+
+
+class Mixing(AsyncFunction):
+    """Remembers what it was asked until it answers."""
+
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        self.keys = keys
+        await asyncio.sleep(0)
+        return self.inner.lookup(self.keys)
+
+
+class Snapshot(Function):
+    """Sees what was there when it was opened."""
+
+    def open(self) -> None:
+        super().open()
+        self.rows = self.shelf.rows
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        return self.chosen(Shelf(self.rows, self.shelf.keys).find(keys))
+
+
+class Silent(Function):
+    """Finds nothing while the system is down."""
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        return self.chosen(self.shelf.rows.slice(0, 0) if self.shelf.down else self.shelf.find(keys))
+
+
+class Lost(Function):
+    """Never connects again."""
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        if self.session != self.shelf.sessions or self.shelf.down:
+            raise ConnectionError("broken pipe")
+        return self.chosen(self.shelf.find(keys))
+
+
+class Forgetful(Dictionary):
+    """A cache that knows each key, but not its rows."""
+
+    def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
+        return None if super().get_if_present(key) is None else []
+
+
+def hang(*_: object) -> None:
+    threading.Event().wait(2 * QUICK_S)
+
+
+def strict(shelf: Shelf, context: LookupContext) -> Function:
+    """Takes names as they are in the schema only."""
+    if context.keys != KEYS:
+        raise KeyError(context.keys)
+    return Function(shelf, context)
+
+
+def same_function(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
+    function = Function(shelf, LookupContext(KEYS, None, {}, None))
+    return lambda context: LookupFunctionProvider(function, SCHEMA)
+
+
+def caching(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
+    return lambda context: PartialCachingLookupProvider(Function(shelf, context), Forgetful(), SCHEMA)
+
+
+def by_columns(shelf: Shelf, keys: pa.Table) -> pa.Table:
+    """Rows that match each column by itself."""
+    wanted = [{*keys.column(name).to_pylist()} for name in KEYS]
+    mask = [all(v in some for v, some in zip(key, wanted, strict=True)) for key in keys_in(shelf.rows, KEYS)]
+    return shelf.rows.filter(pa.array(mask, pa.bool_()))
+
+
+def without_case(shelf: Shelf, keys: pa.Table) -> pa.Table:
+    wanted = {(id, place.lower()) for id, place in keys_in(keys, KEYS)}
+    mask = [id is not None and (id, place.lower()) in wanted for id, place in keys_in(shelf.rows, KEYS)]
+    return shelf.rows.filter(pa.array(mask, pa.bool_()))
+
+
+def once_each(rows: pa.Table) -> pa.Table:
+    return rows.take(
+        pa.array(
+            [place for place, row in enumerate(rows.to_pylist()) if row not in rows.to_pylist()[:place]], pa.int64()
+        )
+    )
+
+
+def lacking_deleted(shelf: Shelf) -> Callable[[str], pa.Table]:
+    def changes(since: str) -> pa.Table:
+        keys = shelf.changes(since)
+        assert keys is not None
+        present = {*keys_in(shelf.rows, KEYS)}
+        return keys.filter(pa.array([key in present for key in keys_in(keys, KEYS)], pa.bool_()))
+
+    return changes
+
+
+def two_halves(shelf: Shelf) -> Callable[[pa.Table], None]:
+    """Writes so that others see the first half, if there is somebody who may."""
+    seen = threading.Event()
+    find = shelf.find
+
+    def watched(keys: pa.Table) -> pa.Table:
+        rows = find(keys)
+        seen.set()
+        return rows
+
+    def write(rows: pa.Table) -> None:
+        if threading.current_thread().name == "lookupcache-check-write":
+            shelf.rows = pa.concat_tables([shelf.rows, rows])
+            for _ in range(2):
+                seen.clear()
+                seen.wait(20)
+        shelf.write(rows)
+
+    shelf.find = watched  # type: ignore[method-assign]
+    return write
+
+
+def half_scanned(shelf: Shelf) -> Callable[[], Iterator[pa.RecordBatch]]:
+    batches = shelf.rows.to_batches()
+    used = itertools.count()
+    return lambda: iter(batches if next(used) < 1 else [])
+
+
+def other_each_time() -> Callable[[], str]:
+    numbers = itertools.count()
+    return lambda: f"{next(numbers)}"
+
+
+def numbered(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
+    """Each instance has a version of its own."""
+    numbers = itertools.count()
+
+    def make(context: LookupContext) -> LookupProvider:
+        number = next(numbers)
+        return provider(shelf, version=lambda: f"{number}")(context)
+
+    return make
+
+
+Broken = Callable[[Shelf], tuple[Any, Mapping[str, Any]]]
+
+
+def of(rule: str, text: str, make: Callable[[Shelf], Any], **more: Callable[[Shelf], Any]) -> Any:
+    """A provider that breaks a rule, what the check says of it, and the arguments of the check."""
+    return pytest.param(
+        rule,
+        text,
+        lambda shelf: (make(shelf), {name: value(shelf) for name, value in more.items()}),
+        id=f"{rule}: {text}",
+    )
+
+
+def writes(shelf: Shelf) -> Any:
+    return shelf.write
+
+
+def outages(shelf: Shelf) -> Any:
+    return shelf.outage
+
+
+BROKEN = [
+    of("kind", "the factory returned None", lambda shelf: lambda context: None),
+    of("kind", "make it a LookupFunction", lambda shelf: lambda context: LookupFunctionProvider(AsyncFunction(shelf, context), SCHEMA)),  # type: ignore[arg-type]
+    of("kind", "has neither a function nor a scan", lambda shelf: lambda context: LookupProvider(SCHEMA)),
+    of("schema", "the schema is ['id']", lambda shelf: provider(shelf, schema=["id"])),  # type: ignore[arg-type]
+    of("schema", "column 'id': type time64[us] has no counterpart in Spark", lambda shelf: provider(shelf, schema=SCHEMA.set(0, pa.field("id", pa.time64("us"))))),
+    of("schema", "lacks the key column 'place'", lambda shelf: provider(shelf, schema=SCHEMA.remove(1))),
+    of("schema", "but the table has", lambda shelf: provider(shelf, schema=SCHEMA.remove(3))),
+    of("schema", "column 'n' is string in the schema, but double", lambda shelf: provider(shelf, schema=SCHEMA.set(3, pa.field("n", pa.string())))),
+    of("factory", "the factory raised KeyError", lambda shelf: provider(shelf, strict)),
+    of("factory", "has not returned within", lambda shelf: hang, timeout_s=lambda shelf: QUICK_S),
+    of("factory", "the same function twice", same_function),
+    of("columns", "for the columns [], provider under test", lambda shelf: provider(shelf, type("Narrow", (Function,), {"chosen": lambda self, rows: rows if self.context.columns is None else rows.select(self.context.columns)}))),
+    of("batch-size", "batch_size is 0", lambda shelf: provider(shelf, lookup(Function.lookup, batch_size=0))),
+    of("batch-size", "batch_size is None, but with 500 keys", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys) if keys.num_rows < 300 else 1 / 0))),
+    of("result", "returned list", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).to_pylist()))),
+    of("result", "column 'n' is string", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(3, "n", rows["n"].cast(pa.string()))))),
+    of("unrequested-key", "lookup of key id = 1, place = 'Bergen' returned a row with key id = 1, place = 'Oslo', which was", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows.filter(pa.compute.is_valid(self.shelf.rows["id"]))))),
+    of("unrequested-key", "key id = None", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows))),
+    of("unrequested-key", "which was not requested", lambda shelf: provider(shelf, lookup(lambda self, keys: by_columns(self.shelf, keys)))),
+    of("unrequested-key", "which was not requested", lambda shelf: provider(shelf, lookup(lambda self, keys: without_case(self.shelf, keys)))),
+    of("rows", "lacks the row (id = 2, place = 'Oslo', name = 'zwei', n = None): it is there 1 times", lambda shelf: provider(shelf, lookup(lambda self, keys: once_each(Function.lookup(self, keys))))),
+    of("rows", "lacks the row", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).slice(1)))),
+    of("rows", "2 times, the table has it 1 times", lambda shelf: provider(shelf, lookup(lambda self, keys: pa.concat_tables([Function.lookup(self, keys)] * 2)))),
+    of("rows", "name = '', n = nan) instead of (id = 1, place = 'Bergen', name = None", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(2, "name", rows["name"].fill_null(""))))),
+    of("any-key", "key id = 9223372036854775807", lambda shelf: provider(shelf, failing_for(lambda value: value == 2**63 - 1))),
+    of("any-key", r"place = '\x00'", lambda shelf: provider(shelf, failing_for(lambda value: value == "\0"))),
+    of("repeatable", "after other lookups, the result of", lambda shelf: provider(shelf, lookup(in_place))),
+    of("open-close", "open() raised RuntimeError", lambda shelf: provider(shelf, Once)),
+    of("thread", "after another instance was closed, lookup of key id = 1", lambda shelf: provider(shelf, Shared)),
+    of("concurrent-calls", "beside other calls", lambda shelf: provider(shelf, Mixing)),
+    of("fork", "the answer is that of another process", lambda shelf: provider(shelf, Inherited)),
+    of("fork", "a forked process died", lambda shelf: provider(shelf, Dying)),
+    of("time", "lookup of key id = 1, place = 'Oslo' and 3 more has not returned within 0.3 s", lambda shelf: provider(shelf, lookup(hang)), timeout_s=lambda shelf: QUICK_S),
+    of("error", "open() raised ConnectionError('down')", lambda shelf: vars(shelf).update(down=True) or provider(shelf)),
+    of("outage", "in an outage, lookup of key id = 1, place = 'Oslo' and 3 more raised no error, but returned 0 rows", lambda shelf: provider(shelf, Silent), outage=outages),
+    of("outage", "in 4 attempts after an outage", lambda shelf: provider(shelf, Lost), outage=outages),
+    of("version", "version() returned 7", lambda shelf: provider(shelf, version=lambda: 7)),
+    of("version", "the second time: no row has changed", lambda shelf: provider(shelf, version=other_each_time())),
+    of("version", "from another instance: no row has changed", numbered),
+    of("version", "in a forked process: no row has changed", lambda shelf: provider(shelf, version=lambda: f"{os.getpid()}")),
+    of("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: "1"), write=writes),
+    of("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: f"{shelf.rows.num_rows} rows"), write=writes),
+    of("fresh-rows", "after a write, lookup of key id = 1, place = 'Oslo' returned the row", lambda shelf: provider(shelf, Snapshot), write=writes),
+    of("one-state", "that it never had together", provider, write=two_halves),
+    of("changes", "lacks key id = 1, place = 'Oslo'", lambda shelf: provider(shelf, changes=lacking_deleted(shelf)), write=writes),
+    of("changes", "not a table of the key columns", lambda shelf: provider(shelf, changes=lambda since: shelf.rows)),
+    of("changes", "lacks key", lambda shelf: provider(shelf, changes=lambda since: shelf.changes(f"v{max(int(since[1:]), len(shelf.writes) - 1)}")), write=writes),
+    of("scan", "scan() returned Table", lambda shelf: provider(shelf, scan=lambda: [shelf.rows])),
+    of("scan", "beside another scan, scan() lacks the row", lambda shelf: provider(shelf, scan=half_scanned(shelf))),
+    of("scan", "scan() lacks the row (id = None", lambda shelf: provider(shelf, scan=lambda: shelf.rows.slice(0, 6).to_batches())),
+    of("cached", "behind lookup.cache = PARTIAL, lookup of key", caching),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "text", "make"), BROKEN)
+def test_a_broken_rule(rule: str, text: str, make: Broken) -> None:
+    """The error names the rule, what happened, and where the rule is."""
+    shelf = Shelf()
+    factory, arguments = make(shelf)
+    arguments = {"timeout_s": 20.0, **arguments}
+    with pytest.raises(ProviderCheckError) as caught:
+        check_provider(factory, ROWS, KEYS, largest_call=500, **arguments)
+    assert (caught.value.rule, text in str(caught.value)) == (rule, True), str(caught.value)
+    section, statement = RULES[rule]
+    assert str(caught.value).endswith(f"\nrule {rule}: {statement} (docs/providers.md#{section})")
+    assert isinstance(caught.value, AssertionError)
+
+
+def test_each_rule_can_be_broken() -> None:
+    """No rule lacks a provider that breaks it; and the documentation has the section that each names."""
+    assert {param.values[0] for param in BROKEN} == RULES.keys()
+    document = Path(pyspark_lookup.__file__).parent.parent / "docs" / "providers.md"
+    titles = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    sections = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+    assert {section for section, _ in RULES.values()} - sections == set()
+
+
+def test_rows_with_too_few_keys() -> None:
+    """Are an error of the test, not of the provider."""
+    shelf = Shelf(ROWS.slice(0, 2))
+    with pytest.raises(ValueError, match="rows have 2 different keys without nulls: pass rows with 3"):
+        check_provider(provider(shelf), shelf.rows, KEYS)
