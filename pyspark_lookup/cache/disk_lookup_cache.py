@@ -206,7 +206,7 @@ class DiskCacheLookupCache(LookupCache):
         fields = fields if self._schema is None else list(self._schema)
         columns, counts = group_rows(rows, fields, keys.num_rows)
         schema = pa.schema(fields)
-        if rows.num_rows:
+        if fields:
             self._schema = schema
         entries = self._encode(names, pa.RecordBatch.from_arrays(columns, schema=schema), counts, ages_s)
         if rows.num_rows:

@@ -24,6 +24,7 @@ from pyspark_lookup.sources.providers.call_runner import (
 )
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
+    DatedRows,
     LookupFunction,
     LookupProvider,
     PartialCachingAsyncLookupProvider,
@@ -83,7 +84,8 @@ class Instance:
 
     def lookup(self, keys: pa.Table) -> Any:
         assert self.function is not None
-        return self._run(self._calls, f"lookup of {show_keys(keys)}", self.function.lookup, keys)
+        operation = f"lookup of {show_keys(keys)}"
+        return _rows_in(self._run(self._calls, operation, self.function.lookup, keys), operation)
 
     def lookup_at_once(self, pieces: Sequence[pa.Table]) -> list[Any]:
         """The results of calls of an asynchronous function that run at the same time, and beside one that is cancelled."""
@@ -98,7 +100,8 @@ class Instance:
             await asyncio.gather(cancelled, return_exceptions=True)
             return list(await asyncio.gather(*calls))
 
-        return list(self._run(self._calls, f"{len(pieces)} lookups at once", run))
+        operation = f"{len(pieces)} lookups at once"
+        return [_rows_in(answer, operation) for answer in self._run(self._calls, operation, run)]
 
     def read_version(self) -> str:
         current_version = self._run(self._version_calls, "version()", self.version)
@@ -130,8 +133,20 @@ class Instance:
         return ProviderCheckError("time", f"{operation} has not returned within {self._timeout_s:g} s")
 
 
-def run_in_child(run: Callable[[], str], timeout_s: float) -> str:
-    """What `run` returns in a forked process. Raises ProviderCheckError if it raises there, takes longer than `timeout_s`, or the process dies."""
+def _rows_in(answer: Any, operation: str) -> Any:
+    """The rows of a lookup's result. Checks the times of `DatedRows`."""
+    if not isinstance(answer, DatedRows):
+        return answer
+    for name in ("age_s", "lifetime_s"):
+        seconds = getattr(answer, name)
+        if not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise ProviderCheckError("result", f"{operation} returned DatedRows with {name} = {foreign_repr(seconds)}")
+    return answer.rows
+
+
+def run_in_child(run: Callable[[], str], timeout_s: float, rule: str = "fork") -> str:
+    """What `run` returns in a forked process. Raises ProviderCheckError, for `rule`, if it raises there, takes longer than `timeout_s`, or the
+    process dies."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter(
@@ -149,12 +164,12 @@ def run_in_child(run: Callable[[], str], timeout_s: float) -> str:
         os.close(reader)
         os.waitpid(child, 0)
     if text is None:
-        raise ProviderCheckError("fork", f"a forked process that used the provider had not ended after {timeout_s:g} s")
+        raise ProviderCheckError(rule, f"a forked process that used the provider had not ended after {timeout_s:g} s")
     if not text:
-        raise ProviderCheckError("fork", "a forked process died while it used the provider")
+        raise ProviderCheckError(rule, "a forked process died while it used the provider")
     result, problem, key = json.loads(text)
     if problem:
-        raise ProviderCheckError("fork", problem, key)
+        raise ProviderCheckError(rule, problem, key)
     return str(result)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
+import os
 import random
 import sys
 import tempfile
+import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -38,14 +42,18 @@ from pyspark_lookup.sources.providers.functions import (
 from pyspark_lookup.sources.providers.provider import ReturnedRows, show_keys
 from pyspark_lookup.testing.instances import CallRaisedError, Instance, run_in_child
 from pyspark_lookup.testing.rules import ProviderCheckError
-from pyspark_lookup.testing.sample_keys import absent_keys, distinct, many_keys
-from pyspark_lookup.testing.table_states import TableStates, find_difference
+from pyspark_lookup.testing.sample_keys import absent_keys, distinct, many_keys, opposite_zeros
+from pyspark_lookup.testing.table_states import TableStates, find_difference, rows_of
 
 Factory = Callable[[LookupContext], LookupProvider]
 
 _KEYS_AT_LEAST = 3
 _ATTEMPTS = 4  # of a call whose connection was lost: one more than the default of lookup.max-retries
 _WRITES = 8
+_REOPENINGS = 6
+_SETTLE_S = 10.0  # the longest time until what was closed is gone
+_WRITE_WAIT_S = 1.0  # the longest wait for a write beside a scan, which may have locked the table
+_ELSEWHERE = "LKC-05:45"  # a time zone, east of UTC
 _module_numbers = itertools.count(1)
 
 
@@ -70,12 +78,13 @@ def check_provider(
     `keys`: the names of the key columns. `path`, `options`: for `LookupContext`; the names of options have no prefix.
 
     `write`: replaces all rows of the table by the rows that it is passed, in one transaction, and changes the `version`. With it, versions,
-    changes and rows are also checked while another thread writes; then `rows` are written back. `outage`: returns a context manager; inside
-    its block, the system does not answer. `survives_fork`: False for a client that must not be used before a fork; the check then forks before
+    changes and rows are also checked after writes, while another thread writes, and in a table with `largest_call` more rows, which have keys
+    of the check's and other values of `rows`; then `rows` are written back. `outage`: returns a context manager; inside its block, the system
+    does not answer, or refuses. `survives_fork`: False for a client that must not be used before a fork; the check then forks before
     it uses the provider.
 
-    `timeout_s`: after so many seconds, a call of the provider counts as hanging. `largest_call`: the number of keys in one call, if the
-    function's `batch_size` is None. `rng`: draws the keys; None: the same ones each time. Raises ValueError for `rows` with too few keys.
+    `timeout_s`: after so many seconds, a call of the provider counts as hanging. `largest_call`: the most keys in one
+    call, if the function's `batch_size` does not allow fewer. `rng`: draws the keys; None: the same ones each time. Raises ValueError for `rows` with too few keys.
     """
     names = (keys,) if isinstance(keys, str) else tuple(keys)
     context = LookupContext(names, None, dict(options or {}), path)
@@ -85,10 +94,10 @@ def check_provider(
     check.check_factory()
     with check.make_open(context) as instance:
         check.check_lookups(instance)
-        check.check_projections(instance)
-        check.check_threads(instance)
+        check.check_contexts(instance)
         check.check_scans(instance)
         check.check_versions(instance)
+        check.check_threads(instance)
         if survives_fork:
             check.check_fork(instance)
         check.check_reopening(instance)
@@ -96,6 +105,7 @@ def check_provider(
     if write is not None:
         try:
             check.check_writes(write)
+            check.check_many_rows(write)
         finally:
             write(rows)
     if outage is not None:
@@ -224,6 +234,10 @@ class _Check:
             self._check_answer(keys, answer)
         for keys in _calls(self._shuffled(self._keys).slice(0, 20), 1):
             self._check_answer(keys, instance.lookup(keys))
+        if size is None or size > 1:
+            self._look_up(instance, _in_chunks(first_answers[0][0]), "any-key", "with keys in two chunks, ")
+        for keys in _calls(opposite_zeros(self._keys), size):
+            self._look_up(instance, keys, "rows", "with zeros of the other sign, ")
         for keys in _calls(self._absent, size):
             self._check_absent(instance, keys)
         for keys in _calls(self._shuffled(pa.concat_tables([self._keys, self._absent])), size):
@@ -253,7 +267,7 @@ class _Check:
 
     def _check_largest_call(self, instance: Instance) -> None:
         size = instance.batch_size
-        count = self._largest_call if size is None else size
+        count = self._largest_call if size is None else min(size, self._largest_call)
         keys = pa.concat_tables([self._keys, many_keys(self._keys, count)]).slice(0, count).combine_chunks()
         try:
             answer = instance.lookup(keys)
@@ -261,10 +275,15 @@ class _Check:
             _raise_as("batch-size", problem, f"batch_size is {size}, but with {keys.num_rows:,} keys ")
         self._check_answer(keys, answer)
 
-    def check_projections(self, instance: Instance) -> None:
-        """Look up some of the columns."""
+    def check_contexts(self, instance: Instance) -> None:
+        """Look up some of the columns, and by keys in another order."""
         if instance.function is None:
             return
+        if len(self._context.keys) > 1:
+            names = self._context.keys[::-1]
+            with self.make_open(dataclasses.replace(self._context, keys=names)) as other:
+                for keys in _calls(self._keys.select(names), other.batch_size)[:20]:
+                    self._look_up(other, keys, "factory", f"for the keys {list(names)}, ")
         others = [name for name in self._schema.names if name not in self._context.keys]
         for columns in dict.fromkeys([(), tuple(others[:1]), tuple(others[-1:]), tuple(others[1:])]):
             with self.make_open(dataclasses.replace(self._context, columns=columns)) as narrow:
@@ -320,11 +339,23 @@ class _Check:
         if instance.function is None:
             return
         for keys in _calls(self._keys, instance.batch_size)[:20] * times:
-            try:
-                answer = instance.lookup(keys)
-            except CallRaisedError as problem:
-                _raise_as(rule, problem, about)
-            self._check_answer(keys, answer, columns, rule, about)
+            self._look_up(instance, keys, rule, about, columns)
+
+    def _look_up(
+        self,
+        instance: Instance,
+        keys: pa.Table,
+        rule: str,
+        about: str,
+        columns: pa.Schema | None = None,
+        rows: pa.Table | None = None,
+    ) -> None:
+        """Look up keys. Any problem breaks `rule`. `columns`, `rows`: as in `_check_answer`."""
+        try:
+            answer = instance.lookup(keys)
+        except CallRaisedError as problem:
+            _raise_as(rule, problem, about)
+        self._check_answer(keys, answer, columns, rule, about, rows)
 
     def _shuffled(self, keys: pa.Table) -> pa.Table:
         order = self._rng.sample(range(keys.num_rows), keys.num_rows)
@@ -333,36 +364,57 @@ class _Check:
     # --- threads, processes, open and close ---------------------------------------------------------
 
     def check_threads(self, instance: Instance) -> None:
-        """Look up the same keys in two instances at the same time, and close one of them."""
+        """Look up keys while another instance does, and while versions are read and the table is scanned; and after the other one was closed."""
         if instance.function is None:
             return
-        problems: list[BaseException] = []
         with self.make_open(self._context) as other:
 
-            def run() -> None:
-                try:
-                    self._look_up_again(other, "thread", "beside another instance, ", times=3)
-                except BaseException as problem:
-                    problems.append(problem)
+            def look_up() -> None:
+                self._look_up_again(other, "thread", "beside another instance, ", times=3)
 
-            thread = threads.start("lookupcache-check-beside", run, foreign=True)
-            try:
-                self._look_up_again(instance, "thread", "beside another instance, ", times=3)
-            finally:
-                thread.join()
-            if problems:
-                raise problems[0]
+            self._look_up_beside(instance, look_up, "beside another instance, ")
         self._look_up_again(instance, "thread", "after another instance was closed, ")
 
+        def read() -> None:
+            for _ in range(3):
+                if instance.version is not None:
+                    try:
+                        instance.read_version()
+                    except CallRaisedError as problem:
+                        _raise_as("thread", problem, "beside lookups, ")
+                if instance.scan is not None:
+                    self._check_scan(instance, self._rows, "thread", "beside lookups, ")
+
+        if instance.version is not None or instance.scan is not None:
+            self._look_up_beside(instance, read, "beside version() and scan(), ")
+
+    def _look_up_beside(self, instance: Instance, work: Callable[[], None], about: str) -> None:
+        """Look up keys until `work`, which runs in another thread, has ended."""
+        with _beside(work, "lookupcache-check-beside") as finished:
+            is_last = False
+            while not is_last:
+                is_last = finished.is_set()
+                self._look_up_again(instance, "thread", about)
+
     def check_reopening(self, instance: Instance) -> None:
-        """Close the function and open it again, twice."""
-        for _ in range(2):
+        """Close the function and open it again, some times."""
+        if instance.function is None:
+            return
+        before = 0
+        for number in range(_REOPENINGS + 1):
+            before = before if number > 1 else _count_open()  # what is made once has been made by then
             try:
                 instance.close()
                 instance.open()
             except CallRaisedError as problem:
                 _raise_as("open-close", problem)
             self._look_up_again(instance, "open-close", "after close() and open(), ")
+        until_s = time.monotonic() + min(_SETTLE_S, self._timeout_s)
+        while (more := _count_open() - before) >= _REOPENINGS:
+            if time.monotonic() > until_s:
+                text = f"after close() and open() {_REOPENINGS} times, the process has {more} more open files, connections and threads"
+                raise ProviderCheckError("open-close", text)
+            time.sleep(0.01)
 
     def check_fork(self, instance: Instance | None) -> None:
         """Make and use the provider in a forked process; then use `instance`, which was opened before, in this process (None: nothing was)."""
@@ -375,11 +427,24 @@ class _Check:
                 return "" if inherited.version is None else inherited.read_version()
 
         version = run_in_child(run, 4 * self._timeout_s)
+        if any(pa.types.is_temporal(kind) for kind in self._schema.types):
+            run_in_child(self._check_elsewhere, 4 * self._timeout_s, "zone")
         if instance is None:
             return
         if instance.version is not None:
             _compare_versions(instance.read_version(), version, "in a forked process")
         self._look_up_again(instance, "fork", "after a forked process has looked up the same keys, ")
+
+    def _check_elsewhere(self) -> str:
+        """Make and use the provider in a process of another time zone."""
+        os.environ["TZ"] = _ELSEWHERE
+        time.tzset()
+        about = f"with TZ = {_ELSEWHERE}, "
+        with self.make_open(self._context) as instance:
+            self._look_up_again(instance, "zone", about)
+            if instance.scan is not None:
+                self._check_scan(instance, self._rows, "zone", about)
+        return ""
 
     # --- scans, versions and changes ----------------------------------------------------------------
 
@@ -437,8 +502,11 @@ class _Check:
         if instance.changes is not None:
             self.read_changes(instance, version, self._keys.slice(0, 0))
 
-    def read_changes(self, instance: Instance, since: str, changed: pa.Table) -> pa.Table | None:
-        """The keys that have changed since a version; None if the provider cannot tell. Checks that the keys `changed` are among them."""
+    def read_changes(self, instance: Instance, since: str, changed: pa.Table, keyless: bool = False) -> pa.Table | None:
+        """The keys that have changed since a version; None if the provider cannot tell.
+
+        Checks that the keys `changed` are among them and, if `keyless`, a key with a null.
+        """
         answer = instance.read_changes(since)
         if answer is None:
             return None
@@ -457,6 +525,9 @@ class _Check:
             key = changed.slice(min(missing), 1)
             text = f"changes({since!r}) lacks {show_keys(key)}, whose rows have changed since then"
             raise ProviderCheckError("changes", text, _as_key(key))
+        if keyless and not any(column.null_count for column in keys.columns):
+            text = f"changes({since!r}) has no key with a null, but a row whose key has one is gone"
+            raise ProviderCheckError("changes", f"{text}: only a scan brings such rows to a copy of the table")
         return keys
 
     # --- behind the caches --------------------------------------------------------------------------
@@ -537,7 +608,59 @@ class _Check:
                         changed = states.keys.slice(min(number, since_number), abs(number - since_number))
                         self.read_changes(instance, since, changed)
                 self._check_rows_after_write(instance, states.after(number))
+            self._check_keyless_rows(write, instance)
         self._check_reads_beside_writes(write, states)
+
+    def _check_keyless_rows(self, write: Callable[[pa.Table], object], instance: Instance) -> None:
+        """Delete the rows whose key has a null: a copy of the table has them, too."""
+        keyed = self._rows.select(self._context.keys).to_batches()
+        valid = [all(value is not None for value in row.values()) for batch in keyed for row in batch.to_pylist()]
+        if instance.scan is None or all(valid):
+            return
+        since = None if instance.changes is None else instance.read_version()
+        rows = self._rows.filter(pa.array(valid))
+        write(rows)
+        if since is not None:
+            self.read_changes(instance, since, self._keys.slice(0, 0), keyless=True)
+        self._check_scan(instance, rows, "fresh-rows", "after a write, ")
+        write(self._rows)
+
+    def check_many_rows(self, write: Callable[[pa.Table], object]) -> None:
+        """Fill the table with many rows; look up and scan all of them, also while they are deleted."""
+        with self.make_open(self._context) as instance:
+            size = instance.batch_size
+            count = self._largest_call
+            if instance.scan is None and size is not None:
+                count = min(count, 4 * size)
+            rows = self._rows_of_many_keys(count)
+            write(rows)
+            about = f"in a table with {rows.num_rows:,} rows, "
+            keys = distinct(rows.select(self._context.keys))
+            if instance.function is not None:
+                for piece in _calls(self._shuffled(keys), size)[:4]:
+                    self._look_up(instance, piece, "rows", about, rows=rows)
+            if instance.scan is None:
+                return
+            self._check_scan(instance, rows, "scan", about)
+            batches = instance.batches()
+            scanned = [batch for batch in (next(batches, None),) if batch is not None]
+            with _beside(lambda: write(self._rows), "lookupcache-check-write") as finished:
+                finished.wait(_WRITE_WAIT_S)
+                scanned += list(batches)
+            actual = self._conform(scanned, self._schema, "one-state", "beside a write, ")
+            if find_difference(rows, actual) is not None and find_difference(self._rows, actual) is not None:
+                text = f"beside a write of {rows.num_rows:,} rows to {self._rows.num_rows:,}, scan() returned {actual.num_rows:,}"
+                raise ProviderCheckError("one-state", f"{text} that the table never had together")
+
+    def _rows_of_many_keys(self, count: int) -> pa.Table:
+        """The table's rows, and up to `count` more, each with a key of its own and the other values of one of the table's rows."""
+        keys = many_keys(self._keys, count)
+        keyed = rows_of(self._rows, self._keys)
+        places = pa.array([number % keyed.num_rows for number in range(keys.num_rows)], pa.int64())
+        more = keyed.take(places)
+        for name in self._context.keys:
+            more = more.set_column(self._schema.get_field_index(name), self._schema.field(name), keys.column(name))
+        return pa.concat_tables([self._rows, more]).combine_chunks()
 
     def _check_rows_after_write(self, instance: Instance, rows: pa.Table) -> None:
         for keys in _calls(self._keys, instance.batch_size) if instance.function is not None else ():
@@ -548,34 +671,22 @@ class _Check:
     def _check_reads_beside_writes(self, write: Callable[[pa.Table], object], states: TableStates) -> None:
         """Write in another thread, and read meanwhile, as a cache does that keeps the rows of a version until it has changed."""
         written: dict[str, int] = {}  # the number of writes that a version has, at least
-        problems: list[BaseException] = []
-        finished: list[bool] = []
 
         def run() -> None:
-            try:
-                with self.make_open(self._context) as writer:
-                    for number in range(len(states) + 1):
-                        write(states.after(number))
-                        if writer.version is not None:
-                            written[writer.read_version()] = number
-            except BaseException as problem:
-                problems.append(problem)
-            finally:
-                finished.append(True)
+            with self.make_open(self._context) as writer:
+                for number in range(len(states) + 1):
+                    write(states.after(number))
+                    if writer.version is not None:
+                        written[writer.read_version()] = number
 
         reads: list[tuple[str, dict[int, bool]]] = []
         with self.make_open(self._context) as instance:
             reader = _CachingReader(self, instance, states)
-            thread = threads.start("lookupcache-check-write", run, foreign=True)
-            try:
+            with _beside(run, "lookupcache-check-write") as finished:
                 is_last = False
                 while not is_last:
-                    is_last = bool(finished)
+                    is_last = finished.is_set()
                     reads.append(reader.read())
-            finally:
-                thread.join()
-            if problems:
-                raise problems[0]
             self._check_rows_after_write(instance, states.after(len(states)))
             rule = "fresh-rows" if instance.changes is None else "changes"
         for version, is_new in reads:
@@ -616,38 +727,68 @@ class _Check:
     # --- outages ------------------------------------------------------------------------------------
 
     def check_outage(self, outage: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
-        """Look up keys before, during and after an outage of the system, also through a `LookupTable`."""
+        """Call everything before, during and after an outage of the system; look up keys through a `LookupTable`, too."""
         with self.make_open(self._context) as instance, contextlib.ExitStack() as stack:
-            if instance.function is None:
-                return
+            late = self._make(self._context)
+            stack.callback(late.end)
             keys = _calls(self._keys, instance.batch_size)[0]
-            table = None if instance.brings_cache else stack.enter_context(self._open_table("NONE", instance))
+            has_table = instance.function is not None and not instance.brings_cache
+            table = stack.enter_context(self._open_table("NONE", instance)) if has_table else None
             if table is not None:
                 self._check_table(table, keys, "NONE")
+            since = None if instance.version is None else instance.read_version()
+            begun = iter(()) if instance.scan is None else instance.batches()
+            scanned = [batch for batch in (next(begun, None),) if batch is not None]
             with outage():
+                self._check_calls_in_outage(instance, keys, since)
                 with contextlib.suppress(CallRaisedError):
-                    answer = instance.lookup(keys)
-                    count = answer.num_rows if isinstance(answer, (pa.Table, pa.RecordBatch)) else foreign_repr(answer)
-                    text = f"in an outage, lookup of {show_keys(keys)} raised no error, but returned {count} rows"
-                    raise ProviderCheckError("outage", text)
+                    late.open()
                 if table is not None:
                     with contextlib.suppress(LookupFunctionError):
                         table.get_many(keys)
                         raise ProviderCheckError(
                             "outage", "in an outage, a lookup through a LookupTable raised no error"
                         )
-            for attempt in range(_ATTEMPTS):
-                try:
-                    answer = instance.lookup(keys)
-                    break
-                except CallRaisedError as problem:
-                    if attempt == _ATTEMPTS - 1:
-                        _raise_as("outage", problem, f"in {_ATTEMPTS} attempts after an outage, ")
-            self._check_answer(keys, answer, rule="outage", about="after an outage, ")
+                with contextlib.suppress(CallRaisedError):
+                    scanned += list(begun)
+                    if instance.scan is not None:
+                        self._check_batches(scanned, self._rows, "outage", "that an outage interrupted, ")
+            if instance.function is not None:
+                _retry(late.open)
+                for one in (instance, late):
+                    answer = _retry(lambda one=one: one.lookup(keys))  # type: ignore[misc]
+                    self._check_answer(keys, answer, rule="outage", about="after an outage, ")
+                late.close()
             if instance.version is not None:
-                instance.read_version()
+                _retry(instance.read_version)
+            if instance.scan is not None:
+                self._check_scan(instance, self._rows, "outage", "after an outage, ")
             if table is not None:
                 self._check_table(table, keys, "NONE")
+
+    def _check_calls_in_outage(self, instance: Instance, keys: pa.Table, since: str | None) -> None:
+        """Check that each call raises an error."""
+        calls: list[tuple[str, Callable[[], Any]]] = []
+        if instance.function is not None:
+            calls.append((f"lookup of {show_keys(keys)}", lambda: instance.lookup(keys)))
+        if instance.scan is not None:
+            calls.append(("scan()", lambda: sum(batch.num_rows for batch in instance.batches())))
+        if since is not None:
+            calls.append(("version()", instance.read_version))
+        if since is not None and instance.changes is not None:
+            calls.append((f"changes({since!r})", lambda: instance.read_changes(since)))
+        for operation, call in calls:
+            with contextlib.suppress(CallRaisedError):
+                answer = call()
+                if answer is None and operation.startswith("changes"):
+                    continue
+                is_rows = isinstance(answer, (pa.Table, pa.RecordBatch))
+                shown = (
+                    f"{answer.num_rows if is_rows else answer} rows"
+                    if is_rows or type(answer) is int
+                    else foreign_repr(answer)
+                )
+                raise ProviderCheckError("outage", f"in an outage, {operation} raised no error, but returned {shown}")
 
 
 class _CachingReader:
@@ -687,6 +828,48 @@ class _CachingReader:
             self._is_new.pop(number, None)
 
 
+@contextlib.contextmanager
+def _beside(work: Callable[[], object], name: str) -> Iterator[threading.Event]:
+    """While `work` runs in another thread. The event is set when it has ended; its error is raised after the block."""
+    finished, problems = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as problem:
+            problems.append(problem)
+        finally:
+            finished.set()
+
+    thread = threads.start(name, run, foreign=True)
+    try:
+        yield finished
+    finally:
+        thread.join()
+    if problems:
+        raise problems[0]
+
+
+def _retry(call: Callable[[], Any]) -> Any:
+    """What `call` returns, after as many attempts as a lookup has."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return call()
+        except CallRaisedError as problem:
+            if attempt == _ATTEMPTS - 1:
+                _raise_as("outage", problem, f"in {_ATTEMPTS} attempts after an outage, ")
+    return None
+
+
+def _count_open() -> int:
+    """How many files, connections and threads this process has."""
+    gc.collect()
+    files = 0
+    with contextlib.suppress(OSError):
+        files = len(os.listdir("/dev/fd"))
+    return files + threading.active_count()
+
+
 def _read_new_version(instance: Instance, other: Instance, before: str) -> str:
     """The version after a write, which must differ from the one `before`, and be the same from both instances."""
     version = instance.read_version()
@@ -716,6 +899,11 @@ def _calls(keys: pa.Table, size: int | None) -> list[pa.Table]:
     """`keys` in pieces of at most `size` keys (None: one piece)."""
     size = size or max(keys.num_rows, 1)
     return [keys.slice(start, size).combine_chunks() for start in range(0, keys.num_rows, size)]
+
+
+def _in_chunks(keys: pa.Table) -> pa.Table:
+    """The same keys, the first one in a chunk of its own."""
+    return pa.concat_tables([keys.slice(0, 1), keys.slice(1)])
 
 
 def _as_keys(keys: pa.Table) -> Keys:

@@ -73,6 +73,18 @@ def many_keys(present: pa.Table, count: int) -> pa.Table:
     return without(_table(list(rows), present.schema), present) if first else present.slice(0, 0)
 
 
+def opposite_zeros(present: pa.Table) -> pa.Table:
+    """`present`, in which each zero of a float has the other sign; no keys if there is none. They are the same keys."""
+    columns, swapped = [], False
+    for column in present.columns:
+        if pa.types.is_floating(column.type):
+            numbers = one_array(column).to_numpy(zero_copy_only=False)
+            swapped |= bool((numbers == 0).any())
+            column = pa.chunked_array([pa.array(np.where(numbers == 0, -numbers, numbers), column.type)])
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=present.schema) if swapped else present.slice(0, 0)
+
+
 def without(keys: pa.Table, others: pa.Table) -> pa.Table:
     """`keys`, each once, that are not among `others`, which are all different."""
     both = distinct(pa.concat_tables([others, keys]))

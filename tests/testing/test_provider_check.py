@@ -7,6 +7,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pyspark_lookup.cache.lookup_cache import Key
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
+    DatedRows,
     FullCachingLookupProvider,
     LookupContext,
     LookupFunction,
@@ -28,6 +30,7 @@ from pyspark_lookup.sources.providers.functions import (
     PartialCachingLookupProvider,
 )
 from pyspark_lookup.testing import RULES, ProviderCheckError, check_provider
+from tests.support.changed_keys import changed_keys, keys_in
 from tests.support.key_values import KINDS
 from tests.support.memory_cache import Dictionary
 
@@ -42,18 +45,6 @@ QUICK_S = 0.3  # what hangs does so at least this long
 Tuple = tuple[Any, ...]
 
 
-def plain(value: Any) -> Any:
-    """Equal for values that are the same key."""
-    if isinstance(value, float):
-        return math.nan if math.isnan(value) else value + 0.0
-    return value
-
-
-def keys_in(rows: pa.Table, names: Sequence[str]) -> list[Tuple]:
-    columns = [[plain(value) for value in rows.column(name).to_pylist()] for name in names]
-    return list(zip(*columns, strict=True))
-
-
 class Shelf:
     """A table of another system, in memory: it has a version, and tells which keys have changed."""
 
@@ -64,32 +55,32 @@ class Shelf:
         self.sessions = 0
         self.connected = False
         self.owner: int | None = None  # the process that connected first
+        self.files: list[int] = []
 
     def write(self, rows: pa.Table) -> None:
-        number = len(self.keys)
-        names = [*self.keys, *(name for name in rows.column_names if name not in self.keys)]
-        old, new = (keys_in(some, names) for some in (self.rows, rows))
-        differing = [row[:number] for row in {*old} ^ {*new}]
-        counted = [row[:number] for row in {*old} & {*new} if old.count(row) != new.count(row)]
-        keys = {key for key in (*differing, *counted) if None not in key}
-        schema = rows.select(self.keys).schema
-        self.rows = rows
-        self.writes.append(pa.Table.from_pylist([dict(zip(self.keys, key, strict=True)) for key in keys], schema))
+        changed, self.rows = changed_keys(self.rows, rows, self.keys), rows
+        self.writes.append(changed)
+
+    def answer(self) -> None:
+        if self.down:
+            raise ConnectionError("down")
 
     def version(self) -> str:
+        self.answer()
         return f"v{len(self.writes)}"
 
     def changes(self, since: str) -> pa.Table | None:
+        self.answer()
         return pa.concat_tables([self.rows.select(self.keys).slice(0, 0), *self.writes[int(since[1:]) :]])
 
     def scan(self) -> Iterator[pa.RecordBatch]:
-        yield from self.rows.to_batches(max_chunksize=3)
+        for batch in self.rows.to_batches(max_chunksize=3):
+            self.answer()
+            yield batch
 
     def find(self, keys: pa.Table) -> pa.Table:
-        requested = {*keys_in(keys, keys.column_names)}
-        return self.rows.filter(
-            pa.array([key in requested for key in keys_in(self.rows, keys.column_names)], pa.bool_())
-        )
+        requested, rows = {*keys_in(keys, keys.column_names)}, self.rows
+        return rows.filter(pa.array([key in requested for key in keys_in(rows, keys.column_names)], pa.bool_()))
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
@@ -106,8 +97,7 @@ class Function(LookupFunction):
         self.session: int | None = None
 
     def open(self) -> None:
-        if self.shelf.down:
-            raise ConnectionError("down")
+        self.shelf.answer()
         self.session = self.shelf.sessions
 
     def lookup(self, keys: pa.Table) -> pa.Table:
@@ -315,6 +305,29 @@ class Lost(Function):
         return self.chosen(self.shelf.find(keys))
 
 
+class Leaking(Function):
+    """Leaves its connections open."""
+
+    def open(self) -> None:
+        super().open()
+        self.shelf.files.append(os.open(os.devnull, os.O_RDONLY))
+
+
+class Stuck(Function):
+    """Cannot be opened any more if that has failed once."""
+
+    failed = False
+
+    def open(self) -> None:
+        if self.failed:
+            raise RuntimeError("half open")
+        try:
+            super().open()
+        except ConnectionError:
+            self.failed = True
+            raise
+
+
 class Forgetful(Dictionary):
     """A cache that knows each key, but not its rows."""
 
@@ -401,6 +414,92 @@ def half_scanned(shelf: Shelf) -> Callable[[], Iterator[pa.RecordBatch]]:
     return lambda: iter(batches if next(used) < 1 else [])
 
 
+def at_most(shelf: Shelf, count: int) -> Callable[[], Iterator[pa.RecordBatch]]:
+    """Scans the first rows only."""
+    return lambda: iter(shelf.rows.slice(0, count).to_batches())
+
+
+def interrupted(shelf: Shelf) -> Callable[[], Iterator[pa.RecordBatch]]:
+    """Ends a scan where it can get no more rows."""
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        shelf.answer()
+        for batch in shelf.rows.to_batches(max_chunksize=1):
+            if shelf.down:
+                return
+            yield batch
+
+    return scan
+
+
+def paged(shelf: Shelf) -> Callable[[], Iterator[pa.RecordBatch]]:
+    """Scans page by page, each in a transaction of its own."""
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        place = 0
+        while page := shelf.rows.slice(place, 50).to_batches():
+            place += 50
+            yield page[0]
+
+    return scan
+
+
+def with_keys(shelf: Shelf) -> Callable[[str], pa.Table | None]:
+    """Knows no changes of rows without a key."""
+
+    def changes(since: str) -> pa.Table | None:
+        keys = shelf.changes(since)
+        return None if keys is None else keys.drop_null()
+
+    return changes
+
+
+def one_session(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
+    """Lookups and `version()` use one session, which can do one thing at a time."""
+    lock = threading.Lock()
+
+    def alone(work: Callable[[], Any]) -> Any:
+        if not lock.acquire(blocking=False):
+            raise ConnectionError("the session is in use")
+        try:
+            time.sleep(0.001)  # others have their turn
+            return work()
+        finally:
+            lock.release()
+
+    return provider(
+        shelf,
+        lookup(lambda self, keys: alone(lambda: Function.lookup(self, keys))),
+        version=lambda: alone(shelf.version),
+    )
+
+
+def in_local_time(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
+    """Its driver converts instants to the time zone of the process."""
+    instants = pa.array([n * 10**15 for n in range(ROWS.num_rows)], pa.timestamp("us", "UTC"))
+    shelf.rows = ROWS.append_column("at", instants)
+
+    def shifted(self: Function, keys: pa.Table) -> pa.Table:
+        rows = Function.lookup(self, keys)
+        if "at" not in rows.column_names:
+            return rows
+        moved = pa.array([n - time.timezone * 10**6 for n in rows["at"].cast(pa.int64()).to_pylist()], pa.int64())
+        return rows.set_column(rows.schema.get_field_index("at"), "at", moved.cast(pa.timestamp("us", "UTC")))
+
+    return provider(shelf, lookup(shifted))
+
+
+def by_bits(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
+    """Compares floats by their bits."""
+    shelf.rows, shelf.keys = pa.table({"f": [-0.0, 1.5, 2.5]}), ("f",)
+
+    def find(self: Function, keys: pa.Table) -> pa.Table:
+        requested = {*map(str, keys["f"].to_pylist())}
+        return shelf.rows.filter(pa.array([str(f) in requested for f in shelf.rows["f"].to_pylist()], pa.bool_()))
+
+    return provider(shelf, lookup(find))
+
+
 def other_each_time() -> Callable[[], str]:
     numbers = itertools.count()
     return lambda: f"{next(numbers)}"
@@ -420,13 +519,19 @@ def numbered(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
 Broken = Callable[[Shelf], tuple[Any, Mapping[str, Any]]]
 
 
+_rules_by_day: set[str] = set()
+
+
 def of(rule: str, text: str, make: Callable[[Shelf], Any], **more: Callable[[Shelf], Any]) -> Any:
-    """A provider that breaks a rule, what the check says of it, and the arguments of the check."""
+    """A provider that breaks a rule, what the check says of it, and the arguments of the check. By day, the first one of each rule."""
+    by_night = rule in _rules_by_day
+    _rules_by_day.add(rule)
     return pytest.param(
         rule,
         text,
         lambda shelf: (make(shelf), {name: value(shelf) for name, value in more.items()}),
         id=f"{rule}: {text}",
+        marks=[pytest.mark.nightly] if by_night else [],
     )
 
 
@@ -450,11 +555,13 @@ BROKEN = [
     of("factory", "the factory raised KeyError", lambda shelf: provider(shelf, strict)),
     of("factory", "has not returned within", lambda shelf: hang, timeout_s=lambda shelf: QUICK_S),
     of("factory", "the same function twice", same_function),
+    of("factory", "for the keys ['place', 'id'], lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table(keys.columns, KEYS)) if pa.types.is_integer(keys.column(0).type) else self.chosen(self.shelf.rows.slice(0, 0))))),
     of("columns", "for the columns [], provider under test", lambda shelf: provider(shelf, type("Narrow", (Function,), {"chosen": lambda self, rows: rows if self.context.columns is None else rows.select(self.context.columns)}))),
     of("batch-size", "batch_size is 0", lambda shelf: provider(shelf, lookup(Function.lookup, batch_size=0))),
     of("batch-size", "batch_size is None, but with 500 keys", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys) if keys.num_rows < 300 else 1 / 0))),
     of("result", "returned list", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).to_pylist()))),
     of("result", "column 'n' is string", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(3, "n", rows["n"].cast(pa.string()))))),
+    of("result", "DatedRows with age_s = -1", lambda shelf: provider(shelf, lookup(lambda self, keys: DatedRows(Function.lookup(self, keys), age_s=-1)))),
     of("unrequested-key", "lookup of key id = 1, place = 'Bergen' returned a row with key id = 1, place = 'Oslo', which was", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows.filter(pa.compute.is_valid(self.shelf.rows["id"]))))),
     of("unrequested-key", "key id = None", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows))),
     of("unrequested-key", "which was not requested", lambda shelf: provider(shelf, lookup(lambda self, keys: by_columns(self.shelf, keys)))),
@@ -463,18 +570,29 @@ BROKEN = [
     of("rows", "lacks the row", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).slice(1)))),
     of("rows", "2 times, the table has it 1 times", lambda shelf: provider(shelf, lookup(lambda self, keys: pa.concat_tables([Function.lookup(self, keys)] * 2)))),
     of("rows", "name = '', n = nan) instead of (id = 1, place = 'Bergen', name = None", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(2, "name", rows["name"].fill_null(""))))),
+    of("rows", "with zeros of the other sign, lookup of key f = 0.0 lacks the row", by_bits),
+    of("rows", "in a table with 507 rows, lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).slice(0, 100))), write=writes),
     of("any-key", "key id = 9223372036854775807", lambda shelf: provider(shelf, failing_for(lambda value: value == 2**63 - 1))),
     of("any-key", r"place = '\x00'", lambda shelf: provider(shelf, failing_for(lambda value: value == "\0"))),
+    of("any-key", "with keys in two chunks, lookup of key id = 1, place = 'Bergen' lacks", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table([column.chunk(0) for column in keys.columns[:1]] + [keys.column(1).slice(0, len(keys.column(0).chunk(0)))], keys.column_names))))),
     of("repeatable", "after other lookups, the result of", lambda shelf: provider(shelf, lookup(in_place))),
     of("open-close", "open() raised RuntimeError", lambda shelf: provider(shelf, Once)),
+    of("open-close", "more open files, connections and threads", lambda shelf: provider(shelf, Leaking), timeout_s=lambda shelf: 1.0),
     of("thread", "after another instance was closed, lookup of key id = 1", lambda shelf: provider(shelf, Shared)),
     of("concurrent-calls", "beside other calls", lambda shelf: provider(shelf, Mixing)),
+    of("thread", "the session is in use", one_session),
+    of("zone", "with TZ = LKC-05:45, lookup of key", in_local_time),
     of("fork", "the answer is that of another process", lambda shelf: provider(shelf, Inherited)),
     of("fork", "a forked process died", lambda shelf: provider(shelf, Dying)),
     of("time", "lookup of key id = 1, place = 'Oslo' and 3 more has not returned within 0.3 s", lambda shelf: provider(shelf, lookup(hang)), timeout_s=lambda shelf: QUICK_S),
     of("error", "open() raised ConnectionError('down')", lambda shelf: vars(shelf).update(down=True) or provider(shelf)),
     of("outage", "in an outage, lookup of key id = 1, place = 'Oslo' and 3 more raised no error, but returned 0 rows", lambda shelf: provider(shelf, Silent), outage=outages),
     of("outage", "in 4 attempts after an outage", lambda shelf: provider(shelf, Lost), outage=outages),
+    of("outage", "in 4 attempts after an outage, open() raised RuntimeError('half open')", lambda shelf: provider(shelf, Stuck), outage=outages),
+    of("outage", "in an outage, version() raised no error, but returned 'v0'", lambda shelf: provider(shelf, version=lambda: f"v{len(shelf.writes)}"), outage=outages),
+    of("outage", "in an outage, changes('v0') raised no error, but returned 0 rows", lambda shelf: provider(shelf, changes=lambda since: shelf.rows.select(KEYS).slice(0, 0)), outage=outages),
+    of("outage", "in an outage, scan() raised no error, but returned 0 rows", lambda shelf: provider(shelf, scan=lambda: [] if shelf.down else shelf.rows.to_batches()), outage=outages),
+    of("outage", "that an outage interrupted, scan() lacks", lambda shelf: provider(shelf, scan=interrupted(shelf)), outage=outages),
     of("version", "version() returned 7", lambda shelf: provider(shelf, version=lambda: 7)),
     of("version", "the second time: no row has changed", lambda shelf: provider(shelf, version=other_each_time())),
     of("version", "from another instance: no row has changed", numbered),
@@ -482,11 +600,14 @@ BROKEN = [
     of("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: "1"), write=writes),
     of("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: f"{shelf.rows.num_rows} rows"), write=writes),
     of("fresh-rows", "after a write, lookup of key id = 1, place = 'Oslo' returned the row", lambda shelf: provider(shelf, Snapshot), write=writes),
-    of("one-state", "that it never had together", provider, write=two_halves),
+    of("one-state", "that it never had together", lambda shelf: lambda context: LookupFunctionProvider(Function(shelf, context), SCHEMA), write=two_halves),
+    of("one-state", "beside a write of 507 rows to 7, scan() returned", lambda shelf: provider(shelf, scan=paged(shelf)), write=writes),
     of("changes", "lacks key id = 1, place = 'Oslo'", lambda shelf: provider(shelf, changes=lacking_deleted(shelf)), write=writes),
+    of("changes", "has no key with a null", lambda shelf: provider(shelf, scan=shelf.scan, changes=with_keys(shelf)), write=writes),
     of("changes", "not a table of the key columns", lambda shelf: provider(shelf, changes=lambda since: shelf.rows)),
     of("changes", "lacks key", lambda shelf: provider(shelf, changes=lambda since: shelf.changes(f"v{max(int(since[1:]), len(shelf.writes) - 1)}")), write=writes),
     of("scan", "scan() returned Table", lambda shelf: provider(shelf, scan=lambda: [shelf.rows])),
+    of("scan", "in a table with 507 rows, scan() lacks the row", lambda shelf: provider(shelf, scan=at_most(shelf, 100)), write=writes),
     of("scan", "beside another scan, scan() lacks the row", lambda shelf: provider(shelf, scan=half_scanned(shelf))),
     of("scan", "scan() lacks the row (id = None", lambda shelf: provider(shelf, scan=lambda: shelf.rows.slice(0, 6).to_batches())),
     of("cached", "behind lookup.cache = PARTIAL, lookup of key", caching),
@@ -499,8 +620,10 @@ def test_a_broken_rule(rule: str, text: str, make: Broken) -> None:
     shelf = Shelf()
     factory, arguments = make(shelf)
     arguments = {"timeout_s": 20.0, **arguments}
-    with pytest.raises(ProviderCheckError) as caught:
-        check_provider(factory, ROWS, KEYS, largest_call=500, **arguments)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [os.close(file) for file in shelf.files])
+        with pytest.raises(ProviderCheckError) as caught:
+            check_provider(factory, shelf.rows, shelf.keys, largest_call=500, **arguments)
     assert (caught.value.rule, text in str(caught.value)) == (rule, True), str(caught.value)
     section, statement = RULES[rule]
     assert str(caught.value).endswith(f"\nrule {rule}: {statement} (docs/providers.md#{section})")

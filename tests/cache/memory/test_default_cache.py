@@ -87,8 +87,8 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
     """From any number of threads no key gets rows of another, and hits and misses add up; None: on disk."""
     cache: LookupCache = disk_cache_of(tmp_path / "c") if bounds is None else cache_of(**bounds)
     cache, metrics = opened(cache)
-    turns = 25 if bounds is None else 150
-    asked = [0] * 6
+    turns, workers = (8, 3) if bounds is None else (150, 6)
+    asked = [0] * workers
 
     def rows_for(keys: list[int]) -> list[Row]:
         return [
@@ -116,8 +116,8 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
                 assert found.rows.to_pylist() == expected
                 assert cache.size() >= 0 <= cache.bytes()
 
-    with small(), concurrent.futures.ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(6)))
+    with small(), concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
     assert sum(counts(metrics)) == sum(asked)
     assert counts(metrics)[0] > 0
     assert cache.size() <= (bounds or {}).get("max_rows", UNBOUNDED)

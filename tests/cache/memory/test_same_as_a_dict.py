@@ -294,7 +294,7 @@ def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: 
         pair.compare_results()
 
 
-@pytest.mark.parametrize("other", ["one key at a time", "on disk"])
+@pytest.mark.parametrize("other", ["one key at a time", pytest.param("on disk", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
 @fuzzed(3)
 @given(data=st.data())

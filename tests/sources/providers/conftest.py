@@ -15,6 +15,7 @@ import pytest
 from tests.support.databases import Database, lent
 from tests.support.mariadb import MariadbServer
 from tests.support.postgres import PostgresServer
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,12 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[MariadbServer]:
     with contextlib.closing(MariadbServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with contextlib.closing(RedisServer()) as server:
         yield server
 
 

@@ -6,7 +6,6 @@ import decimal
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,6 @@ HASH = {
 ROW = {
     "id": 1, "name": "ä", "balance": decimal.Decimal("1.50"), "address": {"city": "Oslo"}, "since": datetime.date(2026, 2, 28), "photo": b"\xff\0",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[RedisServer]:
-    with contextlib.closing(RedisServer()) as server:
-        yield server
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ class Column:
     `parameter`: how a parameter is cast before it is compared (`{}` is the parameter, `{array}` is `[]` where the parameter is an array).
     `exact`: whether the database compares the column as this package does; otherwise it may also return other rows. `ordered`: whether `<`
     may be left to the database, too. `findable`: whether the column can be a key.
-    `pattern`: a regular expression of the texts that the column may have; the database takes no other as a parameter.
+    `pattern`: a regular expression of the texts that the column may have; the database takes no other as a parameter. `finite`: whether it takes
+    no NaN and no infinite value, and so has none.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Column:
     ordered: bool = False
     findable: bool = True
     pattern: str = ""
+    finite: bool = False
 
     @property
     def field(self) -> pa.Field:

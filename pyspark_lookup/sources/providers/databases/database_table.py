@@ -340,13 +340,17 @@ class _Lookups(LookupFunction):
         self._connection: Connection | None = None
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        if self._connection is None:
-            self._connection = self._reader.database.connect()
         columns = [self._keys[name] for name in keys.column_names]
         requested = keys
-        for column in columns:
-            if column.pattern:  # no row has another text
+        for column in columns:  # no row has any other value
+            if column.pattern:
                 requested = requested.filter(pc.match_substring_regex(requested[column.name], column.pattern))
+            if column.finite:
+                requested = requested.filter(pc.is_finite(requested[column.name]))
+        if not requested.num_rows:
+            return self._reader.types.empty_table()
+        if self._connection is None:
+            self._connection = self._reader.database.connect()
         try:
             rows = self._connection.rows_of_keys(
                 self._reader.source, self._columns, columns, requested, self._condition

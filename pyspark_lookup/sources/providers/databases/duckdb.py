@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.columnar.types import spark_type
+from pyspark_lookup.core.forks import ForkSafeLock
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.sources.providers.databases.database import (
     BATCH_ROWS,
@@ -21,6 +22,10 @@ from pyspark_lookup.sources.providers.databases.database import (
     since_place,
     values_of,
 )
+
+# The race: the first connection to a file opens it, and only then gets it the functions that read Arrow tables. A second one that is made in
+# between shares the open file, and lacks these functions.
+_connecting = ForkSafeLock()
 
 
 class Duckdb(Database):
@@ -44,7 +49,9 @@ class Duckdb(Database):
             self.missing("duckdb", problem)
         # Read-only: other processes may read the file at the same time.
         path = Path(self.address.database).absolute()
-        return _DuckdbConnection(self, duckdb.connect(str(path), read_only=True))
+        with _connecting:
+            connection = duckdb.connect(str(path), read_only=True)
+        return _DuckdbConnection(self, connection)
 
 
 class _DuckdbConnection(Connection):

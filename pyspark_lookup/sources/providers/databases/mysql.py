@@ -172,9 +172,9 @@ def _column(field: Any, raw: str) -> Column:
     if code == "YEAR":
         return Column(field.name, pa.int16(), raw, raw, ordered=True)
     if code == "FLOAT":  # as a double, whose text has all digits
-        return Column(field.name, pa.float32(), f"({raw} + 0e0)", f"({raw} + 0e0)", exact=False)
+        return Column(field.name, pa.float32(), f"({raw} + 0e0)", f"({raw} + 0e0)", exact=False, finite=True)
     if code == "DOUBLE":
-        return Column(field.name, pa.float64(), raw, raw, exact=False)
+        return Column(field.name, pa.float64(), raw, raw, exact=False, finite=True)
     if code in ("DECIMAL", "NEWDECIMAL"):
         precision = field.length - (0 if unsigned else 1) - (1 if field.scale else 0)
         kind = pa.decimal128(precision, field.scale) if precision <= 38 else pa.string()

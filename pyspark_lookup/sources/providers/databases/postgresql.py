@@ -28,6 +28,7 @@ _SAME = {
 }  # fmt: skip
 _EXACT = {"bool", "int2", "int4", "int8", "date", "timestamp", "timestamptz", "bytea", "uuid"}
 _IN_LISTS = {"bool", "int2", "int4", "int8", "float4", "float8", "text", "varchar", "bytea"}
+_TEXT_PATTERN = r"^[^\x00]*$"  # the server refuses a text with the character NUL
 # Spark has no infinite times. Its JDBC source reads them as these two, too.
 _INFINITE = "CASE {0} WHEN 'infinity' THEN '9999-12-31 23:59:59.999999'::{1} WHEN '-infinity' THEN '0001-01-01'::{1} ELSE {0} END"
 # Texts that the server makes of values are then the same whatever the server, the role and the database are set to.
@@ -86,7 +87,9 @@ class _PostgresqlConnection(Connection):
         if kind in _SAME:
             # `char(n)` ignores trailing spaces, and a collation may treat different texts as equal.
             parameter = "{}::text{array}::bpchar{array}" if kind == "bpchar" else "{}"
-            return Column(field.name, _SAME[kind], raw, raw, parameter, kind in _EXACT, kind.startswith("int"))
+            pattern = _TEXT_PATTERN if _SAME[kind] == pa.string() else ""
+            exact, ordered = kind in _EXACT, kind.startswith("int")
+            return Column(field.name, _SAME[kind], raw, raw, parameter, exact, ordered, pattern=pattern)
         if kind.startswith("_") and kind[1:] in _IN_LISTS:
             # Arrow's lists have one dimension: the cast of this text fails for an array that has more.
             value = f"CASE WHEN array_ndims({raw}) > 1 THEN (array_dims({raw}) || ' is an array of several dimensions')::{kind[1:]}[] ELSE {raw} END"
@@ -101,7 +104,7 @@ class _PostgresqlConnection(Connection):
             )
         if kind == "oid":
             return Column(field.name, pa.int64(), f"{raw}::bigint", f"{raw}::bigint", ordered=True)
-        return Column(field.name, pa.string(), f"{raw}::text", f"{raw}::text", exact=False)
+        return Column(field.name, pa.string(), f"{raw}::text", f"{raw}::text", exact=False, pattern=_TEXT_PATTERN)
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         statement = self._database.select(source, columns, condition)
