@@ -156,7 +156,7 @@ def check(shelf: Shelf, factory: Any, **more: Any) -> None:
     check_provider(factory, shelf.rows, shelf.keys, timeout_s=20.0, largest_call=500, **more)
 
 
-@pytest.mark.parametrize("function", [Function, AsyncFunction])
+@pytest.mark.parametrize("function", [Function, pytest.param(AsyncFunction, marks=pytest.mark.nightly)])
 def test_a_provider_that_keeps_the_rules(function: Any) -> None:
     """Passes, whatever it can do; the table has its rows back after the writes of the check."""
     shelf = Shelf()
@@ -166,6 +166,7 @@ def test_a_provider_that_keeps_the_rules(function: Any) -> None:
     assert not shelf.down
 
 
+@pytest.mark.nightly
 def test_a_provider_without_versions_and_one_without_lookups() -> None:
     """Pass, with a client that must not be used before a fork; so does one that brings a cache."""
     shelf = Shelf()
@@ -183,6 +184,7 @@ def test_a_provider_without_versions_and_one_without_lookups() -> None:
         check(shelf, factory, write=shelf.write, outage=shelf.outage, survives_fork=False)
 
 
+@pytest.mark.nightly
 def test_keys_of_every_type() -> None:
     """Passes with keys of all types at once, among them those that look alike, and with a key that is not a number."""
     draws = {
@@ -519,12 +521,25 @@ def numbered(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
 Broken = Callable[[Shelf], tuple[Any, Mapping[str, Any]]]
 
 
+_SLOW = {
+    "cached",
+    "changes",
+    "fork",
+    "fresh-rows",
+    "new-version",
+    "one-state",
+    "outage",
+    "scan",
+    "thread",
+    "version",
+    "zone",
+}
 _rules_by_day: set[str] = set()
 
 
 def of(rule: str, text: str, make: Callable[[Shelf], Any], **more: Callable[[Shelf], Any]) -> Any:
-    """A provider that breaks a rule, what the check says of it, and the arguments of the check. By day, the first one of each rule."""
-    by_night = rule in _rules_by_day
+    """A provider that breaks a rule, what the check says of it, and the arguments of the check. By day, the first one of rules checked early."""
+    by_night = rule in _rules_by_day or rule in _SLOW
     _rules_by_day.add(rule)
     return pytest.param(
         rule,

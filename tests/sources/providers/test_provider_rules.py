@@ -22,6 +22,7 @@ from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.testing import check_provider
 from tests.support.changed_keys import changed_keys
 from tests.support.databases import Database, Options
+from tests.support.fuzzing import by_day
 from tests.support.http_api import Api, api
 from tests.support.redis_server import RedisServer
 
@@ -139,12 +140,12 @@ INSTANTS = pa.timestamp("us", "UTC"), [INSTANT, INSTANT.replace(year=1970), INST
 UUIDS = pa.string(), [f"00000000-0000-4000-8000-00000000000{digit}" for digit in "0af"]
 TYPES = {
     "sqlite": {"BIGINT": INTEGERS, "TEXT": TEXTS, "DOUBLE": FLOATS, "BLOB": BYTES, "DATE": DAYS},
-    "duckdb": {
+    "duckdb_file": {
         "BIGINT": INTEGERS, "TINYINT": (pa.int8(), [-128, 0, 7]), "TEXT": TEXTS, "DOUBLE": FLOATS, "FLOAT": (pa.float32(), [0.5, -0.0, math.nan]),
         "DECIMAL(20, 2)": DECIMALS, "BLOB": BYTES, "DATE": DAYS, "TIMESTAMP": MOMENTS, "TIMESTAMPTZ": INSTANTS, "UUID": UUIDS,
         "UBIGINT": (pa.decimal128(20, 0), [decimal.Decimal(2**64 - 1), decimal.Decimal(0), decimal.Decimal(7)]),
     },
-    "postgresql": {
+    "postgres": {
         "BIGINT": INTEGERS, "SMALLINT": (pa.int16(), [-(2**15), 0, 7]), "TEXT": TEXTS, "CHAR(5)": (pa.string(), ["abc  ", "ABC  ", "     "]), "NAME": TEXTS,
         "DOUBLE PRECISION": (pa.float64(), [*FLOATS[1], math.nan, -math.inf]), "REAL": (pa.float32(), [0.5, -0.0, math.nan]),
         "NUMERIC(20, 2)": DECIMALS, "BYTEA": BYTES, "DATE": DAYS, "TIMESTAMP": MOMENTS, "TIMESTAMPTZ": INSTANTS, "UUID": UUIDS, "JSON": (pa.string(), ["1", "{}", "[ ]"]),
@@ -158,20 +159,22 @@ TYPES = {
 
 
 @pytest.mark.nightly
-def test_keys_of_databases(database: Database) -> None:
-    """One key column of each type."""
-    for kind, (type_, values) in TYPES[database.scheme].items():
-        rows = pa.table({"k": pa.array([*values, values[0], None], type_), "n": range(len(values) + 2)})
-        name = database.create(f"k {kind}, n BIGINT", name="k")
-        for statement in inserts(database, name, rows):
-            database.execute(statement)
-        options = {"lookup.table": database.quoted(name), "lookup.keys": "k"}
-        check_provider(factory_of(database.url, options), rows, "k", largest_call=50)
+@pytest.mark.parametrize(("fixture", "kind"), [(fixture, kind) for fixture, types in TYPES.items() for kind in types])
+def test_keys_of_databases(request: pytest.FixtureRequest, fixture: str, kind: str) -> None:
+    """A key column of each type."""
+    database: Database = request.getfixturevalue(fixture)
+    type_, values = TYPES[fixture][kind]
+    rows = pa.table({"k": pa.array([*values, values[0], None], type_), "n": range(len(values) + 2)})
+    name = database.create(f"k {kind}, n BIGINT", name="k")
+    for statement in inserts(database, name, rows):
+        database.execute(statement)
+    options = {"lookup.table": database.quoted(name), "lookup.keys": "k"}
+    check_provider(factory_of(database.url, options), rows, "k", largest_call=50)
 
 
 @pytest.mark.parametrize(
-    ("key", "more"), [("id", {}), ("name", {}), pytest.param("id,name", {}, marks=pytest.mark.nightly), ("name", {"lookup.redis.value": "json"})]
-)  # fmt: skip
+    ("key", "more"), by_day([("id", {}), ("name", {}), ("id,name", {}), ("name", {"lookup.redis.value": "json"})], 4)
+)
 def test_redis(redis_server: RedisServer, key: str, more: Options) -> None:
     """Hashes and JSON, by numbers and texts; also while somebody writes, and while the server is away."""
     names = key.split(",")
@@ -209,11 +212,11 @@ def json_of(row: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize(
     ("key", "form"),
-    [
-        ("name", {"lookup.http.url": "/people/{name}"}),
+    by_day([
         ("name", {"lookup.http.url": "/find", "lookup.http.body": '{"ids": "{keys}"}', "lookup.http.rows": "data.items"}),
-        pytest.param("id", {"lookup.http.url": "/people?ids={keys}", "lookup.http.rows": "data.items"}, marks=pytest.mark.nightly),
-    ],
+        ("name", {"lookup.http.url": "/people/{name}"}),
+        ("id", {"lookup.http.url": "/people?ids={keys}", "lookup.http.rows": "data.items"}),
+    ], 3),
 )  # fmt: skip
 def test_http(api: Api, key: str, form: Options) -> None:
     """One key in a request, and many, also while somebody writes."""
