@@ -196,7 +196,12 @@ class CacheFullError(PysparkLookupError, OSError):
 
 
 class UfsError(PysparkLookupError, OSError):
-    """The store failed: in every attempt, or in a way that another attempt will not fix."""
+    """The store failed: in every attempt, or in a way that another attempt will not fix.
+
+    `expired`: whether expired credentials are the reason; None: the store refused the credentials, and did not say why.
+    """
+
+    expired: bool | None = False
 
 
 class UfsNotFoundError(UfsError, FileNotFoundError):

@@ -390,8 +390,11 @@ class Lookup:
                 open_version = self._versions[token] = self._open(token, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
+                return open_version
+            table = open_version.plan.table
+            self._engine.reader.kinds.source(table).authorise(table)
             # Without a wait, because the first batch has already waited for the snapshot.
-            elif open_version.snapshot is None:
+            if open_version.snapshot is None:
                 open_version.snapshot = self._snapshot(open_version.plan, open_version.resolution, wait_s=0.0)
             return open_version
 

@@ -122,7 +122,7 @@ def _serve(
     if latest is None:  # there is no snapshot yet, so the store's version is read
         return reader.current_versions.learn_newer(table, began_s)
     has_own_writes = reader.host.includes_own_writes(table, options, latest)
-    return latest if has_own_writes else version
+    return latest if has_own_writes and reader.kinds.source(table).is_authorised(table, latest) else version
 
 
 def _discover(

@@ -316,14 +316,19 @@ class SnapshotReader:
         """(the version, the snapshot) from which a full cache answers in CACHE mode. Waits for the first load.
 
         None without such a full cache. Also None if the snapshot lacks a commit of this host: then a reload starts, and the caller must ask the
-        store.
+        store; and if the table's catalog must be asked whether this principal may read the table.
         """
         full = self._fulls.get_cache(table, options)
         latest = full.current() if full is not None and options.version.source is MetadataSource.CACHE else None
+        if latest is not None and not self._is_authorised(table, latest[0]):
+            return None
         if full is None or latest is None or self._resolver.host.includes_own_writes(table, options, latest[0]):
             return latest
         full.ask_reload()
         return None
+
+    def _is_authorised(self, table: Table, version: TableVersion) -> bool:
+        return self._resolver.kinds.source(table).is_authorised(table, version)
 
     def unchanged(
         self, full: FullCache, table: Table, options: LookupOptions, version: TableVersion
@@ -331,6 +336,8 @@ class SnapshotReader:
         """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload; otherwise None."""
         snapshot = full.unchanged(version)
         if snapshot is None or not self._resolver.host.includes_own_writes(table, options, version):
+            return None
+        if not self._is_authorised(table, version):
             return None
         self._metrics.inc("metadataCacheCount")
         return snapshot
@@ -446,6 +453,7 @@ class TableReader:
         NotATableError if the table cannot be read.
         """
         if task.pieces is not None:
+            self.kinds.source(plan.table).authorise(plan.table)
             self._tell_age(plan, execution)
             planned_version = (
                 self.current_versions.find_recorded(plan.table, task.digest) if task.digest is not None else None

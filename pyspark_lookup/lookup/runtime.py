@@ -15,7 +15,7 @@ import random
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
 from pyspark_lookup.storage.disk import LAYOUT, Disk, key_of, memory_backed
 from pyspark_lookup.storage.host_metrics import Publisher
-from pyspark_lookup.storage.stores import Store, open_store
+from pyspark_lookup.storage.stores import Store, open_store, with_lent
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table, glob_reaches, glob_root, is_glob
 from pyspark_lookup.versions.resolver import Resolver, TableKinds
@@ -311,13 +311,21 @@ class Runtime:
         return Engine(reader, ufs, context, publisher, managed)
 
     def _open_store(self, options: LookupOptions) -> Store:
-        def open_url(url: str, with_storage: bool) -> Store:
-            return self._store(url, options, with_storage)
+        def open_url(url: str, with_storage: bool, lent: Mapping[str, Any] | None = None) -> Store:
+            return self._store(url, options, with_storage, lent)
 
-        stores = (source.open_store(options, open_url) for source in SOURCES)
+        stores = (source.open_store(options, open_url, self._shared, self.clock) for source in SOURCES)
         return next((store for store in stores if store is not None), None) or self._store(options.files.path, options)
 
-    def _store(self, path: str, options: LookupOptions, with_storage: bool = True) -> Store:
+    def _store(
+        self,
+        path: str,
+        options: LookupOptions,
+        with_storage: bool = True,
+        lent: Mapping[str, Any] | None = None,
+    ) -> Store:
+        if lent is not None:  # the caller keeps the store until the credentials are renewed
+            return open_store(path, with_lent(options.storage.parameters, lent), self.clock.wall_s)
         protocol = path.split("://", 1)[0] if "://" in path else "file"
         # A URL of another protocol may name a host, so there is a store for each host.
         place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""

@@ -168,6 +168,7 @@ def version_of_token(
             version = resolver.current_versions.find(table, token.digest, token.newest)
     if version is None:
         version = _replacement(reader, table, options, token.digest, token.number, execution)
+    resolver.kinds.source(table).authorise(table)
     return resolver.kinds.to_table(options, kind, version), version
 
 

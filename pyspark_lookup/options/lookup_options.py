@@ -147,7 +147,8 @@ class LookupOptions:
                 explicit.discard(key)
             for raw_key, text in layer.items():
                 key = raw_key.lower()
-                prefix = next((prefix for prefix in wildcards if key.startswith(prefix) and key != prefix), None)
+                is_wild = key not in fields
+                prefix = next((p for p in wildcards if is_wild and key.startswith(p) and key != p), None)
                 _refuse_secret(key, text, "" if prefix is None else fields[f"{prefix}*"].secrets, layer is conf)
                 if prefix == STORAGE and key.removeprefix(STORAGE).isidentifier():
                     # Credentials of the conf file stay on this host: see `conf_file_secrets`. Its other storage options are for

@@ -8,6 +8,7 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import parse_positive_duration_s
+from pyspark_lookup.sources.catalogs import CatalogOptions
 from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.sources.files.source import FilesSource
 from pyspark_lookup.sources.iceberg.source import IcebergOptions, IcebergSource
@@ -30,6 +31,7 @@ OPTIONS: list[type[KindOptions]] = [
     DatabaseOptions,
     HttpOptions,
     RedisOptions,
+    CatalogOptions,
     IcebergOptions,
     ChangeOptions,
     WriteOptions,

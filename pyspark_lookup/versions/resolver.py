@@ -318,6 +318,8 @@ class CurrentVersions:
         except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
             if last_version is None or (isinstance(problem, CHANGED_KIND) and self._kinds.is_another_kind(table)):
                 raise
+            if not self._kinds.source(table).is_authorised(table, last_version):
+                raise
             self._context.metrics.inc("keptVersionCount")
             self._context.metrics.inc("staleServedCount")
             reason, instead = str(problem), f"keeping version {last_version.digest}"
@@ -358,9 +360,12 @@ class CurrentVersions:
         # The steady clock starts anew with the machine, so a time from before the last start shows no age.
         if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
             return None
+        version = self._host.files(table, record["digest"])
+        if version is None or not self._kinds.source(table).is_authorised(table, version):
+            return None
         if options.cache.mode is not CacheMode.FULL:  # a full cache has its own interval
             self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
-        return self._host.files(table, record["digest"])
+        return version
 
     def settle(self, table: Table, version: TableVersion) -> TableVersion:
         """The current version, after a wait until its files are so old that a later change gives them another identity.
@@ -426,7 +431,9 @@ class CurrentVersions:
         answer = source.current(Question(table, started_s, status, gone_digest, patient))
         if answer.is_kept:
             return answer.version
-        return self._learn(table, answer.version, answer.started_s, renew) or self._learn_again(table, source)
+        learned = self._learn(table, answer.version, answer.started_s, renew) or self._learn_again(table, source)
+        # The race: a process of another principal may have recorded a newer version, of another table that its catalog has under this name.
+        return learned if source.is_authorised(table, learned) else answer.version
 
     def _learn(self, table: Table, version: TableVersion, started_s: float, renew: bool) -> TableVersion | None:
         self._context.metrics.inc("resolutionCount")
@@ -526,6 +533,8 @@ class Resolver:
         if there is no version to read.
         """
         resolution = self._resolve(table, options, execution, current)
+        if not resolution.decided_here:
+            self.kinds.source(table).authorise(table)
         if table.retained:
             require_metadata(table, resolution.version)
         self.count_served(table, resolution.version)

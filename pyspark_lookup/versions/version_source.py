@@ -7,9 +7,10 @@ import bisect
 import dataclasses
 import datetime
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import OptionError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
@@ -25,6 +26,11 @@ from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _TIMES_KEPT = 16
+
+
+OpenUrl = Callable[[str, bool, "Mapping[str, Any] | None"], Store]
+"""Opens the store of a URL. The second argument says whether the options `lookup.storage.*` apply, the third has the options of credentials that a
+catalog has lent (`LentCredentials.options`); None: the credentials of this process are used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +146,12 @@ class VersionSource(abc.ABC):
         return cls
 
     @classmethod
-    def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
+    def open_store(
+        cls, options: LookupOptions, open_url: OpenUrl, shared: dict[Any, Any], clock: HostClock
+    ) -> Store | None:
         """The store of a table whose `path` is not a file URL, e.g. a name in a catalog; None if `path` is a file URL.
 
-        `open_url` opens the store of a URL. Its second argument says whether the options `lookup.storage.*` apply.
+        `shared`: as of `bind`.
         """
         return None
 
@@ -205,6 +213,19 @@ class VersionSource(abc.ABC):
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
         """The version that `metadata` describes, from the host's records; None if the records do not have it. Makes no call to the store."""
         return None
+
+    def is_authorised(self, table: Table, version: TableVersion) -> bool:
+        """Whether this process may answer from what this host has cached of a version: False if the table's catalog has grants, and has not
+        confirmed for this principal a short time ago that it may read this table. Makes no call."""
+        return True
+
+    def authorise(self, table: Table) -> None:  # noqa: B027 # most tables have no catalog
+        """Have the table's catalog confirm that this principal may read the table, unless it did so a short time ago (at most one call).
+
+        Called before a process reads a version that another process has named, after that process asked the catalog about the table. Raises
+        UfsPermissionError if the principal may not read the table, UfsNotFoundError if there is none, CatalogUnavailableError if the catalog does
+        not answer.
+        """
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         """Raise OptionError for an option that has no meaning for such a table."""

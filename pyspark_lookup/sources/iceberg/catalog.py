@@ -10,23 +10,32 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import importlib
-import json
+import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pyspark_lookup.core import threads
-from pyspark_lookup.core.decoding import as_text
+from pyspark_lookup.core.decoding import UNREADABLE, as_text
 from pyspark_lookup.errors import (
     CatalogUnavailableError,
     DamagedFileError,
-    NotSupportedError,
     OptionError,
     UfsNotFoundError,
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.storage.stores import CATALOG_SCHEME, Count, FileVersion, Listing, Store
+from pyspark_lookup.sources.iceberg import lending
+from pyspark_lookup.storage.stores import (
+    CATALOG_SCHEME,
+    CredentialHolder,
+    FileVersion,
+    LentCredentials,
+    LentStore,
+    Store,
+)
 from pyspark_lookup.storage.ufs import Ufs
 
 METADATA_DIRECTORY, METADATA_SUFFIX = "metadata", ".metadata.json"
@@ -122,25 +131,116 @@ _CALL_S = 60.0  # because PyIceberg's client of REST catalogs waits without a li
 _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class CatalogAnswer:
+    """A catalog's answer about a table: where its metadata lies, and from a REST catalog (`is_rest`) also the metadata itself, the credentials
+    that it lends for the table's files, and the `settings` with which these are renewed (see `lending.settings_of`)."""
+
+    location: str
+    metadata: dict[str, Any] | None = None
+    loan: Sequence[LentCredentials] = ()
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_rest: bool = False
+
+    @property
+    def table_id(self) -> str | None:
+        return None if self.metadata is None else self.metadata.get("table-uuid")
+
+
 class Catalog:
     """The catalog with this name in PyIceberg's configuration, or with these `properties` instead. Must not be used after a fork.
 
-    PyIceberg is imported when the catalog is first asked. `call_s`: the timeout of each call.
+    PyIceberg is imported when the catalog is first asked. `call_s`: the timeout of each call. `now_s`: the time (Unix time), for answers that
+    do not state it.
     """
 
-    def __init__(self, name: str, properties: Sequence[tuple[str, str]], call_s: float = _CALL_S) -> None:
+    def __init__(
+        self,
+        name: str,
+        properties: Sequence[tuple[str, str]],
+        call_s: float = _CALL_S,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
         self.name = name
         self._properties = dict(properties)
         self._call_s = call_s
+        self._now_s = now_s
         self._lock = threading.Lock()
         self._client: Any = None
+        self._is_rest: bool | None = None
 
-    def load(self, table: str) -> tuple[str, dict[str, Any] | None]:
-        """(where the metadata of a table lies, the metadata itself if the catalog sends it). One call.
+    @property
+    def is_rest(self) -> bool:
+        """Whether this is a REST catalog, which may lend credentials. Makes no call."""
+        if self._is_rest is None:
+            kind, uri = self._properties.get("type", "").lower(), self._properties.get("uri", "")
+            if kind or uri:  # so that most processes need not import PyIceberg to find out
+                self._is_rest = kind == "rest" if kind else uri.startswith("http")
+            else:
+                self._is_rest = _import(self.name).is_rest(self.name, self._properties)
+        return self._is_rest
 
-        Raises UfsNotFoundError if the catalog has no such table, OptionError if the catalog is not configured, CatalogUnavailableError if it
-        does not answer.
+    def principal(self) -> list[Any]:
+        """What tells the principal by which this process asks, including its credentials: the properties, the variables of the environment and
+        the files from which PyIceberg and the clients of clouds take their configuration."""
+        variables = sorted(item for item in os.environ.items() if item[0].upper().startswith(_VARIABLES))
+        texts = []
+        for directory in (os.environ.get("PYICEBERG_HOME"), os.path.expanduser("~"), os.getcwd()):
+            with contextlib.suppress(OSError):
+                texts.append(Path(directory or "/", ".pyiceberg.yaml").read_text(errors="replace"))
+        return [self.name, sorted(self._properties.items()), variables, texts]
+
+    def load(self, table: str) -> CatalogAnswer:
+        """The answer about a table. One call.
+
+        Raises UfsNotFoundError if the catalog has no such table, UfsPermissionError if the principal may not read it, OptionError if the catalog
+        is not configured, CatalogUnavailableError if it does not answer, and NotSupportedError if the catalog states a condition that this
+        package does not meet.
         """
+        reader, client = self._open()
+        if not self.is_rest:
+            return CatalogAnswer(self._within(lambda: reader.find_location(client, self.name, table)))
+        asked_s = self._now_s()
+        answer = self._within(lambda: reader.ask_for_table(client, self.name, table, self._call_s))
+        content, words = answer.content, f"table {table} of the Iceberg catalog {self.name!r}"
+        try:
+            location, metadata = as_text(content["metadata-location"]), content["metadata"]
+            _, place = metadata["format-version"], as_text(metadata["location"])
+            config = lending.parse_config(content)
+            loan = lending.parse_loan(content, config, place, asked_s if answer.at_s is None else answer.at_s)
+            lending.refuse_conditions(content, config, bool(loan), words)
+        except UNREADABLE:
+            raise_ours(self._malformed_error(words), None)  # without its cause, whose text may have credentials
+        return CatalogAnswer(location, metadata, loan, {**lending.settings_of(config), _LOCATION: place}, is_rest=True)
+
+    def lend(
+        self, table: str, settings: Mapping[str, str] | None
+    ) -> tuple[Sequence[LentCredentials], CatalogAnswer | None]:
+        """(the credentials of a table's files, the answer about the table if the catalog had to be asked for all of it). One call.
+
+        `settings`: those of the last answer; None: there was none. Raises the errors of `load`.
+        """
+        endpoints = (settings or {}).get
+        endpoint = next((url for url in map(endpoints, lending.REFRESH_ENDPOINTS) if url is not None), None)
+        if settings is not None:
+            reader, client = self._open()
+            asked_s = self._now_s()
+            answer = self._within(lambda: reader.ask_for_credentials(client, self.name, table, self._call_s, endpoint))
+            if answer is not None:
+                try:
+                    at_s = asked_s if answer.at_s is None else answer.at_s
+                    return lending.parse_loan(answer.content, settings, settings[_LOCATION], at_s), None
+                except UNREADABLE:
+                    raise_ours(self._malformed_error(f"the credentials of {table}"), None)
+        whole = self.load(table)
+        return whole.loan, whole
+
+    def _malformed_error(self, words: str) -> CatalogUnavailableError:
+        return CatalogUnavailableError(
+            f"the Iceberg catalog {self.name!r} gave no answer about {words} that can be read: check its endpoint (lookup.catalog.uri)"
+        )
+
+    def _open(self) -> tuple[Any, Any]:
         reader = _import(self.name)
         with self._lock:
             client = self._client
@@ -148,9 +248,7 @@ class Catalog:
             client = self._within(lambda: reader.open_catalog(self.name, self._properties))
             with self._lock:
                 self._client = client
-        return cast(
-            "tuple[str, dict[str, Any] | None]", self._within(lambda: reader.load_table(client, self.name, table))
-        )
+        return reader, client
 
     def _within(self, call: Callable[[], T]) -> T:
         """The result of a call. Raises CatalogUnavailableError if the call takes longer than `call_s`."""
@@ -186,69 +284,54 @@ def _import(name: str) -> Any:
         )
 
 
+_LOCATION = "location"
+_VARIABLES = ("PYICEBERG_", "AWS_", "AZURE_", "GOOGLE_")
+
+
+class TableLender:
+    """Lends the credentials of one table of a catalog. `settings`: what the last answer said of the table's store; None: not known yet.
+
+    `read_settings`: returns the settings that another process of this host has recorded; None if there are none.
+    """
+
+    def __init__(self, catalog: Catalog, table: str) -> None:
+        self.catalog = catalog
+        self.table = table
+        self.name = f"the Iceberg catalog {catalog.name!r}"
+        self.settings: Mapping[str, str] | None = None
+        self.read_settings: Callable[[], Mapping[str, str] | None] = lambda: None
+
+    def lend(self) -> Sequence[LentCredentials]:
+        if not self.catalog.is_rest:
+            return ()
+        loan, answer = self.catalog.lend(self.table, self.settings or self.read_settings())
+        if answer is not None:
+            self.settings = answer.settings
+        return loan
+
+
 # --- the stores of a catalog's tables -------------------------------------------------------------
 
 
-class CatalogStore:
+class CatalogStore(LentStore):
     """The stores in which a catalog's tables lie. The table itself has the URL `catalog://<catalog>/<name>`, which no store knows.
 
-    `open_store`: opens the store of a URL. `properties`: the properties of the catalog, which tell it from other catalogs with the same name.
+    `scope`: tells the catalog from others with the same name. The other parameters are those of `LentStore`.
     """
 
-    pins = False
-    lists_after = False
-
     def __init__(
-        self, catalog: str, properties: Sequence[tuple[str, str]], open_store: Callable[[str], Store], scope: str
+        self,
+        catalog: str,
+        scope: str,
+        open_store: Callable[[str, Mapping[str, Any] | None], Store],
+        holder: CredentialHolder | None,
     ) -> None:
+        super().__init__(scope, open_store, holder)
         self._prefix = f"{CATALOG_SCHEME}{catalog}/"
-        self._open = open_store
-        self._stores: dict[str, Store] = {}
-        self.scope = "catalog" + json.dumps([catalog, properties, scope])
 
     def url_of(self, path: str) -> str:
         if path.startswith(self._prefix):
             return path
         if "://" not in path and not path.startswith(("/", "file:")):
             return self._prefix + path
-        return self._select_store(path).url_of(path)
-
-    def _select_store(self, url: str) -> Store:
-        protocol, separator, location = url.partition("://")
-        if not separator:
-            protocol, location = "file", ""
-        if protocol in ("s3", "s3a", "s3n", "file"):
-            place = "s3" if protocol.startswith("s3") else protocol
-        else:  # URLs of other protocols may name a host
-            place = f"{protocol}://{location.partition('/')[0]}"
-        if place not in self._stores:
-            self._stores[place] = self._open(url)
-        return self._stores[place]
-
-    def get_meta(self, path: str, count: Count) -> FileVersion:
-        return self._select_store(path).get_meta(path, count)
-
-    def list_status(self, path: str, count: Count) -> Listing:
-        return self._select_store(path).list_status(path, count)
-
-    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        return self._select_store(path).get_status(path, count)
-
-    def pin(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
-        return self._select_store(file.url).pin(file)
-
-    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
-        return self._select_store(path).list_files(path, after, at_most, count)
-
-    def has_directory(self, path: str, count: Count) -> bool:
-        return self._select_store(path).has_directory(path, count)
-
-    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
-        return self._select_store(path).last_change_s(path, count)
-
-    def _refuse(self, path: str, *_: object) -> NoReturn:
-        raise NotSupportedError(
-            f"{redact('path', path)}: lookupcache does not write to tables of a catalog: write with format('iceberg')"
-        )
-
-    list_tree = delete = delete_many = put_if_absent = _refuse
+        return super().url_of(path)

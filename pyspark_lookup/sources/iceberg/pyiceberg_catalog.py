@@ -1,32 +1,46 @@
-"""Asks a catalog, through PyIceberg, for the location of a table's metadata file."""
+"""Asks a catalog, through PyIceberg: for the location of a table's metadata file, and a REST catalog for the whole answer about a table."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import Any, NoReturn
+from urllib.parse import urljoin, urlsplit
 
 import pydantic
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import _ENV_CONFIG, Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from pyspark_lookup.core.decoding import UNREADABLE
-from pyspark_lookup.errors import CatalogUnavailableError, NotSupportedError, OptionError, UfsNotFoundError, raise_ours
+from pyspark_lookup.errors import (
+    CatalogUnavailableError,
+    NotSupportedError,
+    OptionError,
+    UfsNotFoundError,
+    UfsPermissionError,
+    foreign_text,
+    raise_ours,
+)
 
-_OK = 200
 _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
+_DELEGATION = "X-Iceberg-Access-Delegation"
+_VENDED = "vended-credentials"
+_CREDENTIALS = "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials"
+_LONGEST_REASON = 500  # characters of a catalog's message that are shown
 
 
 class _PointerError(BaseException):
     """Carries the location of the metadata file out of PyIceberg's `load_table`, before that function reads the file.
 
-    Also carries the metadata itself, if the catalog sent it. It is a BaseException, so that no handler in PyIceberg catches it.
+    It is a BaseException, so that no handler in PyIceberg catches it.
     """
 
-    def __init__(self, location: str, metadata: dict[str, Any] | None = None) -> None:
+    def __init__(self, location: str) -> None:
         self.location = location
-        self.metadata = metadata
 
 
 class PointerFileIO(FileIO):
@@ -67,35 +81,41 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
             problem,
         )
     except Exception as problem:
+        response = getattr(problem.__cause__, "response", None)
+        if getattr(response, "status_code", None) in (*_UNAUTHORISED, _FORBIDDEN):
+            raise_ours(
+                UfsPermissionError(
+                    f"the Iceberg catalog {name!r} does not let this principal in: {problem}: check its token or credential in PyIceberg's "
+                    "configuration"
+                ),
+                problem,
+            )
+        if response is not None and response.status_code < _SERVER_ERRORS and not _message(response):
+            raise_ours(_wrong_endpoint_error(name, response), problem)
         raise_ours(_unavailable_error(name, problem), problem)
     session = getattr(catalog, "_session", None)
     if session is not None:  # a REST catalog has a session
-        session.hooks["response"].append(_take_table)
+        # PyIceberg sends this header, too, from some release on. It is not left out while credentials are at hand: with it, a catalog checks
+        # whether the principal may read the table's rows, without it perhaps only whether it may see the table's definition.
+        session.headers.setdefault(_DELEGATION, _VENDED)
     # A table's properties may name another FileIO, which would then be used instead of `PointerFileIO`.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
 
 
-def _take_table(response: Any, *_: object, **__: object) -> None:
-    """Take the table out of a REST catalog's raw answer, and raise it as a `_PointerError`.
-
-    PyIceberg would parse the whole answer, and refuse parts that it does not know yet.
-    """
-    try:
-        answer = json.loads(response.content)
-        location, metadata, _ = answer["metadata-location"], answer["metadata"], answer["metadata"]["format-version"]
-    except UNREADABLE:
-        return
-    if response.status_code == _OK and isinstance(location, str):
-        raise _PointerError(location, metadata)
+def is_rest(name: str, properties: Mapping[str, str]) -> bool:
+    """Whether a catalog is a REST catalog, by its configuration. Makes no call. False for a catalog that is not configured."""
+    config = {**(_ENV_CONFIG.get_catalog_config(name) or {}), **properties}
+    kind = str(config.get("type") or "").lower()
+    return kind == "rest" or (not kind and str(config.get("uri") or "").startswith("http"))
 
 
-def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, Any] | None]:
-    """(location of the metadata file of `table`, the metadata itself if the catalog sends it), see `sources.iceberg.catalog.Catalog.load`."""
+def find_location(catalog: Catalog, name: str, table: str) -> str:
+    """The location of the metadata file of `table`, from a catalog that is no REST catalog. Raises the errors of `Catalog.load`."""
     try:
         catalog.load_table(table)
     except _PointerError as pointer:
-        return pointer.location, pointer.metadata
+        return pointer.location
     except _NOT_THERE as problem:
         raise_ours(UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}"), problem)
     except NotInstalledError as problem:
@@ -103,6 +123,116 @@ def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, 
     except Exception as problem:
         raise_ours(_unavailable_error(name, problem), problem)
     raise _unavailable_error(name, ValueError("the answer has no metadata"))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RestAnswer:
+    """A REST catalog's answer about a table: a JSON object, which may contain credentials. `at_s`: the time on the catalog's clock (Unix time),
+    None if the answer does not state it."""
+
+    content: Mapping[str, Any]
+    at_s: float | None
+
+
+def ask_for_table(catalog: Any, name: str, table: str, timeout_s: float) -> RestAnswer:
+    """A REST catalog's answer to the question for a table. PyIceberg would refuse parts of it that it does not know yet.
+
+    Raises the errors of `Catalog.load`.
+    """
+    mode = catalog.properties.get("snapshot-loading-mode")
+    return _ask(catalog, name, table, _url(catalog, table), timeout_s, {} if mode is None else {"snapshots": mode})
+
+
+def ask_for_credentials(
+    catalog: Any, name: str, table: str, timeout_s: float, endpoint: str | None
+) -> RestAnswer | None:
+    """A REST catalog's answer to the question for a table's credentials; None if the catalog does not say that it answers this question.
+
+    `endpoint`: the URL at which the catalog said that credentials are renewed. If it is a URL of another host, it is not asked, because that
+    host would get the token of this process. Raises the errors of `Catalog.load`.
+    """
+    base = catalog.uri.rstrip("/") + "/"
+    url = None if endpoint is None else urljoin(base, endpoint if "://" in endpoint else endpoint.lstrip("/"))
+    if url is None or urlsplit(url)[:2] != urlsplit(base)[:2]:
+        if _CREDENTIALS not in {str(known) for known in getattr(catalog, "_supported_endpoints", ())}:
+            return None
+        url = f"{_url(catalog, table)}/credentials"
+    return _ask(catalog, name, table, url, timeout_s, {})
+
+
+def _url(catalog: Any, table: str) -> str:
+    parts = catalog._split_identifier_for_path(table)
+    return str(catalog.url("namespaces/{namespace}/tables/{table}", prefixed=True, **parts))
+
+
+def _ask(catalog: Any, name: str, table: str, url: str, timeout_s: float, parameters: Mapping[str, str]) -> RestAnswer:
+    try:
+        response = catalog._session.get(url, params=parameters, timeout=timeout_s)
+        if response.status_code in _UNAUTHORISED:
+            catalog._refresh_token()
+            response = catalog._session.get(url, params=parameters, timeout=timeout_s)
+    except Exception as problem:
+        raise_ours(_unavailable_error(name, problem), problem)
+    if response.status_code != _OK:
+        _refuse(name, table, response)
+    date = response.headers.get("Date")
+    at_s = None
+    with contextlib.suppress(TypeError, ValueError):
+        at_s = parsedate_to_datetime(date).timestamp()
+    try:
+        content = json.loads(response.content)
+    except UNREADABLE:
+        content = None
+    if not isinstance(content, dict):
+        raise _wrong_endpoint_error(name, response)
+    return RestAnswer(content, at_s)
+
+
+_OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
+_UNAUTHORISED = (401, 419)
+
+
+def _refuse(name: str, table: str, response: Any) -> NoReturn:
+    """Raise the error that an answer with another status than 200 stands for."""
+    status, message = response.status_code, _message(response)
+    reason = f"{status}: {message}" if message else str(status)
+    if status in _UNAUTHORISED:
+        refusal = UfsPermissionError(
+            f"the Iceberg catalog {name!r} does not know who asks for {table} ({reason}): the token has expired or is wrong: renew it in "
+            "PyIceberg's configuration, and restart this process"
+        )
+        refusal.expired = True
+        raise refusal
+    if status == _FORBIDDEN:
+        raise UfsPermissionError(
+            f"the Iceberg catalog {name!r} does not let this principal read {table} ({reason}): have the table granted to it"
+        )
+    if status == _NOT_FOUND and message:
+        raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {message}")
+    if not message and status < _SERVER_ERRORS:
+        raise _wrong_endpoint_error(name, response)
+    raise _unavailable_error(name, ValueError(reason))
+
+
+_SERVER_ERRORS = 500
+
+
+def _message(response: Any) -> str:
+    """The message in the body of a REST catalog's error; "" if the body is none of such a catalog."""
+    try:
+        error = json.loads(response.content)["error"]
+        text = error if isinstance(error, str) else f"{error.get('type')}: {error.get('message')}"
+    except (*UNREADABLE, AttributeError):
+        return ""
+    return foreign_text(text[:_LONGEST_REASON])
+
+
+def _wrong_endpoint_error(name: str, response: Any) -> CatalogUnavailableError:
+    kind = "an HTML page" if b"<html" in response.content[:1000].lower() else f"{len(response.content)} bytes"
+    return CatalogUnavailableError(
+        f"the Iceberg catalog {name!r} gave no answer of a REST catalog, but {kind} with HTTP status {response.status_code}: check its endpoint "
+        "(uri and warehouse in PyIceberg's configuration, lookup.catalog.uri)"
+    )
 
 
 def _unavailable_error(name: str, problem: Exception) -> CatalogUnavailableError:

@@ -1,5 +1,4 @@
-"""`IcebergSource`: the versions of Iceberg tables, which are their snapshots. `IcebergOptions`: the table's catalog, and the branch or tag to
-read."""
+"""`IcebergSource`: the versions of Iceberg tables, which are their snapshots. `IcebergOptions`: the branch or tag to read."""
 
 from __future__ import annotations
 
@@ -7,15 +6,18 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, cast
 
 from pyspark_lookup.columnar.types import text_of_schema
-from pyspark_lookup.core.decoding import UNREADABLE, as_name
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text
 from pyspark_lookup.errors import (
+    CatalogUnavailableError,
     DamagedFileError,
     NotSupportedError,
     OptionError,
+    PysparkLookupError,
     SourceChangedError,
     TableFormatError,
     UfsNotFoundError,
@@ -25,13 +27,16 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.groups import Pin, Ref
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
+from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions
 from pyspark_lookup.sources.iceberg.catalog import (
     HINT,
     METADATA_DIRECTORY,
     METADATA_SUFFIX,
     Catalog,
+    CatalogAnswer,
     CatalogStore,
     Pointer,
+    TableLender,
     read_pointer,
 )
 from pyspark_lookup.sources.iceberg.columns import IcebergColumns
@@ -50,7 +55,15 @@ from pyspark_lookup.sources.iceberg.metadata import (
 )
 from pyspark_lookup.sources.iceberg.snapshots import Definition, LargeSnapshots
 from pyspark_lookup.storage.disk import digest_of, key_of
-from pyspark_lookup.storage.stores import CATALOG_SCHEME, IMMUTABLE, EqualityGroup, FileVersion, Listing, Store
+from pyspark_lookup.storage.stores import (
+    CATALOG_SCHEME,
+    IMMUTABLE,
+    CredentialHolder,
+    EqualityGroup,
+    FileVersion,
+    Listing,
+    Store,
+)
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import (
     Files,
@@ -62,27 +75,14 @@ from pyspark_lookup.versions.model import (
     glob_reaches,
     require_metadata,
 )
-from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
+from pyspark_lookup.versions.version_source import Answer, OpenUrl, Question, SourceParts, VersionSource
 
 
 @dataclasses.dataclass(frozen=True)
 class IcebergOptions(KindOptions):
-    """The options that name the table's catalog, and the branch or tag to read."""
-
-    catalog_keys: ClassVar[frozenset[str]] = frozenset({"lookup.catalog"})
+    """The options that name the branch or tag to read."""
 
     # fmt: off
-    catalog: str | None = option(
-        "lookup.catalog", Kind("name", parse_text), None,
-        doc="The Iceberg catalog of the table, by its name in PyIceberg's configuration; `path` is then "
-            "`namespace.table`.",
-    )
-    catalog_properties: tuple[tuple[str, str], ...] = option(
-        "lookup.catalog.*", Kind("any", str), (),
-        doc="Properties of the catalog that `lookup.catalog` names, instead of those in PyIceberg's configuration, e.g. "
-            "`lookup.catalog.uri`; never credentials.",
-        secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads",
-    )
     branch: str | None = option(
         "lookup.branch", Kind("name", parse_text), None, default_text="`main`",
         doc="Iceberg tables: read the current snapshot of this branch.",
@@ -94,28 +94,9 @@ class IcebergOptions(KindOptions):
     # fmt: on
 
     @property
-    def identity(self) -> tuple[Any, ...]:
-        return self.catalog, self.catalog_properties
-
-    @property
     def pins(self) -> dict[str, Pin]:
         names_by_kind = {"branch": self.branch, "tag": self.tag}
         return {f"lookup.{kind}": Ref(kind, name) for kind, name in names_by_kind.items() if name is not None}
-
-    def check(self, options: LookupOptions) -> None:
-        if self.catalog is None:
-            if self.catalog_properties:
-                key = f"lookup.catalog.{self.catalog_properties[0][0]}"
-                raise OptionError(f"option {key} is a property of an Iceberg catalog: set lookup.catalog, or remove it")
-            return
-        if options.system is not None:
-            raise OptionError(
-                f"options lookup.catalog and {options.system} both say where the table is: give only one of them"
-            )
-        if "." not in options.files.path.strip("."):
-            raise OptionError(
-                f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} give the table's name, namespace.table"
-            )
 
 
 _REPLACE = "replace"
@@ -140,6 +121,21 @@ class _PointerRecord:
         return cls(Pointer.from_json(pointer), as_name(digest))
 
 
+@dataclasses.dataclass(frozen=True)
+class _OpenCatalog:
+    """The catalog of a table: the lender and the holder of the table's credentials, and for how long an authorisation holds."""
+
+    lender: TableLender
+    holder: CredentialHolder
+    authorise_every_s: float
+
+
+def _parse_settings(record: Any) -> dict[str, str]:
+    settings = {as_text(name): as_text(value) for name, value in record.items()}
+    _ = settings["location"]
+    return settings
+
+
 class IcebergSource(VersionSource):
     """The versions of Iceberg tables. A catalog, a version hint or the path of a metadata file leads to a table's metadata. Files never
     change.
@@ -155,35 +151,60 @@ class IcebergSource(VersionSource):
     label = "an Iceberg table"
     pins = ("lookup.version", "lookup.branch", "lookup.tag", "lookup.timestamp")
 
-    def __init__(self, parts: SourceParts, catalog: Catalog | None = None) -> None:
+    def __init__(self, parts: SourceParts, opened: _OpenCatalog | None = None) -> None:
         super().__init__(parts)
         self._ufs = parts.ufs
-        self._catalog = catalog
+        self._opened = opened
         self._pointers: dict[str, Pointer] = {}
         self._metadata: dict[str, tuple[Pointer, IcebergMetadata]] = {}
         self._manifests: RecentEntries = {}
         self._versions: dict[tuple[str, str], TableVersion] = {}
         self._large = LargeSnapshots(parts.context, parts.host, self.mapped_from)
+        if opened is not None:
+            lender = opened.lender
+            self._authorisations = Authorisations(parts.context, opened.authorise_every_s, lender.catalog.principal)
+            lender.read_settings = lambda: self._read_settings(lender.table)
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
-        named = options.kind(IcebergOptions)
+        named = options.kind(CatalogOptions)
         if named.catalog is None:
             return cls
-        key = cls, named.catalog, named.catalog_properties
-        if key not in shared:
-            shared[key] = Catalog(named.catalog, named.catalog_properties)
-        return functools.partial(cls, catalog=shared[key])
+        lender, holder = cls._share(options, shared)
+        return functools.partial(cls, opened=_OpenCatalog(lender, holder, named.authorise_every_s))
 
     @classmethod
-    def open_store(cls, options: LookupOptions, open_url: Callable[[str, bool], Store]) -> Store | None:
-        named = options.kind(IcebergOptions)
+    def _share(
+        cls, options: LookupOptions, shared: dict[Any, Any], clock: HostClock | None = None
+    ) -> tuple[TableLender, CredentialHolder]:
+        """The lender and the holder of the credentials of the table that options name; all sources and stores of this process share them."""
+        named = options.kind(CatalogOptions)
+        assert named.catalog is not None
+        key = cls, named.catalog, named.properties
+        if key not in shared:
+            shared[key] = Catalog(named.catalog, named.properties)
+        place = *key, options.files.path
+        if place not in shared:
+            lender = TableLender(shared[key], options.files.path)
+            shared[place] = lender, CredentialHolder(lender, clock or HostClock())
+        return cast("tuple[TableLender, CredentialHolder]", shared[place])
+
+    @classmethod
+    def open_store(
+        cls,
+        options: LookupOptions,
+        open_url: OpenUrl,
+        shared: dict[Any, Any],
+        clock: HostClock,
+    ) -> Store | None:
+        named = options.kind(CatalogOptions)
         if named.catalog is None:
             return None
         # Storage options are for remote stores: a catalog's tables on local disks are opened without them.
-        open_files = lambda url: open_url(url, "://" in url and not url.startswith("file:"))  # noqa: E731
-        scope = json.dumps(options.storage.parameters, default=str)
-        return CatalogStore(named.catalog, named.catalog_properties, open_files, scope)
+        open_files = lambda url, lent: open_url(url, "://" in url and not url.startswith("file:"), lent)  # noqa: E731
+        parameters = json.dumps(options.storage.parameters, default=str)
+        scope = "catalog" + json.dumps([named.catalog, named.properties, parameters])
+        return CatalogStore(named.catalog, scope, open_files, cls._share(options, shared, clock)[1])
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:
@@ -381,10 +402,8 @@ class IcebergSource(VersionSource):
     def _find_pointer(self, table: Table, last_pointer: Pointer | None) -> tuple[Pointer, dict[str, Any] | None]:
         """(where the table's metadata lies now, the metadata itself if a catalog has sent it). One call if nothing has changed."""
         if table.url.startswith(CATALOG_SCHEME):
-            if self._catalog is None:
-                raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
-            location, sent_metadata = self._catalog.load(table.url.removeprefix(CATALOG_SCHEME).partition("/")[2])
-            pointer = Pointer(location, table_id=None if sent_metadata is None else sent_metadata.get("table-uuid"))
+            answer = self._ask_catalog(table)
+            pointer, sent_metadata = Pointer(answer.location, table_id=answer.table_id), answer.metadata
         elif self.kind_of_url(table.url) is not None:
             file = self._ufs.get_meta(table.url)
             pointer, sent_metadata = Pointer.from_file(file.url, file, file.size), None
@@ -401,6 +420,62 @@ class IcebergSource(VersionSource):
                 ) from None
         self._pointers = {**self._pointers, table.url: pointer}
         return pointer, sent_metadata
+
+    def _ask_catalog(self, table: Table) -> CatalogAnswer:
+        """The catalog's answer about the table. It says that the principal may read the table, and lends the credentials. One call."""
+        if self._opened is None:
+            raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
+        lender, asked_s = self._opened.lender, self._parts.context.clock.steady_s()
+        with self._withdrawing(table):
+            answer = lender.catalog.load(lender.table)
+        self._authorisations.confirm(table, answer.table_id, asked_s, lasting=not answer.is_rest)
+        if answer.is_rest:
+            self._opened.holder.put(answer.loan, asked_s)
+            if answer.settings != lender.settings:
+                lender.settings = answer.settings
+                self._parts.host.attempt(
+                    lambda disk: disk.replace_record("lent", self._settings_key(lender.table), answer.settings)
+                )
+        return answer
+
+    @contextlib.contextmanager
+    def _withdrawing(self, table: Table) -> Iterator[None]:
+        """If the catalog refuses the table in the block, no process of this host answers for this principal any more."""
+        try:
+            yield
+        except CatalogUnavailableError:
+            raise
+        except PysparkLookupError:
+            self._authorisations.withdraw(table)
+            raise
+
+    def is_authorised(self, table: Table, version: TableVersion) -> bool:
+        if self._opened is None or not table.url.startswith(CATALOG_SCHEME):
+            return True
+        return self._authorisations.allows(table, None if version.metadata is None else version.metadata.table_id)
+
+    def authorise(self, table: Table) -> None:
+        if self._opened is None or not table.url.startswith(CATALOG_SCHEME):
+            return
+        if self._authorisations.allows(table, None):
+            return
+        # One process of the host asks, the others wait for its answer.
+        with self._parts.host.lock("authorise", table.id):
+            if self._authorisations.allows(table, None):
+                return
+            if not self._opened.lender.catalog.is_rest:
+                self._ask_catalog(table)
+                return
+            with self._withdrawing(table):
+                asked_s = self._opened.holder.ask()
+            self._authorisations.confirm(table, None, asked_s)
+
+    def _settings_key(self, name: str) -> str:
+        return key_of(self._ufs.scope, name)
+
+    def _read_settings(self, name: str) -> dict[str, str] | None:
+        disk = self._parts.context.disk
+        return None if disk is None else disk.get_record("lent", self._settings_key(name), _parse_settings)
 
     def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
         """The pointer in the table's version hint. It is read again if a commit or a clean-up interferes.

@@ -45,8 +45,20 @@ _DAY_S = 86400.0
 _HELD_AT_MOST_S = 3600.0  # after this time a cached value is read again, which marks its record as used
 _GRANULE_S = 0.02  # the resolution of file times: a file that changed this recently may change again without a new time
 _DAYS_KEPT = {
-    1: ("execution", "plan", "unsettled", "asked", "missing"),
-    7: ("bounds", "changed", "changes", "definition", "files", "listed", "manifest", "manifests", "place", "schema"),
+    1: ("authorised", "execution", "plan", "unsettled", "asked", "missing"),
+    7: (
+        "bounds",
+        "changed",
+        "changes",
+        "definition",
+        "files",
+        "lent",
+        "listed",
+        "manifest",
+        "manifests",
+        "place",
+        "schema",
+    ),
     30: (
         "floor",
         "heartbeat",
@@ -63,7 +75,7 @@ _DAYS_KEPT = {
         "waiting",
     ),
     # Without its record "segment", a segment is checked once more. Records "invalidated" must outlive the snapshots that they describe.
-    60: ("segment", "invalidated"),
+    60: ("segment", "invalidated", "principal-key"),
     math.inf: ("metrics",),  # sums that are never reset
 }
 # These times count from the last use. Records in use are touched once a day, so they are never swept.

@@ -425,9 +425,15 @@ def our_error(error: BaseException, url: str) -> BaseException:
     # s3fs raises PermissionError for 405, too, which is not about credentials.
     local = status is None and isinstance(error, PermissionError)
     if status in (401, 403) or code in _EXPIRED or local or "NoCredentialsError" in names:
-        return UfsPermissionError(text if advice else f"{text} ({_CHECK})")
+        refusal = UfsPermissionError(text if advice else f"{text} ({_CHECK})")
+        refusal.expired = code in _EXPIRED or status == 401 or None
+        return refusal
     if timed_out:
         return UfsTimeoutError(text)
+    if status == 400 and _operation(error) == "HeadObject":  # S3's answer to expired credentials, too
+        unexplained = UfsError(text)
+        unexplained.expired = None
+        return unexplained
     # S3's answer to HEAD has no body, and so no code besides the status.
     if status == 429 or code == "SlowDown" or (status == 503 and code == "503"):
         return UfsThrottledError(text)
@@ -475,11 +481,16 @@ def _advice(error: BaseException, code: str | None, status: int | None) -> str |
         return (
             "the object is encrypted with a key that only its writer has (SSE-C): write it again with SSE-S3 or SSE-KMS"
         )
-    operation = next((name for cause in _chain(error) if (name := getattr(cause, "operation_name", None))), "")
+    operation = _operation(error)
     if status == 400 and operation == "HeadObject":  # the answer to HEAD has no body
         return "S3 does not say why: check for expired credentials, another region, or encryption with a key that only the writer has (SSE-C)"
     permission = _PERMISSIONS.get(operation) if status in (401, 403) else None
     return f"{_CHECK}: they need {permission}" if permission else None
+
+
+def _operation(error: BaseException) -> str:
+    """The name of S3's operation in an error; "" if the error has none."""
+    return next((name for cause in _chain(error) if (name := getattr(cause, "operation_name", None))), "")
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
@@ -537,8 +548,8 @@ _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestT
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status in an error or in one of its causes: botocore's ClientError, aiohttp's ClientResponseError. None if there is no
-    status."""
+    """The HTTP status in an error or in one of its causes: botocore's ClientError, aiohttp's ClientResponseError, the errors of gcsfs and of
+    Azure's clients. None if there is no status."""
     return next((status for cause in _chain(error) if (status := _status(cause)) is not None), None)
 
 
@@ -546,8 +557,11 @@ def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    status = getattr(error, "status", None)
-    return status if isinstance(status, int) else None
+    for name in ("status", "status_code", "code"):  # aiohttp, azure.core, gcsfs
+        status = getattr(error, name, None)
+        if isinstance(status, int) and not isinstance(status, bool):
+            return status
+    return None
 
 
 def error_code(error: BaseException) -> str | None:

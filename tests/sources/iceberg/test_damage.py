@@ -145,7 +145,6 @@ def _hang_up() -> Any:
 # What a catalog answers, and what is told of it.
 CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
     (_refused(503, "later", "Unavailable"), "later"),
-    (_refused(401, "who?", "NotAuthorizedException"), "who"),
     (lambda: (200, b"<html>"), ""),
     (lambda: (200, {"metadata-location": "x"}), ""),
     (_hang_up, ""),

@@ -1,0 +1,168 @@
+"""What all kinds of tables share that a catalog names: `CatalogOptions`, and `Authorisations`, which let the caches respect the catalog's grants.
+
+How a source of a catalog's tables uses `Authorisations`: it calls `confirm` after each answer of the catalog about a table, `withdraw` after a
+refusal, and `allows` in `VersionSource.is_authorised`. In `VersionSource.authorise` it asks the catalog, unless `allows` says that a process of
+this host has asked for the same principal a short time ago. How a catalog lends credentials: `storage.stores.lent`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from pyspark_lookup.core.decoding import as_number, as_text
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
+from pyspark_lookup.options.parsing import DURATION, Kind, option, parse_text
+from pyspark_lookup.storage.context import HostContext
+from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.versions.model import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class CatalogOptions(KindOptions):
+    """The options that name the table's catalog."""
+
+    catalog_keys: ClassVar[frozenset[str]] = frozenset({"lookup.catalog"})
+
+    # fmt: off
+    catalog: str | None = option(
+        "lookup.catalog", Kind("name", parse_text), None,
+        doc="The Iceberg catalog of the table, by its name in PyIceberg's configuration; `path` is then "
+            "`namespace.table`.",
+    )
+    properties: tuple[tuple[str, str], ...] = option(
+        "lookup.catalog.*", Kind("any", str), (),
+        doc="Properties of the catalog that `lookup.catalog` names, instead of those in PyIceberg's configuration, e.g. "
+            "`lookup.catalog.uri`; never credentials.",
+        secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads",
+    )
+    authorise_every_s: float = option(
+        "lookup.catalog.authorise-every", DURATION, 300.0, default_text="5 min",
+        doc="How long a host may answer from its caches before it asks a catalog with grants (Iceberg REST) again whether this principal may read "
+            "the table. See [security](security.md#tables-of-a-catalog).",
+    )
+    # fmt: on
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return self.catalog, self.properties, self.authorise_every_s
+
+    def check(self, options: LookupOptions) -> None:
+        if self.catalog is None:
+            keys = [f"lookup.catalog.{name}" for name, _ in self.properties]
+            keys += {"lookup.catalog.authorise-every"} & options.explicit
+            if keys:
+                raise OptionError(f"option {keys[0]} is a property of a catalog: set lookup.catalog, or remove it")
+            return
+        if options.system is not None:
+            raise OptionError(
+                f"options lookup.catalog and {options.system} both say where the table is: give only one of them"
+            )
+        if "." not in options.files.path.strip("."):
+            raise OptionError(
+                f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} give the table's name, namespace.table"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Confirmation:
+    """A catalog's answer that the principal may read a table. `table_id`: the table's id (None: the answer did not state it).
+
+    `asked_s`, `boot`: when the question was asked, on the host's steady clock. `lasting`: the catalog has no grants, so the answer stays true.
+    """
+
+    table_id: str | None
+    asked_s: float
+    boot: str
+    lasting: bool
+
+    @classmethod
+    def from_json(cls, record: Any) -> _Confirmation:
+        """The confirmation that `Authorisations.confirm` recorded. Raises TypeError, KeyError or ValueError for a malformed record."""
+        table_id = record["table_id"]
+        return cls(
+            None if table_id is None else as_text(table_id),
+            as_number(record["asked_s"]),
+            as_text(record["boot"]),
+            record["lasting"] is True,
+        )
+
+
+class Authorisations:
+    """When a catalog last said that this process's principal may read a table. All processes of the host share this, by records on disk.
+
+    `every_s`: for how long an answer holds. `principal`: returns the parts of the configuration that tell the principal, with its credentials.
+    Records contain no part of them, but a keyed digest of all; the key is random, and each cache directory has its own.
+
+    The races: two processes may record at once, or one may record an older answer after a newer one, or after a refusal. Each record has the time
+    at which its question was asked, so access ends `every_s` after the last question to which the catalog said yes, in any order.
+    """
+
+    def __init__(self, context: HostContext, every_s: float, principal: Callable[[], Sequence[Any]]) -> None:
+        self._context = context
+        self._every_s = every_s
+        self._parts = principal
+        self._principal: str | None = None
+        self._confirmations: dict[str, _Confirmation] = {}
+
+    def _key(self, table: Table) -> str:
+        if self._principal is None:
+            nonce = f"{self._context.rng.getrandbits(256):064x}"
+            try:
+                disk = self._context.disk
+                salt = nonce if disk is None else disk.create_record("principal-key", "of-host", nonce, as_text)
+            except OSError:
+                self._context.metrics.inc("cacheFailureCount")
+                salt = nonce
+            parts = json.dumps(self._parts(), default=str).encode()
+            self._principal = hashlib.blake2b(parts, key=bytes.fromhex(salt), digest_size=16).hexdigest()
+        return key_of(table.scope, table.url, self._principal)
+
+    def confirm(self, table: Table, table_id: str | None, asked_s: float, lasting: bool = False) -> None:
+        """Record that the catalog has answered about a table, and so lets the principal read it. `asked_s`: when it was asked (steady clock)."""
+        key, confirmation = self._key(table), _Confirmation(table_id, asked_s, self._context.clock.boot, lasting)
+        self._confirmations = {**self._confirmations, key: confirmation}
+        if self._context.disk is None or (lasting and self._find_recorded(key) is not None):
+            return
+        try:
+            self._context.disk.replace_record("authorised", key, dataclasses.asdict(confirmation))
+        except OSError:
+            self._context.metrics.inc("cacheFailureCount")
+
+    def withdraw(self, table: Table) -> None:
+        """Forget that the principal may read a table, after the catalog has refused it."""
+        key = self._key(table)
+        self._confirmations = {other: one for other, one in self._confirmations.items() if other != key}
+        if self._context.disk is not None:
+            self._context.disk.remove_record("authorised", key)
+
+    def allows(self, table: Table, table_id: str | None) -> bool:
+        """Whether the catalog has let the principal read a table within `every_s`.
+
+        `table_id`: the table must have this id. None: the version to read was named by a process that has just asked the catalog about the table,
+        so its name is enough.
+        """
+        key = self._key(table)
+        confirmation = self._confirmations.get(key)
+        if confirmation is not None and self._holds(confirmation, table_id):
+            return True
+        confirmation = self._find_recorded(key)
+        if confirmation is None or not self._holds(confirmation, table_id):
+            return False
+        self._confirmations = {**self._confirmations, key: confirmation}
+        return True
+
+    def _holds(self, confirmation: _Confirmation, table_id: str | None) -> bool:
+        if confirmation.lasting:
+            return True
+        age_s = self._context.clock.steady_s() - confirmation.asked_s
+        is_recent = confirmation.boot == self._context.clock.boot and 0 <= age_s < self._every_s
+        return is_recent and table_id in (None, confirmation.table_id)
+
+    def _find_recorded(self, key: str) -> _Confirmation | None:
+        disk = self._context.disk
+        return None if disk is None else disk.get_record("authorised", key, _Confirmation.from_json)

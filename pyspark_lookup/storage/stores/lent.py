@@ -1,0 +1,331 @@
+"""Credentials that a catalog lends for the files of one table, for an hour or so, and the store that reads with them.
+
+How a catalog gives credentials:
+
+1. It has an object with the method `lend` (`Lender`), which asks for the credentials of one table and returns `LentCredentials`: for each
+   prefix of URLs the options with which fsspec opens its files, and the seconds that are left. It translates the catalog's own names.
+2. It makes one `CredentialHolder` for the table in this process. The answer to another question may contain credentials, too: `put` them.
+3. It returns a `LentStore` as the table's store (`VersionSource.open_store`). The store takes the credentials from the holder for each call.
+4. It answers `VersionSource.is_authorised` and `VersionSource.authorise`, so that the caches respect its grants (`sources.catalogs`).
+
+Credentials are in the memory of this process only. They are never written or pickled, and no repr shows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.errors import CatalogUnavailableError, NotSupportedError, UfsError, UfsPermissionError, raise_ours
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.storage.stores.store import Count, FileVersion, Listing, Store
+
+T = TypeVar("T")
+
+RENEWED_BEFORE_S = 300.0
+"""Seconds before their end at which credentials are renewed; half of their life if they live for less than twice as long."""
+_PAUSE_S = (
+    30.0  # between two renewals that only a clock asks for: the catalog may be down, or state times that have passed
+)
+_SUSPECT_AFTER_S = (
+    60.0  # a store that refuses younger credentials does not refuse them for their age, unless it says so
+)
+
+
+class LentCredentials:
+    """Credentials for the files below one prefix. Compared by identity.
+
+    `prefix`: the URLs that it covers begin with it, e.g. `s3://bucket/warehouse/t`. `options`: with which fsspec opens the files, as
+    `lookup.storage.*` has them, e.g. `key`, `secret`, `token`, `endpoint_url` (s3), `token` (gs), `account_name`, `sas_token` (abfs).
+    `expires_in_s`: the seconds from the beginning of the request to the end of the credentials (None: not stated). To be right whatever the
+    clock of this host says, it is the difference of two times on the catalog's clock.
+    """
+
+    __slots__ = ("expires_in_s", "options", "prefix")
+
+    def __init__(self, prefix: str, options: Mapping[str, Any], expires_in_s: float | None = None) -> None:
+        self.prefix = canonical_url(prefix)
+        self.options = options
+        self.expires_in_s = expires_in_s
+
+    def __repr__(self) -> str:
+        return f"LentCredentials({redact('path', self.prefix)!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("lent credentials stay in the process to which they were lent")
+
+
+class Lender(Protocol):
+    """A catalog, as the lender of the credentials of one table.
+
+    `name`: words for the catalog in errors, e.g. "the Iceberg catalog 'prod'".
+    """
+
+    name: str
+
+    def lend(self) -> Sequence[LentCredentials]:
+        """The credentials of the table (one call); empty if the catalog lends none: then this process uses its own.
+
+        Raises UfsPermissionError if the principal may not read the table, UfsNotFoundError if there is no such table, CatalogUnavailableError
+        if the catalog does not answer.
+        """
+
+
+class _Loan:
+    """What a catalog has lent in one answer. `asked_s`: when the request began (steady clock)."""
+
+    __slots__ = ("asked_s", "credentials", "ends_s", "renew_s")
+
+    def __init__(self, credentials: Sequence[LentCredentials], asked_s: float) -> None:
+        self.credentials = sorted(credentials, key=lambda lent: -len(lent.prefix))  # the longest prefix first
+        self.asked_s = asked_s
+        lives_s = min((c.expires_in_s for c in credentials if c.expires_in_s is not None), default=float("inf"))
+        self.ends_s = asked_s + lives_s
+        self.renew_s = max(self.ends_s - min(RENEWED_BEFORE_S, lives_s / 2), asked_s + _PAUSE_S)
+        """When other credentials are better than these (steady clock)."""
+
+    def select(self, url: str) -> LentCredentials | None:
+        """The credentials with the longest prefix of a URL; None if there are none."""
+        url = canonical_url(url)
+        return next((lent for lent in self.credentials if url.startswith(lent.prefix)), None)
+
+
+class CredentialHolder:
+    """The credentials of one table in this process. One thread at a time renews them. Must not be used after a fork."""
+
+    def __init__(self, lender: Lender, clock: HostClock) -> None:
+        self.name = lender.name
+        self._lender = lender
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._loan: _Loan | None = None
+        self._tried_s = float("-inf")
+
+    def put(self, credentials: Sequence[LentCredentials], asked_s: float) -> None:
+        """Keep credentials that came with another answer of the catalog. `asked_s`: when that request began (steady clock).
+
+        Good ones for the same prefixes are kept instead, so that the connections that were opened with them stay open.
+        """
+        new, loan = _Loan(credentials, asked_s), self._loan
+        same = loan is not None and [one.prefix for one in loan.credentials] == [one.prefix for one in new.credentials]
+        if loan is None or not same or asked_s >= loan.renew_s:
+            self._loan = new
+
+    def ask(self) -> float:
+        """Ask the catalog now. Returns when the request began (steady clock). Raises the errors of `Lender.lend`."""
+        asked_s = self._clock.steady_s()
+        self.put(self._lender.lend(), asked_s)
+        return asked_s
+
+    def select(self, url: str) -> LentCredentials | None:
+        """The credentials for a URL, renewed if it is time; None if the catalog lends none.
+
+        Raises UfsPermissionError if it lends some, but not for this URL, and the errors of `Lender.lend`.
+        """
+        if _is_local(url):
+            return None
+        loan = self._loan
+        if loan is None:
+            loan = self._renew(None)
+        elif self._clock.steady_s() >= max(loan.renew_s, self._tried_s + _PAUSE_S) and self._lock.acquire(
+            blocking=False
+        ):
+            # Other threads go on with the old credentials meanwhile, and so does this one if the catalog does not answer: the store decides
+            # how long they are good.
+            try:
+                with contextlib.suppress(CatalogUnavailableError):
+                    loan = self._replace(loan)
+            finally:
+                self._lock.release()
+        return self._covering(loan, url)
+
+    def renew(self, url: str, refused: LentCredentials, expired: bool) -> LentCredentials | None:
+        """Other credentials for a URL, after the store has refused some; None if they are too young to be at fault.
+
+        `expired`: the store said that they have expired. Raises the errors of `select`.
+        """
+        loan, now_s = self._loan, self._clock.steady_s()
+        if loan is None or refused in loan.credentials:
+            if loan is not None and not expired and now_s < min(loan.ends_s, loan.asked_s + _SUSPECT_AFTER_S):
+                return None
+            loan = self._renew(loan)
+        return self._covering(loan, url)
+
+    def _renew(self, last: _Loan | None) -> _Loan:
+        with self._lock:
+            return self._replace(last)
+
+    def _replace(self, last: _Loan | None) -> _Loan:
+        """A new loan instead of `last`; the present one if another thread has replaced `last` meanwhile. Called under the lock."""
+        if self._loan is not None and self._loan is not last:
+            return self._loan
+        self._tried_s = asked_s = self._clock.steady_s()
+        self._loan = loan = _Loan(self._lender.lend(), asked_s)
+        return loan
+
+    def _covering(self, loan: _Loan, url: str) -> LentCredentials | None:
+        lent = loan.select(url)
+        if lent is None and loan.credentials:
+            prefixes = ", ".join(redact("path", one.prefix) for one in loan.credentials)
+            raise UfsPermissionError(
+                f"{redact('path', url)}: the location is not covered by the credentials that {self.name} has lent, which are for {prefixes}: "
+                "have the table's locations corrected in the catalog"
+            )
+        return lent
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith(("file:", "/"))
+
+
+_AZURE = re.compile(r"(?:abfss?|wasbs?)://(?:([^/@]*)@[^/]*|([^/@]*))")
+_SAME_STORE = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
+
+
+def canonical_url(url: str) -> str:
+    """A URL in the spelling in which prefixes are compared: `s3://…` for `s3a://…`, `abfs://container/…` for `abfss://container@account/…`."""
+    for spelling, scheme in _SAME_STORE.items():
+        if url.startswith(spelling):
+            return scheme + url.removeprefix(spelling)
+    return _AZURE.sub(lambda match: f"abfs://{match[1] or match[2]}", url, count=1)
+
+
+_OWN = ("anon", "profile")  # options by which a process chooses credentials of its own
+
+
+def with_lent(parameters: Iterable[tuple[str, Any]], lent: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with which fsspec opens a store: those of lent credentials, and the `lookup.storage.*` parameters of the read.
+
+    The user's endpoint, for instance, replaces the one that the catalog states. No credential of the process is among them.
+    """
+    options = dict(lent)
+    for name, value in parameters:
+        if isinstance(value, dict) and isinstance(options.get(name), dict):
+            options[name] = {**options[name], **value}
+        elif name not in _OWN:
+            options[name] = value
+    return options
+
+
+class LentStore:
+    """The stores of a catalog's table, opened with the credentials that the catalog lends, or with this process's own if it lends none.
+
+    `open_store(url, options)`: opens the store of a URL; `options`: None, or those of `LentCredentials`. `scope`: as of `Store`. If a store says
+    that credentials have expired, or refuses old ones, they are renewed and the call is made once more.
+    """
+
+    pins = False
+    lists_after = False
+
+    def __init__(
+        self, scope: str, open_store: Callable[[str, Mapping[str, Any] | None], Store], holder: CredentialHolder | None
+    ) -> None:
+        self.scope = scope
+        self._open = open_store
+        self._holder = holder
+        self._stores: dict[str, tuple[LentCredentials | None, Store]] = {}
+
+    def url_of(self, path: str) -> str:
+        # The name of a container of Azure alone does not tell the account, so such a URL stays as it is.
+        return path if _AZURE.match(path) else self._store(path, None).url_of(path)
+
+    def _store(self, url: str, lent: LentCredentials | None) -> Store:
+        place = _place(url) if lent is None else f"{_place(url)} {lent.prefix}"
+        last_lent, store = self._stores.get(place, (None, None))
+        if store is None or last_lent is not lent:
+            store = self._open(url, None if lent is None else _opening(url, lent.options))
+            self._stores = {**self._stores, place: (lent, store)}
+        return store
+
+    def _call(self, url: str, call: Callable[[Store], T]) -> T:
+        """The result of a call of the store of a URL. It is made again with other credentials, if renewed ones may help."""
+        lent = None if self._holder is None else self._holder.select(url)
+        try:
+            return call(self._store(url, lent))
+        except UfsError as problem:
+            if self._holder is None or lent is None or problem.expired is False:
+                raise
+            renewed = self._holder.renew(url, lent, problem.expired is True)
+            if renewed is None:
+                self._explain(url, problem)
+        try:
+            return call(self._store(url, renewed))
+        except UfsPermissionError as problem:
+            self._explain(url, problem)
+
+    def _explain(self, url: str, refusal: UfsError) -> NoReturn:
+        """Raise the store's refusal of lent credentials, with what it means."""
+        if not isinstance(refusal, UfsPermissionError) or self._holder is None:
+            raise refusal
+        what = "says that they have expired" if refusal.expired else "refuses them: they do not cover the location"
+        raise_ours(
+            UfsPermissionError(
+                f"{redact('path', url)} is read with credentials that {self._holder.name} has lent, but the store {what} ({refusal})"
+            ),
+            refusal,
+        )
+
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        return self._call(path, lambda store: store.get_meta(path, count))
+
+    def list_status(self, path: str, count: Count) -> Listing:
+        return self._call(path, lambda store: store.list_status(path, count))
+
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        return self._call(path, lambda store: store.get_status(path, count))
+
+    @contextlib.contextmanager
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        if self._holder is None or self._holder.select(file.url) is None:
+            with self._store(file.url, None).pin(file) as read_file:
+                yield read_file
+            return
+
+        def read(offset: int, length: int) -> bytes:
+            def read_from(store: Store) -> bytes:
+                with store.pin(file) as read_part:
+                    return read_part(offset, length)
+
+            return self._call(file.url, read_from)
+
+        yield read
+
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        return self._call(path, lambda store: store.list_files(path, after, at_most, count))
+
+    def has_directory(self, path: str, count: Count) -> bool:
+        return self._call(path, lambda store: store.has_directory(path, count))
+
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        return self._call(path, lambda store: store.last_change_s(path, count))
+
+    def _refuse(self, path: str, *_: object) -> NoReturn:
+        raise NotSupportedError(
+            f"{redact('path', path)}: lookupcache does not write to tables of a catalog: write with the catalog's own tools"
+        )
+
+    list_tree = delete = delete_many = put_if_absent = _refuse
+
+
+def _opening(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with which fsspec opens the store of a URL. gcsfs would send a token that is a text to Google, as a part of a URL, to ask when it
+    expires."""
+    if not url.startswith(("gs:", "gcs:")) or not isinstance(options.get("token"), str):
+        return options
+    from google.oauth2.credentials import Credentials  # comes with gcsfs
+
+    return {**options, "token": Credentials(token=options["token"])}
+
+
+def _place(url: str) -> str:
+    """The part of a URL that decides which store opens it."""
+    protocol, separator, location = url.partition("://")
+    if not separator:
+        return "file"
+    if protocol in ("s3", "s3a", "s3n"):
+        return "s3"
+    return protocol if protocol == "file" else f"{protocol}://{location.partition('/')[0]}"
