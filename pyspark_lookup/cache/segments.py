@@ -437,7 +437,7 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 _PARTITION_BYTES = 16 * 1024 * 1024
 _PARTITIONS_AT_MOST = 1024
 _MAPPED_ABOVE_BYTES = 32 * 1024 * 1024  # a larger array of the index is made in a temporary file, not in memory
-_SHARES = 16  # a thread's memory is for so many chunks or partitions; the thread works on one or two at a time
+_SHARES = 16  # a thread's memory is for this many chunks or partitions; the thread works on one or two at a time
 
 _Columns = tuple[list[pa.Array], Numbers]  # the columns of some rows, and the positions of these rows
 
@@ -531,7 +531,7 @@ class SegmentBuilder:
 
     @property
     def _partitions(self) -> int:
-        """The number of partitions of rows with a key. Rows without a key are in one more partition behind these."""
+        """The number of partitions of rows with a key. Rows without a key are in one more partition after these."""
         return 1 << (self._partition_bits or 0) if self._keys else 0
 
     def _deal(self, columns: list[pa.Array], positions: Numbers) -> None:

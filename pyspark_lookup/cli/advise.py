@@ -29,7 +29,7 @@ _DECODED_SHARE = 4  # an estimate: decoded rows take this many bytes for each by
 _BATCH = 10_000  # keys that are replayed at a time
 _SIZES = 8  # cache sizes for which the trace is replayed
 _NEARLY_AS_GOOD = 0.98  # a size is good enough if it has this share of the hits of the best size
-_SMALL = 256 * 1024 * 1024  # a table of up to so many decoded bytes can be cached on every host
+_SMALL = 256 * 1024 * 1024  # a table of up to this many decoded bytes can be cached on every host
 _RELOAD = 2  # a reload needs room for the old and the new snapshot on disk
 
 

@@ -83,7 +83,7 @@ class ColumnSizes:
 
 
 class ColumnWriter:
-    """Writes one column piece by piece. `append(stream, buffer)` is called for each buffer, and writes it behind the stream's last byte."""
+    """Writes one column piece by piece. `append(stream, buffer)` is called for each buffer, and writes it after the stream's last byte."""
 
     def __init__(self, sizes: ColumnSizes, append: _Append) -> None:
         self._sizes = sizes

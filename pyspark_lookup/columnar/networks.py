@@ -43,7 +43,7 @@ class Addresses:
 
 
 def parse_addresses(column: pa.Array) -> Addresses:
-    """The addresses in a column of text, of binary values of 4 or 16 bytes, or of integers (IPv4). A value that is no address is not valid."""
+    """The addresses in a column of text, of binary values of 4 or 16 bytes, or of integers (IPv4). A value that is not an address is not valid."""
     kind = column.type
     if pa.types.is_integer(kind):
         values, valid = parse_integers(column)
@@ -96,7 +96,7 @@ def parse_networks(column: pa.Array, lengths: pa.Array | None = None) -> Network
 
 
 def _is_written_as_ipv4(column: pa.Array) -> Numbers:
-    """Which addresses of a column, with or without a length behind them, are written in the form of IPv4: with 32 bits."""
+    """Which addresses of a column, with or without a length after them, are written in the form of IPv4: with 32 bits."""
     if pa.types.is_integer(column.type):
         return np.ones(len(column), np.bool_)
     if is_text(column.type):
@@ -136,7 +136,7 @@ class _Characters:
         return len(self.lengths)
 
     def at(self, place: int | Numbers, rows: Numbers | slice = slice(None)) -> Numbers:
-        """The byte at a place of each text; 0 behind the text's end."""
+        """The byte at a place of each text; 0 after the text's end."""
         inside = place < self.lengths[rows]
         return np.asarray(np.where(inside, self._data[np.where(inside, self._starts[rows] + place, 0)], 0))
 

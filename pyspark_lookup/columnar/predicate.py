@@ -616,7 +616,7 @@ def _is_of_type(bound: Any, kind: pa.DataType) -> bool:
 
 
 _EXACT_AT_MOST = 2**53  # a double can hold each integer up to this one
-_VALUES_EACH = 16  # up to so many values are compared with the bounds one after the other
+_VALUES_EACH = 16  # up to this many values are compared with the bounds one after the other
 
 
 def may_match_files(node: Predicate, stats: Callable[[str], StatsColumns | None], count: int) -> Numbers:

@@ -82,7 +82,7 @@ ADDRESS = pa.binary(16)
 
 
 def join_words(words: Sequence[Numbers]) -> pa.Array:
-    """Numbers without signs as big-endian binary, in the same order. `words`: their words (uint64), those that weigh most first."""
+    """Numbers without signs as big-endian binary, in the same order. `words`: their words (uint64), the most significant first."""
     joined = np.stack(words, axis=1).astype(">u8")
     return pa.Array.from_buffers(pa.binary(_WORD * len(words)), len(joined), [None, pa.py_buffer(joined)])
 

@@ -1,7 +1,7 @@
 """Protects a forked child from locks that a thread of its parent held, and from state that was half changed under such a lock.
 
 Only the thread that forks goes on in the child. A lock that another thread held would stay locked for ever. So locks are in objects that each
-process makes anew (`lookup.runtime`), or are a `ForkSafeLock`. Before Python 3.12, each `functools.cached_property` has a lock that all
+process makes for itself (`lookup.runtime`), or are a `ForkSafeLock`. Before Python 3.12, each `functools.cached_property` has a lock that all
 objects share; the `cached_property` here has none. If another thread was importing a module during the fork, the child imports that module
 again.
 """

@@ -57,7 +57,7 @@ def table_options(schema: StructType) -> dict[str, str]:
     except UNREADABLE as problem:
         raise OptionError(
             f"this table's options, which are in its schema in the catalog, cannot be read ({type(problem).__name__}): DROP the table "
-            "(its files stay) and CREATE it anew"
+            "(its files stay) and CREATE it again"
         ) from None
 
 

@@ -806,7 +806,7 @@ _EXAMPLES = {
 def plan_matched(
     resolved_table: ResolvedTable, options: LookupOptions, match: Match, has_keys: bool, clock: HostClock
 ) -> MatchedRead:
-    """A `MatchedRead` of a resolved table. Its keys are those of `lookup.keys` that are no columns of the match. Raises OptionError if keys are
+    """A `MatchedRead` of a resolved table. Its keys are those of `lookup.keys` that are not columns of the match. Raises OptionError if keys are
     given, and there is no such column."""
     everything = all_columns((resolved_table.data, resolved_table.partitions))
     answer = list(planner.table_columns(resolved_table, options).names)

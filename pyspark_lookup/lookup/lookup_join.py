@@ -777,7 +777,7 @@ def row_sizes(columns: Sequence[pa.Array]) -> Numbers:
 
 
 def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
-    """The runs of neighbouring rows of a batch with the same versions, each as (first row, row behind the last)."""
+    """The runs of neighbouring rows of a batch with the same versions, each as (first row, row after the last)."""
     cuts = {0, len(versions[0])}
     for column in versions:
         if pa.types.is_int64(column.type) and not column.null_count:

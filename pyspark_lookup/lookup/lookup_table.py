@@ -91,7 +91,7 @@ class OpenTable:
 
     def matched_read(self, kind: MatchKind, has_keys: bool) -> MatchedRead:
         """How rows that match values are read. Raises OptionError if neither the options nor the table say which columns match."""
-        # The columns of the match are found anew each time, because the table's properties may have changed.
+        # The columns of the match are found again each time, because the table's properties may have changed.
         options, match = match_columns(self.engine, self.resolved_table, self.options, kind)
         read = self._matched_reads.get((kind, has_keys))
         if read is None or read.match != match:
@@ -319,7 +319,7 @@ class LookupTable:
 
     `options`: those of the Spark format, as a mapping:
     `LookupTable("s3://bucket/dim", {"lookup.where": "id < 10"})`. The constructor reads nothing.
-    An instance is for one process; it may be used after a fork, because it then opens stores and caches anew.
+    An instance is for one process; it may be used after a fork, because it then opens stores and caches again.
 
     Raises OptionError for options that are unknown or contradict each other.
     """

@@ -66,7 +66,7 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
     state = managed_state(engine, options)
     changes = options.kind(ChangeOptions)
     first, last = changes.first or 1, changes.last or state.newest
-    # `from` may be one position behind the end of the log: a reader that has read all changes asks for that.
+    # `from` may be one position after the end of the log: a reader that has read all changes asks for that.
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(

@@ -396,7 +396,7 @@ def _get_from(
 
 _log = logging.getLogger("pyspark_lookup.reader")
 _BLOCK_BYTES = 4 * 1024 * 1024
-_STARTS = 5  # if the table changes during so many attempts in a row, this is an error
+_STARTS = 5  # if the table changes during this many attempts in a row, this is an error
 
 
 class TableReader:

@@ -20,7 +20,7 @@ from pyspark_lookup.versions.listed_columns import ListedColumns, columns_of
 from pyspark_lookup.versions.model import Table, partition_value, typed_partition_values
 
 _AT_ONCE = 1000  # footers that are in memory at the same time
-_FEW = 64  # up to so many unknown footers are not read here: they are read together with the rows, and not recorded
+_FEW = 64  # up to this many unknown footers are not read here: they are read together with the rows, and not recorded
 
 OpenFiles = Callable[[ColumnFiles], Sequence[OpenFile]]
 

@@ -106,7 +106,7 @@ def stats_as_planned(
 ) -> ColumnStats | None:
     """The statistics of a column in a unit of a file, in the planned type (None: in the file's type). `stored`: the column's name in the file.
 
-    None if the statistics are not known, or if their bounds are no bounds for the values in the planned type.
+    None if the statistics are not known, or if their bounds do not bound the values in the planned type.
     """
     stored_type = index.schema.field(stored).type
     stats = index.stats(unit, stored)

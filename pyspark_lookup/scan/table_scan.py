@@ -199,7 +199,9 @@ class DeletedRows:
         return by_name
 
 
-_UNCHECKED_BYTES = 64 * 1024 * 1024  # after each so many bytes of rows, check how much memory is free, or end the batch
+_UNCHECKED_BYTES = (
+    64 * 1024 * 1024
+)  # after each run of this many bytes of rows, check how much memory is free, or end the batch
 
 
 class WholeFiles(Sequence[Slice]):
@@ -438,13 +440,13 @@ _TWO_PHASE_BYTES = 256 * 1024
 _READ_AT_ONCE = 32 * 1024 * 1024  # about how many bytes of files `_place_rows` has in memory
 _MERGED_FROM = 8
 _MERGED_BYTES = 256 * 1024  # the largest size of a file that is merged with others
-_READS_KEPT = 200  # the index of a file that was not used in so many reads is dropped: reading it again costs less than keeping it
+_READS_KEPT = 200  # the index of a file that was not used in this many reads is dropped: reading it again costs less than keeping it
 
 
 class Scan(TableScan):
     """Reads the files of one table through a block cache. `rereads`: whether the same files will be read again and again.
 
-    `merged_from`: so many small files that a lookup needs are merged, see `SmallFiles`.
+    `merged_from`: from this number of small files on that a lookup needs, they are merged, see `SmallFiles`.
     """
 
     def __init__(

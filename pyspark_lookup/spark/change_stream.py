@@ -141,14 +141,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return runtime().engine(self._options).managed.log(self._table.url)
 
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
-        """The present state of the table's log. Raises VersionGoneError if the offsets are of another log, or are behind its end."""
+        """The present state of the table's log. Raises VersionGoneError if the offsets are of another log, or are after its end."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
         self._table = engine.managed.table(self._options)
         for table_id, position in map(_parse_offset, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(
-                    f"{redact('path', self._options.files.path)} was dropped and created anew since this stream began: "
+                    f"{redact('path', self._options.files.path)} was dropped and recreated since this stream began: "
                     f"start again with {_NEW_CHECKPOINT}"
                 )
             if position > state.position:

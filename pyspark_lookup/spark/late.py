@@ -71,7 +71,7 @@ _PARCELS = StructType(
     ]
 )
 # The time of the micro-batch, in microseconds. Spark writes it as a number into the code that it generates, and would compile the code of each
-# micro-batch anew. It generates no code for `array_sort`, but that is slow, so the time comes from a relation of one row.
+# micro-batch again. It generates no code for `array_sort`, but that is slow, so the time comes from a relation of one row.
 _NOW = "element_at(array_sort(array(unix_micros(current_timestamp()))), 1)"
 _FRAME_BYTES = 16 * 2**20
 _NONE = "-"

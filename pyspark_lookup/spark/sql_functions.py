@@ -136,7 +136,7 @@ class _Matched:
 def _matched(match: MatchArgument, table: DimensionTable, value_type: str | None) -> _Matched:
     """How the last argument of a function is matched.
 
-    Raises OptionError for a `value_type` that is no SQL type, SchemaError for a type that does not compare with the table's columns.
+    Raises OptionError for a `value_type` that is not an SQL type, SchemaError for a type that does not compare with the table's columns.
     """
     columns = match_columns(match, table)
     if value_type is None:

@@ -118,8 +118,8 @@ _SERIES_NOTED = 256
 class PartSegments(Generic[T]):
     """Series of parts, such as those of an index, in the host's cache directory `disk`. Each part is a segment, and all processes map it.
 
-    `write`: writes a part as the segment with a key and a name, and raises OSError if there is no room. `prefix`: the names of the segments
-    begin so.
+    `write`: writes a part as the segment with a key and a name, and raises OSError if there is no room. `prefix`: how the names of the
+    segments begin.
     """
 
     def __init__(self, disk: Disk, write: Callable[[str, str, T], None], prefix: str = "part-") -> None:

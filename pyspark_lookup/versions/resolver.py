@@ -357,7 +357,7 @@ class CurrentVersions:
         age_s = self._context.clock.steady_s() - record["started_s"]
         if not self._host.reaches(record.get("log"), table.url, options):
             return None
-        # The steady clock starts anew with the machine, so a time from before the last start shows no age.
+        # The steady clock starts again with the machine, so a time from before the last start shows no age.
         if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
             return None
         version = self._host.files(table, record["digest"])
@@ -493,7 +493,7 @@ class Resolver:
         # In CACHE mode, the age of a version counts from the last time that the store was asked, so this time must be recorded.
         renew = options.version.source is MetadataSource.CACHE
         if kind is not None and url_kind is None:
-            # There may be another kind of table at the path by now, or none. So an option that does not fit the known kind is no error yet.
+            # There may be another kind of table at the path by now, or none. So an option that does not fit the known kind is not an error yet.
             with contextlib.suppress(*CHANGED_KIND, OptionError):
                 probe = self.kinds.to_table(options, kind)
                 version = self.current_versions.read_cached(probe, options) or self.current_versions.ask_since(

@@ -96,32 +96,6 @@ def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
         versions(host, made, task)
 
 
-def test_changed_files_only_are_fetched(tmp_path: Path, cache_dir: Path) -> None:
-    """One of ten files replaced: one listing, and data calls for that file alone; unchanged: none."""
-    table = tmp_path / "dim"
-    for number in range(10):
-        publish(table / f"{number}.parquet", 0, rows=20, group=20)
-    host = make_host(str(table), cache_dir)
-    made, (task,) = host.planned(table)
-    assert versions(host, made, task, Execution("app", "1")) == ({0}, 200)
-    host.store.calls.clear()
-    before = host.metrics.snapshot()
-    assert versions(host, made, task, Execution("app", "2")) == ({0}, 200)
-    after = host.metrics.snapshot()
-    assert host.store.kinds() == ["list"]
-    assert after["ufsGetBytes"] == before["ufsGetBytes"]
-    assert after["ufsHeadCount"] == 0
-    assert after["fileCachedCount"] - before["fileCachedCount"] == 10
-    host.store.calls.clear()
-    publish(table / "4.parquet", 7, rows=20, group=20)
-    assert versions(host, made, task, Execution("app", "3")) == ({0, 7}, 200)
-    assert host.store.kinds()[0] == "list"
-    gets = [subject for kind, subject in host.store.calls if kind == "get"]
-    assert gets
-    assert {subject[0] for subject in gets} == {f"file://{table}/4.parquet"}  # type: ignore[index]
-    assert host.metrics.snapshot()["fileResyncedCount"] == 1
-
-
 @pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
 def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path, choice: str) -> None:
     """NEWER reads a file that was replaced whole and new; FAIL, or a file that is gone, is an error; for all tasks of an execution."""

@@ -120,7 +120,7 @@ def test_a_table_made_anew_without_arguments(table: LookupTable, tmp_path: Path)
     for file in sorted((tmp_path / "t").rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
     LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "other")}).write(rows(5))
-    with pytest.raises(VersionGoneError, match="dropped and created anew"):
+    with pytest.raises(VersionGoneError, match="dropped and recreated"):
         reader.latestOffset()
-    with pytest.raises(VersionGoneError, match="dropped and created anew"):
+    with pytest.raises(VersionGoneError, match="dropped and recreated"):
         reader_of(table).partitions(end, end)

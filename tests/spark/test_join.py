@@ -289,7 +289,13 @@ def moments(spark: SparkSession, time: str) -> DataFrame:
     return spark.range(2000).selectExpr("id AS event").selectExpr("event", f"{key} AS id", f"{time.format(at)} AS at")
 
 
-@pytest.mark.parametrize(("kind", "mode", "how"), [*zip(TIMES, [*MODES, "full"], ["left", "inner"] * 2, strict=True)])
+@pytest.mark.parametrize(
+    ("kind", "mode", "how"),
+    [
+        pytest.param(kind, mode, how, marks=[pytest.mark.nightly] * (kind in ("local", "date")))
+        for kind, mode, how in zip(TIMES, [*MODES, "full"], ["left", "inner"] * 2, strict=True)
+    ],
+)
 def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str, how: str) -> None:
     """As Spark's join on ranges. Where two rows are valid at once: an error that names the key, or, also without ends, the later one."""
     path, options = str(tmp_path / "dim"), {**MODES[mode], **VALIDITY}

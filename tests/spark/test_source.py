@@ -18,7 +18,6 @@ from deltalake import convert_to_deltalake
 from pyspark.errors import AnalysisException
 
 from pyspark_lookup import LookupTable, configure, lookup_join, warm
-from pyspark_lookup.core.metrics import COUNTERS
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark.session import RECOMMENDED
 from tests.support.spark_tables import Calls, catalog_options, conf, load, put, saved
@@ -283,27 +282,6 @@ def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> Non
 HOST = socket.gethostname()
 KEYED = {"lookup.keys": "id", "lookup.cache": "FULL"}
 PARTIAL = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
-
-
-def test_a_snapshot_answers(spark: SparkSession, tmp_path: Path) -> None:
-    """FULL: an unchanged table costs one HEAD and no data, a key predicate a probe; the same DataFrame sees a replaced file."""
-    path = put(tmp_path / "dim.parquet", 1, range(5000))
-    df = load(spark, path, KEYED)
-    assert sorted(map(tuple, df.collect())) == [(n, 1) for n in range(5000)]
-    calls = Calls(path)
-    assert df.count() == 5000
-    counted = set(COUNTERS) - {"versionServedCount"}  # once more where another worker takes it
-    moved = {name: value for name, value in calls.since().items() if value and name in counted}
-    size = path.stat().st_size
-    assert moved == {"ufsHeadCount": 1, "resolutionCount": 1, "rowsReadCount": 5000, "resolvedBytes": size}
-    rows = load(spark, path, {**KEYED, "lookup.where": "id IN (3, 4999, 77777)"}).collect()
-    assert sorted(row.id for row in rows) == [3, 4999]
-    delta = calls.since()
-    assert (delta["ufsGetCount"], delta["rowsReadCount"], delta["rowGroupsReadCount"]) == (0, 2, 0)
-    put(path, 2)
-    assert {row.version for row in df.collect()} == {2}
-    delta = calls.since()
-    assert (delta["loadCount"], delta["snapshotReadThroughCount"]) == (1, 0)
 
 
 def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:

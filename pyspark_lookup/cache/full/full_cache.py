@@ -675,7 +675,7 @@ class FullCache:
             self._record(state.ended(self.context.clock))
 
     def _record(self, state: State) -> None:
-        """Record a state. If this fails, raise OSError, and build nothing for a minute, so that not each query tries again."""
+        """Record a state. If this fails, raise OSError, and build nothing for a minute, so that not every query tries again."""
         try:
             self._stored.write(state)
         except OSError:

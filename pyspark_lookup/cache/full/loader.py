@@ -236,7 +236,7 @@ _MEMORY_AT_MOST = 2 * 1024**3
 _SEEDS = 4
 _MIB = 1024 * 1024
 _DECODED_SHARE = 4.0  # a guess how many bytes a snapshot takes for each byte of its files
-# If there is room for so many bytes of snapshot per byte of file, no footers are read for an estimate.
+# If there is room for this many bytes of snapshot per byte of file, no footers are read for an estimate.
 DECODED_AT_MOST = 20
 _FOOTERS_AT_MOST = 16
 # In SQLite, a lookup of a key costs as much as a scan of 2.5 rows if a call has 1,000 keys, and of 50 rows if it has one. With a sixteenth of the

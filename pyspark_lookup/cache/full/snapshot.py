@@ -34,7 +34,7 @@ _COMPACTION_SHARE = 0.25  # see `is_worth_compacting`
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
 _NEIGHBOURS = 6  # 2**6 neighbouring rows of a file share a mark in the first, rough search of `deleted_rows`
 Ranges = Sequence[tuple[str, int, int]]
-"""Parts of files, each as (URL, first byte, byte behind the last). A part consists of the row groups whose middle byte is in it."""
+"""Parts of files, each as (URL, first byte, byte after the last). A part consists of the row groups whose middle byte is in it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,8 +48,8 @@ _SMALLEST = 1024
 class GrowingNumbers:
     """An array of numbers of one type, to which numbers are appended. `view`: all numbers, in memory that may be written to.
 
-    The memory behind the array is larger than the part in use. A view that was returned earlier does not change: new numbers are written
-    behind it, and if there is no room there, all numbers are copied to new memory. So a column can be read as one Arrow array without a copy.
+    The array has more memory than the part in use. A view that was returned earlier does not change: new numbers are written
+    after it, and if there is no room there, all numbers are copied to new memory. So a column can be read as one Arrow array without a copy.
     """
 
     def __init__(self, dtype: Any, room: int = 0) -> None:

@@ -312,7 +312,7 @@ def _names(rows: pa.Table) -> set[str]:
 
 
 def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
-    """A bound (`side`: low or high) as a value of the key's type; None if it is not known, or is no value of this type."""
+    """A bound (`side`: low or high) as a value of the key's type; None if it is not known, or is not a value of this type."""
     value = None if stats is None else getattr(stats, side)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None

@@ -17,7 +17,7 @@ from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterForma
 from pyspark_lookup.storage.stores import FileVersion, Range
 
 _INT = 2  # the number of the type Int in the union Type of Arrow's Schema.fbs
-# Pyarrow reads integers of up to so many bits; Polars writes some of 128, which have the same two buffers.
+# Pyarrow reads integers of up to this many bits; Polars writes some of 128, which have the same two buffers.
 _MOST_BITS = 64
 # Finds the Arrow schema in a Parquet footer, which is in Thrift's compact protocol: the key, the length of the value, the value.
 _IN_PARQUET = re.compile(rb"ARROW:schema\x18[\x80-\xff]*[\x00-\x7f]([A-Za-z0-9+/]+={0,2})")

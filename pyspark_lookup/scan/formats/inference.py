@@ -30,7 +30,7 @@ _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
 _BOOLEANS = {f"boolean {word('true')}": (word("true"), word("false")) for word in (str, str.upper, str.capitalize)}
 # Matches the beginning of each text that can be a value of another type than text.
 _NO_TEXT = re.compile(r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII)
-_SURE_DIGITS = 15  # a double keeps each number of up to so many digits
+_SURE_DIGITS = 15  # a double keeps each number of up to this many digits
 EXACT_INTEGER = 2**53  # a double keeps each integer up to this one
 MANY_DIGITS = 99  # more digits after the point than any decimal type has
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
@@ -252,7 +252,7 @@ def _plain(text: str) -> tuple[str, int]:
 def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """The texts as values of type `kind`, as Arrow parses them. An empty text becomes null, unless `kind` is text or binary.
 
-    Raises a SchemaError that quotes a text that is no value of this type.
+    Raises a SchemaError that quotes a text that is not a value of this type.
     """
     if texts.type == kind:
         return texts
@@ -279,7 +279,7 @@ def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The texts as decimals of type `kind`. Raises SchemaError for a text that is no such decimal.
+    """The texts as decimals of type `kind`. Raises SchemaError for a text that is not such a decimal.
 
     Arrow casts only plainly written texts that fit: for others, its cast may return a wrong number or end the process.
     """

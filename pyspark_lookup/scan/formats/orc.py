@@ -80,7 +80,7 @@ def _to_signed(value: int) -> int:
 
 
 def _run_of_version_1(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
-    """(the numbers of a run, the position behind the run).
+    """(the numbers of a run, the position after the run).
 
     "A control byte of 0 to 127: length - 3, a delta of one byte, the first value". A higher control byte is followed by 256 - control values.
     """
@@ -120,7 +120,7 @@ def _run_of_version_2(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
 
 
 def _unpack_patched(data: bytes | memoryview, at: int, length: int, width: int) -> tuple[Numbers, int]:
-    """(the numbers of a run of patched values, the position behind the run).
+    """(the numbers of a run of patched values, the position after the run).
 
     The run has a base, and for each value its difference from the base in `width` bits. Differences with more bits are patched: a list has,
     for each of them, the gap from the patched value before, and the patch, its upper bits.
@@ -147,7 +147,7 @@ def _read_big_endian(data: bytes | memoryview, at: int, size: int) -> int:
 
 
 def _unpack(data: bytes | memoryview, at: int, count: int, width: int) -> tuple[Numbers, int]:
-    """(`count` numbers of `width` bits each, the highest bit first; the position of the byte behind them)."""
+    """(`count` numbers of `width` bits each, the highest bit first; the position of the byte after them)."""
     end = at + (count * width + 7) // 8
     if end > len(data):
         raise IndexError(at)

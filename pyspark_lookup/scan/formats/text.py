@@ -118,7 +118,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
     """Raise OptionError if quoted text has a quote with a backslash in front, although without `lookup.csv.escape` quotes must be doubled."""
     quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
-    # A quote behind a backslash that is neither doubled nor at the end of the quoted text.
+    # A quote after a backslash that is neither doubled nor at the end of the quoted text.
     if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
         raise OptionError(
             f"{url} has \\{options.quote} inside quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
@@ -175,7 +175,7 @@ class _Quoting:
 def _double(content: bytes, options: CsvOptions) -> bytes:
     """The file's content, rewritten so that each quoted text is a whole value, in which quotes are doubled. The values are those that Spark reads.
 
-    Blanks behind a closing quote are dropped. If other text follows a closing quote, all quotes of the value are ordinary characters. Raises
+    Blanks after a closing quote are dropped. If other text follows a closing quote, all quotes of the value are ordinary characters. Raises
     ValueError if such a value spans several lines, because these may be several rows, or if its quotes can be read in several ways.
     """
     quoting = _Quoting(options)
@@ -439,7 +439,7 @@ def _objects(content: bytes) -> list[dict[str, Any]]:
 
 
 def _next(text: str, at: int) -> int:
-    """The position of the next character that is no white space, or the end of the text."""
+    """The position of the next character that is not white space, or the end of the text."""
     space = _SPACE.match(text, at)
     return space.end() if space is not None else at
 

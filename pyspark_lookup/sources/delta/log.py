@@ -67,7 +67,7 @@ _COLUMNS = {
 """The columns of a checkpoint that are read. For each, the fields that are read (None: all)."""
 
 _ROW_BYTES = 1000  # approximate memory for a data file
-_CHECKED_BYTES = 64 * 1024 * 1024  # the host's free memory is checked each time that so many more bytes are needed
+_CHECKED_BYTES = 64 * 1024 * 1024  # the host's free memory is checked each time that this many more bytes are needed
 _BATCH_ROWS = 32_768  # rows of a checkpoint that are decoded together
 
 Read = Callable[[Sequence[FileVersion]], list[bytes]]

@@ -174,7 +174,7 @@ class AvroFile:
                 raise ValueError("a block does not end with the file's sync marker")
 
     def _decompress(self, data: bytes, at_most: int) -> bytes:
-        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before so many bytes are in memory."""
+        """The content of a block. Raises ValueError if it is more than `at_most` bytes, before they are all in memory."""
         codec = self._header.compression_codec()  # raises ValueError for an unknown codec
         if codec is None:
             return data

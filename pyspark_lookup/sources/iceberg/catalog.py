@@ -48,7 +48,7 @@ _INSTEAD = "give the table's name in its catalog (lookup.catalog) or the path of
 class Pointer:
     """Where a table's metadata lies. `source_file`: the file that says so: a hint, or the metadata file itself (None: a catalog says so).
 
-    `modified_at_s`: when that file was written. It is compared as well, because a table that was created anew may have a hint with the same
+    `modified_at_s`: when that file was written. It is compared as well, because a table that was recreated may have a hint with the same
     content, and so with the same ETag. `size`: the size of the metadata file, if known. `table_id`: the table's id, if the catalog has sent
     it.
     """

@@ -379,7 +379,7 @@ class _Counts:
 class _Bounds:
     """The pairs of a field id and bytes in the maps of some records.
 
-    Mostly a map has the ids and lengths of the map before it. Then it is compared with that as a whole.
+    Usually, a map has the ids and lengths of the map before it. Then it is compared with that as a whole.
     """
 
     def __init__(self, keeps: bool = True) -> None:
@@ -444,7 +444,7 @@ class _Bounds:
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """(a number, the place behind it)."""
+    """(a number, the position after it)."""
     byte = data[at]
     at += 1
     number, shift = byte & 127, 7

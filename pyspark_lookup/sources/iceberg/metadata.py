@@ -337,7 +337,7 @@ def _partition_field(document: Any, number: int) -> PartitionField:
 
 
 def _decompress(data: bytes) -> bytes:
-    """The content of a gzip file. Raises ValueError if it is larger than `_TEXT_AT_MOST`, before so many bytes are in memory."""
+    """The content of a gzip file. Raises ValueError if it is larger than `_TEXT_AT_MOST`, before they are all in memory."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         text = file.read(_TEXT_AT_MOST + 1)
     if len(text) > _TEXT_AT_MOST:

@@ -133,7 +133,7 @@ class Compactor:
             since = self._log.cached_state()
             write_id = job.write_id
             if since is None or since.table_id != job.table_id or write_id is None:
-                raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
+                raise WriteConflictError(f"{self._url} was dropped and recreated: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns meanwhile
             # A compaction replaces only writes that began before it.
             replaced_writes = [write for write in choose(since, is_requested, self._sizes) if write.id < write_id]

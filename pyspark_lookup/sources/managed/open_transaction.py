@@ -79,7 +79,7 @@ class OpenWrites:
         valid_ids, state, current = self.valid_write_ids(), self._since, self._log.cached_state()
         if valid_ids is None or state is None or current is None or current.table_id != valid_ids.table:
             raise WriteConflictError(
-                f"{redact('path', self._log.url)} was dropped, or created anew, since the transaction began: begin another transaction"
+                f"{redact('path', self._log.url)} was dropped, or dropped and recreated, since the transaction began: begin another transaction"
             )
         own_write_id = None if self._job is None else self._write_id
         if own_write_id is not None:
@@ -163,7 +163,7 @@ class OpenWrites:
                 self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.cached_state()
             if self._base.table != self._job.table_id:
                 raise WriteConflictError(
-                    f"{redact('path', self._log.url)} was dropped and created anew since the transaction began: begin another transaction"
+                    f"{redact('path', self._log.url)} was dropped and recreated since the transaction began: begin another transaction"
                 )
             table = dataclasses.replace(self._table, own_write_id=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)

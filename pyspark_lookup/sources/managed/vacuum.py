@@ -104,7 +104,7 @@ def vacuum(
     except CommitUnknownError as problem:
         raise_ours(UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}"), problem)
     if state.table_id != table_id:
-        raise UfsNotFoundError(f"{where} was dropped and created anew during this vacuum: vacuum it again")
+        raise UfsNotFoundError(f"{where} was dropped and recreated during this vacuum: vacuum it again")
     removed_files = _sweep(ufs, log, state, until_s)
     log.pages.trim(state, until_s - log_retention_s)
     return Vacuumed(

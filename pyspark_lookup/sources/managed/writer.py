@@ -81,7 +81,7 @@ _BEATS = 8  # a writer puts this many heartbeats per timeout
 
 
 class Heartbeats:
-    """The heartbeats of one table's writers. `timeout_s`: a writer without a heartbeat for this long is taken for dead.
+    """The heartbeats of one table's writers. `timeout_s`: a writer without a heartbeat for this long counts as dead.
 
     A heartbeat is a file that a writer puts from time to time. Each host counts a write's heartbeats, and measures on its own steady clock
     for how long the count has not changed. So no two clocks are compared.
@@ -171,7 +171,7 @@ _log = logging.getLogger("pyspark_lookup.writing")
 
 
 class Aborts:
-    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer without a heartbeat for this long is taken for dead."""
+    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer without a heartbeat for this long counts as dead."""
 
     def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, timeout_s: float) -> None:
         self._ufs = ufs
@@ -603,7 +603,7 @@ class TableWriter:
 
     def _check_same(self, state: TableState, job: Job) -> None:
         if state.table_id != job.table_id:
-            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+            raise WriteConflictError(f"{self._url} was dropped and recreated since this write began: write again")
 
     def cast_key_table(self, keys: pa.Table) -> pa.Table:
         """The keys, cast to the types of the table's key columns.
@@ -703,7 +703,7 @@ class TableWriter:
         """The job, extended so that it can also take rows with these columns. Raises the errors of `begin`."""
         state = self._log.cached_state()
         if state is None or state.table_id != job.table_id:
-            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+            raise WriteConflictError(f"{self._url} was dropped and recreated since this write began: write again")
         if extend_definition(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         definition = match_definition(job.definition, schema, self._options.kind(WriteOptions).merge_schema, self._url)

@@ -430,7 +430,7 @@ class Call:
 
 
 MakeCalls = Callable[[Sequence[Call], int], Sequence[Outcome]]
-"""Makes the calls and returns their outcomes. The number limits the failures: once so many calls in a row have failed, no more are started."""
+"""Makes the calls and returns their outcomes. The number limits the failures: once this many calls in a row have failed, no more are started."""
 
 
 class Bisection:

@@ -383,7 +383,7 @@ class Lock:
         self._fd, self._process = fd, os.getpid()
 
     def read(self, size: int, at: int) -> bytes:
-        """`size` bytes of the state; zeros behind its end. Raises OSError."""
+        """`size` bytes of the state; zeros after its end. Raises OSError."""
         return os.pread(self._fd, size, at).ljust(size, b"\0")
 
     def write(self, data: bytes, at: int) -> None:

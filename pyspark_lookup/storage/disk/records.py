@@ -180,7 +180,7 @@ class Records(Space):
             # only if it is still damaged.
             with self._lock("repair.lock"):
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
-                    self._drop("records", path)  # the next attempt creates it anew
+                    self._drop("records", path)  # the next attempt creates it again
         raise OSError(
             f"record {path} cannot be created, because the file or directory at this path is not a record: move it away"
         )

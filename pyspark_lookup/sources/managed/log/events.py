@@ -130,8 +130,8 @@ class Allocate(Event):
 class Write(Event):
     """Files of a write, which nobody reads before its commit.
 
-    `deletes`: delete files, which name rows of other writes. `replaces`: for a compaction, the ids of the writes whose rows it has written
-    anew.
+    `deletes`: delete files, which name rows of other writes. `replaces`: for a compaction, the ids of the writes whose rows it has
+    rewritten.
     """
 
     kind = "write"

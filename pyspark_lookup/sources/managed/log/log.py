@@ -515,7 +515,7 @@ class NotificationLog:
             newer = self._read_following(state)
         except (UfsNotFoundError, SourceChangedError):
             return self._read_all()  # the log is being removed
-        # The race: the table may be dropped and created anew between two requests. So the last known event is requested after the next
+        # The race: the table may be dropped and recreated between two requests. So the last known event is requested after the next
         # one: if it is still there, the next one belongs to the same table.
         last_file = self._is_same(state, cached_file)
         if last_file is None:
@@ -558,7 +558,7 @@ class NotificationLog:
         return file if event.nonce == state.nonce else None
 
     def _read_all(self) -> TableState | None:
-        """The latest state, read anew from the newest checkpoint and the events after that checkpoint; None if there is no log."""
+        """The latest state, read again from the newest checkpoint and the events after that checkpoint; None if there is no log."""
         with self._lock:
             self._cached_log = None
         self.pages.forget()  # they may belong to a table that was dropped

@@ -50,7 +50,7 @@ def _parse_url(text: str) -> str:
             "the URL of an API, with key columns in braces in its path or query, e.g. 'https://api.example.com/customers/{id}'"
         )
     if parts.fragment or re.search(r"\s", text):
-        raise ValueError("a URL without white space and without a part behind #")
+        raise ValueError("a URL without white space and without a fragment (#…)")
     return text
 
 

@@ -66,7 +66,7 @@ def check_names(option: str, text: str, names: Sequence[str], keys: Sequence[str
     missing = [key for key in keys if key.lower() not in lower]
     if unknown:
         raise OptionError(
-            f"option {option} = {text!r}: {{{unknown[0]}}} is no key column: lookup.keys names {', '.join(keys) or 'none'}"
+            f"option {option} = {text!r}: {{{unknown[0]}}} is not a key column: lookup.keys names {', '.join(keys) or 'none'}"
         )
     if missing:
         raise OptionError(f"option {option} = {text!r}: the key column {{{missing[0]}}} is missing: name it in braces")
