@@ -139,6 +139,8 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
             pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
         )
         columns = {field.name: field for field in source.schema_arrow}
+        if len(columns) < len(source.schema_arrow):
+            raise ValueError(f"two columns have one name in {source.schema_arrow.names}")
         selected_columns: list[str] = []
         for name, fields in _COLUMNS.items():
             if name in columns:

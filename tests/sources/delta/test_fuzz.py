@@ -458,6 +458,20 @@ def test_a_damaged_checkpoint(data: st.DataObject) -> None:
     tried(data, hurt_checkpoint)
 
 
+@pytest.mark.parametrize("name", ["metaData", "protocol"])
+def test_two_columns_of_a_checkpoint_with_one_name(name: str) -> None:
+    """Readers disagree on which of them counts."""
+    with copied("classic") as path:
+        for version in range(CHECKPOINT):
+            commit(path, version).unlink()
+        (file,) = (path / "_delta_log").glob("*.checkpoint.parquet")
+        table = pq.read_table(file)
+        names = [name if column == "checkpointMetadata" else column for column in table.column_names]
+        pq.write_table(table.rename_columns(names), file)
+        with pytest.raises(DamagedFileError, match="not a Delta checkpoint: two columns have one name"):
+            Reader(path, path.parent / "cache").scan()
+
+
 def hurt_vector(data: st.DataObject, path: Path) -> int:
     """Its bytes, or what the log says of it; with a checksum, a size or a number of rows of what it is now, or without."""
     version = data.draw(st.sampled_from([4, 5, 6]))
