@@ -96,7 +96,7 @@ class Database(diskcache.Cache):  # type: ignore[misc]
         return execute
 
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
-        """As in diskcache, but settings are those of `_SETTINGS`, whatever the file has."""
+        """As in diskcache, except that the settings in `_SETTINGS` override those in the file."""
         if key in self._sure:
             value = self._sure[key]
         elif key not in METADATA:
@@ -138,13 +138,13 @@ class Database(diskcache.Cache):  # type: ignore[misc]
 
 
 def is_damaged(problem: Exception) -> bool:
-    """Whether an error says that the database's file is no database, or has lost a part."""
+    """Whether an error says that the database's file is not a database, or is incomplete."""
     says = ("malformed", "not a database", "no such table", "no such column")
     return isinstance(problem, sqlite3.DatabaseError) and any(text in str(problem) for text in says)
 
 
 def make_anew(directory: str) -> None:
-    """Empty the file of a damaged database. Processes that use it meanwhile get errors, and no wrong entries, which have checksums."""
+    """Empty the file of a damaged database. Processes that use it meanwhile get errors, but no wrong entries, because entries have checksums."""
     fd = os.open(os.path.join(directory, diskcache.core.DBNAME), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.ftruncate(fd, 0)

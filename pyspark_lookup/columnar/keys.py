@@ -790,7 +790,7 @@ class KeyIndex:
         return numbers
 
     def _matching(self, candidates: Numbers, keys: Keys, rows: Numbers, hashes: Numbers) -> Numbers:
-        """For each candidate (a key number of the index), whether it is the key in the corresponding row of `keys`."""
+        """For each candidate (a key number of the index), whether this key equals the key in the corresponding row of `keys`."""
         if self._hashes is None:
             return self._stored.equal(self.first_rows(candidates), keys, rows)
         matching: Numbers = self._hashes[candidates] == hashes[rows]

@@ -167,7 +167,7 @@ class Engine:
 
     @contextlib.contextmanager
     def publish(self) -> Iterator[None]:
-        """Publish the counters after the block, even if it raises."""
+        """A `with` block after which the counters are published, even if it raises."""
         try:
             yield
         finally:

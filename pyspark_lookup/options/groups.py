@@ -458,7 +458,7 @@ class PartialCacheOptions:
     )
     store: PartialCacheStore = option(
         "lookup.partial-cache.store", choice(PartialCacheStore), PartialCacheStore.BUILT_IN,
-        doc="With PARTIAL: where rows by key are. BUILT_IN: in the memory of each process, and in files that the host's processes share. "
+        doc="With PARTIAL: where rows by key are kept. BUILT_IN: in the memory of each process, and in files that the host's processes share. "
             "DISKCACHE: in a database of [diskcache](decisions/diskcache.md), for tables of other systems; needs `max-bytes`.",
     )
     # fmt: on

@@ -606,7 +606,7 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
 def to_read(part: Range, file: OpenFile) -> Range:
     """The range of bytes to read in order to get the range `part`, which is not in memory.
 
-    If the index was read from a range that includes `part`, it is this range, because it is more likely to be cached.
+    If the index was read from a larger range that includes `part`, returns that range, because it is more likely to be cached.
     """
     offset, length = part
     around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])

@@ -61,7 +61,7 @@ def take_retry_delay(options: Mapping[str, str]) -> tuple[dict[str, str], float 
     """(the options of a lookup whose facts wait, without the one that says how often keys without rows are looked up again; its seconds or None).
 
     The option is taken only if it stands alone: with the other options of retries it means that each lookup repeats itself. Raises OptionError
-    if it is no duration.
+    if it is not a duration.
     """
     delays = {kind.retry_delay for kind in OPTIONS if kind.retry_delay is not None}
     groups = tuple(f"{delay.rpartition('.')[0]}." for delay in delays)

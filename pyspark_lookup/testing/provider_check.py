@@ -276,7 +276,7 @@ class _Check:
         self._check_answer(keys, answer)
 
     def check_contexts(self, instance: Instance) -> None:
-        """Look up some of the columns, and by keys in another order."""
+        """Look up keys with some of the columns only, and with the key columns in another order."""
         if instance.function is None:
             return
         if len(self._context.keys) > 1:

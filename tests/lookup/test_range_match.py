@@ -88,5 +88,5 @@ def test_errors_of_values_that_python_does_not_have() -> None:
     with pytest.raises(OverlapError, match=f"match one value, {2**61}: here .*low = .*high = {2**62}.* and "):
         matcher.find(pa.array([2**61], times[0].type))
     rows = pa.table({"name": text, KEY_INDEX: [0]})
-    with pytest.raises(DamagedFileError, match=r"name = b'\\xff': name = b'\\xff' is no network"):
+    with pytest.raises(DamagedFileError, match=r"name = b'\\xff': name = b'\\xff' is not a network"):
         matching_rows(rows, pa.table({"name": text}), text, Match(MatchKind.CIDR, ("name",)))

@@ -194,7 +194,7 @@ def infer_times(texts: pa.Array) -> Inferred:
 
 
 def infer_numbers(texts: pa.Array) -> Number | None:
-    """The properties of the numbers in `texts`, of which none may be null; None if a text is no number, or is spelled unusually, such as `007`."""
+    """The properties of the numbers in `texts`, of which none may be null; None if a text is not a number, or is spelled unusually, such as `007`."""
     if _matches(texts, _SHORT_INTEGER):
         return Number(pc.max(pc.utf8_length(pc.utf8_ltrim(texts, "-"))).as_py(), (0, 0), True, False, True, True)
     integers = pc.match_substring_regex(texts, _INTEGER)

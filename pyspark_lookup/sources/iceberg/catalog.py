@@ -237,7 +237,7 @@ class Catalog:
 
     def _malformed_error(self, words: str) -> CatalogUnavailableError:
         return CatalogUnavailableError(
-            f"the Iceberg catalog {self.name!r} gave no answer about {words} that can be read: check its endpoint (lookup.catalog.uri)"
+            f"the Iceberg catalog {self.name!r} gave an answer about {words} that cannot be read: check its endpoint (lookup.catalog.uri)"
         )
 
     def _open(self) -> tuple[Any, Any]:

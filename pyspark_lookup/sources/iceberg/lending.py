@@ -31,7 +31,7 @@ Config = Mapping[str, str]
 
 
 def parse_config(answer: Any) -> dict[str, str]:
-    """The `config` of an answer; empty if it has none. Raises TypeError or ValueError if it is no object of texts."""
+    """The `config` of an answer; empty if it has none. Raises TypeError or ValueError if it is not an object of texts."""
     config = answer.get("config") or {}
     return {as_text(name): as_text(value) for name, value in config.items() if value is not None}
 
@@ -125,7 +125,7 @@ def refuse_conditions(answer: Any, config: Config, has_loan: bool, table: str) -
         )
     if config.get("scan-planning-mode", "").lower() == "server":
         raise NotSupportedError(
-            f"{table} may only be planned by its catalog (scan-planning-mode = server), which lookupcache does not ask for: "
+            f"{table}: only its catalog may plan scans (scan-planning-mode = server), which lookupcache does not support: "
             "have the catalog allow planning by clients"
         )
     configs: Sequence[Config] = [config, *(parse_config(one) for one in answer.get("storage-credentials") or ())]

@@ -329,7 +329,7 @@ def _entry(location: str, form: str, spec_id: int, ids: tuple[int, ...], values:
 
 
 def _samples(locations: pa.Array, formats: pa.Array, codes: Numbers, partitions: Sequence[Entry]) -> list[Entry]:
-    """An entry of each kind of file: each partition and format."""
+    """One entry for each combination of partition and format."""
     encoded = formats.dictionary_encode()
     kinds = codes * max(len(encoded.dictionary), 1) + np.asarray(encoded.indices)
     _, first = np.unique(kinds, return_index=True)

@@ -340,7 +340,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "refused": ((403, b'{"error": "token=hunter2hunter2 is not allowed"}'), r"status 403 Forbidden: .*\[redacted\]"),
     "failed": ((500, b""), r"status 500 Internal Server Error"),
     "elsewhere": ((302, b"", {"Location": "http://localhost:1/customers/1?secret=x"}), r"status 302 redirects to http://localhost:1, which is not followed"),
-    "as somebody": ((302, b"", {"Location": "//user@127.0.0.1/customers/1"}), r"status 302 redirects to an address that is no URL, which is not followed"),
+    "as somebody": ((302, b"", {"Location": "//user@127.0.0.1/customers/1"}), r"status 302 redirects to an address that is not a URL, which is not followed"),
     "nowhere": ((302, b"", {"Location": "http://[/"}), r"status 302 redirects to|Invalid"),
     "cut": (cut, r"ClientPayloadError"),
     "lost": (broken, r"ServerDisconnectedError|ClientOSError"),

@@ -15,8 +15,8 @@ from pyspark_lookup.scan.formats.text import check_depth, json_column
 
 
 def decode_json(content: bytes) -> Any:
-    """The value of a JSON text. Numbers are ints and Decimals. Raises ValueError for a text that is no JSON, or in which one name occurs twice in an
-    object, or values are nested deeper than columns may be."""
+    """The value of a JSON text. Numbers are ints and Decimals. Raises ValueError for a text that is not JSON, that has a name twice in one
+    object, or whose values are nested deeper than columns may be."""
     check_depth(content)
     try:
         return json.loads(
@@ -84,7 +84,7 @@ def _get(row: dict[str, Any], name: str) -> Any:
 
 
 def compile_path(text: str) -> Any:
-    """A function that evaluates a JMESPath expression. Raises ValueError for a text that is none."""
+    """A function that evaluates a JMESPath expression. Raises ValueError for any other text."""
     import jmespath
     from jmespath.exceptions import JMESPathError
 

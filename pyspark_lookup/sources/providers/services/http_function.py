@@ -261,7 +261,7 @@ class HttpFunction(AsyncLookupFunction):
         if request.body is not None and response.status not in (307, 308):
             raise self._error(request, f"status {response.status} redirects a POST request: correct lookup.http.url")
         if _origin_of(target) != _origin_of(url):
-            place = _origin_of(target) or "an address that is no URL"
+            place = _origin_of(target) or "an address that is not a URL"
             raise self._error(
                 request,
                 f"status {response.status} redirects to {place}, which is not followed: correct lookup.http.url",

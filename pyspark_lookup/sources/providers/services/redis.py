@@ -135,7 +135,7 @@ class ValueReader:
     def read(self, keys: pa.Table, names: Sequence[str], values: Sequence[Any]) -> pa.Table:
         """The rows of `keys`. `names`: the Redis key of each; `values`: what it has, None or an empty hash if it does not exist.
 
-        Raises LookupFunctionError for a value that is no row.
+        Raises LookupFunctionError for a value that is not a row.
         """
         numbers = [number for number, value in enumerate(values) if value or (value is not None and not self._is_hash)]
         rows = [values[number] for number in numbers]
