@@ -32,7 +32,7 @@ from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from tests.support.disks import Opened
 from tests.support.fakes import FakeClock, wait_until_settled
 from tests.support.full_cache import Table
-from tests.support.workers import BOUND_S, in_fresh_process, must_end
+from tests.support.workers import BOUND_S, anonymous_bytes, in_fresh_process, must_end
 
 FULL = {"lookup.cache": "FULL"}
 KEYED = {**FULL, "lookup.keys": "id"}
@@ -413,11 +413,6 @@ def test_room_for_the_next_snapshot(tmp_path: Path) -> None:
             assert table.get(1, between=3) == [{"id": 1, "low": 0, "high": 8}]
         counted = table.metrics()
     assert [counted[name] for name in ("missCount", "hitCount", "snapshotBuildCount")] == [0, 4, 2]
-
-
-def anonymous_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
 def measure_anonymous(home: Path, count: int, answer: Path) -> None:

@@ -1,7 +1,6 @@
 """What a process takes of memory: to build a snapshot, and while a table that it reads in every mode is upserted again and again."""
 
 import random
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +10,12 @@ import pytest
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from tests.support.data_files import write_file
 from tests.support.fakes import CACHES
-from tests.support.workers import in_fresh_process
+from tests.support.workers import anonymous_bytes, grown_by, in_fresh_process
 
 IDS = 2000
 WARM, MEASURED = 250, 250  # upserts; after the first ones all that is kept is there
 # 1.5 MB were measured. It was 8 while compactions kept the footers that they had read, and about 28 while reads did, too.
 MAY_GROW = 6 * 2**20
-
-
-def anonymous_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
 def upsert_and_read(home: Path) -> None:
@@ -53,18 +47,7 @@ def test_upserts_leave_no_memory_behind(tmp_path: Path) -> None:
 def build(table: Path, cache: Path, memory: int, answer: Path) -> None:
     options = {"lookup.keys": "id", "lookup.cache.dir": str(cache), "lookup.full-cache.build-memory": f"{memory}m"}
     lookup = LookupTable(str(table), {**options, **CACHES["FULL"]})
-    before, most, ended = anonymous_bytes(), [0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.005):
-            most[0] = max(most[0], anonymous_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    lookup.warm()
-    ended.set()
-    watcher.join()
-    answer.write_text(str(most[0] - before))
+    answer.write_text(str(grown_by(lookup.warm)))
 
 
 def test_a_build_within_its_memory(tmp_path: Path) -> None:

@@ -21,6 +21,16 @@ from tests.support.postgres import PostgresServer
 
 Options = dict[str, str]
 NUMBERS = itertools.count()  # of tables, in databases that several tests use
+_PAGE = (Path(__file__).parents[2] / "docs" / "databases.md").read_text(encoding="utf-8")
+_HEADINGS = {"postgresql": "PostgreSQL", "mariadb": "MySQL and MariaDB", "sqlite": "SQLite", "duckdb": "DuckDB"}
+VERSION, CHANGES = re.findall(r"-- lookup\.[a-z-]+-query\n((?:(?!--|```).*\n)+)", _PAGE)[:2]
+"""The two queries of the recipes for a table `customers`."""
+
+
+def recipe(scheme: str) -> str:
+    """The first block of SQL below the heading of a kind of database in docs/databases.md."""
+    below = _PAGE.partition(f"\n### {_HEADINGS[scheme]}\n")[2]
+    return re.findall(r"```sql\n(.*?)```", below, re.DOTALL)[0]
 
 
 def literal(value: object) -> str:

@@ -1,5 +1,6 @@
 """A MariaDB server on loopback that logs every statement and can be stopped and started again. It is no service of the system."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -95,6 +96,18 @@ class MariadbServer:
         """Run a statement that is not part of what `statements` returns."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement)
+
+    def end_connections(self) -> None:
+        """Returns when the connections of others are gone."""
+        while True:
+            with self._connection.cursor() as cursor:
+                cursor.execute("SELECT id FROM information_schema.processlist WHERE user = 'tester'")
+                numbers = [number for (number,) in cursor.fetchall()]
+            if not numbers:
+                return
+            for number in numbers:
+                with contextlib.suppress(pymysql.OperationalError):  # it is gone already
+                    self.execute(f"KILL HARD CONNECTION {number}")
 
     def statements(self) -> list[str]:
         """What others have had executed since the server was started: one entry for each execution, in order."""

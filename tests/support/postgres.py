@@ -14,7 +14,9 @@ _OURS = "lookupcache-tests"
 # The server ends with our side of its standard input: even a test run that is killed leaves none behind. TERM ends one
 # that is just starting, and ignores INT so far; with INT a running one does not wait for its clients.
 _GUARD = '"$@" & server=$!; read -r _; kill -TERM "$server"; kill -INT "$server"; wait "$server"'
-_STATEMENT = re.compile(r"^<(.*?)>LOG:  (?:statement|execute [^:]*): (.*)$", re.MULTILINE)
+_STATEMENT = re.compile(
+    r"^<(.*?)>LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)(?:\n<.*>DETAIL:  [Pp]arameters: (.*))?$", re.MULTILINE
+)
 
 
 def programs() -> Path:
@@ -32,9 +34,11 @@ def free_port() -> int:
 
 
 class PostgresServer:
-    """A server with a database of its own. `uri` stays the same when it is stopped and started."""
+    """A server with a database of its own. `uri` stays the same when it is stopped and started. `logged`: the statements that are logged, as
+    PostgreSQL's `log_statement` has it."""
 
-    def __init__(self) -> None:
+    def __init__(self, logged: str = "all") -> None:
+        self._logged = logged
         self._programs = programs()
         # PostgreSQL refuses to run as root, and cannot reach what is below root's private directories.
         self._user: dict[str, Any] = {}
@@ -64,7 +68,7 @@ class PostgresServer:
         """Returns when the server takes connections; does nothing if it runs."""
         if self._process is not None:
             return
-        settings = f"listen_addresses=127.0.0.1 port={self.port} unix_socket_directories= fsync=off log_statement=all log_line_prefix=<%a>"
+        settings = f"listen_addresses=127.0.0.1 port={self.port} unix_socket_directories= fsync=off log_statement={self._logged} log_line_prefix=<%a>"
         command = [str(self._programs / "postgres"), "-D", str(self._directory / "data")]
         command += [part for setting in settings.split() for part in ("-c", setting)]
         with self._log.open("ab") as log:
@@ -105,7 +109,14 @@ class PostgresServer:
         """Run a statement that is not part of what `statements` returns."""
         self._run("psql", f"{self.uri}&application_name={_OURS}", "-Xq", "-c", statement)
 
-    def statements(self) -> list[str]:
-        """What others have had executed so far: one entry for each execution, in order."""
+    def statements(self, parameters: bool = False) -> list[str]:
+        """What others have had executed so far: one entry for each execution, in order. `parameters`: with a comment that has them."""
         found = _STATEMENT.findall(self._log.read_text(encoding="utf-8"))
-        return [text for application, text in found if application != _OURS]
+        return [
+            f"{text} -- {values}" if parameters else text for application, text, values in found if application != _OURS
+        ]
+
+    def end_connections(self) -> None:
+        """Returns when the connections of others are gone."""
+        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        self.execute(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}")

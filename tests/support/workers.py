@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,30 @@ def in_fresh_process(function: Callable[..., None], *args: Any, bound_s: float =
         child.kill()
         pytest.fail("the process hangs")
     assert child.exitcode == 0
+
+
+def anonymous_bytes() -> int:
+    """The memory that this process has beside the pages of files."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+
+
+def grown_by(run: Callable[[], object]) -> int:
+    """How many bytes more than before `anonymous_bytes` are at most while a function runs."""
+    before, most, ended = anonymous_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            most[0] = max(most[0], anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run()
+    finally:
+        ended.set()
+        watcher.join()
+    return most[0] - before
 
 
 def must_end(processes: list[Any]) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.columnar.python_values import table_of_rows
+from pyspark_lookup.errors import LookupFunctionError
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 
 
@@ -31,6 +32,10 @@ class DatedRows:
     rows: pa.Table
     age_s: float = 0.0
     lifetime_s: float = math.inf
+
+
+class FinalLookupError(LookupFunctionError):
+    """The system refuses a call, and would refuse it again: it is not repeated."""
 
 
 class LookupFunction(abc.ABC):

@@ -147,6 +147,7 @@ class Connections:
         self._space = key_of("connections", name)
         self._at_most = at_most
         self._own = threading.BoundedSemaphore(at_most)  # counts without a cache directory
+        self._own_waiting = 0
 
     def acquire(self) -> Slot | None:
         """A connection; None if all are open. Raises OSError if the cache directory fails."""
@@ -164,9 +165,11 @@ class Connections:
         self._context.metrics.inc("connectionWaitCount")
         disk = self._context.disk
         claim = None if disk is None else disk.create_claim(self._space, "waiting", b"")
+        self._own_waiting += 1
         try:
             yield
         finally:
+            self._own_waiting -= 1
             if claim is not None:
                 claim.release()
 
@@ -175,7 +178,7 @@ class Connections:
         """Whether some process waits for a connection."""
         disk = self._context.disk
         try:
-            return disk is not None and bool(disk.claims(self._space, "waiting"))
+            return bool(self._own_waiting if disk is None else disk.claims(self._space, "waiting"))
         except OSError:
             return False
 
@@ -234,13 +237,15 @@ _WATCH_EVERY_S = 1.0
 class CallGate:
     """Delays or refuses calls of the provider `name`, so that they keep its limits. There are no limits until `limit` is called.
 
-    `timeout_s`: the longest wait for a connection. The time that calls wait counts against no other timeout, see `waited_s`.
+    `timeout_s`: the longest wait for a connection. The time that calls wait counts against no other timeout, see `waited_s`. `offer`:
+    closes the function if it is open and idle, and a call waits for its connection.
     """
 
-    def __init__(self, name: str, clock: HostClock, timeout_s: float) -> None:
+    def __init__(self, name: str, clock: HostClock, timeout_s: float, offer: Callable[[], None]) -> None:
         self._name = name
         self._clock = clock
         self._timeout_s = timeout_s
+        self._offer = offer
         self.version_record = ""
         self._version = ""
         self._waited_s = 0.0
@@ -354,6 +359,7 @@ class CallGate:
             return None if connections is None else connection
         until_s = self._clock.steady_s() + self._timeout_s
         with connections.waiting():
+            self._offer()  # what waits may be a call of version() or a scan beside this process's own function
             while self._clock.steady_s() < until_s:
                 self._waited_s += _CONNECTION_POLL_S
                 yield _CONNECTION_POLL_S
@@ -380,10 +386,10 @@ class CallGate:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether another process waits for the connection of the open function."""
+        """Whether another call waits for the connection of the open function."""
         return self._release is not None and self._connections is not None and self._connections.are_awaited
 
-    def watch(self, offer: Callable[[], None]) -> None:
+    def watch(self) -> None:
         """Call `offer` in a thread when another process waits for the connection of the open function. Looks every second."""
         context = self._context
         if self._release is None or context is None or context.timer is None:
@@ -393,7 +399,7 @@ class CallGate:
             if self._release is None:
                 return None
             if self.is_awaited:
-                context.start(f"lookupcache-disconnect-{self._name}", offer)
+                context.start(f"lookupcache-disconnect-{self._name}", self._offer)
             return _WATCH_EVERY_S
 
         if self._watched is None:

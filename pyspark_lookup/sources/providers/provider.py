@@ -80,6 +80,7 @@ from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunctionProvider,
     Changes,
     DatedRows,
+    FinalLookupError,
     FullCachingLookupProvider,
     LookupContext,
     LookupFunction,
@@ -137,7 +138,7 @@ class ProviderOptions(KindOptions):
     max_connections: int | None = option(
         "lookup.max-connections", POSITIVE_COUNT, None,
         doc="Providers: the most connections that a host may have open at once. Each open lookup function counts as one; if functions are "
-            "asynchronous, each call does. A scan counts as one. All processes share the limit, for all tables with the same provider and path. "
+            "asynchronous, each call does. A scan counts as one, and so does each call of version() or changes(). All processes share the limit, for all tables with the same provider and path. "
             "Further calls wait.",
     )
     circuit_breaker_wait_s: float | None = option(
@@ -650,6 +651,7 @@ def show_keys(keys: pa.Table) -> str:
     return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
 
 
+_FINAL = (FinalLookupError, OptionError, SchemaError)  # what another attempt would raise again
 _GRACE_S = 1.0  # added to the limit of asynchronous calls, each of which has a timeout of its own
 _Function = LookupFunction | AsyncLookupFunction
 
@@ -674,7 +676,7 @@ class ProvidedTable:
         self._open_function: object = None  # the function that is open
         self.schema = self._provider.schema
         self._row_checks = ReturnedRows(self.name, self.schema)
-        self._gate = CallGate(self.name, clock, self._call_options.async_timeout_s)
+        self._gate = CallGate(self.name, clock, self._call_options.async_timeout_s, self._offer_connection)
 
     def limit(self, context: HostContext) -> None:
         """Limit the load that this host puts on the system, as the options say. `context`: has the cache directory with the host's state."""
@@ -752,13 +754,15 @@ class ProvidedTable:
         return version
 
     def _find_version(self) -> str | None:
-        version: Callable[[], str] | None = get_attribute(self.name, self._provider.current(), "version")
+        provider = self._provider.current()
+        version: Callable[[], str] | None = get_attribute(self.name, provider, "version")
         if version is None:
             return None
 
         async def ask() -> str:
-            await self._gate.take_turn()
-            return version()
+            retry = self._retrying(isinstance(provider, BuiltInProvider))
+            answer: str = await self._call_on_connection("version()", retry, version)
+            return answer
 
         # An answer of version() does not show that lookups work again, so it does not close the circuit.
         self._gate.check("version()", probes=False)
@@ -769,8 +773,9 @@ class ProvidedTable:
             self._gate.failed(late := self._too_slow("version()"))
             raise late from None
         except CallFailedError as failed:
-            self._gate.failed(problem := self._fail("version()", failed.problem))
-            raise_ours(problem, failed.problem)
+            is_late = isinstance(failed.problem, LookupTimeoutError)
+            self._gate.failed(problem := failed.problem if is_late else self._fail("version()", failed.problem))
+            raise_ours(problem, None if is_late else failed.problem)
         if not isinstance(current_version, str) or not current_version:
             raise LookupFunctionError(
                 f"version() of provider {self.name} returned {foreign_repr(current_version)}: return a str"
@@ -789,17 +794,11 @@ class ProvidedTable:
             return None
 
         async def ask() -> Any:
-            await self._gate.take_turn()
-            return changes(since)
-
-        async def ask_until_answered() -> Any:
-            return await self._retrying(True, metrics, 0)(ask)
+            return await self._call_on_connection("changes()", self._retrying(True), changes, since)
 
         metrics.inc("changesCallCount")
         try:
-            answer = self._version_calls.run(
-                ask_until_answered, self._call_options.async_timeout_s, self._gate.waited_s
-            )
+            answer = self._version_calls.run(ask, self._call_options.async_timeout_s, self._gate.waited_s)
             changed = None if answer is None else self._row_checks.distinct_keys(answer, keys)
             metrics.inc("changedKeyCount", 0 if changed is None else changed.keys.num_rows)
             return changed
@@ -813,6 +812,22 @@ class ProvidedTable:
         metrics.inc("changesFailureCount")
         log_event(_log, logging.WARNING, "changes-failed", table=self.name, since=since, error=str(problem))
         return None
+
+    async def _call_on_connection(
+        self, operation: str, retry: tenacity.AsyncRetrying, call: Callable[..., Any], *args: Any
+    ) -> Any:
+        """The result of a call on a connection that counts for the limits, each attempt in its turn."""
+
+        async def attempt() -> Any:
+            await self._gate.take_turn()
+            return call(*args)
+
+        connection = await self._gate.connect(operation)
+        try:
+            return await retry(attempt)
+        finally:
+            if connection is not None:
+                connection.release()
 
     def scan(self, columns: pa.Schema, predicate: Predicate | None = None) -> Iterator[pa.RecordBatch]:
         """All rows for which `predicate` holds, and maybe others, with `columns`, which are columns of `schema`.
@@ -907,7 +922,7 @@ class ProvidedTable:
             if self._gate.is_awaited:
                 self._disconnect()
             else:
-                self._gate.watch(self._offer_connection)
+                self._gate.watch()
         parts = [renumber(rows, places[key_numbers(rows)]) for places, rows in bisection.rows]
         rows = pa.concat_tables(parts) if parts else no_rows(columns)
         return (_in_order(rows) if len(parts) > 1 else rows), bisection.failures, bisection.problem
@@ -1013,7 +1028,7 @@ class ProvidedTable:
                 await self._gate.take_turn()
             return await call_and_await(call, *args)
 
-        retry = self._retrying(retried, metrics, keys.num_rows)
+        retry = self._retrying(retried, lambda state: metrics.inc("lookupRetryCount", keys.num_rows))
         started_s = asyncio.get_running_loop().time()
 
         async def run_attempts() -> tuple[Any, BaseException | None]:
@@ -1031,8 +1046,7 @@ class ProvidedTable:
         except (asyncio.TimeoutError, TimeoutError):
             raise self._too_slow(show_keys(keys)) from None
         if problem is not None:
-            tried_again = self._options.storage.max_retries and isinstance(problem, Exception)
-            attempts = f" in {self._options.storage.max_retries + 1} attempts" if tried_again else ""
+            attempts = f" in {attempts_made} attempts" if attempts_made > 1 else ""
             raise_ours(
                 LookupFunctionError(
                     f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {foreign_repr(problem)}"
@@ -1041,12 +1055,15 @@ class ProvidedTable:
             )
         return rows
 
-    def _retrying(self, retried: bool, metrics: CacheMetricGroup, count: int) -> tenacity.AsyncRetrying:
-        """Repeats a call for `count` keys that fails, `lookup.max-retries` times if `retried`, after longer and longer pauses."""
+    def _retrying(
+        self, retried: bool, before_sleep: Callable[[tenacity.RetryCallState], None] | None = None
+    ) -> tenacity.AsyncRetrying:
+        """Repeats a call that fails, `lookup.max-retries` times if `retried`, after longer and longer pauses."""
         return tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._options.storage.max_retries + 1 if retried else 1),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
-            before_sleep=lambda state: metrics.inc("lookupRetryCount", count),
+            retry=tenacity.retry_if_not_exception_type(_FINAL),
+            before_sleep=before_sleep,
             sleep=self._gate.sleep,
             reraise=True,
         )

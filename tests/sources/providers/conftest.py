@@ -61,6 +61,10 @@ def duckdb_file(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._connection = connect(*args, **kwargs)
 
+        def register(self, name: str, rows: Any) -> None:
+            sent.append(f"REGISTER {rows.column(0).to_pylist()}")
+            self._connection.register(name, rows)
+
         def sql(self, statement: str, **kwargs: Any) -> Any:
             sent.append(statement)
             return self._connection.sql(statement, **kwargs)

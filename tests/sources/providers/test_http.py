@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import decimal
 import email.utils
 import gzip
 import json
+import math
 import os
 import socket
 import ssl
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +35,8 @@ from pyspark_lookup.sources.providers.services.freshness import has_next_page, l
 from pyspark_lookup.sources.providers.services.http_function import Clock, HttpFunction
 from pyspark_lookup.sources.providers.services.http_request import RequestTemplate
 from pyspark_lookup.sources.registry import parse_options
+from tests.support.followed_tables import AGED, Asked, History, System, Way, Write
+from tests.support.fuzzing import BY_NIGHT, seeds
 from tests.support.http_api import Api, StoppableApi, api
 from tests.support.lookup_functions import CACHES, ONCE, PARTIAL, Desk, Options, counted, ids
 
@@ -360,7 +365,8 @@ def test_faults(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: s
         shop.faults = [shop.misbehave(answer[0], answer[1], **(answer[2] if len(answer) > 2 else {}))]
     with pytest.raises(LookupFunctionError, match=r"^provider http .*" + expected) as caught:
         table.get(1)
-    assert fault == "another key" or "look up key id = 1: LookupFunctionError(" in str(caught.value)
+    named = "FinalLookupError" if fault == "refused" else "LookupFunctionError"
+    assert fault == "another key" or f"look up key id = 1: {named}(" in str(caught.value)
     assert fault == "another key" or f"GET {shop.url}/customers/1: " in str(caught.value)
     shop.faults = []
     assert table.get(1) == [row(1)]
@@ -387,6 +393,26 @@ def test_retries(shop: Api, desk: Desk) -> None:
         table.get_many(ids(1, 2))
 
 
+@pytest.mark.parametrize(
+    ("status", "requests"),
+    [
+        *((final, 1) for final in (400, 401, 403, 405, 409, 422, 451)),
+        *((passing, 3) for passing in (408, 425, 429, 500, 503)),
+    ],
+)
+def test_statuses_that_are_asked_again(shop: Api, desk: Desk, status: int, requests: int) -> None:
+    """A request that the server refuses is not sent a second time; one that it cannot answer now is."""
+    table = desk.table("http", options_of(shop, {"lookup.max-retries": 2}))
+    shop.faults = [shop.misbehave(status)] * requests
+    with pytest.raises(
+        LookupFunctionError,
+        match=rf"failed to look up key id = 1{' in 3 attempts' if requests > 1 else ''}: .*status {status}",
+    ):
+        table.get(1)
+    assert shop.count() == requests
+    assert table.get(1) == [row(1)]
+
+
 def test_redirects_on_the_same_server(shop: Api, desk: Desk) -> None:
     """They are followed, a few times; a POST only where it stays one."""
     shop.faults = [shop.misbehave(301, Location="/moved/1"), shop.misbehave(307, Location=f"{shop.url}/customers/2?x")]
@@ -404,6 +430,68 @@ def test_redirects_on_the_same_server(shop: Api, desk: Desk) -> None:
     shop.faults = [shop.misbehave(303, Location="/elsewhere")]
     with pytest.raises(LookupFunctionError, match=r"status 303 redirects a POST request"):
         table.get(3)
+
+
+class Customers(System):
+    """An API that answers with rows as old as its header `Age` says. `fresh`: its `Cache-Control`, and for how long that lets rows be cached."""
+
+    path = None
+
+    def __init__(self, api: Api, form: Options, fresh: tuple[str, float], age_s: float, etags: bool) -> None:
+        control, lifetime_s = fresh
+        promised_s = max(min(60.0, lifetime_s), age_s)
+        self._api, self._age_s = api, age_s
+        self.options = options_of(api, form, {"lookup.provider": "http", "lookup.schema": "id INT, city STRING"})
+        partial = Way("PARTIAL", AGED, promised_s, promised_s - age_s, answered_s=age_s)
+        self.ways = (Way("NONE", {}, age_s, answered_s=age_s), partial)
+        api.headers = {"Age": f"{age_s:g}", **({"Cache-Control": control} if control else {})}
+        api.etags = etags
+        api.customers = self  # type: ignore[assignment]
+
+    def __contains__(self, name: str) -> bool:
+        return self[name]["city"] is not None
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return {"id": int(name), "city": self.world.value_at(int(name), self.world.clock.steady_s - self._age_s)}
+
+    def write(self, writes: Sequence[Write], keys: set[int], commit: bool) -> None:
+        """It shows the rows of the world."""
+
+    def asked(self) -> Asked:
+        asked = Asked()
+        for _, path, body in self._api.requests:
+            asked.keys += body["ids"] if body else map(int, path.rpartition("=" if "=" in path else "/")[2].split(","))
+        self._api.count()
+        return asked
+
+    @contextlib.contextmanager
+    def interrupted(self, between: Callable[[], None]) -> Iterator[None]:
+        make, read = RequestTemplate.make, AnswerReader.read
+
+        def made(template: RequestTemplate, keys: pa.Table) -> Any:
+            between()
+            return make(template, keys)
+
+        def was_read(reader: AnswerReader, *args: Any) -> pa.Table:
+            between()
+            return read(reader, *args)
+
+        with mock.patch.object(RequestTemplate, "make", made), mock.patch.object(AnswerReader, "read", was_read):
+            yield
+
+
+FRESH = [("", math.inf), ("max-age=30", 30.0), ("no-cache", 0.0), ("max-age=600", 600.0)]
+
+
+def test_histories(api: Api, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside random writes no row is older than promised, and no key is asked for that may be cached, on two hosts, whatever the server's headers."""
+    for seed in seeds(4):
+        form = (dict, of_many, by_body)[seed % 3](*([api] if seed % 3 else []))
+        system = Customers(api, form, FRESH[seed % 4], (0.0, 5.0)[seed // 2 % 2], seed % 5 < 3)
+        try:
+            History(system, cache_dir / str(seed), seed, 2, monkeypatch).run(200 if BY_NIGHT else 30)
+        except AssertionError as problem:
+            pytest.fail(f"seed {seed}: {problem}", pytrace=False)
 
 
 LOGINS: list[dict[str, str]] = [{"token": "first"}, {"user": "me", "password": "ö"}, {"X-API-Key": "third"}]

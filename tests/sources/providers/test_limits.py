@@ -16,7 +16,13 @@ import pytest
 
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError
-from pyspark_lookup.sources.providers.functions import FullCachingLookupProvider, LookupContext, LookupProvider
+from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.sources.providers.functions import (
+    FullCachingLookupProvider,
+    LookupContext,
+    LookupFunctionProvider,
+    LookupProvider,
+)
 from pyspark_lookup.sources.providers.limits import CircuitBreaker, Connections, Rate, RateLimit, parse_rate
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
@@ -206,6 +212,39 @@ def test_a_scan_is_a_connection_and_the_wait_for_one_ends(desk: Desk, gate: thre
         whole_table.get(1)
     taken.release()
     assert names(whole_table, 1) == ["Alice"]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["host", "process"])
+def test_versions_and_changes_are_calls_on_connections(
+    desk: Desk, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one connection, the function gives it up for a version, and has it again for its lookup; nobody waits in vain."""
+    if not shared:
+        monkeypatch.setattr(Runtime, "_disk", lambda *_: None)
+    connected, called, versions = list[str](), collections.Counter[str](), iter(range(1, 9))
+
+    def connects(name: str, answer: Any = None) -> Any:
+        connected.append(name)
+        called[name] += 1
+        assert len(connected) == 1, f"connected at once: {connected}"
+        if answer is not None:
+            connected.remove(name)
+        return answer
+
+    told = made("sync", rows_of(USERS))
+    told.opens = lambda: connects("function")
+    told.close = lambda: connected.remove("function")  # type: ignore[method-assign]
+    changed = pa.table({"id": pa.array([1], pa.int64())})
+
+    def factory(context: LookupContext) -> LookupProvider:
+        changes = lambda since: connects("changes", changed)  # noqa: E731
+        return LookupFunctionProvider(told, SCHEMA, lambda: connects("version", str(next(versions))), changes=changes)
+
+    table = desk.table(factory, {**PARTIAL, "lookup.max-connections": 1, **ONCE})
+    for _ in range(3):
+        assert names(table, 1) == ["Alice"]
+    assert called == {"version": 3, "changes": 2, "function": 3}
+    assert table.metrics()["changesFailureCount"] == 0
 
 
 BREAKER = {"lookup.circuit-breaker.wait-duration": "30 s", **QUICK}

@@ -6,14 +6,19 @@ import decimal
 import json
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.sources.providers.services.redis import RedisFunction
+from tests.support.followed_tables import AGED, Asked, History, System, Way, Write
+from tests.support.fuzzing import BY_NIGHT, seeds
 from tests.support.lookup_functions import CACHES, ONCE, PARTIAL, TEXTS, Desk, Options, counted, ids
 from tests.support.redis_server import RedisServer
 
@@ -141,6 +146,64 @@ def test_a_server_that_is_killed(shop: RedisServer, desk: Desk) -> None:
     shop.client.hset("customer:1", mapping={"name": "b"})
     assert plain.get(1)[0]["name"] == "b"
     assert cached.get(1)[0]["name"] == "a"
+
+
+class Customers(System):
+    """Hashes. The server's log of slow commands has all of them."""
+
+    options: ClassVar[Options] = {
+        "lookup.provider": "redis", "lookup.redis.key-pattern": "customer:{id}", "lookup.schema": "id INT, city STRING",
+    }  # fmt: skip
+    ways = (Way("NONE", {}), Way("PARTIAL", AGED, age_s=60, expires_s=60))
+
+    def __init__(self, server: RedisServer) -> None:
+        self.path, self._client, self._rows = server.url, server.client, dict[int, str]()
+        self._client.config_set("slowlog-log-slower-than", 0)
+        self._client.config_set("slowlog-max-len", 100_000)
+
+    def write(self, writes: Sequence[Write], keys: set[int], commit: bool) -> None:
+        if commit:
+            before = self._rows
+            for write in writes:
+                self._rows, _ = write.applied_to(self._rows)
+            with self._client.pipeline() as pipeline:
+                for key in before:
+                    pipeline.delete(f"customer:{key}")
+                for key, city in self._rows.items():
+                    pipeline.hset(f"customer:{key}", mapping={"city": city})
+                pipeline.execute()
+
+    def asked(self) -> Asked:
+        commands = [entry["command"].decode().split() for entry in reversed(self._client.slowlog_get(100_000))]
+        self._client.slowlog_reset()
+        return Asked([int(words[1].partition(":")[2]) for words in commands if words[0] == "HGETALL"])
+
+    def disconnect(self) -> None:
+        self._client.client_kill_filter(_type="normal", skipme=True)
+
+    @contextlib.contextmanager
+    def interrupted(self, between: Callable[[], None]) -> Iterator[None]:
+        ask = RedisFunction._ask
+
+        def asked(function: RedisFunction, names: Sequence[str]) -> list[Any]:
+            between()
+            answers = ask(function, names)
+            between()
+            return answers
+
+        with mock.patch.object(RedisFunction, "_ask", asked):
+            yield
+
+
+def test_histories(shop: RedisServer, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside random writes no row is older than promised, and no key is asked for that is cached, on two hosts."""
+    for seed in seeds(2):
+        shop.client.flushall()
+        history = History(Customers(shop), cache_dir / str(seed), seed, 2, monkeypatch)
+        try:
+            history.run(200 if BY_NIGHT else 50)
+        except AssertionError as problem:
+            pytest.fail(f"seed {seed}: {problem}", pytrace=False)
 
 
 def test_a_cluster(desk: Desk) -> None:

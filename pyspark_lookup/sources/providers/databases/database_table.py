@@ -17,7 +17,7 @@ from pyspark_lookup.columnar.predicate import Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError
+from pyspark_lookup.errors import OptionError, PysparkLookupError
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
@@ -33,7 +33,12 @@ from pyspark_lookup.sources.providers.databases.database import (
     since_place,
 )
 from pyspark_lookup.sources.providers.databases.drivers import DATABASES
-from pyspark_lookup.sources.providers.functions import LookupContext, LookupFunction, LookupProvider
+from pyspark_lookup.sources.providers.functions import (
+    FinalLookupError,
+    LookupContext,
+    LookupFunction,
+    LookupProvider,
+)
 from pyspark_lookup.sources.providers.provider import (
     BuiltInOptions,
     BuiltInProvider,
@@ -130,8 +135,7 @@ class DatabaseOptions(BuiltInOptions):
 class DatabaseTable:
     """A table or query of a database: makes its providers, for the columns and keys that are read. It is described once.
 
-    `read`: the options of the read. After an error, requests for the columns and for the version are repeated as often as lookups are
-    (`lookup.max-retries`).
+    `read`: the options of the read. After an error, the request for the columns is repeated as often as lookups are (`lookup.max-retries`).
     """
 
     def __init__(
@@ -147,6 +151,8 @@ class DatabaseTable:
         self._database = database
         self._source = source
         self._options = options
+        # A connection that is limited is one only as long as it counts.
+        self._keeps_connection = not database.is_file and read.kind(ProviderOptions).max_connections is None
         self._declared = read.files.schema
         # A cache keeps all rows of a key, and serves every predicate.
         self._where = read.read.where if read.cache.mode is CacheMode.NONE else None
@@ -162,7 +168,8 @@ class DatabaseTable:
                     "lookup.query, to text for instance, or leave it out of lookup.schema"
                 )
         read = columns if context.columns is None else _named(columns, (*context.keys, *context.columns))
-        versions = _Versions(self._database, self._options, pa.schema([types.field(key.name) for key in keys]))
+        key_types = pa.schema([types.field(key.name) for key in keys])
+        versions = _Versions(self._database, self._options, key_types, self._keeps_connection)
         reader = _Reader(self._database, self._source, columns, types)
         where = (
             None
@@ -173,7 +180,7 @@ class DatabaseTable:
             _Lookups(reader, read, keys, where),
             reader.scan,
             types,
-            version=None if self._options.version_query is None else lambda: str(self._retry(versions.current)),
+            version=None if self._options.version_query is None else versions.current,
             changes=None if self._options.changes_query is None else versions.changes,
         )
 
@@ -246,12 +253,14 @@ class _Reader:
 
 
 class _Versions:
-    """Asks for versions and changes, on a connection of its own. A connection that was lost is made again."""
+    """Asks for versions and changes, on a connection of its own. A connection that was lost is made again. `keeps_connection`: whether the next
+    question has the same connection."""
 
-    def __init__(self, database: Database, options: DatabaseOptions, keys: pa.Schema) -> None:
+    def __init__(self, database: Database, options: DatabaseOptions, keys: pa.Schema, keeps_connection: bool) -> None:
         self._database = database
         self._options = options
         self._keys = keys
+        self._keeps_connection = keeps_connection
         self._lock = threading.Lock()  # versions and changes are asked for in different threads
         self._connection: Connection | None = None
         self._type: pa.DataType | None = None  # that of versions in the database
@@ -274,7 +283,7 @@ class _Versions:
         spelled = {name.lower(): name for name in rows.column_names}
         missing = [name for name in self._keys.names if name.lower() not in spelled]
         if missing:
-            raise LookupFunctionError(
+            raise FinalLookupError(
                 f"option lookup.changes-query returned no column {missing[0]!r}: it must return the key columns, {', '.join(self._keys.names)}"
             )
         columns = [one_array(rows[spelled[field.name.lower()]]) for field in self._keys]
@@ -297,7 +306,7 @@ class _Versions:
                 if rows.num_rows == 1 == rows.num_columns
                 else f"{rows.num_rows} rows of {rows.num_columns} columns"
             )
-            raise LookupFunctionError(
+            raise FinalLookupError(
                 f"option lookup.version-query returned {says}: make it return one value, such as coalesce(max(n), 0)"
             )
         return one_array(rows.column(0))
@@ -318,10 +327,10 @@ class _Versions:
             except BaseException:
                 connection.close()
                 raise
-            if self._database.is_file:
-                connection.close()
-            else:
+            if self._keeps_connection:
                 self._connection = connection
+            else:
+                connection.close()
             return answer
 
 

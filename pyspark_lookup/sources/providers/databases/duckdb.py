@@ -61,6 +61,7 @@ class _DuckdbConnection(Connection):
         # Times are then the same wherever the process runs; and no text of a query is taken for the name of a variable of this process.
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET python_enable_replacements = false")
+        connection.execute("SET enable_progress_bar = false")  # it would go to the output of the process
 
     def columns(self, source: Source) -> list[Column]:
         relation = self._connection.sql(f"SELECT * FROM {source.sql}")

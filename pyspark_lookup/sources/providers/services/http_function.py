@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text
 from pyspark_lookup.sources.providers.credentials import CREDENTIALS, Credentials
-from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows
+from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows, FinalLookupError
 from pyspark_lookup.sources.providers.services.answers import AnswerReader
 from pyspark_lookup.sources.providers.services.freshness import (
     age_s,
@@ -45,6 +45,7 @@ _CONNECT_S = 10.0
 _REDIRECTS = 5
 _PAUSE_S = 3600.0  # the longest pause that a server can ask for
 _REDIRECTED, _MISSING, _PAUSING = (301, 302, 303, 307, 308), (404, 410), (429, 503)
+_PASSING = (408, 425, 429)  # the client errors that RFC 9110, 8470 and 6585 let a client repeat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +242,11 @@ class HttpFunction(AsyncLookupFunction):
         pause_s = retry_after_s(headers, self._clock.wall_s()) if response.status in _PAUSING else None
         if pause_s is not None:
             self._resume_s = max(self._resume_s, self._clock.steady_s() + min(pause_s, _PAUSE_S))
-        if response.status == 401 and login is self._login_headers:
-            self._login_headers = None  # the next attempt asks the function of lookup.credentials again
+        is_final = 400 <= response.status < 500 and response.status not in _PASSING
+        if response.status == 401 and self._login is not None:
+            is_final = False  # the next attempt asks the function of lookup.credentials again
+            if login is self._login_headers:
+                self._login_headers = None
         text = await response.content.read(_SHOWN_BYTES)
         says = f": {text.decode(errors='replace').strip()}" if text.strip() else ""
         hint = (
@@ -250,7 +254,7 @@ class HttpFunction(AsyncLookupFunction):
             if response.status in _MISSING
             else ""
         )
-        return self._error(request, f"status {response.status} {response.reason or ''}{says}{hint}")
+        return self._error(request, f"status {response.status} {response.reason or ''}{says}{hint}", is_final)
 
     def _redirected(self, request: Request, url: str, response: aiohttp.ClientResponse) -> str:
         """The URL to which an answer redirects, on the same server. Raises LookupFunctionError for any other."""
@@ -288,8 +292,9 @@ class HttpFunction(AsyncLookupFunction):
         assert self._session is not None
         return self._session
 
-    def _error(self, request: Request, says: str) -> LookupFunctionError:
-        return LookupFunctionError(f"{self._requests.method} {request.url}: {foreign_text(says)}")
+    def _error(self, request: Request, says: str, is_final: bool = False) -> LookupFunctionError:
+        kind = FinalLookupError if is_final else LookupFunctionError
+        return kind(f"{self._requests.method} {request.url}: {foreign_text(says)}")
 
 
 def _as_url(text: str) -> yarl.URL:

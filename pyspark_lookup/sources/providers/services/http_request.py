@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.sources.providers.functions import FinalLookupError
 from pyspark_lookup.sources.providers.services.templates import KeyTemplate, check_names, texts_of_keys
 
 URL, BODY = "lookup.http.url", "lookup.http.body"
@@ -53,12 +54,12 @@ class RequestTemplate:
     def make(self, keys: pa.Table) -> Request | None:
         """The request for `keys`, which are one key unless `batch`. None if the key has no address, so that no row has it.
 
-        Raises LookupFunctionError for a key that could be taken for another one.
+        Raises FinalLookupError for a key that could be taken for another one.
         """
         if _KEYS in self._url.names:
             texts = [text for (text,) in texts_of_keys(keys, keys.column_names)]
             if (text := next((text for text in texts if "," in text), None)) is not None:
-                raise LookupFunctionError(
+                raise FinalLookupError(
                     f"option {URL} = {self._url.text!r}: the key {text!r} has a comma, which separates keys: put {{keys}} into {BODY}"
                 )
             url = self._url.fill([",".join(map(_encode, texts))])

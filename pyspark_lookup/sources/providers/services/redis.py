@@ -24,6 +24,7 @@ from pyspark_lookup.scan.formats.inference import convert
 from pyspark_lookup.scan.formats.text import json_column
 from pyspark_lookup.sources.providers.credentials import CREDENTIALS, Credentials, credentials_function
 from pyspark_lookup.sources.providers.functions import (
+    FinalLookupError,
     LookupContext,
     LookupFunction,
     LookupFunctionProvider,
@@ -248,7 +249,7 @@ class RedisFunction(LookupFunction):
             return LookupFunctionError(f"{self._url}: Redis key {name!r}: {type(problem).__name__}: {problem}")
         kind = self._client.type(name).decode(errors="replace")
         expected = "a hash" if self._command == "HGETALL" else "a string with JSON"
-        return LookupFunctionError(
+        return FinalLookupError(
             f"{self._url}: Redis key {name!r} holds a {kind}, but lookup.redis.value says {expected}: correct that option, or {KEY}"
         )
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.sources.providers.functions import FinalLookupError
 
 Encode = Callable[[str], str]
 
@@ -45,13 +46,13 @@ class KeyTemplate:
     def fill(self, values: Sequence[str], encode: Encode = str) -> str:
         """The text for one key. `values`: the texts of its columns, in the order of `names`. `encode`: makes a value safe for its place.
 
-        Raises LookupFunctionError for a key whose text could be that of another key, because a value contains the separator behind it.
+        Raises FinalLookupError for a key whose text could be that of another key, because a value contains the separator behind it.
         """
         parts = [self.literals[0]]
         for number, value in enumerate(map(encode, values)):
             separator = self.literals[number + 1]
             if number + 1 < len(values) and (value + separator).find(separator) < len(value):
-                raise LookupFunctionError(
+                raise FinalLookupError(
                     f"option {self.option} = {self.text!r}: {self.names[number]} = {values[number]!r} contains {separator!r}, which separates it from the "
                     "next value, so two keys could have the same text: use a separator that no value contains"
                 )
