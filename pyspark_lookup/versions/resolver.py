@@ -433,7 +433,8 @@ class CurrentVersions:
             return answer.version
         learned = self._learn(table, answer.version, answer.started_s, renew) or self._learn_again(table, source)
         # The race: a process of another principal may have recorded a newer version, of another table that its catalog has under this name.
-        return learned if source.is_authorised(table, learned) else answer.version
+        ids = {version.metadata.table_id for version in (learned, answer.version) if version.metadata is not None}
+        return answer.version if len(ids) > 1 and not source.is_authorised(table, learned) else learned
 
     def _learn(self, table: Table, version: TableVersion, started_s: float, renew: bool) -> TableVersion | None:
         self._context.metrics.inc("resolutionCount")

@@ -23,11 +23,13 @@ class RestCatalog(contextlib.ExitStack):
         self.fault: Fault | None = None
         self.config: dict[str, str] = {}
         """What each answer has as the table's configuration."""
+        self.local: dict[str, Path] = {}
+        """Where the tables lie on this disk whose locations begin with these URLs."""
         self._tables: dict[str, str] = {}
         self.uri = self.enter_context(serving(self._serve))
 
     def publisher(self, identifier: str) -> Callable[[str], None]:
-        """What makes a location of metadata.json on this disk that of the table `namespace.name`."""
+        """What makes a location of metadata.json that of the table `namespace.name`."""
         return lambda location: self._tables.update({identifier: location})
 
     def answer(self, method: str, path: str) -> tuple[int, Any]:
@@ -41,10 +43,16 @@ class RestCatalog(contextlib.ExitStack):
                 identifier = f"{namespace}.{name}".replace("\x1f", ".")
                 location = self._tables.get(identifier)
                 if location is None:
-                    return 404, _error(404, "NoSuchTableException", f"Table does not exist: {identifier}")
-                meta = json.loads(Path(location.removeprefix("file://")).read_bytes())
+                    return 404, error_body(404, "NoSuchTableException", f"Table does not exist: {identifier}")
+                meta = json.loads(self._path(location).read_bytes())
                 return 200, {"metadata-location": location, "metadata": meta, "config": self.config}
-        return 404, _error(404, "NotFoundException", f"no route: {method} {path}")
+        return 404, error_body(404, "NotFoundException", f"no route: {method} {path}")
+
+    def _path(self, location: str) -> Path:
+        place = next((url for url in self.local if location.startswith(f"{url}/")), None)
+        return (
+            Path(location.removeprefix("file://")) if place is None else self.local[place] / location[len(place) + 1 :]
+        )
 
     def _serve(self, request: BaseHTTPRequestHandler) -> None:
         request.rfile.read(int(request.headers.get("Content-Length") or 0))
@@ -57,5 +65,6 @@ class RestCatalog(contextlib.ExitStack):
         request.wfile.write(b"" if request.command == "HEAD" else data)
 
 
-def _error(code: int, kind: str, message: str) -> dict[str, Any]:
+def error_body(code: int, kind: str, message: str) -> dict[str, Any]:
+    """As each error of such a catalog has it."""
     return {"error": {"message": message, "type": kind, "code": code}}

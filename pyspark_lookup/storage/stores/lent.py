@@ -105,6 +105,9 @@ class CredentialHolder:
         self._loan: _Loan | None = None
         self._tried_s = float("-inf")
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("lent credentials stay in the process to which they were lent")
+
     def put(self, credentials: Sequence[LentCredentials], asked_s: float) -> None:
         """Keep credentials that came with another answer of the catalog. `asked_s`: when that request began (steady clock).
 
@@ -230,8 +233,11 @@ class LentStore:
         self._stores: dict[str, tuple[LentCredentials | None, Store]] = {}
 
     def url_of(self, path: str) -> str:
-        # The name of a container of Azure alone does not tell the account, so such a URL stays as it is.
-        return path if _AZURE.match(path) else self._store(path, None).url_of(path)
+        if _AZURE.match(path):
+            return path  # the name of a container alone does not tell the account
+        url = canonical_url(path).rstrip("/")
+        # Without a store: one that is opened without lent credentials would look for those of the process.
+        return url if url.startswith(("s3://", "gs://")) else self._store(path, None).url_of(path)
 
     def _store(self, url: str, lent: LentCredentials | None) -> Store:
         place = _place(url) if lent is None else f"{_place(url)} {lent.prefix}"

@@ -423,7 +423,9 @@ def our_error(error: BaseException, url: str) -> BaseException:
     if code in _REGION_CODES or status in REDIRECTS:
         return UfsError(text)
     # s3fs raises PermissionError for 405, too, which is not about credentials.
-    local = status is None and isinstance(error, PermissionError)
+    local = status is None and (
+        isinstance(error, PermissionError) or str(error).startswith("Forbidden: ")
+    )  # gcsfs's 403
     if status in (401, 403) or code in _EXPIRED or local or "NoCredentialsError" in names:
         refusal = UfsPermissionError(text if advice else f"{text} ({_CHECK})")
         refusal.expired = code in _EXPIRED or status == 401 or None

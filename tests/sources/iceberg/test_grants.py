@@ -1,0 +1,420 @@
+"""Iceberg tables that may only be reached through their REST catalog: credentials that it lends, and caches that respect its grants.
+
+After each test, nothing of a credential may be in any file, log, error, or value that was shown.
+"""
+
+import contextlib
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyspark_lookup.lookup.runtime
+from pyspark_lookup import LookupTable, errors
+from pyspark_lookup.columnar.python_values import as_key_table
+from pyspark_lookup.lookup import lookup, planner
+from pyspark_lookup.lookup.runtime import Runtime, runtime
+from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
+from pyspark_lookup.sources.registry import parse_options
+from tests.support.command_line import Run, run
+from tests.support.fakes import FakeClock
+from tests.support.governed_catalog import GovernedCatalog, GovernedTable, principal
+from tests.support.lake_tables import MODES, opened
+from tests.support.rest_catalog import error_body
+from tests.support.s3server import S3Server
+from tests.support.short_credentials import ShortCredentials
+
+__all__ = ["run"]
+COLUMNS = {"id": "int", "name": "string"}
+CACHED = {
+    "none": {"metadata.source": "CACHE", "metadata.sync-interval": "1 d"},
+    "partial": {"metadata.source": "CACHE", "metadata.sync-interval": "1 d"},
+    "full": {"metadata.source": "CACHE", "full-cache.periodic-reload.interval": "1 d"},
+}
+EVERY_S = 300.0
+
+
+class World:
+    """A host whose clock is `clock`, a governed catalog and its store, and a table `ns.table` of three files with ids 1, 2 and 3."""
+
+    def __init__(self, server: S3Server, home: Path, patch: pytest.MonkeyPatch) -> None:
+        self.server, self.home, self._patch = server, home, patch
+        self.store = ShortCredentials(server)
+        patch.setenv("AWS_ACCESS_KEY_ID", "of-the-process")  # which the store does not know
+        self.catalog = GovernedCatalog(self.store, server.endpoint)
+        self.clock = FakeClock(time.time())
+        self.told: list[object] = []
+        self.count = 0
+        self.table = self.make("table")
+        self.table.write(*([{"id": number, "name": f"n{number}"}] for number in (1, 2, 3)))
+        self.catalog.grants |= {("alice", "ns.table"), ("bob", "ns.table")}
+
+    def make(self, name: str) -> GovernedTable:
+        return GovernedTable(self.catalog, self.server, self.home, name, COLUMNS)
+
+    def process(self, name: str = "alice") -> "Process":
+        self.count += 1
+        return Process(self, name, Runtime(self.clock.host(), random.Random(self.count)), self._patch)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, on this host, for the catalog and for the store."""
+        self.clock.tick(seconds)
+        self.catalog.ahead_s += seconds
+        self.store.ahead_s += seconds
+
+    def asked(self) -> list[tuple[str, str]]:
+        """What the catalog was asked since the last time, and by whom."""
+        asked = list(self.catalog.asked)
+        self.catalog.asked.clear()
+        return asked
+
+    def refused(self, kind: type[Exception], match: str, act: Callable[[], object]) -> None:
+        with pytest.raises(kind, match=match) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+        self.told += ["".join(traceback.format_exception(caught.value)), repr(caught.value)]
+
+
+class Process:
+    """A process of the host, whose environment has the token of a principal."""
+
+    def __init__(self, world: World, name: str, own: Runtime, patch: pytest.MonkeyPatch) -> None:
+        self._world, self._name, self._runtime, self._patch = world, name, own, patch
+        self._readers: list[LookupTable] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with principal(self._world.catalog, self._name, self._patch), self._patch.context() as here:
+            here.setattr(pyspark_lookup.lookup.runtime, "_current", self._runtime)
+            yield
+
+    def options(self, mode: str, **more: Any) -> dict[str, str]:
+        given = {
+            "catalog": "tests",
+            "catalog.type": "rest",
+            "catalog.uri": self._world.catalog.uri,
+            "keys": "id",
+            **more,
+        }
+        fixed = {"lookup.cache.dir": str(self._world.home / "cache"), **MODES[mode]}
+        return fixed | {f"lookup.{name}": str(value) for name, value in given.items()}
+
+    def open(self, mode: str = "none", name: str = "ns.table", cache: str = "cache", **more: Any) -> LookupTable:
+        with self.running():
+            known = {"type": "rest", "uri": self._world.catalog.uri}
+            reader = opened(name, self._world.home / cache, mode, "id", known, **more)
+        self._readers.append(reader)
+        return reader
+
+    def ids(self, reader: LookupTable) -> list[int]:
+        """The ids of three keys that the reader finds; what it shows of itself is kept."""
+        with self.running():
+            found: list[int] = reader.get_many([1, 2, 3]).column("id").to_pylist()
+            self._world.told += [repr(reader), reader.metrics(), reader.describe()]
+        return found
+
+    def scanned(self, reader: LookupTable) -> list[int]:
+        with self.running():
+            return sorted(reader.scan().column("id").to_pylist())
+
+    def issue(self, mode: str) -> bytes:
+        """A token of the current version, as a driver issues it."""
+        with self.running():
+            options = parse_options({"path": "ns.table", **self.options(mode)})
+            engine = runtime().engine(options)
+            table, version = resolve_and_secure(engine.reader, options, None)
+            return VersionToken.from_version(engine.reader.kinds, table, version).to_bytes()
+
+    def told(self, token: bytes, mode: str) -> list[int]:
+        """The ids of three keys, as a worker finds them that was told the version."""
+        with self.running():
+            options = parse_options({"path": "ns.table", **self.options(mode)})
+            reader = runtime().engine(options).reader
+            found = table_of_token(reader, options, VersionToken.from_bytes(token), None)
+            plan = planner.plan_read(found, options, planner.table_columns(found, options), self._world.clock.host())
+            rows = lookup.get_many(reader, plan, as_key_table([1, 2, 3], ("id",)), ("id",), None, found.version)
+            return sorted(rows.column("id").to_pylist())
+
+    def close(self) -> None:
+        with self.running():
+            for reader in self._readers:
+                reader.close()
+
+
+@pytest.fixture
+def world(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[World]:
+    caplog.set_level(logging.DEBUG, "pyspark_lookup")
+    caplog.set_level(logging.DEBUG, "pyiceberg")
+    world = World(s3, tmp_path, monkeypatch)
+    made: list[Process] = []
+    make = world.process
+    monkeypatch.setattr(world, "process", lambda *of: made.append(make(*of)) or made[-1])
+    with world.catalog:
+        yield world
+        for process in made:
+            process.close()
+    world.told += [record.getMessage() + str(record.exc_info) for record in caplog.records]
+    secrets = world.catalog.secrets
+    assert secrets
+    shown = [one for one in map(str, world.told) if any(secret in one for secret in secrets)]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("principal-key" in path.parts for path in files)
+    holding = [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]
+    assert (shown, holding) == ([], [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
+    """Not while the bytes are there and its principal was authorised a short time ago; otherwise for credentials, one process of the host."""
+    driver = world.process()
+    token = driver.issue(mode)
+    assert driver.told(token, mode) == [1, 2, 3]
+    assert world.asked() == [("alice", "table")]
+    world.server.log.clear()
+    world.later(EVERY_S - 1)
+    worker = world.process()
+    assert worker.told(token, mode) == [1, 2, 3]
+    assert world.asked() == []
+    world.later(1)
+    for one in (worker, driver, world.process()):
+        assert one.told(token, mode) == [1, 2, 3]
+    assert world.asked() == [("alice", "credentials")]
+    # Another principal shares the bytes if it may read the table, too.
+    assert world.process("bob").told(token, mode) == [1, 2, 3]
+    assert world.asked() == [("bob", "credentials")]
+    mallory = world.process("mallory")
+    world.refused(
+        errors.UfsPermissionError,
+        r"catalog 'tests' does not let this principal read ns\.table \(403",
+        lambda: mallory.told(token, mode),
+    )
+    assert world.asked() == [("mallory", "credentials")]
+    assert world.server.log == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_grant_that_is_revoked(world: World, mode: str) -> None:
+    """Ends what its principal gets of the host's caches: of the current version at once, of known versions within five minutes."""
+    alice, bob = world.process(), world.process("bob")
+    current, cached = alice.open(mode), alice.open(mode, **CACHED[mode])
+    token = alice.issue(mode)
+    for reader in (current, cached):
+        assert alice.ids(reader) == [1, 2, 3]
+    assert bob.told(token, mode) == [1, 2, 3]
+    world.asked()
+    world.catalog.grants.remove(("alice", "ns.table"))
+    world.later(EVERY_S - 1)
+    worker = world.process()
+    assert alice.ids(cached) == worker.told(token, mode) == [1, 2, 3]
+    assert world.asked() == []
+    world.later(1)
+    for act in (
+        lambda: alice.ids(cached),
+        lambda: alice.ids(current),
+        lambda: worker.told(token, mode),
+        lambda: alice.ids(alice.open(mode, **CACHED[mode])),
+    ):
+        world.refused(errors.UfsPermissionError, r"does not let this principal read ns\.table \(403", act)
+    assert bob.told(token, mode) == [1, 2, 3]
+    world.catalog.grants.add(("alice", "ns.table"))
+    assert alice.ids(cached) == alice.ids(current) == worker.told(token, mode) == [1, 2, 3]
+
+
+def test_a_refusal_is_known_to_the_whole_host(world: World) -> None:
+    """A query that was refused ends what others of its principal would have got until the five minutes are over."""
+    alice, other = world.process(), world.process()
+    current = alice.open("partial")
+    token = alice.issue("partial")
+    assert alice.ids(current) == [1, 2, 3]
+    world.catalog.grants.remove(("alice", "ns.table"))
+    for act in (lambda: alice.ids(current), lambda: other.told(token, "partial")):
+        world.refused(errors.UfsPermissionError, "403", act)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_catalog_that_is_down(world: World, mode: str) -> None:
+    """An error that names it; in CACHE mode, the last version for as long as the principal was authorised."""
+    alice = world.process()
+    current, cached = alice.open(mode), alice.open(mode, **CACHED[mode])
+    token = alice.issue(mode)
+    for reader in (current, cached):
+        assert alice.ids(reader) == [1, 2, 3]
+    world.catalog.fault = lambda method, path: (503, error_body(503, "Unavailable", "later"))
+    named = r"the Iceberg catalog 'tests' gave no answer.*later"
+    world.refused(errors.CatalogUnavailableError, named, lambda: alice.ids(current))
+    world.later(EVERY_S - 1)
+    assert alice.ids(cached) == alice.told(token, mode) == [1, 2, 3]
+    world.later(1)
+    for act in (lambda: alice.ids(cached), lambda: world.process().told(token, mode), lambda: alice.ids(current)):
+        world.refused(errors.CatalogUnavailableError, named, act)
+    world.catalog.fault = None
+    assert alice.ids(cached) == alice.ids(current) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("ahead_s", "in_config"), [(0.0, False), (86400.0, False), (-86400.0, True)])
+def test_credentials_that_end_in_mid_scan(world: World, ahead_s: float, in_config: bool) -> None:
+    """They are renewed once, whatever the catalog's clock and the store's say to the host's; each file is read."""
+    world.catalog.ahead_s = world.store.ahead_s = ahead_s
+    world.catalog.in_config = in_config  # such a catalog does not answer the question for credentials alone
+    world.catalog.endpoints = world.catalog.endpoints[: 1 if in_config else 2]
+    alice = world.process()
+    reader = alice.open()
+
+    ended: set[str] = set()
+
+    def before(method: str, path: str) -> None:
+        """End all that was lent, ahead of the first bytes of a manifest, and again ahead of the first of a data file."""
+        kind = path.rpartition(".")[2]
+        if method == "GET" and kind not in ended:
+            ended.add(kind)
+            world.store.expire()
+
+    world.server.before = before
+    assert alice.scanned(reader) == [1, 2, 3]
+    world.server.before = None
+    assert ended == {"avro", "parquet"}
+    assert {*world.store.refused} == {"ExpiredToken"}
+    again = "table" if in_config else "credentials"
+    assert world.asked() == [("alice", "table"), ("alice", again), ("alice", again)]
+    # New ones are taken before the end, without a refusal.
+    world.store.refused.clear()
+    world.later(world.catalog.lives_s - EVERY_S)
+    assert alice.scanned(alice.open(cache="other")) == [1, 2, 3]
+    assert world.store.refused == []
+
+
+def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
+    """`client.refresh-credentials-endpoint`; but no other host gets this process's token."""
+    world.catalog.endpoints = world.catalog.endpoints[:1]
+    place = "v1/namespaces/ns/tables/table/credentials"
+    for number, (endpoint, kind) in enumerate(
+        [
+            (f"/{place}", "credentials"),
+            (f"{world.catalog.uri}/{place}", "credentials"),
+            (f"http://other.example/{place}", "table"),
+        ]
+    ):
+        world.catalog.more = {"config": {"client.refresh-credentials-endpoint": endpoint}}
+        alice = world.process()
+        token = alice.issue("none")
+        world.asked()
+        world.later(EVERY_S)
+        assert alice.told(token, "none") == [1, 2, 3], number
+        assert world.asked() == [("alice", kind)]
+
+
+FAULTS: list[tuple[tuple[int, Any], type[Exception], str]] = [
+    ((404, error_body(404, "NoSuchTableException", "gone")), errors.UfsNotFoundError, r"has no table ns\.table: NoSuchTableException: gone"),
+    ((403, error_body(403, "ForbiddenException", "no")), errors.UfsPermissionError, "does not let this principal read"),
+    ((401, error_body(401, "NotAuthorizedException", "no")), errors.UfsPermissionError, "the token has expired or is wrong"),
+    ((419, error_body(419, "AuthenticationTimeoutException", "no")), errors.UfsPermissionError, "the token has expired or is wrong"),
+    ((404, b"<!DOCTYPE html><html>nginx</html>"), errors.CatalogUnavailableError, "an HTML page with HTTP status 404: check its endpoint"),
+    ((404, b""), errors.CatalogUnavailableError, "0 bytes with HTTP status 404: check its endpoint"),
+    ((200, b"<html>welcome</html>"), errors.CatalogUnavailableError, "an HTML page with HTTP status 200: check its endpoint"),
+    ((200, {"metadata-location": "x", "config": {"s3.secret-access-key": "SESAME"}}), errors.CatalogUnavailableError, "can be read"),
+    ((503, b"later"), errors.CatalogUnavailableError, "gave no answer.*503"),
+]  # fmt: skip
+
+
+def test_what_a_catalog_answers(world: World) -> None:
+    """Each of its refusals is told from the others."""
+    reader = (alice := world.process()).open()
+    assert alice.ids(reader) == [1, 2, 3]
+    for answer, kind, told in FAULTS:
+        world.catalog.fault = lambda method, path, answer=answer: answer  # type: ignore[misc]
+        world.refused(kind, rf"the Iceberg catalog 'tests'.*{told}", lambda: alice.ids(reader))
+        if b"nginx" in bytes(str(answer), "utf8"):  # a new process asks for the configuration first
+            late = world.process()
+            world.refused(kind, told, lambda late=late: late.ids(late.open()))  # type: ignore[misc]
+    world.catalog.fault = None
+    assert world.process("alice").open() is not None
+
+
+CONDITIONS: list[tuple[dict[str, Any], str]] = [
+    ({"read-restrictions": {"required-row-filter": {"type": "eq", "left": {"type": "reference", "id": 1}, "right": 1}}}, "row filters or column masks.*required-row-filter"),
+    ({"read-restrictions": {"required-column-projections": [{"field-id": 2, "action": "replace-with-null"}]}}, "required-column-projections"),
+    ({"config": {"s3.remote-signing-enabled": "true"}, "storage-credentials": []}, r"s3\.remote-signing-enabled"),
+    ({"config": {"scan-planning-mode": "server"}}, "scan-planning-mode"),
+]  # fmt: skip
+
+
+def test_conditions_that_are_not_met(world: World) -> None:
+    """They are refused by name, also where the rows are cached and the catalog need not be asked for the version."""
+    alice = world.process()
+    cached = alice.open("partial", **CACHED["partial"])
+    assert alice.ids(cached) == [1, 2, 3]
+    for more, told in CONDITIONS:
+        world.catalog.more = more
+        world.later(EVERY_S)
+        world.refused(
+            errors.NotSupportedError,
+            rf"table ns\.table of the Iceberg catalog 'tests'.*{told}",
+            lambda: alice.ids(cached),
+        )
+    world.catalog.more = {"read-restrictions": {"required-row-filter": None, "required-column-projections": []}}
+    assert alice.ids(cached) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_a_location_that_is_not_covered(world: World, said: bool) -> None:
+    """By what the catalog says of the credentials, or by what the store says to them; the process's own are not tried instead."""
+    other = world.make("other")
+    alice = world.process()
+    if said:
+        world.catalog.prefix = other.url
+        told = r"not covered by the credentials that the Iceberg catalog 'tests' has lent, which are for s3://.*/table"
+    else:
+        lend = world.store.lend
+        world.store.lend = lambda url, lives_s: lend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]
+        told = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location"
+    world.refused(errors.PysparkLookupError, told, lambda: alice.ids(alice.open()))
+    assert world.asked() == [("alice", "table")]
+
+
+def test_two_catalogs_of_one_name(world: World) -> None:
+    """Of one URI, of which each principal sees another table under the name: nobody gets the rows of the other, also in CACHE mode."""
+    hidden = world.make("hidden")
+    hidden.write([{"id": 2, "name": "hidden"}])
+    world.catalog.grants.add(("bob", "ns.hidden"))
+    world.catalog.renamed = {("bob", "ns.table"): "ns.hidden"}
+    for mode in MODES:
+        alice, bob = world.process(), world.process("bob")
+        for _ in range(2):
+            for more in ({}, CACHED[mode]):
+                assert alice.ids(alice.open(mode, **more)) == [1, 2, 3]
+                assert bob.ids(bob.open(mode, **more)) == [2]
+
+
+def test_how_often_a_catalog_is_asked(world: World) -> None:
+    """`lookup.catalog.authorise-every`: a duration, of which 0 means always; it has no meaning without a catalog."""
+    alice = world.process()
+    for every, asked in (("1 h", 0), ("0 s", 2)):
+        cached = alice.open("partial", **CACHED["partial"], **{"catalog.authorise-every": every})
+        with alice.running():
+            assert cached.get_many([1]).num_rows == 1
+            world.asked()
+            world.later(EVERY_S)
+            assert [cached.get_many([1]).num_rows for _ in range(2)] == [1, 1]
+        assert len(world.asked()) == asked
+    for bad in (
+        {"lookup.catalog.authorise-every": "1 h"},
+        {"lookup.catalog": "tests", "lookup.catalog.authorise-every": "often"},
+    ):
+        with pytest.raises(errors.OptionError, match=r"lookup\.catalog\.authorise-every"):
+            LookupTable("ns.table", bad)
+
+
+def test_the_report(world: World, run: Run) -> None:
+    """What the command line shows of the host has nothing of a credential."""
+    alice = world.process()
+    assert alice.ids(alice.open("full")) == [1, 2, 3]
+    page = world.home / "page.html"
+    world.told += [run("report", page), run("stats")]
+    assert page.exists()
