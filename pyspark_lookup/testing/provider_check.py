@@ -49,8 +49,10 @@ Factory = Callable[[LookupContext], LookupProvider]
 
 _KEYS_AT_LEAST = 3
 _ATTEMPTS = 4  # of a call whose connection was lost: one more than the default of lookup.max-retries
+_AT_ONCE = 100  # calls of an asynchronous function: the default of lookup.async.capacity
 _WRITES = 8
-_REOPENINGS = 6
+_OPEN = ("open files and connections", "threads")
+_TIMES = 6  # so often is done what must leave nothing open
 _SETTLE_S = 10.0  # the longest time until what was closed is gone
 _WRITE_WAIT_S = 1.0  # the longest wait for a write beside a scan, which may have locked the table
 _ELSEWHERE = "LKC-05:45"  # a time zone, east of UTC
@@ -248,8 +250,13 @@ class _Check:
             self._check_answer(keys, answer, rule="repeatable", about="after other lookups, the result of the ")
             self._check_answer(keys, instance.lookup(keys), rule="repeatable", about="repeated ")
         if instance.asynchronous:
-            pieces = _calls(self._shuffled(self._keys).slice(0, 20), 1)
-            for keys, answer in zip(pieces, instance.lookup_at_once(pieces), strict=True):
+            at_once = pa.concat_tables([self._keys.slice(0, 20), many_keys(self._keys, _AT_ONCE)]).slice(0, _AT_ONCE)
+            pieces = _calls(self._shuffled(at_once), 1)
+            try:
+                answers = instance.lookup_at_once(pieces)
+            except CallRaisedError as problem:
+                _raise_as("concurrent-calls", problem)
+            for keys, answer in zip(pieces, answers, strict=True):
                 self._check_answer(keys, answer, rule="concurrent-calls", about="beside other calls, ")
             self._look_up_again(instance, "concurrent-calls", "after a call was cancelled, ")
 
@@ -369,13 +376,13 @@ class _Check:
             return
         with self.make_open(self._context) as other:
 
-            def look_up() -> None:
+            def look_up(left: threading.Event) -> None:
                 self._look_up_again(other, "thread", "beside another instance, ", times=3)
 
             self._look_up_beside(instance, look_up, "beside another instance, ")
         self._look_up_again(instance, "thread", "after another instance was closed, ")
 
-        def read() -> None:
+        def read(left: threading.Event) -> None:
             for _ in range(3):
                 if instance.version is not None:
                     try:
@@ -388,7 +395,7 @@ class _Check:
         if instance.version is not None or instance.scan is not None:
             self._look_up_beside(instance, read, "beside version() and scan(), ")
 
-    def _look_up_beside(self, instance: Instance, work: Callable[[], None], about: str) -> None:
+    def _look_up_beside(self, instance: Instance, work: Callable[[threading.Event], None], about: str) -> None:
         """Look up keys until `work`, which runs in another thread, has ended."""
         with _beside(work, "lookupcache-check-beside") as finished:
             is_last = False
@@ -400,21 +407,29 @@ class _Check:
         """Close the function and open it again, some times."""
         if instance.function is None:
             return
-        before = 0
-        for number in range(_REOPENINGS + 1):
-            before = before if number > 1 else _count_open()  # what is made once has been made by then
+
+        def reopen() -> None:
             try:
                 instance.close()
                 instance.open()
             except CallRaisedError as problem:
                 _raise_as("open-close", problem)
             self._look_up_again(instance, "open-close", "after close() and open(), ")
+
+        self._check_left_open("open-close", "close() and open()", reopen)
+
+    def _check_left_open(self, rule: str, operation: str, call: Callable[[], object]) -> None:
+        """Repeat a call, which must not leave more and more open."""
+        call()  # makes what is made once
+        before = _count_open()
+        for _ in range(_TIMES):
+            call()
         until_s = time.monotonic() + min(_SETTLE_S, self._timeout_s)
-        while (more := _count_open() - before) >= _REOPENINGS:
+        while left_open := _find_increase(before, _count_open()):
             if time.monotonic() > until_s:
-                text = f"after close() and open() {_REOPENINGS} times, the process has {more} more open files, connections and threads"
-                raise ProviderCheckError("open-close", text)
+                raise ProviderCheckError(rule, f"after {operation} {_TIMES} times, the process has {left_open}")
             time.sleep(0.01)
+            gc.collect()
 
     def check_fork(self, instance: Instance | None) -> None:
         """Make and use the provider in a forked process; then use `instance`, which was opened before, in this process (None: nothing was)."""
@@ -453,7 +468,7 @@ class _Check:
         if instance.scan is None:
             return
         self._check_scan(instance, self._rows)
-        next(instance.batches(), None)
+        self._check_left_open("scan", "a scan that was left at its first batch", lambda: next(instance.batches(), None))
         first, second = list[Any](), list[Any]()
         for one, other in itertools.zip_longest(instance.batches(), instance.batches()):
             first += [] if one is None else [one]
@@ -497,6 +512,7 @@ class _Check:
             return
         version = instance.read_version()
         _compare_versions(version, instance.read_version(), "the second time")
+        self._check_left_open("version", "version()", instance.read_version)
         with self.make_open(self._context) as other:
             _compare_versions(version, other.read_version(), "from another instance")
         if instance.changes is not None:
@@ -609,6 +625,7 @@ class _Check:
                         self.read_changes(instance, since, changed)
                 self._check_rows_after_write(instance, states.after(number))
             self._check_keyless_rows(write, instance)
+            self._check_no_rows(write, instance)
         self._check_reads_beside_writes(write, states)
 
     def _check_keyless_rows(self, write: Callable[[pa.Table], object], instance: Instance) -> None:
@@ -623,6 +640,20 @@ class _Check:
         if since is not None:
             self.read_changes(instance, since, self._keys.slice(0, 0), keyless=True)
         self._check_scan(instance, rows, "fresh-rows", "after a write, ")
+        write(self._rows)
+
+    def _check_no_rows(self, write: Callable[[pa.Table], object], instance: Instance) -> None:
+        """Delete all rows."""
+        since = None if instance.version is None else instance.read_version()
+        write(self._rows.slice(0, 0))
+        if since is not None:
+            if instance.read_version() == since:
+                raise ProviderCheckError(
+                    "new-version", f"version() returned {since!r} before and after all rows were deleted"
+                )
+            if instance.changes is not None:
+                self.read_changes(instance, since, self._keys)
+        self._check_rows_after_write(instance, self._rows.slice(0, 0))
         write(self._rows)
 
     def check_many_rows(self, write: Callable[[pa.Table], object]) -> None:
@@ -644,7 +675,7 @@ class _Check:
             self._check_scan(instance, rows, "scan", about)
             batches = instance.batches()
             scanned = [batch for batch in (next(batches, None),) if batch is not None]
-            with _beside(lambda: write(self._rows), "lookupcache-check-write") as finished:
+            with _beside(lambda left: write(self._rows), "lookupcache-check-write") as finished:
                 finished.wait(_WRITE_WAIT_S)
                 scanned += list(batches)
             actual = self._conform(scanned, self._schema, "one-state", "beside a write, ")
@@ -672,9 +703,11 @@ class _Check:
         """Write in another thread, and read meanwhile, as a cache does that keeps the rows of a version until it has changed."""
         written: dict[str, int] = {}  # the number of writes that a version has, at least
 
-        def run() -> None:
+        def run(left: threading.Event) -> None:
             with self.make_open(self._context) as writer:
                 for number in range(len(states) + 1):
+                    if left.is_set():
+                        return
                     write(states.after(number))
                     if writer.version is not None:
                         written[writer.read_version()] = number
@@ -829,13 +862,16 @@ class _CachingReader:
 
 
 @contextlib.contextmanager
-def _beside(work: Callable[[], object], name: str) -> Iterator[threading.Event]:
-    """While `work` runs in another thread. The event is set when it has ended; its error is raised after the block."""
-    finished, problems = threading.Event(), list[BaseException]()
+def _beside(work: Callable[[threading.Event], object], name: str) -> Iterator[threading.Event]:
+    """While `work` runs in another thread. The event is set when it has ended; its error is raised after the block.
+
+    The event that `work` gets is set when the block has been left, so there is nothing to do any more.
+    """
+    finished, left, problems = threading.Event(), threading.Event(), list[BaseException]()
 
     def run() -> None:
         try:
-            work()
+            work(left)
         except BaseException as problem:
             problems.append(problem)
         finally:
@@ -845,6 +881,7 @@ def _beside(work: Callable[[], object], name: str) -> Iterator[threading.Event]:
     try:
         yield finished
     finally:
+        left.set()
         thread.join()
     if problems:
         raise problems[0]
@@ -861,13 +898,18 @@ def _retry(call: Callable[[], Any]) -> Any:
     return None
 
 
-def _count_open() -> int:
-    """How many files, connections and threads this process has."""
-    gc.collect()
+def _count_open() -> tuple[int, int]:
+    """How many of `_OPEN` this process has."""
     files = 0
     with contextlib.suppress(OSError):
         files = len(os.listdir("/dev/fd"))
-    return files + threading.active_count()
+    return files, threading.active_count()
+
+
+def _find_increase(before: tuple[int, int], now: tuple[int, int]) -> str:
+    """Of what there is more by one for each call; empty if there is nothing."""
+    increases = ((later - earlier, what) for earlier, later, what in zip(before, now, _OPEN, strict=True))
+    return " and ".join(f"{count} more {what}" for count, what in increases if count >= _TIMES)
 
 
 def _read_new_version(instance: Instance, other: Instance, before: str) -> str:

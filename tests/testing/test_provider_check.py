@@ -311,8 +311,22 @@ class Leaking(Function):
     """Leaves its connections open."""
 
     def open(self) -> None:
-        super().open()
-        self.shelf.files.append(os.open(os.devnull, os.O_RDONLY))
+        leaking(self.shelf, super().open)()
+
+
+class Pooled(AsyncFunction):
+    """Refuses more calls than its pool has connections."""
+
+    calls = 0
+
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        self.calls += 1
+        try:
+            if self.calls > 50:
+                raise ConnectionError("no connection is free")
+            return await super().lookup(keys)
+        finally:
+            self.calls -= 1
 
 
 class Stuck(Function):
@@ -403,7 +417,7 @@ def two_halves(shelf: Shelf) -> Callable[[pa.Table], None]:
             shelf.rows = pa.concat_tables([shelf.rows, rows])
             for _ in range(2):
                 seen.clear()
-                seen.wait(20)
+                seen.wait(5)
         shelf.write(rows)
 
     shelf.find = watched  # type: ignore[method-assign]
@@ -432,6 +446,16 @@ def interrupted(shelf: Shelf) -> Callable[[], Iterator[pa.RecordBatch]]:
             yield batch
 
     return scan
+
+
+def leaking(shelf: Shelf, call: Callable[[], Any]) -> Callable[[], Any]:
+    """Leaves a connection open."""
+
+    def connect() -> Any:
+        shelf.files.append(os.open(os.devnull, os.O_RDONLY))
+        return call()
+
+    return connect
 
 
 def paged(shelf: Shelf) -> Callable[[], Iterator[pa.RecordBatch]]:
@@ -592,8 +616,9 @@ BROKEN = [
     of("any-key", "with keys in two chunks, lookup of key id = 1, place = 'Bergen' lacks", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table([column.chunk(0) for column in keys.columns[:1]] + [keys.column(1).slice(0, len(keys.column(0).chunk(0)))], keys.column_names))))),
     of("repeatable", "after other lookups, the result of", lambda shelf: provider(shelf, lookup(in_place))),
     of("open-close", "open() raised RuntimeError", lambda shelf: provider(shelf, Once)),
-    of("open-close", "more open files, connections and threads", lambda shelf: provider(shelf, Leaking), timeout_s=lambda shelf: 1.0),
+    of("open-close", "after close() and open() 6 times, the process has 6 more open files and connections", lambda shelf: provider(shelf, Leaking), timeout_s=lambda shelf: 1.0),
     of("thread", "after another instance was closed, lookup of key id = 1", lambda shelf: provider(shelf, Shared)),
+    of("concurrent-calls", "100 lookups at once raised ConnectionError('no connection is free')", lambda shelf: provider(shelf, Pooled)),
     of("concurrent-calls", "beside other calls", lambda shelf: provider(shelf, Mixing)),
     of("thread", "the session is in use", one_session),
     of("zone", "with TZ = LKC-05:45, lookup of key", in_local_time),
@@ -609,6 +634,8 @@ BROKEN = [
     of("outage", "in an outage, scan() raised no error, but returned 0 rows", lambda shelf: provider(shelf, scan=lambda: [] if shelf.down else shelf.rows.to_batches()), outage=outages),
     of("outage", "that an outage interrupted, scan() lacks", lambda shelf: provider(shelf, scan=interrupted(shelf)), outage=outages),
     of("version", "version() returned 7", lambda shelf: provider(shelf, version=lambda: 7)),
+    of("version", "after version() 6 times, the process has 6 more open files and connections", lambda shelf: provider(shelf, version=leaking(shelf, shelf.version)), timeout_s=lambda shelf: 1.0),
+    of("version", "version() returned ''", lambda shelf: provider(shelf, version=lambda: shelf.version() if shelf.rows.num_rows else ""), write=writes),
     of("version", "the second time: no row has changed", lambda shelf: provider(shelf, version=other_each_time())),
     of("version", "from another instance: no row has changed", numbered),
     of("version", "in a forked process: no row has changed", lambda shelf: provider(shelf, version=lambda: f"{os.getpid()}")),
@@ -623,6 +650,7 @@ BROKEN = [
     of("changes", "lacks key", lambda shelf: provider(shelf, changes=lambda since: shelf.changes(f"v{max(int(since[1:]), len(shelf.writes) - 1)}")), write=writes),
     of("scan", "scan() returned Table", lambda shelf: provider(shelf, scan=lambda: [shelf.rows])),
     of("scan", "in a table with 507 rows, scan() lacks the row", lambda shelf: provider(shelf, scan=at_most(shelf, 100)), write=writes),
+    of("scan", "after a scan that was left at its first batch 6 times", lambda shelf: provider(shelf, scan=leaking(shelf, shelf.scan)), timeout_s=lambda shelf: 1.0),
     of("scan", "beside another scan, scan() lacks the row", lambda shelf: provider(shelf, scan=half_scanned(shelf))),
     of("scan", "scan() lacks the row (id = None", lambda shelf: provider(shelf, scan=lambda: shelf.rows.slice(0, 6).to_batches())),
     of("cached", "behind lookup.cache = PARTIAL, lookup of key", caching),

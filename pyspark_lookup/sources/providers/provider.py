@@ -647,8 +647,13 @@ class ReturnedRows:
 
 def show_keys(keys: pa.Table) -> str:
     """The text for some keys in a message: the first key, and how many more there are."""
-    first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
-    return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
+    first = keys.slice(0, 1)
+    try:
+        (values,) = first.to_pylist()
+    except (ValueError, OverflowError):  # a time that Python does not have
+        (values,) = first.cast(pa.schema([pa.field(name, pa.string()) for name in keys.column_names])).to_pylist()
+    shown = ", ".join(f"{name} = {value!r}" for name, value in values.items())
+    return f"key {shown}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
 
 
 _FINAL = (FinalLookupError, OptionError, SchemaError)  # what another attempt would raise again

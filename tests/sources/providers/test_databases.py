@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import decimal
+import math
 import os
 import sys
 import threading
@@ -67,7 +68,7 @@ def test_text_is_never_sql(database: Database) -> None:
     name = database.create_of(
         pa.table({'k "1" ?%': texts, "Select": range(len(texts))}), "t\"`'; DROP TABLE x; --?$1%s"
     )
-    asked = pa.table({'k "1" ?%': [*texts, *(text + "'" for text in texts)]})
+    asked = pa.table({'k "1" ?%': [*texts, *(text + other for other in ("'", "\0") for text in texts)]})
     found = database.table(name, '`k "1" ?%`').get_many(asked).to_pylist()
     assert [(row["key_index"], row["Select"]) for row in found] == [(n, n) for n in range(len(texts))]
 
@@ -300,8 +301,13 @@ def test_values_and_keys_of_every_type(request: pytest.FixtureRequest, fixture: 
 def test_mariadb_keys_that_are_equal_to_the_database_only(mariadb: Database) -> None:
     """A key finds the rows that have it, byte by byte; a text that the column's character set lacks is the key of no row, and no error."""
     name = mariadb.create(
-        "a VARCHAR(9), b VARCHAR(9) CHARACTER SET latin1, u UUID", f"('ab', 'ä', '{UUID}')", "('AB ', '??', NULL)"
+        "a VARCHAR(9), b VARCHAR(9) CHARACTER SET latin1, u UUID, d DOUBLE",
+        f"('ab', 'ä', '{UUID}', 0.5)",
+        "('AB ', '??', NULL, 1.5)",
     )
+    found = mariadb.table(name, "d").get_many(pa.table({"d": [math.nan, math.inf, 1.5]}))
+    assert found["key_index"].to_pylist() == [2]
+    assert mariadb.table(name, "d").get(-math.inf) == []
     found = mariadb.table(name, "a").get_many(pa.table({"a": ["AB", "AB ", "ab", "Ab"]}))
     assert [(row["key_index"], row["a"]) for row in found.to_pylist()] == [(1, "AB "), (2, "ab")]
     found = mariadb.table(name, "b").get_many(pa.table({"b": ["日本", "ä", "Ä", "??"]}))

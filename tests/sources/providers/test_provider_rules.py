@@ -108,8 +108,10 @@ def outage_of(database: Database) -> contextlib.AbstractContextManager[None]:
     return stopped(database.server)
 
 
-def test_databases(database: Database) -> None:
+@pytest.mark.parametrize("fixture", by_day(["sqlite", "duckdb_file", "postgres", "mariadb"], 4))
+def test_databases(request: pytest.FixtureRequest, fixture: str) -> None:
     """Two key columns, one of which differs in case only; several rows of a key, nulls."""
+    database: Database = request.getfixturevalue(fixture)
     options, _ = people_of(database)
     check_provider(factory_of(database.url, options), ROWS, KEYS, largest_call=200)
 
@@ -143,16 +145,21 @@ TYPES = {
     "duckdb_file": {
         "BIGINT": INTEGERS, "TINYINT": (pa.int8(), [-128, 0, 7]), "TEXT": TEXTS, "DOUBLE": FLOATS, "FLOAT": (pa.float32(), [0.5, -0.0, math.nan]),
         "DECIMAL(20, 2)": DECIMALS, "BLOB": BYTES, "DATE": DAYS, "TIMESTAMP": MOMENTS, "TIMESTAMPTZ": INSTANTS, "UUID": UUIDS,
+        "ENUM('x', 'Y', 'z')": (pa.string(), ["x", "Y", "z"]), "TIME": (pa.string(), ["12:30:00", "00:00:00", "23:59:59"]),
+        "HUGEINT": (pa.decimal128(38, 0), [decimal.Decimal("9" * 38), decimal.Decimal(0), decimal.Decimal(7)]),
         "UBIGINT": (pa.decimal128(20, 0), [decimal.Decimal(2**64 - 1), decimal.Decimal(0), decimal.Decimal(7)]),
     },
     "postgres": {
         "BIGINT": INTEGERS, "SMALLINT": (pa.int16(), [-(2**15), 0, 7]), "TEXT": TEXTS, "CHAR(5)": (pa.string(), ["abc  ", "ABC  ", "     "]), "NAME": TEXTS,
         "DOUBLE PRECISION": (pa.float64(), [*FLOATS[1], math.nan, -math.inf]), "REAL": (pa.float32(), [0.5, -0.0, math.nan]),
         "NUMERIC(20, 2)": DECIMALS, "BYTEA": BYTES, "DATE": DAYS, "TIMESTAMP": MOMENTS, "TIMESTAMPTZ": INSTANTS, "UUID": UUIDS, "JSON": (pa.string(), ["1", "{}", "[ ]"]),
+        "INET": (pa.string(), ["10.0.0.1/32", "::1/128", "10.0.0.0/8"]), "INTERVAL": (pa.string(), ["1 day", "00:00:01", "2 mons"]), "OID": (pa.int64(), [0, 1, 2**32 - 1]),
     },
     "mariadb": {
         "BIGINT": INTEGERS, "TINYINT": (pa.int8(), [-128, 0, 7]), "VARCHAR(100)": TEXTS, "VARCHAR(100) CHARACTER SET latin1": TEXTS, "CHAR(5)": (pa.string(), ["abc", "ABC", ""]),
         "DOUBLE": FLOATS, "FLOAT": (pa.float32(), [0.5, -0.0, 1.25]), "DECIMAL(20, 2)": DECIMALS, "VARBINARY(100)": BYTES, "DATE": (DAYS[0], [*DAYS[1][:2], datetime.date(1001, 1, 1)]),
+        "UUID": UUIDS, "INET6": (pa.string(), ["::1", "::2", "fe80::1"]), "ENUM('x', 'Y', 'z')": (pa.string(), ["x", "Y", "z"]),
+        "YEAR": (pa.int16(), [1999, 2000, 2155]), "TIME": (pa.string(), ["-838:59:59", "00:00:00", "12:30:00"]),
         "DATETIME(6)": MOMENTS, "BIGINT UNSIGNED": (pa.decimal128(20, 0), [decimal.Decimal(2**64 - 1), decimal.Decimal(0), decimal.Decimal(7)]),
     },
 }  # fmt: skip
