@@ -66,7 +66,7 @@ class DiskCacheLookupCache(LookupCache):
     after the machine has restarted, ages are those of the wall clock. `cache_missing_key`: whether to cache that a key has no rows.
 
     If the database fails (it is locked, damaged or removed, the disk is full, the directory may not be written), that is a miss: it is counted
-    (`cacheFailureCount`) and logged once, and the database is not used for the next `after_failure_s` seconds. A damaged one is made anew.
+    (`cacheFailureCount`) and logged once, and the database is not used for the next `after_failure_s` seconds. A damaged one is recreated.
     No operation waits longer than `wait_s` for another process's write. Entries survive `close`; `clear` removes them.
 
     Raises ValueError for `max_bytes` below 1 MiB or a negative time, and NotSupportedError if diskcache is not installed.
@@ -282,7 +282,7 @@ class DiskCacheLookupCache(LookupCache):
                 return otherwise
 
     def _fail(self, problem: Exception) -> None:
-        from pyspark_lookup.cache.diskcache_database import is_damaged, make_anew
+        from pyspark_lookup.cache.diskcache_database import is_damaged, truncate
 
         self._database = None
         self._closed_until_s = self._clock.steady_s() + self._after_failure_s
@@ -290,7 +290,7 @@ class DiskCacheLookupCache(LookupCache):
         self._log_once(foreign_repr(problem))
         if is_damaged(problem):
             with contextlib.suppress(OSError):
-                make_anew(self._directory)
+                truncate(self._directory)
 
     def _count_unusable(self, entries: int) -> None:
         if entries:

@@ -25,7 +25,7 @@ _SETTINGS: Mapping[str, Any] = {
     # A write-ahead log would need a file in shared memory. Whoever truncates such a file, or one that is mapped, ends the process (SIGBUS).
     "sqlite_journal_mode": "truncate",
     "sqlite_mmap_size": 0,
-    "sqlite_synchronous": 0,  # after a power failure, the file may be damaged: it is then made anew
+    "sqlite_synchronous": 0,  # after a power failure, the file may be damaged: it is then recreated
     "sqlite_auto_vacuum": 1,
     "sqlite_cache_size": 8192,
     "disk_min_file_size": 2**62,  # all values are in the database
@@ -143,7 +143,7 @@ def is_damaged(problem: Exception) -> bool:
     return isinstance(problem, sqlite3.DatabaseError) and any(text in str(problem) for text in says)
 
 
-def make_anew(directory: str) -> None:
+def truncate(directory: str) -> None:
     """Empty the file of a damaged database. Processes that use it meanwhile get errors, but no wrong entries, because entries have checksums."""
     fd = os.open(os.path.join(directory, diskcache.core.DBNAME), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

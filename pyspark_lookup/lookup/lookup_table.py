@@ -372,8 +372,8 @@ class LookupTable:
 
         `columns`: the names of the columns to return, in this order (default: all columns). `predicate`: a condition in addition to
         `lookup.where`, in the same SQL. `valid_write_ids`: the writes of a managed table to read (as `lookup.valid-write-ids`). With
-        `lookup.changes-from`, returns changes, in any order. Raises SchemaError for an unknown column, PredicateError, NotATableError if there is no table, VersionGoneError
-        for a version that can no longer be read, or another UfsError.
+        `lookup.changes-from`, returns changes, in any order. Raises SchemaError for an unknown column, PredicateError, NotATableError if
+        there is no table, VersionGoneError for a version that can no longer be read, or another UfsError.
         """
         if self._reads_changes and valid_write_ids is None:
             return self._scan_changes(columns, predicate)

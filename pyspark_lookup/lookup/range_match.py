@@ -244,7 +244,7 @@ class MatchedRanges:
     def _bad_network(self, row: int, networks: Networks, count: int) -> DamagedFileError:
         problem = "has bits set after its prefix" if networks.has_host_bits[row] else "is not a network"
         return DamagedFileError(
-            f"{self._name_row(row)}: {self._text(row)} {problem} ({count:,} such rows): correct the table, or set "
+            f"{self._name_row(row)}: {self._text(row)} {problem} (rows with this problem: {count:,}): correct the table, or set "
             "lookup.on-bad-network = SKIP, with which these rows match nothing"
         )
 

@@ -680,12 +680,12 @@ def test_networks_that_cannot_be_read_of_some_keys(mode: str, host: Host, dim: P
         row, *_ = host.get(spec, [*ids(*[4] * count), pa.array(["10.0.0.1"] * count)])
         assert row[ERROR_COLUMN].startswith("DamagedFileError: ")
         assert (
-            f"{'/1.parquet, row 1, ' if is_file else ''}id = 4: name = 'd' is no network (1 such rows)"
+            f"{'/1.parquet, row 1, ' if is_file else ''}id = 4: name = 'd' is not a network (rows with this problem: 1)"
             in row[ERROR_COLUMN]
         )
     host.bad = {9}
     *failed, of_null = host.get(spec, [*ids(4, 9, 4), pa.array(["10.0.0.1"] * 2 + [None])])
-    assert all("is no network" in row[ERROR_COLUMN] for row in failed)
+    assert all("is not a network" in row[ERROR_COLUMN] for row in failed)
     assert of_null is None
 
 

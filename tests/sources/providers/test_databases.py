@@ -325,7 +325,7 @@ def test_mariadb_values_that_are_no_time(mariadb: Database) -> None:
     assert table.get(2)[0]["d"] == datetime.date(2024, 1, 1)
     with pytest.raises(
         LookupFunctionError,
-        match=r"column .*'d.* has a value that is no date32.*0000-00-00.*convert it in lookup.query",
+        match=r"column .*'d.* has a value that is not of type date32.*0000-00-00.*convert it in lookup.query",
     ):
         table.get(1)
 
@@ -340,7 +340,7 @@ def test_sqlite_values_of_other_types(sqlite: Database) -> None:
     assert table.get("A") == []
     with pytest.raises(
         LookupFunctionError,
-        match=r"failed to look up key t = 'c': .*column .*'i.* has a value that is no int64 \(it is stored as str",
+        match=r"failed to look up key t = 'c': .*column .*'i.* has a value that is not of type int64 \(it is stored as str",
     ):
         table.get("c")
     assert sqlite.table(name, "t", ONCE, {"lookup.schema": "t STRING, x INT"}).get("a") == [{"t": "a", "x": 1}]

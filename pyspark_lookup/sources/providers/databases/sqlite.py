@@ -184,7 +184,7 @@ def _array(values: Sequence[Any], column: Column, source: Source) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as problem:
         raise_ours(
             SchemaError(
-                f"{source.label}: column {column.name!r} has a value that is no {kind} ({problem}): correct it, or declare the column's type in "
+                f"{source.label}: column {column.name!r} has a value that is not of type {kind} ({problem}): correct it, or declare the column's type in "
                 "lookup.schema"
             ),
             problem,
