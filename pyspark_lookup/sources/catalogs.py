@@ -156,6 +156,11 @@ class Authorisations:
         self._confirmations = {**self._confirmations, key: confirmation}
         return True
 
+    def lasts(self, table: Table) -> bool:
+        """Whether the catalog has no grants, as `confirm` was told, so that `allows` stays true."""
+        confirmation = self._confirmations.get(self._key(table))
+        return confirmation is not None and confirmation.lasting
+
     def _holds(self, confirmation: _Confirmation, table_id: str | None) -> bool:
         if confirmation.lasting:
             return True

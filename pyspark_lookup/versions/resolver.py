@@ -384,7 +384,9 @@ class CurrentVersions:
         record = self._host.last(table)
         is_recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
         learned_version = self._host.files(table, record["digest"]) if record is not None and is_recent else None
-        return self.ask(table) if learned_version is None else learned_version
+        if learned_version is None or not self._kinds.source(table).is_authorised(table, learned_version):
+            return self.ask(table)
+        return learned_version
 
     def find_recorded(self, table: Table, digest: str) -> TableVersion | None:
         """The version with the digest `digest`, if this host has it on record; otherwise None. Makes no call to the store."""

@@ -25,7 +25,7 @@ _LOAD = "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}"
 
 
 class GovernedCatalog(RestCatalog):
-    """`tokens`: the principal of each token. `grants`: (principal, table) of those who may read. `lives_s`: of what is lent.
+    """`tokens`: the principal of each token; `everybody`: of those without one. `grants`: (principal, table) of those who may read. `lives_s`: of what is lent.
 
     `ahead_s`: how far its clock is ahead of the host's. `more`: what answers about a table have besides. `prefix`: what credentials are said to be
     for, instead of their table's location. `in_config`: they have no prefix. `renamed`: the table that a principal sees under a name. `asked`: what came with a known token, as `("alice", "table")`.
@@ -35,6 +35,7 @@ class GovernedCatalog(RestCatalog):
         self.store, self.endpoint = store, endpoint
         self._request = threading.local()
         self.tokens: dict[str, str] = {}
+        self.everybody: str | None = None
         self.grants: set[tuple[str, str]] = set()
         self.asked: list[tuple[str, str]] = []
         self.lives_s, self.ahead_s = 3600.0, 0.0
@@ -56,7 +57,7 @@ class GovernedCatalog(RestCatalog):
             return found
         headers = self._request.headers
         token = headers.get("Authorization", "").removeprefix("Bearer ")
-        principal = self.tokens.get(token)
+        principal = self.tokens.get(token, self.everybody)
         if principal is None:
             return 401, error_body(401, "NotAuthorizedException", "who is this?")
         parts = [urllib.parse.unquote(part) for part in path.strip("/").split("/")]

@@ -180,14 +180,20 @@ class Catalog:
                 self._is_rest = _import(self.name).is_rest(self.name, self._properties)
         return self._is_rest
 
+    def has_no_grants(self) -> None:
+        """Remember that this is no REST catalog, as another process of this host has found out."""
+        self._is_rest = False
+
     def principal(self) -> list[Any]:
         """What tells the principal by which this process asks, including its credentials: the properties, the variables of the environment and
         the files from which PyIceberg and the clients of clouds take their configuration."""
         variables = sorted(item for item in os.environ.items() if item[0].upper().startswith(_VARIABLES))
-        texts = []
-        for directory in (os.environ.get("PYICEBERG_HOME"), os.path.expanduser("~"), os.getcwd()):
+        directories, texts = [os.environ.get("PYICEBERG_HOME"), os.path.expanduser("~")], []
+        with contextlib.suppress(OSError):  # the working directory was removed
+            directories.append(os.getcwd())
+        for directory in filter(None, directories):
             with contextlib.suppress(OSError):
-                texts.append(Path(directory or "/", ".pyiceberg.yaml").read_text(errors="replace"))
+                texts.append(Path(directory, ".pyiceberg.yaml").read_text(errors="replace"))
         return [self.name, sorted(self._properties.items()), variables, texts]
 
     def load(self, table: str) -> CatalogAnswer:

@@ -27,8 +27,6 @@ from pyspark_lookup.errors import (
 )
 
 _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
-_DELEGATION = "X-Iceberg-Access-Delegation"
-_VENDED = "vended-credentials"
 _CREDENTIALS = "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials"
 _LONGEST_REASON = 500  # characters of a catalog's message that are shown
 
@@ -93,11 +91,6 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
         if response is not None and response.status_code < _SERVER_ERRORS and not _message(response):
             raise_ours(_wrong_endpoint_error(name, response), problem)
         raise_ours(_unavailable_error(name, problem), problem)
-    session = getattr(catalog, "_session", None)
-    if session is not None:  # a REST catalog has a session
-        # PyIceberg sends this header, too, from some release on. It is not left out while credentials are at hand: with it, a catalog checks
-        # whether the principal may read the table's rows, without it perhaps only whether it may see the table's definition.
-        session.headers.setdefault(_DELEGATION, _VENDED)
     # A table's properties may name another FileIO, which would then be used instead of `PointerFileIO`.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
@@ -137,6 +130,8 @@ class RestAnswer:
 def ask_for_table(catalog: Any, name: str, table: str, timeout_s: float) -> RestAnswer:
     """A REST catalog's answer to the question for a table. PyIceberg would refuse parts of it that it does not know yet.
 
+    PyIceberg's session sends `X-Iceberg-Access-Delegation: vended-credentials` with each question, also while credentials are at hand. With it, a
+    catalog checks whether the principal may read the table's rows; without it perhaps only whether it may see the table's definition.
     Raises the errors of `Catalog.load`.
     """
     mode = catalog.properties.get("snapshot-loading-mode")

@@ -54,7 +54,7 @@ from pyspark_lookup.sources.iceberg.metadata import (
     plain_location,
 )
 from pyspark_lookup.sources.iceberg.snapshots import Definition, LargeSnapshots
-from pyspark_lookup.storage.disk import digest_of, key_of
+from pyspark_lookup.storage.disk import Disk, digest_of, key_of
 from pyspark_lookup.storage.stores import (
     CATALOG_SCHEME,
     IMMUTABLE,
@@ -130,6 +130,10 @@ class _OpenCatalog:
     authorise_every_s: float
 
 
+def _read_settings(disk: Disk | None, key: str) -> dict[str, str] | None:
+    return None if disk is None else disk.get_record("lent", key, _parse_settings)
+
+
 def _parse_settings(record: Any) -> dict[str, str]:
     settings = {as_text(name): as_text(value) for name, value in record.items()}
     _ = settings["location"]
@@ -163,7 +167,9 @@ class IcebergSource(VersionSource):
         if opened is not None:
             lender = opened.lender
             self._authorisations = Authorisations(parts.context, opened.authorise_every_s, lender.catalog.principal)
-            lender.read_settings = lambda: self._read_settings(lender.table)
+            self._settings_key = key_of(parts.ufs.scope, lender.table)
+            # The lender outlives this source, so it refers to the disk only.
+            lender.read_settings = functools.partial(_read_settings, parts.context.disk, self._settings_key)
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
@@ -433,9 +439,7 @@ class IcebergSource(VersionSource):
             self._opened.holder.put(answer.loan, asked_s)
             if answer.settings != lender.settings:
                 lender.settings = answer.settings
-                self._parts.host.attempt(
-                    lambda disk: disk.replace_record("lent", self._settings_key(lender.table), answer.settings)
-                )
+                self._parts.host.attempt(lambda disk: disk.replace_record("lent", self._settings_key, answer.settings))
         return answer
 
     @contextlib.contextmanager
@@ -458,6 +462,8 @@ class IcebergSource(VersionSource):
         if self._opened is None or not table.url.startswith(CATALOG_SCHEME):
             return
         if self._authorisations.allows(table, None):
+            if self._authorisations.lasts(table):
+                self._opened.lender.catalog.has_no_grants()
             return
         # One process of the host asks, the others wait for its answer.
         with self._parts.host.lock("authorise", table.id):
@@ -469,13 +475,6 @@ class IcebergSource(VersionSource):
             with self._withdrawing(table):
                 asked_s = self._opened.holder.ask()
             self._authorisations.confirm(table, None, asked_s)
-
-    def _settings_key(self, name: str) -> str:
-        return key_of(self._ufs.scope, name)
-
-    def _read_settings(self, name: str) -> dict[str, str] | None:
-        disk = self._parts.context.disk
-        return None if disk is None else disk.get_record("lent", self._settings_key(name), _parse_settings)
 
     def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
         """The pointer in the table's version hint. It is read again if a commit or a clean-up interferes.

@@ -12,24 +12,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import pyspark_lookup.lookup.runtime
 from pyspark_lookup import LookupTable, errors
-from pyspark_lookup.columnar.python_values import as_key_table
-from pyspark_lookup.lookup import lookup, planner
-from pyspark_lookup.lookup.runtime import Runtime, runtime
-from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
+from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
+from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.command_line import Run, run
 from tests.support.fakes import FakeClock
 from tests.support.governed_catalog import GovernedCatalog, GovernedTable, principal
+from tests.support.iceberg_definition import in_catalog, sql_catalog
+from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, opened
 from tests.support.rest_catalog import error_body
 from tests.support.s3server import S3Server
 from tests.support.short_credentials import ShortCredentials
 
 __all__ = ["run"]
+KEY = pa.field("id", pa.int32())
 COLUMNS = {"id": "int", "name": "string"}
 CACHED = {
     "none": {"metadata.source": "CACHE", "metadata.sync-interval": "1 d"},
@@ -86,6 +88,7 @@ class Process:
     def __init__(self, world: World, name: str, own: Runtime, patch: pytest.MonkeyPatch) -> None:
         self._world, self._name, self._runtime, self._patch = world, name, own, patch
         self._readers: list[LookupTable] = []
+        self._lookups: dict[str, Lookup] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -122,23 +125,20 @@ class Process:
         with self.running():
             return sorted(reader.scan().column("id").to_pylist())
 
-    def issue(self, mode: str) -> bytes:
+    def issue(self, mode: str, **more: str) -> bytes:
         """A token of the current version, as a driver issues it."""
         with self.running():
-            options = parse_options({"path": "ns.table", **self.options(mode)})
-            engine = runtime().engine(options)
-            table, version = resolve_and_secure(engine.reader, options, None)
-            return VersionToken.from_version(engine.reader.kinds, table, version).to_bytes()
+            return issue_token(parse_options({"path": "ns.table", **self.options(mode, **more)}), None)
 
-    def told(self, token: bytes, mode: str) -> list[int]:
-        """The ids of three keys, as a worker finds them that was told the version."""
+    def told(self, token: bytes, mode: str, **more: str) -> list[int]:
+        """The ids of three keys, as a worker finds them that was told the version, and that keeps it open for the next batch."""
         with self.running():
-            options = parse_options({"path": "ns.table", **self.options(mode)})
-            reader = runtime().engine(options).reader
-            found = table_of_token(reader, options, VersionToken.from_bytes(token), None)
-            plan = planner.plan_read(found, options, planner.table_columns(found, options), self._world.clock.host())
-            rows = lookup.get_many(reader, plan, as_key_table([1, 2, 3], ("id",)), ("id",), None, found.version)
-            return sorted(rows.column("id").to_pylist())
+            if mode not in self._lookups:
+                options = {"path": "ns.table", **self.options(mode, **more)}
+                spec = LookupSpec(options, pa.schema([KEY]), pa.schema([("name", pa.string())]), ("name",))
+                self._lookups[mode] = Lookup(spec, {})
+            found = self._lookups[mode].find([pa.array([1, 2, 3], KEY.type)], token, None)
+            return [1 + place for place in found.keys.tolist()]
 
     def close(self) -> None:
         with self.running():
@@ -288,6 +288,20 @@ def test_credentials_that_end_in_mid_scan(world: World, ahead_s: float, in_confi
     world.later(world.catalog.lives_s - EVERY_S)
     assert alice.scanned(alice.open(cache="other")) == [1, 2, 3]
     assert world.store.refused == []
+
+
+def test_a_catalog_without_grants(world: World, tmp_path: Path) -> None:
+    """A worker that was told its version asks it nothing, however old the answer is, and does not look into its configuration."""
+    sql, properties = sql_catalog(tmp_path)
+    table = IcebergTable.create(tmp_path / "local", COLUMNS, publish=in_catalog(sql, "ns.table"))
+    table.commit(table.data([{"id": 2, "name": "n"}]))
+    of_catalog = {f"catalog.{name}": value for name, value in properties.items()}
+    driver, worker = world.process(), world.process()
+    token = driver.issue("none", **of_catalog)
+    world.later(EVERY_S)
+    sql.close()
+    (tmp_path / "catalog.db").unlink()
+    assert worker.told(token, "none", **of_catalog) == [2]
 
 
 def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
