@@ -651,7 +651,8 @@ def show_keys(keys: pa.Table) -> str:
     try:
         (values,) = first.to_pylist()
     except (ValueError, OverflowError):  # a time that Python does not have
-        (values,) = first.cast(pa.schema([pa.field(name, pa.string()) for name in keys.column_names])).to_pylist()
+        kinds = [pa.string() if pa.types.is_temporal(kind) else kind for kind in keys.schema.types]
+        (values,) = first.cast(pa.schema(list(zip(keys.column_names, kinds, strict=True)))).to_pylist()
     shown = ", ".join(f"{name} = {value!r}" for name, value in values.items())
     return f"key {shown}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
 

@@ -346,6 +346,13 @@ def test_sqlite_values_of_other_types(sqlite: Database) -> None:
     assert sqlite.table(name, "t", ONCE, {"lookup.schema": "t STRING, x INT"}).get("a") == [{"t": "a", "x": 1}]
 
 
+def test_a_day_that_python_does_not_have(sqlite: Database) -> None:
+    """Is the key of no row, and no error."""
+    name = sqlite.create("d DATE, n INTEGER", "('2024-02-29', 1)")
+    days = pa.array([3_000_000, 19_782], pa.int32()).cast(pa.date32())
+    assert sqlite.table(name, "d").get_many(pa.table({"d": days}))["key_index"].to_pylist() == [1]
+
+
 def test_a_replaced_sqlite_file_is_seen(sqlite: Database, tmp_path: Path) -> None:
     """A file that was put in the place of the database is the database from then on."""
     table = sqlite.table(sqlite.create_of(PEOPLE), "id")
