@@ -156,13 +156,19 @@ def version_of_token(
 ) -> tuple[Table, TableVersion]:
     """(the table, the version that a token names). Makes no call to the store if this host has the version's list of files on record.
 
-    If the version cannot be found any more, returns the version that this execution reads instead on this host; raises VersionGoneError if
+    In a full cache of a provider's table in CACHE mode, returns the version of this host's copy if the host has no copy of the named version. If the version cannot be found any more, returns the version that this execution reads instead on this host; raises VersionGoneError if
     `lookup.on-version-gone` is FAIL.
     """
     resolver = reader.resolver
     kind = resolver.kinds.name_of_number(token.kind)
     table = resolver.kinds.to_table(options, kind)
     version = resolver.current_versions.find_recorded(table, token.digest)
+    if resolver.kinds.source(table).fleeting and not table.fails_when_gone(options):
+        # In CACHE mode each host copies a provider's table at times of its own, and cannot read another host's version. Its own copy is as
+        # new as the options promise.
+        latest = reader.snapshots.current(table, options)
+        if latest is not None and (version is None or reader.snapshots.get(table, options, version) is None):
+            version = latest[0]
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
             version = resolver.current_versions.find(table, token.digest, token.newest)

@@ -122,13 +122,15 @@ class VersionSource(abc.ABC):
     can name one. `described`: the table's metadata has its columns, so the options that say how files are read have no meaning. `one_asks`:
     while one query of a host asks for the current version, the host's other queries wait for its answer. `markers`: names of directories
     that only such a table has. `label`: the words for such a table in errors, such as "an Iceberg table". `shows_changes`: after each change
-    of its rows the table has another version, or is read as it was before.
+    of its rows the table has another version, or is read as it was before. `fleeting`: a version has no files, so its rows can be read only
+    while it is the current version, except from a copy.
     """
 
     kinds: ClassVar[tuple[str, ...]]
     pins: ClassVar[tuple[str, ...]] = ("lookup.version", "lookup.timestamp")
     retained: ClassVar[bool] = True
     described: ClassVar[bool] = True
+    fleeting: ClassVar[bool] = False
     one_asks: ClassVar[bool] = True
     markers: ClassVar[tuple[str, ...]] = ()
     label: ClassVar[str] = "a table"

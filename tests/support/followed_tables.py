@@ -308,8 +308,8 @@ class History:
             token = issue_token(options, None)
         issued = self._system.asked()
         for reader in readers if self._rng.random() < 0.5 else readers[::-1]:
-            # The other host may not know the version, and may find that it is gone.
-            before, calls = (issued, [1]) if reader is readers[0] else (Asked(), [0, 1, 2])
+            # The other host may not know the version, and may find that it is gone. A process that asks for changes first asks what type versions have.
+            before, calls = (issued, [1, 2]) if reader is readers[0] else (Asked(), [0, 1, 2])
             spec = LookupSpec(self._table(reader).given, pa.schema([KEY]), CITY, tuple(CITY.names))
             with self._disturbed():
                 rows = Lookup(spec, {}).find(self._key_table(keys).columns, token, None)

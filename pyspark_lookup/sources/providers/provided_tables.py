@@ -228,6 +228,7 @@ class ProviderSource(VersionSource):
     label = "a provider's table"
     pins = ()
     retained = False
+    fleeting = True
     one_asks = False  # version() is the user's code, which may hang: each process calls it for itself
 
     def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:

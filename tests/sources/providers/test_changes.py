@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pytest
 
 from pyspark_lookup.cache.partial import change_log, host_cache
 from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.sources.providers.functions import (
@@ -24,6 +26,7 @@ from pyspark_lookup.sources.providers.functions import (
     LookupProvider,
     PartialCachingLookupProvider,
 )
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk
 from tests.support.fuzzing import seeds
 from tests.support.lookup_functions import QUICK, SCHEMA, Desk, Plain, made, names, pairs
@@ -96,6 +99,36 @@ class Shop:
 @pytest.fixture
 def shop() -> Shop:
     return Shop()
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_each_host_answers_from_its_own_copy(desk: Desk, shop: Shop, tmp_path: Path, versioned: bool) -> None:
+    """In CACHE mode the version that another host has found is not asked for by key: nobody else's copy can be read."""
+    function = made("sync", shop.look_up)
+    version = shop.version if versioned else None
+    name = desk.name(lambda context: LookupFunctionProvider(function, SCHEMA, version, scan=shop.scan))
+    reloaded = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "60 s"}
+
+    def given(host: str) -> dict[str, str]:
+        return desk.table(name, {**reloaded, "lookup.cache.dir": str(tmp_path / host)}).given
+
+    def look_up(host: str, token: bytes) -> list[str]:
+        spec = LookupSpec(given(host), pa.schema([("id", pa.int64())]), pa.schema([("name", pa.string())]), ("name",))
+        return Lookup(spec, {}).find([pa.array([1, 2])], token, None).columns[0].to_pylist()
+
+    token = issue_token(runtime().effective(parse_options(given("a"))), None)
+    assert look_up("a", token) == ["name 1", "name 2"]
+    assert shop.calls() == ([], 1)
+    desk.restart()
+    desk.clock.tick(1)
+    shop.put(1, "changed")
+    for scans in (1, 0, 0):
+        assert look_up("b", token) == ["changed", "name 2"]
+        assert shop.calls() == ([], scans)
+    shop.put(2, "changed, too")
+    desk.clock.tick(61)
+    assert look_up("b", token) == ["changed", "changed, too"]
+    assert shop.calls()[0] == []
 
 
 @MODES
