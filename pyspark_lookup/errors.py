@@ -225,7 +225,7 @@ class UfsThrottledError(UfsUnavailableError):
 
 
 class CatalogUnavailableError(UfsUnavailableError):
-    """An Iceberg catalog gave no answer, or an invalid one."""
+    """A catalog gave no answer, or an invalid one."""
 
 
 class PutUnknownError(UfsUnavailableError):

@@ -49,6 +49,7 @@ KNOWN_BY = {
     "sqlglot": {"columnar.sql_parser", "columnar.ddl"},
     "tenacity": {"storage.ufs", "sources.providers.provider", "sources.providers.databases.database_table"},
     "tqdm": {"cache.full.full_cache"},
+    "urllib3": {"sources.delta.unity"},
     "yarl": {"sources.providers.services.http_function"},
 }  # fmt: skip
 PUBLISHING = {"os.replace", "os.link", "os.rename", "os.renames", "os.symlink", "shutil.move", "tempfile.mkstemp"}

@@ -1,4 +1,5 @@
-"""What all kinds of tables share that a catalog names: `CatalogOptions`, and `Authorisations`, which let the caches respect the catalog's grants.
+"""What all kinds of tables share that a catalog names: `CatalogOptions`, `CatalogStore`, and `Authorisations`, which let the caches respect the
+catalog's grants.
 
 How a source of a catalog's tables uses `Authorisations`: it calls `confirm` after each answer of the catalog about a table, `withdraw` after a
 refusal, and `allows` in `VersionSource.is_authorised`. In `VersionSource.authorise` it asks the catalog, unless `allows` says that a process of
@@ -7,19 +8,22 @@ this host has asked for the same principal a short time ago. How a catalog lends
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pyspark_lookup.core.decoding import as_number, as_text
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.errors import CatalogUnavailableError, OptionError, PysparkLookupError
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import DURATION, Kind, option, parse_text
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
+from pyspark_lookup.storage.stores import CATALOG_SCHEME, CredentialHolder, LentStore, Store
 from pyspark_lookup.versions.model import Table
+from pyspark_lookup.versions.version_source import OpenUrl
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +35,19 @@ class CatalogOptions(KindOptions):
     # fmt: off
     catalog: str | None = option(
         "lookup.catalog", Kind("name", parse_text), None,
-        doc="The Iceberg catalog of the table, by its name in PyIceberg's configuration; `path` is then "
-            "`namespace.table`.",
+        doc="The Iceberg catalog of the table, by its name in PyIceberg's configuration; `path` is then `namespace.table`. Or `unity`: "
+            "[Unity Catalog](delta.md#unity-catalog); `path` is then `catalog.schema.table`.",
     )
     properties: tuple[tuple[str, str], ...] = option(
         "lookup.catalog.*", Kind("any", str), (),
         doc="Properties of the catalog that `lookup.catalog` names, instead of those in PyIceberg's configuration, e.g. "
             "`lookup.catalog.uri`; never credentials.",
-        secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads",
+        secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads; for Unity Catalog set UNITY_CATALOG_TOKEN, "
+        "or UNITY_CATALOG_CLIENT_ID and UNITY_CATALOG_CLIENT_SECRET, there, or name a function with lookup.credentials",
     )
     authorise_every_s: float = option(
         "lookup.catalog.authorise-every", DURATION, 300.0, default_text="5 min",
-        doc="How long a host may answer from its caches before it asks a catalog with grants (Iceberg REST) again whether this principal may read "
+        doc="How long a host may answer from its caches before it asks a catalog with grants (Iceberg REST, Unity Catalog) again whether this principal may read "
             "the table. See [security](security.md#tables-of-a-catalog).",
     )
     # fmt: on
@@ -50,6 +55,12 @@ class CatalogOptions(KindOptions):
     @property
     def identity(self) -> tuple[Any, ...]:
         return self.catalog, self.properties, self.authorise_every_s
+
+    @property
+    def is_unity(self) -> bool:
+        """Whether the catalog is a Unity Catalog, asked by its own API: its type says so, or, without a type, its name."""
+        kind = dict(self.properties).get("type")
+        return self.catalog is not None and (self.catalog if kind is None else kind).lower() == "unity"
 
     def check(self, options: LookupOptions) -> None:
         if self.catalog is None:
@@ -66,6 +77,41 @@ class CatalogOptions(KindOptions):
             raise OptionError(
                 f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} give the table's name, namespace.table"
             )
+
+
+class CatalogStore(LentStore):
+    """The stores in which a catalog's tables lie. The table itself has the URL `catalog://<catalog>/<name>`, which no store knows.
+
+    `scope`: tells the catalog from others with the same name. The other parameters are those of `LentStore`.
+    """
+
+    def __init__(
+        self,
+        catalog: str,
+        scope: str,
+        open_store: Callable[[str, Mapping[str, Any] | None], Store],
+        holder: CredentialHolder | None,
+    ) -> None:
+        super().__init__(scope, open_store, holder)
+        self._prefix = f"{CATALOG_SCHEME}{catalog}/"
+
+    @classmethod
+    def open(cls, options: LookupOptions, open_url: OpenUrl, holder: CredentialHolder | None) -> CatalogStore:
+        """The store of the table that options name in a catalog."""
+        named = options.kind(CatalogOptions)
+        assert named.catalog is not None
+        # Storage options are for remote stores: a catalog's tables on local disks are opened without them.
+        open_files = lambda url, lent: open_url(url, "://" in url and not url.startswith("file:"), lent)  # noqa: E731
+        parameters = json.dumps(options.storage.parameters, default=str)
+        scope = "catalog" + json.dumps([named.catalog, named.properties, parameters])
+        return cls(named.catalog, scope, open_files, holder)
+
+    def url_of(self, path: str) -> str:
+        if path.startswith(self._prefix):
+            return path
+        if "://" not in path and not path.startswith(("/", "file:")):
+            return self._prefix + path
+        return super().url_of(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +185,17 @@ class Authorisations:
         self._confirmations = {other: one for other, one in self._confirmations.items() if other != key}
         if self._context.disk is not None:
             self._context.disk.remove_record("authorised", key)
+
+    @contextlib.contextmanager
+    def withdrawing(self, table: Table) -> Iterator[None]:
+        """If the catalog refuses the table in the block, no process of this host answers for this principal any more."""
+        try:
+            yield
+        except CatalogUnavailableError:
+            raise
+        except PysparkLookupError:
+            self.withdraw(table)
+            raise
 
     def allows(self, table: Table, table_id: str | None) -> bool:
         """Whether the catalog has let the principal read a table within `every_s`.

@@ -9,7 +9,9 @@ from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import parse_positive_duration_s
 from pyspark_lookup.sources.catalogs import CatalogOptions
+from pyspark_lookup.sources.credentials import CredentialOptions
 from pyspark_lookup.sources.delta.source import DeltaSource
+from pyspark_lookup.sources.delta.unity import UnityOptions
 from pyspark_lookup.sources.files.source import FilesSource
 from pyspark_lookup.sources.iceberg.source import IcebergOptions, IcebergSource
 from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
@@ -28,10 +30,12 @@ OPENERS: list[type[Opener]] = [ProvidedTables]
 """The openers of tables of other systems. They are asked before the sources whether the options name such a table."""
 OPTIONS: list[type[KindOptions]] = [
     ProviderOptions,
+    CredentialOptions,
     DatabaseOptions,
     HttpOptions,
     RedisOptions,
     CatalogOptions,
+    UnityOptions,
     IcebergOptions,
     ChangeOptions,
     WriteOptions,

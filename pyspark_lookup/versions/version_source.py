@@ -157,8 +157,7 @@ class VersionSource(abc.ABC):
         """
         return None
 
-    @classmethod
-    def kind_of_url(cls, url: str) -> str | None:
+    def kind_of_url(self, url: str) -> str | None:
         """The kind of table that a canonical path shows by its spelling; None if only the store can tell."""
         return None
 

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -166,9 +166,22 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
 
 LOG_DIRECTORY = add_log_directory("_delta_log")
 _COMMIT = re.compile(r"(\d{20})\.json")
+_STAGED = "_staged_commits"
 _TAIL_AT_MOST = 64  # the host's records have at most this many commits after the recorded state
 _COPIES = 5  # a log takes about this many times its size in memory: as bytes, as text and as parsed values
 _EARLIER_KEPT = 4  # states of earlier versions that a process caches
+
+
+@dataclasses.dataclass(frozen=True)
+class RatifiedCommits:
+    """What a catalog says about the log of a table that it manages: the newest version, and the commits that may not be published yet.
+
+    `staged`: by version, the name of the commit's file in the directory `_staged_commits` of the log, its size in bytes, and its time (Unix
+    seconds). For these versions, a published file is not read.
+    """
+
+    version: int
+    staged: Mapping[int, tuple[str, int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,18 +198,29 @@ class _CachedLog:
 class DeltaLog:
     """The log of the table at `url`, as this process reads it. Thread-safe, but not to be used after a fork.
 
-    `mapped_from`: from this number of files on, they are in columns that all processes of the host map, see `BaseFiles`.
+    `mapped_from`: from this number of files on, they are in columns that all processes of the host map, see `BaseFiles`. `catalog_id`: the id
+    of the table in its catalog; None: the table is read by its path. The table of another id at the same URL has another log. Only the log of
+    a table with such an id may have commits that are not published: methods then take what the catalog says about them, as `ratified`.
     """
 
-    def __init__(self, ufs: Ufs, blocks: BlockCache, context: HostContext, url: str, mapped_from: int) -> None:
+    def __init__(
+        self,
+        ufs: Ufs,
+        blocks: BlockCache,
+        context: HostContext,
+        url: str,
+        mapped_from: int,
+        catalog_id: str | None = None,
+    ) -> None:
         self.url = url
+        self._in_catalog = catalog_id is not None
         self._mapped_from = mapped_from
         self._ufs = ufs
         self._blocks = blocks
         self._context = context
         self._directory = f"{url}/{LOG_DIRECTORY}"
         self._redacted_path = redact("path", url)
-        self._key = key_of("delta", ufs.scope, url)
+        self._key = key_of("delta", ufs.scope, url, *(() if catalog_id is None else (catalog_id,)))
         self._lock = threading.Lock()
         self._cached_log: _CachedLog | None = None
         self._earlier: dict[int, DeltaState] = {}
@@ -218,31 +242,41 @@ class DeltaLog:
                     self._cached_log = recorded_log
             return None if self._cached_log is None else self._cached_log.state
 
-    def latest(self) -> DeltaState:
+    def latest(self, ratified: RatifiedCommits | None = None) -> DeltaState:
         """The table's state now. One listing if nothing is new, and one read for each new commit.
 
-        Raises UfsNotFoundError if there is no log, DamagedFileError if the log contradicts itself, NotSupportedError for features that this
-        reader lacks.
+        With `ratified`, no listing if nothing is new or all new commits are staged. Raises UfsNotFoundError if there is no log,
+        DamagedFileError if the log contradicts itself, NotSupportedError for features that this reader lacks.
         """
         self.cached_state()
         with self._lock:
             cached_log = self._cached_log
-        newer = None if cached_log is None else self._list_newer(cached_log)
+        if cached_log is not None and ratified is not None and ratified.version < cached_log.state.version:
+            # The race: another process has asked the catalog later, and has recorded a newer version.
+            return self.read_state(ratified.version, cached_log.state, ratified)
+        newer = None if cached_log is None else self._list_newer(cached_log, ratified)
         if cached_log is None or newer is None:
-            return self._read_all()
+            return self._read_all(ratified)
         if not newer:
             return cached_log.state
         try:
             texts = self._read(newer)
         except SourceChangedError:  # a clean-up of the log has just removed a commit; a checkpoint has its actions
-            return self._read_all()
+            return self._read_all(ratified)
         state = self._advance(cached_log.state, newer, texts)
         return self._keep(_CachedLog(state, newer[-1], cached_log.base, (*cached_log.tail, *texts)))
 
-    def _list_newer(self, cached_log: _CachedLog) -> list[FileVersion] | None:
+    def _list_newer(self, cached_log: _CachedLog, ratified: RatifiedCommits | None) -> list[FileVersion] | None:
         """The commits after the last cached one; None if the file of that commit has changed or is gone, so that this may be another table's
         log."""
         version = cached_log.state.version
+        if ratified is not None:
+            # The catalog has said that this is the same table, and its commits never change.
+            newer_versions = range(version + 1, ratified.version + 1)
+            is_published = any(number not in ratified.staged for number in newer_versions)
+            published = self._ufs.list_files(self._directory, f"{version:020}") if is_published else ()
+            commits = self._add_staged(_find_commits(published), ratified)
+            return self._in_order({number: commits[number] for number in newer_versions if number in commits}, version)
         if not self._ufs.lists_after:
             newer: list[FileVersion] = []
             with contextlib.suppress(UfsNotFoundError):
@@ -258,6 +292,18 @@ class DeltaLog:
         if commits.pop(version, None) != cached_log.last_file:
             return None
         return self._in_order(commits, version)
+
+    def _add_staged(
+        self, published: dict[int, FileVersion], ratified: RatifiedCommits | None
+    ) -> dict[int, FileVersion]:
+        """The files of the commits that count, by version: of those in the log, and of those that only the catalog knows."""
+        if ratified is None:
+            return published
+        staged = {
+            version: FileVersion(f"{self._directory}/{_STAGED}/{name}", size, IMMUTABLE, modified_at_s)
+            for version, (name, size, modified_at_s) in ratified.staged.items()
+        }
+        return {version: file for version, file in {**published, **staged}.items() if version <= ratified.version}
 
     def _in_order(self, commits: dict[int, FileVersion], after: int) -> list[FileVersion]:
         """The files of commits, in the order of their versions. Raises DamagedFileError if a version after `after` is missing."""
@@ -283,7 +329,7 @@ class DeltaLog:
     def _build_state(self, replay: Replay) -> DeltaState:
         try:
             state = replay.state()
-            state.check()
+            state.check(self._in_catalog)
             return state
         except NotSupportedError as problem:
             raise NotSupportedError(
@@ -297,13 +343,13 @@ class DeltaLog:
 
     # --- from a checkpoint on -----------------------------------------------------------------------
 
-    def _read_all(self) -> DeltaState:
+    def _read_all(self, ratified: RatifiedCommits | None = None) -> DeltaState:
         with self._lock:
             self._cached_log, self._earlier = None, {}
-        state, last_file = self._replay(None)
+        state, last_file = self._replay(None, ratified)
         return self._keep(_CachedLog(state, last_file, state))
 
-    def _replay(self, version: int | None) -> tuple[DeltaState, FileVersion]:
+    def _replay(self, version: int | None, ratified: RatifiedCommits | None) -> tuple[DeltaState, FileVersion]:
         """(the state at a version, the file of its last commit), computed from a checkpoint and the commits after it.
 
         The checkpoint is the newest complete one that is not after the version. `version` None: the newest version. Raises VersionGoneError
@@ -313,15 +359,17 @@ class DeltaLog:
         if hint is not None:
             files = self._ufs.list_files(self._directory, f"{hint:020}")
             with contextlib.suppress(DamagedFileError, SourceChangedError, UfsNotFoundError):
-                return self._replay_listing(files, None)
+                return self._replay_listing(files, None, ratified)
         return read_again(
-            lambda: self._replay_listing(self._ufs.list_files(self._directory), version),
+            lambda: self._replay_listing(self._ufs.list_files(self._directory), version, ratified),
             DamagedFileError,
             SourceChangedError,
         )
 
-    def _replay_listing(self, listing: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
-        commits = _find_commits(listing)
+    def _replay_listing(
+        self, listing: Sequence[FileVersion], version: int | None, ratified: RatifiedCommits | None
+    ) -> tuple[DeltaState, FileVersion]:
+        commits = self._add_staged(_find_commits(listing), ratified)
         if not commits:
             checkpoint_version = max((checkpoint.version for checkpoint in find_checkpoints(listing)), default=None)
             instead = (
@@ -334,11 +382,11 @@ class DeltaLog:
             raise VersionGoneError(
                 f"{self._redacted_path} has no version {version}: the log has the versions {min(commits)} to {max(commits)}"
             )
-        newest = (
-            max({*commits, *(checkpoint.version for checkpoint in find_checkpoints(listing))})
-            if version is None
-            else version
-        )
+        newest = version
+        if newest is None and ratified is not None:
+            newest = ratified.version
+        if newest is None:
+            newest = max({*commits, *(checkpoint.version for checkpoint in find_checkpoints(listing))})
         first_damage: DamagedFileError | None = None
         for checkpoint in find_checkpoints(listing):
             if checkpoint.version > newest:
@@ -347,7 +395,7 @@ class DeltaLog:
                 # Only the newest state gets a record. Columns of an earlier state would have none, so nobody would remove them from the disk.
                 state = self._replay_checkpoint(checkpoint, self._context.disk if version is None else None)
                 with contextlib.suppress(NotSupportedError):  # a later commit may have dropped the feature
-                    state.check()
+                    state.check(self._in_catalog)
             except (
                 DamagedFileError,
                 SourceChangedError,
@@ -431,13 +479,15 @@ class DeltaLog:
 
     # --- earlier versions -------------------------------------------------------------------------
 
-    def read_state(self, version: int, state: DeltaState | None = None) -> DeltaState:
+    def read_state(
+        self, version: int, state: DeltaState | None = None, ratified: RatifiedCommits | None = None
+    ) -> DeltaState:
         """The state at a version. `state`: the latest state, if the caller has it. Raises VersionGoneError if the log does not have the
         version."""
-        state = self.latest() if state is None else state
+        state = self.latest(ratified) if state is None else state
         earlier_state = self.find_cached_state(state.table_id, version)
         if earlier_state is None:
-            earlier_state, _ = self._replay(version)
+            earlier_state, _ = self._replay(version, ratified)
             self._keep_earlier(earlier_state)
         return earlier_state
 
@@ -468,19 +518,16 @@ class DeltaLog:
         with self._lock:
             self._earlier = {**dict(list(self._earlier.items())[-_EARLIER_KEPT + 1 :]), state.version: state}
 
-    def commits(self) -> list[tuple[int, FileVersion]]:
+    def commits(self, ratified: RatifiedCommits | None = None) -> list[tuple[int, FileVersion]]:
         """(version, file) of the commits in the log, oldest first. One LIST."""
-        return sorted(_find_commits(self._ufs.list_files(self._directory)).items())
+        return sorted(self._add_staged(_find_commits(self._ufs.list_files(self._directory)), ratified).items())
 
-    def commit_times(
-        self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]] | None = None
-    ) -> list[tuple[int, int]]:
-        """(version, Unix ms) of `commits`, by default of all commits in the log, oldest first. The times are the timestamps of the commits.
+    def commit_times(self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]]) -> list[tuple[int, int]]:
+        """(version, Unix ms) of `commits`, oldest first. The times are the timestamps of the commits.
 
         Delta defines a commit's timestamp as its `inCommitTimestamp`, once the table has `delta.enableInCommitTimestamps`; before that, as
         the time at which the commit's file was written.
         """
-        commits = self.commits() if commits is None else commits
         has_commit_times = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
         try:
             since = (
@@ -563,7 +610,7 @@ class DeltaLog:
                 raise ValueError("a commit is missing")
             state = _replay_texts(base, texts).state() if texts else base
             with contextlib.suppress(NotSupportedError):
-                state.check()
+                state.check(self._in_catalog)
                 return _CachedLog(state, last_file, base, texts)
             raise ValueError("written by another release, which supports more features")
 

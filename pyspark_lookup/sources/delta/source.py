@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import decimal
 import functools
+import json
 import math
 import re
 import struct
@@ -35,6 +36,7 @@ from pyspark_lookup.columnar.types import (
     type_of_column,
     with_collations,
 )
+from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_decimal, as_text, is_utf8, show
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import (
@@ -42,30 +44,38 @@ from pyspark_lookup.errors import (
     NotSupportedError,
     SourceChangedError,
     TableFormatError,
+    UfsNotFoundError,
     VersionGoneError,
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore
+from pyspark_lookup.sources.credentials import CredentialOptions
 from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_path, is_absolute
 from pyspark_lookup.sources.delta.base_files import EXACT_DIGITS, ROUNDED_BITS, BaseFiles
-from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog
+from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog, RatifiedCommits
 from pyspark_lookup.sources.delta.state import DeltaState
+from pyspark_lookup.sources.delta.unity import UnityCatalog, UnityLender, UnityTable
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import (
+    CATALOG_SCHEME,
     IMMUTABLE,
     PART_OF_FILE,
+    CredentialHolder,
     Deletes,
     FileStatistics,
     FileVersion,
     Listing,
     Range,
+    Store,
     StoredColumn,
 )
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import read_again
 from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
 from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionMetadata, require_metadata
-from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, TimeTravel, VersionSource
+from pyspark_lookup.versions.version_source import Answer, OpenUrl, Question, SourceParts, TimeTravel, VersionSource
 
 _PHYSICAL, _ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
 _TYPES = {
@@ -272,11 +282,46 @@ class DeltaSource(VersionSource):
     markers = (LOG_DIRECTORY,)
     label = "a Delta table"
 
-    def __init__(self, parts: SourceParts) -> None:
+    def __init__(self, parts: SourceParts, in_catalog: InCatalog | None = None) -> None:
         super().__init__(parts)
-        self._logs: dict[str, DeltaLog] = {}
+        self._in_catalog = in_catalog
+        if in_catalog is not None:
+            principal = in_catalog.lender.catalog.principal
+            self._authorisations = Authorisations(parts.context, in_catalog.authorise_every_s, principal)
+        self._logs: dict[Place, DeltaLog] = {}
+        self._newest: dict[str, Newest] = {}
         self._files: dict[str, DeltaFiles] = {}
         self._times = TimeTravel()
+
+    @classmethod
+    def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
+        if not options.kind(CatalogOptions).is_unity:
+            return cls
+        return functools.partial(cls, in_catalog=cls._share(options, shared, HostClock()))
+
+    @classmethod
+    def _share(cls, options: LookupOptions, shared: dict[Any, Any], clock: HostClock) -> InCatalog:
+        """What all sources and stores of this process share for the table that options name in a catalog."""
+        named, login = options.kind(CatalogOptions), options.kind(CredentialOptions).identity
+        key = cls, named.catalog, named.properties, login
+        if key not in shared:
+            shared[key] = UnityCatalog.of_options(options, clock)
+        place = *key, options.files.path, named.authorise_every_s
+        if place not in shared:
+            lender = UnityLender(shared[key], options.files.path)
+            shared[place] = InCatalog(lender, CredentialHolder(lender, clock), named.authorise_every_s)
+        return cast("InCatalog", shared[place])
+
+    @classmethod
+    def open_store(
+        cls, options: LookupOptions, open_url: OpenUrl, shared: dict[Any, Any], clock: HostClock
+    ) -> Store | None:
+        if not options.kind(CatalogOptions).is_unity:
+            return None
+        return CatalogStore.open(options, open_url, cls._share(options, shared, clock).holder)
+
+    def kind_of_url(self, url: str) -> str | None:
+        return self.kinds[0] if self._in_catalog is not None and url.startswith(CATALOG_SCHEME) else None
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
@@ -298,42 +343,133 @@ class DeltaSource(VersionSource):
                 "whose log alone says which files are current: read it by that path"
             )
 
-    def log(self, url: str) -> DeltaLog:
-        """The log of the Delta table at a canonical URL."""
-        if url not in self._logs:
-            self._logs[url] = DeltaLog(self._parts.ufs, self._parts.blocks, self._parts.context, url, self.mapped_from)
-        return self._logs[url]
+    def _log(self, place: Place) -> DeltaLog:
+        if place not in self._logs:
+            parts = self._parts
+            self._logs[place] = DeltaLog(
+                parts.ufs, parts.blocks, parts.context, place.url, self.mapped_from, place.catalog_id
+            )
+        return self._logs[place]
 
     def current(self, question: Question) -> Answer:
-        table, log = question.table, self.log(question.table.url)
+        table, newest = question.table, self._read_newest(question.table)
+        place, log, state = newest.place, newest.log, newest.state
         if isinstance(table.pinned, datetime.datetime):
-            state = log.latest()
-            times = functools.partial(read_again, lambda: log.commit_times(state), SourceChangedError)
+            times = functools.partial(read_again, lambda: log.commit_times(state, newest.commits()), SourceChangedError)
             number = self._times.find(table.url, state.table_id, table.pinned, times)
-            state = log.read_state(number, state)
-        else:
-            state = log.latest() if table.pinned is None else log.read_state(cast(int, table.pinned))
-        return Answer(self._version(table, state), question.started_s)
+            state = log.read_state(number, state, newest.ratified)
+        elif table.pinned is not None:
+            state = log.read_state(cast(int, table.pinned), state, newest.ratified)
+        return Answer(self._version(table, place, state), question.started_s)
 
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
     ) -> Sequence[TableVersion]:
-        states = [ask()]
+        versions = [ask()]
+        last = self._newest.get(table.url) or self._read_newest(table)
         with contextlib.suppress(VersionGoneError, ValueError, OverflowError):
-            states.append(self._version(table, self.log(table.url).read_state(int(newest))))
-        return states
+            state = last.log.read_state(int(newest), last.state, last.ratified)
+            versions.append(self._version(table, last.place, state))
+        return versions
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
         if metadata.position is None:
             return None
-        state = self.log(table.url).find_cached_state(metadata.table_id, metadata.position)
-        return None if state is None else self._version(table, state)
+        try:
+            place = Place(table.url) if not metadata.state else Place.parse(metadata.state)
+        except UNREADABLE:
+            return None
+        if self._in_catalog is not None and place.catalog_id is not None:
+            self._in_catalog.lender.remember(place.catalog_id, place.location)
+        state = self._log(place).find_cached_state(metadata.table_id, metadata.position)
+        return None if state is None else self._version(table, place, state)
 
-    def _version(self, table: Table, state: DeltaState) -> TableVersion:
+    # --- where a table is -------------------------------------------------------------------------
+
+    def _read_newest(self, table: Table) -> Newest:
+        """The table's newest state. Asks the catalog first, if the table is named by one.
+
+        The race: a staged commit may be published, and its file removed, after the catalog has named it.
+        """
+        newest = read_again(lambda: self._ask_newest(table), SourceChangedError)
+        self._newest = {**self._newest, table.url: newest}
+        return newest
+
+    def _ask_newest(self, table: Table) -> Newest:
+        if not table.url.startswith(CATALOG_SCHEME):
+            place = Place(table.url)
+            log = self._log(place)
+            return Newest(place, log, log.latest())
+        unity_table, ratified = self._ask_catalog(table)
+        place = Place(self._parts.ufs.url_of(unity_table.location), unity_table.id, unity_table.location)
+        log = self._log(place)
+        if ratified is None:
+            cached_state = log.cached_state()
+            was_managed = cached_state is not None and cached_state.is_catalog_managed
+            ratified = self._ratified(place) if unity_table.is_catalog_managed or was_managed else None
+        state = log.latest(ratified)
+        # The log decides, not the catalog: the table may have become a managed one since.
+        if ratified is None and state.is_catalog_managed:
+            ratified = self._ratified(place)
+            state = log.latest(ratified)
+        return Newest(place, log, state, ratified)
+
+    def _ask_catalog(self, table: Table) -> tuple[UnityTable, RatifiedCommits | None]:
+        """(the catalog's answer about a table, the table's ratified commits if the answer has them). One call.
+
+        One or two more if it is time to have the catalog confirm that the principal may read the table: a catalog tells many who may not read a
+        table where it is, but does not lend them credentials.
+        """
+        assert self._in_catalog is not None
+        lender, last = self._in_catalog.lender, self._newest.get(table.url)
+        with self._authorisations.withdrawing(table):
+            is_managed = last is not None and last.ratified is not None
+            if last is not None and is_managed and self._authorisations.allows(table, last.place.catalog_id):
+                managed = lender.catalog.load_managed(lender.table)
+                if managed is not None and managed[0].id == last.place.catalog_id:
+                    return managed
+            unity_table = lender.catalog.load(lender.table)
+            if not self._authorisations.allows(table, unity_table.id):
+                asked_s = self._in_catalog.holder.ask()
+                self._authorisations.confirm(table, unity_table.id, asked_s)
+        return unity_table, None
+
+    def is_authorised(self, table: Table, version: TableVersion) -> bool:
+        if self._in_catalog is None or not table.url.startswith(CATALOG_SCHEME):
+            return True
+        if version.metadata is None or not version.metadata.state:
+            return False
+        return self._authorisations.allows(table, Place.parse(version.metadata.state).catalog_id)
+
+    def authorise(self, table: Table) -> None:
+        if self._in_catalog is None or not table.url.startswith(CATALOG_SCHEME):
+            return
+        if self._authorisations.allows(table, None):
+            return
+        # One process of the host asks, the others wait for its answer.
+        with self._parts.host.lock("authorise", table.id):
+            if not self._authorisations.allows(table, None):
+                with self._authorisations.withdrawing(table):
+                    asked_s = self._in_catalog.holder.ask()
+                self._authorisations.confirm(table, None, asked_s)
+
+    def _ratified(self, place: Place) -> RatifiedCommits:
+        assert self._in_catalog is not None
+        assert place.catalog_id is not None
+        try:
+            lender = self._in_catalog.lender
+            return lender.catalog.ratified_commits(lender.table, place.catalog_id, place.location)
+        except UfsNotFoundError as problem:
+            # The race: the table was dropped after the catalog had told its id. Another table may have its name now.
+            raise SourceChangedError(str(problem)) from problem
+
+    # --- versions ---------------------------------------------------------------------------------
+
+    def _version(self, table: Table, place: Place, state: DeltaState) -> TableVersion:
         version = state.memo.get((table, self._parts.ufs.scope))
         if version is None:
             try:
-                version = self._get_files(table, state).version(state)
+                version = self._get_files(table, place, state).version(state)
             except UNREADABLE as problem:
                 redacted_path = redact("path", table.url)
                 raise_ours(
@@ -343,23 +479,22 @@ class DeltaSource(VersionSource):
         assert isinstance(version, TableVersion)
         return version
 
-    def _get_files(self, table: Table, state: DeltaState) -> DeltaFiles:
+    def _get_files(self, table: Table, place: Place, state: DeltaState) -> DeltaFiles:
         """The object that builds the table's versions. It is reused as long as the columns stay the same."""
         files = self._files.get(table.url)
-        if files is None or not files.fits(table, state):
-            files = DeltaFiles(table, state, self._parts.ufs.url_of)
+        if files is None or not files.fits(table, place, state):
+            files = DeltaFiles(table, place, state, self._parts.ufs.url_of)
             self._files = {**self._files, table.url: files}
         return files
 
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        return read_again(lambda: self._history(self.log(table.url)), SourceChangedError)
+        return read_again(lambda: self._history(self._read_newest(table)), SourceChangedError)
 
-    def _history(self, log: DeltaLog) -> list[dict[str, Any]]:
-        rows = []
-        commits, state = log.commits(), log.latest()
-        for (version, file), (_, at_ms) in zip(commits, log.commit_times(state, commits), strict=True):
+    def _history(self, newest: Newest) -> list[dict[str, Any]]:
+        rows, log, commits = [], newest.log, newest.commits()
+        for (version, file), (_, at_ms) in zip(commits, log.commit_times(newest.state, commits), strict=True):
             actions = log.read_commit(file)
             info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if action.get("commitInfo")), {})
             added = [Add.from_action(action["add"]) for action in actions if action.get("add")]
@@ -378,8 +513,9 @@ class DeltaSource(VersionSource):
         return rows
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
-        log, metadata = self.log(table.url), require_metadata(table, version)
+        metadata = require_metadata(table, version)
         position = cast(int, metadata.position)
+        log = self._log(Place.parse(metadata.state) if metadata.state else Place(table.url))
         # A log without the version, which was cleaned up since, still says what the table is now.
         state = log.find_cached_state(metadata.table_id, position) or log.cached_state() or log.read_state(position)
         protocol = {name: state.protocol.get(name) for name in ("minReaderVersion", "readerFeatures")}
@@ -391,14 +527,67 @@ class DeltaSource(VersionSource):
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class InCatalog:
+    """A table as a Unity catalog has it: the lender and the holder of its credentials, and for how long an authorisation holds."""
+
+    lender: UnityLender
+    holder: CredentialHolder
+    authorise_every_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a table is: the URL of its directory. For a table that is named by a catalog also its id there, and its `location` as the catalog
+    spells it."""
+
+    url: str
+    catalog_id: str | None = None
+    location: str = ""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells the table from others that have the same log: nothing if it is named by its path."""
+        return () if self.catalog_id is None else (self.catalog_id, self.url)
+
+    @property
+    def text(self) -> str:
+        """The place of a table that a catalog names, as a text that `parse` reads; empty for a table that is named by its path."""
+        return "" if self.catalog_id is None else json.dumps([self.url, self.catalog_id, self.location])
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """The place that `text` returned. Raises one of `decoding.UNREADABLE` for any other text."""
+        url, catalog_id, location = map(as_text, json.loads(text))
+        return cls(url, catalog_id, location)
+
+
+@dataclasses.dataclass(frozen=True)
+class Newest:
+    """A table's newest state, its log, and what the catalog says about commits that may not be in the log yet."""
+
+    place: Place
+    log: DeltaLog
+    state: DeltaState
+    ratified: RatifiedCommits | None = None
+
+    def commits(self) -> list[tuple[int, FileVersion]]:
+        """(version, file) of the commits that the log and the catalog still have, up to this state, oldest first. One LIST."""
+        return [commit for commit in self.log.commits(self.ratified) if commit[0] <= self.state.version]
+
+
 class DeltaFiles:
     """Builds the versions of a table as long as its columns stay the same. Each file that it has built is reused for later versions.
 
     Raises one of `decoding.UNREADABLE` for malformed metadata.
     """
 
-    def __init__(self, table: Table, state: DeltaState, url_of: Callable[[str], str]) -> None:
+    def __init__(self, table: Table, place: Place, state: DeltaState, url_of: Callable[[str], str]) -> None:
         self._table = table
+        self._place = place
+        self._root = place.url
+        # The paths in deletion vectors begin below it. Those of a table in a catalog are whole URLs.
+        self.table_url = table.url
         self._url_of = url_of
         self._definitions = _column_definitions(state)
         self._schema = arrow_schema(state.schema)
@@ -411,12 +600,8 @@ class DeltaFiles:
         self._built_files: dict[Key, tuple[Add, FileVersion]] = {}
         self._columns_of_base: tuple[BaseFiles, DeltaColumns] | None = None
 
-    @property
-    def table_url(self) -> str:
-        return self._table.url
-
-    def fits(self, table: Table, state: DeltaState) -> bool:
-        return (table, _column_definitions(state)) == (self._table, self._definitions)
+    def fits(self, table: Table, place: Place, state: DeltaState) -> bool:
+        return (table, place, _column_definitions(state)) == (self._table, self._place, self._definitions)
 
     def version(self, state: DeltaState) -> TableVersion:
         """The version of the table for a state of the log."""
@@ -431,11 +616,12 @@ class DeltaFiles:
             )
         self._built_files = built_files
         # Readers compare versions by digest. The version number is left out, so that two versions with the same files count as one.
-        digest = digest_of(state.table_id, state.metadata["schemaString"], len(state.files), *state.files.sums)
+        parts = state.metadata["schemaString"], len(state.files), *state.files.sums, *self._place.identity
+        digest = digest_of(state.table_id, *parts)
         metadata = VersionMetadata(
             state.table_id,
             state.version,
-            "",
+            self._place.text,
             digest,
             (),
             text_of_schema(self._schema),
@@ -454,7 +640,7 @@ class DeltaFiles:
 
     def urls(self, base: BaseFiles) -> pa.Array:
         """The URLs of the files of a base, in the order of its rows."""
-        urls = pc.binary_join_element_wise(pa.scalar(self._table.url), base.paths, "/")
+        urls = pc.binary_join_element_wise(pa.scalar(self._root), base.paths, "/")
         # Only encoded and absolute paths need work: any other path is the end of its file's URL.
         special = as_bools(pc.match_substring_regex(base.paths, r"%|^([A-Za-z][A-Za-z0-9+.-]*:|/)"))
         if not special.any():
@@ -519,19 +705,19 @@ class DeltaFiles:
                 (name, _add_zone(values.get(stored_name), self._schema.field(name).type))
                 for stored_name, name in self._partitions.items()
             ),
-            deletes=_to_deletes(self._table, add, url, self._url_of),
+            deletes=_to_deletes(self.table_url, self._root, add, url, self._url_of),
             statistics=statistics,
             columns=self._columns,
         )
 
     def url(self, spelled: str) -> str:
         path = decode_path(spelled)
-        return _url_elsewhere(self._table, path, self._url_of) if is_absolute(spelled) else f"{self._table.url}/{path}"
+        return _url_elsewhere(self._root, path, self._url_of) if is_absolute(spelled) else f"{self._root}/{path}"
 
     def _row_names(self, keys: Sequence[Key]) -> tuple[str, ...]:
         urls = ((self.url(path), vector) for path, vector in keys)
         return tuple(
-            key_of(name, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else name
+            key_of(name, f"{vector}#{url.removeprefix(self.table_url + '/')}") if vector else name
             for url, vector in urls
             for name in (key_of(url, self.identity),)
         )
@@ -600,17 +786,17 @@ def _column_definitions(state: DeltaState) -> tuple[object, ...]:
     return state.table_id, state.metadata["schemaString"], state.partition_columns, state.mapping
 
 
-def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:
+def _url_elsewhere(root: str, path: str, url_of: Callable[[str], str]) -> str:
     """The URL of a file with an absolute path. Raises NotSupportedError if the file is in another kind of store than the table."""
     scheme, colon, location = path.partition(":") if not path.startswith("/") else ("file", ":", path)
-    path_scheme, table_scheme = scheme.lower(), table.url.partition("://")[0].lower()
+    path_scheme, table_scheme = scheme.lower(), root.partition("://")[0].lower()
     # A file's URL is complete if it names this machine: after two slashes comes the name of a host.
     is_complete = re.match(r"/(?!/)|///|//localhost/", location) if path_scheme == "file" else location.startswith("//")
     if not (colon and is_complete) or (
         path_scheme != table_scheme and not {path_scheme, table_scheme} <= {"s3", "s3a", "s3n"}
     ):
         raise NotSupportedError(
-            f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file in another store than the table's, which is "
+            f"{redact('path', root)}: its Delta log names {redact('path', path)}, a file in another store than the table's, which is "
             "not supported: read the table with format('delta')"
         )
     return url_of("file:///" + location.removeprefix("//localhost").lstrip("/") if path_scheme == "file" else path)
@@ -622,14 +808,16 @@ def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
     return f"{value}Z" if value is not None and instant and not _ZONE.search(value) else value
 
 
-def _to_deletes(table: Table, add: Add, url: str, url_of: Callable[[str], str]) -> tuple[DeletionVector, ...]:
+def _to_deletes(
+    table_url: str, root: str, add: Add, url: str, url_of: Callable[[str], str]
+) -> tuple[DeletionVector, ...]:
     vector = add.vector
     if vector is None:
         return ()
-    place = vector_url(table.url, vector.storage, vector.data)
+    place = vector_url(root, vector.storage, vector.data)
     if vector.storage == "p" and place is not None:
-        place = _url_elsewhere(table, decode_path(place), url_of)
-    path = url.removeprefix(table.url + "/")
+        place = _url_elsewhere(root, decode_path(place), url_of)
+    path = url.removeprefix(table_url + "/")
     return (DeletionVector(path, vector.storage, vector.data, vector.offset, vector.size, vector.cardinality, place),)
 
 

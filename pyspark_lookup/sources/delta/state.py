@@ -27,7 +27,9 @@ READER_FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""The reader features that are supported. `catalogManaged` is not: such a table may have commits that are not in its log yet."""
+"""The reader features that are supported, however the table is named."""
+_CATALOG_FEATURES = frozenset({"catalogManaged", "catalogOwned-preview"})
+"""The names of one feature: the table may have commits that are not in its log yet, so only its catalog knows its newest version."""
 _OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
 """Features of column types that cannot be read. A table may require them, because delta-rs lists them even if no column has such a type. Only
 columns of such types are refused."""
@@ -122,10 +124,15 @@ class DeltaState:
         feature_lists = (self.protocol.get(f"{role}Features") or () for role in ("reader", "writer"))
         return any("columnMapping" in features for features in feature_lists)
 
-    def check(self) -> None:
+    @property
+    def is_catalog_managed(self) -> bool:
+        """Whether only the table's catalog knows its newest version."""
+        return not _CATALOG_FEATURES.isdisjoint(self.protocol.get("readerFeatures") or ())
+
+    def check(self, in_catalog: bool = False) -> None:
         """Raise NotSupportedError if the table requires a reader version or a reader feature that this package does not support.
 
-        Raises one of `decoding.UNREADABLE` for malformed metadata.
+        `in_catalog`: the table is named by its catalog. Raises one of `decoding.UNREADABLE` for malformed metadata.
         """
         least = as_count(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
@@ -133,7 +140,13 @@ class DeltaState:
                 f"it requires reader version {least}, and this package supports up to {_FEATURES_VERSION}: read it with format('delta')"
             )
         required_features = set(as_texts(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
-        unknown = sorted(required_features - READER_FEATURES - _OF_TYPES)
+        of_catalog = sorted(required_features & _CATALOG_FEATURES)
+        if of_catalog and not in_catalog:
+            raise NotSupportedError(
+                f"it requires the reader feature {', '.join(of_catalog)}: only its catalog knows its newest commits, so name it by its catalog "
+                "(lookup.catalog = unity, path = catalog.schema.table)"
+            )
+        unknown = sorted(required_features - READER_FEATURES - _OF_TYPES - _CATALOG_FEATURES)
         if unknown:
             raise NotSupportedError(
                 f"it requires the reader feature {', '.join(unknown)}, which is not supported: read it with format('delta')"

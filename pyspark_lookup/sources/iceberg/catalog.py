@@ -29,12 +29,8 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.iceberg import lending
 from pyspark_lookup.storage.stores import (
-    CATALOG_SCHEME,
-    CredentialHolder,
     FileVersion,
     LentCredentials,
-    LentStore,
-    Store,
 )
 from pyspark_lookup.storage.ufs import Ufs
 
@@ -314,30 +310,3 @@ class TableLender:
         if answer is not None:
             self.settings = answer.settings
         return loan
-
-
-# --- the stores of a catalog's tables -------------------------------------------------------------
-
-
-class CatalogStore(LentStore):
-    """The stores in which a catalog's tables lie. The table itself has the URL `catalog://<catalog>/<name>`, which no store knows.
-
-    `scope`: tells the catalog from others with the same name. The other parameters are those of `LentStore`.
-    """
-
-    def __init__(
-        self,
-        catalog: str,
-        scope: str,
-        open_store: Callable[[str, Mapping[str, Any] | None], Store],
-        holder: CredentialHolder | None,
-    ) -> None:
-        super().__init__(scope, open_store, holder)
-        self._prefix = f"{CATALOG_SCHEME}{catalog}/"
-
-    def url_of(self, path: str) -> str:
-        if path.startswith(self._prefix):
-            return path
-        if "://" not in path and not path.startswith(("/", "file:")):
-            return self._prefix + path
-        return super().url_of(path)

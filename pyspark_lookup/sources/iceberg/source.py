@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text
 from pyspark_lookup.errors import (
-    CatalogUnavailableError,
     DamagedFileError,
     NotSupportedError,
     OptionError,
-    PysparkLookupError,
     SourceChangedError,
     TableFormatError,
     UfsNotFoundError,
@@ -27,14 +24,13 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.groups import Pin, Ref
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
-from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions
+from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore
 from pyspark_lookup.sources.iceberg.catalog import (
     HINT,
     METADATA_DIRECTORY,
     METADATA_SUFFIX,
     Catalog,
     CatalogAnswer,
-    CatalogStore,
     Pointer,
     TableLender,
     read_pointer,
@@ -174,7 +170,7 @@ class IcebergSource(VersionSource):
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
         named = options.kind(CatalogOptions)
-        if named.catalog is None:
+        if named.catalog is None or named.is_unity:
             return cls
         lender, holder = cls._share(options, shared)
         return functools.partial(cls, opened=_OpenCatalog(lender, holder, named.authorise_every_s))
@@ -204,13 +200,9 @@ class IcebergSource(VersionSource):
         clock: HostClock,
     ) -> Store | None:
         named = options.kind(CatalogOptions)
-        if named.catalog is None:
+        if named.catalog is None or named.is_unity:
             return None
-        # Storage options are for remote stores: a catalog's tables on local disks are opened without them.
-        open_files = lambda url, lent: open_url(url, "://" in url and not url.startswith("file:"), lent)  # noqa: E731
-        parameters = json.dumps(options.storage.parameters, default=str)
-        scope = "catalog" + json.dumps([named.catalog, named.properties, parameters])
-        return CatalogStore(named.catalog, scope, open_files, cls._share(options, shared, clock)[1])
+        return CatalogStore.open(options, open_url, cls._share(options, shared, clock)[1])
 
     @classmethod
     def kind_of_url(cls, url: str) -> str | None:
@@ -432,7 +424,7 @@ class IcebergSource(VersionSource):
         if self._opened is None:
             raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
         lender, asked_s = self._opened.lender, self._parts.context.clock.steady_s()
-        with self._withdrawing(table):
+        with self._authorisations.withdrawing(table):
             answer = lender.catalog.load(lender.table)
         self._authorisations.confirm(table, answer.table_id, asked_s, lasting=not answer.is_rest)
         if answer.is_rest:
@@ -441,17 +433,6 @@ class IcebergSource(VersionSource):
                 lender.settings = answer.settings
                 self._parts.host.attempt(lambda disk: disk.replace_record("lent", self._settings_key, answer.settings))
         return answer
-
-    @contextlib.contextmanager
-    def _withdrawing(self, table: Table) -> Iterator[None]:
-        """If the catalog refuses the table in the block, no process of this host answers for this principal any more."""
-        try:
-            yield
-        except CatalogUnavailableError:
-            raise
-        except PysparkLookupError:
-            self._authorisations.withdraw(table)
-            raise
 
     def is_authorised(self, table: Table, version: TableVersion) -> bool:
         if self._opened is None or not table.url.startswith(CATALOG_SCHEME):
@@ -472,7 +453,7 @@ class IcebergSource(VersionSource):
             if not self._opened.lender.catalog.is_rest:
                 self._ask_catalog(table)
                 return
-            with self._withdrawing(table):
+            with self._authorisations.withdrawing(table):
                 asked_s = self._opened.holder.ask()
             self._authorisations.confirm(table, None, asked_s)
 

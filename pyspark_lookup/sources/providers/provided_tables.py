@@ -23,6 +23,7 @@ from pyspark_lookup.options.groups import FULL
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import ChangedKeys, PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
+from pyspark_lookup.sources.credentials import CredentialOptions
 from pyspark_lookup.sources.opening import Opening
 from pyspark_lookup.sources.providers.provider import (
     PROVIDER_OPTION,
@@ -164,7 +165,6 @@ class ProvidedStore:
         made_with = (
             options.files.path,
             options.kind(ProviderOptions).parameters,
-            options.kind(ProviderOptions).credentials,
             *(kind.identity for kind in options.kinds),
         )
         self.scope = f"provider:{provided_table.name}"
@@ -372,4 +372,10 @@ def _key(options: LookupOptions) -> str:
     made_with = files.path, files.keys, read.columns, read.where, read.on_error, options.storage.max_retries
     system = system_options(options)
     of_built_in = (system, files.schema, options.cache.mode) if isinstance(system, BuiltInOptions) else ()
-    return key_of(options.kind(ProviderOptions), *of_built_in, *made_with, options.cache.directory())
+    return key_of(
+        options.kind(ProviderOptions),
+        options.kind(CredentialOptions),
+        *of_built_in,
+        *made_with,
+        options.cache.directory(),
+    )

@@ -63,10 +63,11 @@ from pyspark_lookup.options.parsing import (
     make,
     option,
     parse_factory,
-    parse_function,
 )
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.table_scan import ChangedKeys
+from pyspark_lookup.sources.catalogs import CatalogOptions
+from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions
 from pyspark_lookup.sources.providers.call_runner import (
     CallFailedError,
     Calls,
@@ -74,7 +75,6 @@ from pyspark_lookup.sources.providers.call_runner import (
     call_and_await,
     iterate_in_thread,
 )
-from pyspark_lookup.sources.providers.credentials import CREDENTIALS
 from pyspark_lookup.sources.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
@@ -116,11 +116,6 @@ class ProviderOptions(KindOptions):
         "lookup.provider.*", Kind("any", str), (),
         doc="Passed to the provider, e.g. `lookup.provider.table`; never credentials.",
         secrets="let the provider read it from the environment or from a file of its own",
-    )
-    credentials: str | None = option(
-        CREDENTIALS, Kind("`module:function`", parse_function), None,
-        doc="Databases, HTTP and Redis: a function that takes the URL and returns a dictionary with `user`, `password` or both. For HTTP, it may "
-            "return a `token`, or headers by name, instead. Each process calls it whenever it connects.",
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
@@ -180,9 +175,11 @@ class ProviderOptions(KindOptions):
             raise OptionError(
                 f"option lookup.provider = {self.provider!r}: expected {', '.join(names)} or module:factory, e.g. 'my_company.lookups:customers'"
             )
-        if self.credentials is not None and not isinstance(system_options(options), BuiltInOptions):
+        is_described = isinstance(system_options(options), BuiltInOptions) or options.kind(CatalogOptions).is_unity
+        if options.kind(CredentialOptions).credentials is not None and not is_described:
             raise OptionError(
-                f"option {CREDENTIALS} is for tables of databases and for lookup.provider = {' or '.join(map(repr, names))}: set lookup.table or lookup.provider, or remove it"
+                f"option {CREDENTIALS} is for tables of databases, for lookup.catalog = 'unity' and for lookup.provider = {' or '.join(map(repr, names))}: set "
+                "lookup.table, lookup.catalog or lookup.provider, or remove it"
             )
         if self.provider is None:
             is_built_in = system_options(options) is not None

@@ -221,9 +221,6 @@ class LentStore:
     that credentials have expired, or refuses old ones, they are renewed and the call is made once more.
     """
 
-    pins = False
-    lists_after = False
-
     def __init__(
         self, scope: str, open_store: Callable[[str, Mapping[str, Any] | None], Store], holder: CredentialHolder | None
     ) -> None:
@@ -231,6 +228,18 @@ class LentStore:
         self._open = open_store
         self._holder = holder
         self._stores: dict[str, tuple[LentCredentials | None, Store]] = {}
+
+    @property
+    def pins(self) -> bool:
+        return self._all_open("pins")
+
+    @property
+    def lists_after(self) -> bool:
+        return self._all_open("lists_after")
+
+    def _all_open(self, ability: str) -> bool:
+        """Whether all stores that were opened so far have an ability: a table rarely has files in two."""
+        return bool(self._stores) and all(getattr(store, ability) for _, store in self._stores.values())
 
     def url_of(self, path: str) -> str:
         if _AZURE.match(path):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 import pyarrow as pa
 
 from pyspark_lookup.errors import LookupFunctionError, OptionError, raise_ours
-from pyspark_lookup.sources.providers.credentials import Credentials
+from pyspark_lookup.sources.credentials import Credentials
 from pyspark_lookup.sources.providers.databases.address import Address
 
 UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"

@@ -21,7 +21,7 @@ from pyspark_lookup.errors import OptionError, PysparkLookupError
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
-from pyspark_lookup.sources.providers.credentials import credentials_function
+from pyspark_lookup.sources.credentials import CredentialOptions
 from pyspark_lookup.sources.providers.databases.address import Address
 from pyspark_lookup.sources.providers.databases.conditions import condition_of
 from pyspark_lookup.sources.providers.databases.database import (
@@ -123,8 +123,8 @@ class DatabaseOptions(BuiltInOptions):
         self._database(options)
 
     def _database(self, options: LookupOptions) -> Database:
-        address, credentials = Address.parse(options.files.path), options.kind(ProviderOptions).credentials
-        return DATABASES[address.scheme](address, None if credentials is None else credentials_function(credentials))
+        address = Address.parse(options.files.path)
+        return DATABASES[address.scheme](address, options.kind(CredentialOptions).function)
 
     def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         database = self._database(options)

@@ -18,7 +18,7 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.conf_file import tells_secret
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Kind, option
-from pyspark_lookup.sources.providers.credentials import credentials_function
+from pyspark_lookup.sources.credentials import CredentialOptions
 from pyspark_lookup.sources.providers.functions import AsyncLookupFunctionProvider, LookupContext, LookupProvider
 from pyspark_lookup.sources.providers.provider import NamedProviderOptions, ProviderOptions
 from pyspark_lookup.sources.providers.services.answers import AnswerReader, compile_path
@@ -151,7 +151,7 @@ class HttpOptions(NamedProviderOptions):
                 timeout_s=min(self.timeout_s, calls.async_timeout_s),
                 pause_at_most_s=calls.async_timeout_s,
                 headers=dict(self.headers),
-                login=None if calls.credentials is None else credentials_function(calls.credentials),
+                login=options.kind(CredentialOptions).function,
             )
             return AsyncLookupFunctionProvider(function, schema)
 

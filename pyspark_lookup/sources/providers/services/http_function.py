@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text
-from pyspark_lookup.sources.providers.credentials import CREDENTIALS, Credentials
+from pyspark_lookup.sources.credentials import CREDENTIALS, Credentials
 from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows, FinalLookupError
 from pyspark_lookup.sources.providers.services.answers import AnswerReader
 from pyspark_lookup.sources.providers.services.freshness import (

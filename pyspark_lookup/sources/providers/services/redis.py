@@ -22,7 +22,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, choice, option, parse_text
 from pyspark_lookup.scan.formats.inference import convert
 from pyspark_lookup.scan.formats.text import json_column
-from pyspark_lookup.sources.providers.credentials import CREDENTIALS, Credentials, credentials_function
+from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions, Credentials
 from pyspark_lookup.sources.providers.functions import (
     FinalLookupError,
     LookupContext,
@@ -98,7 +98,7 @@ class RedisOptions(NamedProviderOptions):
                 ValueReader(pa.schema(columns), keys, self.value),
                 self.value,
                 min(_TIMEOUT_S, calls.async_timeout_s),
-                None if calls.credentials is None else credentials_function(calls.credentials),
+                options.kind(CredentialOptions).function,
             )
             return LookupFunctionProvider(function, schema)
 

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.options.lookup_options import KindOptions
+from pyspark_lookup.options.parsing import Kind, option, parse_function
 
 CREDENTIALS = "lookup.credentials"
 Credentials = Callable[[str], Mapping[str, str]]
 """Takes the URL of a system and returns a dictionary of texts by name, such as `user` and `password`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CredentialOptions(KindOptions):
+    """The option that names the function."""
+
+    credentials: str | None = option(
+        CREDENTIALS, Kind("`module:function`", parse_function), None,
+        doc="Databases, HTTP, Redis and Unity Catalog: a function that takes the URL and returns a dictionary with `user`, `password` or both. For HTTP, "
+            "it may return a `token`, or headers by name, instead; for Unity Catalog, it returns a `token`, or `client_id` and `client_secret`. Each "
+            "process calls it whenever it connects.",
+    )  # fmt: skip
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return (self.credentials,)
+
+    @property
+    def function(self) -> Credentials | None:
+        """The function; None if none is named."""
+        return None if self.credentials is None else credentials_function(self.credentials)
 
 
 def credentials_function(name: str) -> Credentials:
