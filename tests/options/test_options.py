@@ -176,7 +176,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({"lookup.version": "3", "lookup.valid-write-ids": "t:1:9223372036854775807::"}, ["lookup.version", "lookup.valid-write-ids", "give one"]),
     ({"lookup.timestamp": "2026-03-01", "lookup.version": "3"}, ["lookup.version", "lookup.timestamp", "give one"]),
     ({"lookup.branch": "main", "lookup.tag": "a"}, ["lookup.branch", "lookup.tag", "give one"]),
-    ({"lookup.catalog.uri": "http://h"}, ["lookup.catalog.uri is a property of an Iceberg catalog", "set lookup.catalog"]),
+    ({"lookup.catalog.uri": "http://h"}, ["lookup.catalog.uri is a property of a catalog", "set lookup.catalog"]),
     ({"lookup.catalog": "prod", "path": "customers"}, ["path = 'customers'", "namespace.table"]),
     ({"lookup.catalog": "prod", "path": "a.b", **PROVIDER}, ["lookup.catalog and lookup.provider"]),
     ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.token": "t"}, ["lookup.catalog.token looks like a credential", ".pyiceberg.yaml"]),
