@@ -224,7 +224,7 @@ LookupTable(managed + "-nets", {"lookup.keys": "network"}).write([{"network": "1
 LookupTable(managed + "-nets").alter(properties={"lookup.cidr": "network"})
 register_lookup(spark, "place_of", managed + "-nets")
 joined = lookup_join(spark.sql("SELECT '10.1.2.3' AS ip"), managed + "-nets", cidr="ip", columns=["place"])
-print("NETWORKS", joined.first().place, spark.sql("SELECT place_of('10.9.9.9').place").first().place)
+print("NETWORKS", joined.first().place, spark.sql("SELECT place_of('10.9.9.9').place").first()[0])
 spark.range(1, 4).write.parquet("batches")
 
 def act(batch, number):  # in a process of the server's
