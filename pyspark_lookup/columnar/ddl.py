@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pyspark_lookup.columnar.types import MOST_NESTED, is_deeper
+from pyspark_lookup.columnar.types import MOST_NESTED, VARIANT, is_deeper, is_variant
 from pyspark_lookup.core.decoding import UNREADABLE, show
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _TYPES = {
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
     "TIMESTAMP_NTZ": pa.timestamp("us"),
     "INTERVAL DAY TO SECOND": pa.duration("us"),
+    "VARIANT": VARIANT,
 }
 _SPELLED = {
     "TEXT": "STRING",
@@ -107,7 +108,7 @@ def type_ddl(kind: pa.DataType) -> str:
         return f"ARRAY<{type_ddl(kind.value_type)}>"
     if pa.types.is_map(kind):
         return f"MAP<{type_ddl(kind.key_type)}, {type_ddl(kind.item_type)}>"
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and not is_variant(kind):
         return "STRUCT<" + ", ".join(f"{_quote(field.name)}: {type_ddl(field.type)}" for field in kind) + ">"
     return next((name for name, arrow_type in _TYPES.items() if arrow_type == kind), str(kind).upper())
 

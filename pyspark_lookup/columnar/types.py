@@ -43,6 +43,13 @@ _LISTS = (
     pa.types.is_large_list_view,
 )
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+VARIANT = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}),
+    ]
+)
+"""The type in which Spark exchanges VARIANT columns with Python. Only its metadata tells it from an ordinary struct."""
 
 
 _COLLATED = b"spark.field"  # in the metadata of a column with collations, the key under which Spark's field of the column is, as JSON
@@ -68,6 +75,24 @@ def collated_field(field: pa.Field) -> dict[str, Any] | None:
     return None if text is None else json.loads(text)
 
 
+def is_variant(kind: pa.DataType) -> bool:
+    """Whether a type is `VARIANT`."""
+    return bool(kind == VARIANT and kind.equals(VARIANT, check_metadata=True))
+
+
+def has_variant_parts(kind: pa.DataType) -> bool:
+    """Whether a type is a struct with the fields by which Parquet stores a VARIANT."""
+    if not pa.types.is_struct(kind):
+        return False
+    names = {field.name for field in kind}
+    return "metadata" in names and len(names) > 1 and names <= {"metadata", "value", "typed_value"}
+
+
+def has_variant(kind: pa.DataType) -> bool:
+    """Whether a type is `VARIANT`, or has it in one of its parts."""
+    return is_variant(kind) or any(map(has_variant, split_type(kind)[1]))
+
+
 def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataType:
     """The Arrow type to which columns of type `kind` are converted for Spark. Raises SchemaError if Spark has no such type.
 
@@ -81,6 +106,8 @@ def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataTyp
 def _spark_type(kind: pa.DataType, nothing: pa.DataType) -> pa.DataType:
     if (reason := unreadable(kind)) is not None:
         raise SchemaError(reason)
+    if is_variant(kind):
+        return VARIANT
     if isinstance(kind, pa.BaseExtensionType):
         return spark_type(kind.storage_type, nothing)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -254,11 +281,15 @@ def converts(stored: pa.DataType, planned: pa.DataType) -> bool:
         return True
     if {stored, planned} == {pa.string(), pa.binary()}:
         return True
+    if is_variant(planned):
+        return has_variant_parts(stored)
     return _each_part(stored, planned, converts)
 
 
 def _each_part(kind: pa.DataType, other_kind: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
     """Whether two types are nested alike, and `holds` is true for each pair of corresponding parts. False for types that are not nested."""
+    if is_variant(kind) or is_variant(other_kind):
+        return False
     (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
     return shape is not None and shape == other_shape and all(map(holds, parts, other_parts))
 
@@ -331,6 +362,8 @@ def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
         return other_kind
     if widens(other_kind, kind):
         return kind
+    if is_variant(kind) or is_variant(other_kind):
+        return None
     (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
     if shape is None or shape != other_shape:
         return None

@@ -25,15 +25,20 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Predicate, referenced_columns
 from pyspark_lookup.columnar.types import (
+    VARIANT,
     cast_column,
     check_readable,
     flatten_offsets,
+    has_variant,
+    has_variant_parts,
+    is_variant,
     list_of_entries,
     spark_type,
     split_type,
 )
+from pyspark_lookup.columnar.variants import assemble
 from pyspark_lookup.core.forks import cached_property
-from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError
+from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
@@ -122,10 +127,11 @@ def stats_as_planned(
 
 def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: pa.DataType) -> pa.Array:
     """A column as it was read from a file, cast to the planned type. Raises SchemaError if a value would change."""
-    if file.columns is None or (column.type == planned and not pa.types.is_nested(planned)):
+    as_it_is = file.columns is None and not has_variant(planned)
+    if as_it_is or (column.type == planned and not pa.types.is_nested(planned)):
         return cast_column(column, planned, name, file.url)
     # Fields of a struct may have been renamed. So they are found by their `StoredColumn`s: in the file, another field may have a planned name.
-    return _array(column, planned, _column(file.columns, name), name, file.url)
+    return _array(column, planned, _column(file.columns or (), name), name, file.url)
 
 
 def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
@@ -221,6 +227,8 @@ class _Fields:
 
 def _type(stored: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.DataType:
     parts = column.parts
+    if is_variant(planned) and has_variant_parts(stored):
+        return VARIANT
     if pa.types.is_struct(planned) and pa.types.is_struct(stored):
         fields, kinds, places = list(stored), [], _Fields(stored)
         for field in planned:
@@ -239,6 +247,12 @@ def _type(stored: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa
 
 
 def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: str, origin: str) -> pa.Array:
+    if is_variant(planned):
+        try:
+            return assemble(column)
+        except (ValueError, TypeError, NotImplementedError) as problem:  # Arrow's exceptions are among these
+            error = SchemaError(f"column {name!r} of {redact('path', origin)} has an invalid VARIANT: {problem}")
+            raise_ours(error, problem)
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
         places = _Fields(column.type)
         arrays, children = column.flatten(), []  # flatten() applies the parent's nulls and offset to the children

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import unreadable_type
+from pyspark_lookup.columnar.types import VARIANT, has_variant_parts, unreadable_type
 from pyspark_lookup.errors import (
     DamagedFileError,
     NoMemoryError,
@@ -108,7 +108,7 @@ def base_name(url: str) -> str:
 def typed_fields(fields: Sequence[pa.Field], spark_types: Mapping[str, Any], url: str) -> list[pa.Field]:
     """Fields with the types that Spark noted for them. `spark_types`: by name, Spark's JSON of a type; fields without a note keep their type.
 
-    A VARIANT, a TIME or a year-month interval gets an `unreadable_type`, because a Python source cannot return such values to Spark.
+    A TIME or a year-month interval gets an `unreadable_type`, because a Python source cannot return such values to Spark.
     """
     return [field if field.name not in spark_types else _field(field, spark_types[field.name], url) for field in fields]
 
@@ -122,10 +122,11 @@ def _field(field: pa.Field, spark_type: Any, url: str) -> pa.Field:
 
 def _apply_spark_type(kind: pa.DataType, spark_type: Any) -> pa.DataType:
     if isinstance(spark_type, str):
-        if spark_type == "variant" or spark_type.startswith(("interval year", "interval month")):
-            instead = "to_json(v)" if spark_type == "variant" else "a number of months"
+        if spark_type == "variant" and has_variant_parts(kind):
+            return VARIANT
+        if spark_type.startswith(("interval year", "interval month")):
             raise NotSupportedError(
-                f"Spark's type {spark_type}, which no Python source can read: write it as {instead} instead"
+                f"Spark's type {spark_type}, which no Python source can read: write it as a number of months instead"
             )
         if spark_type.startswith("time(") and pa.types.is_int64(kind):  # in ORC
             raise NotSupportedError(

@@ -9,7 +9,7 @@ import decimal
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +26,8 @@ from pyspark_lookup.columnar.calendars import (
 )
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import (
+    VARIANT,
+    has_variant_parts,
     lenient_schema,
     split_type,
     unreadable,
@@ -64,6 +66,8 @@ _INTERVAL_BYTES = 12
 # The beginning of a dictionary page's header, up to its two sizes.
 _PAGE_HEAD = re.compile(rb"\x15\x04\x15([\x80-\xff]{0,4}[\x00-\x7f])\x15([\x80-\xff]{0,4}[\x00-\x7f])", re.DOTALL)
 _PAGE_HEAD_BYTES = 13
+# A group in pyarrow's text of a Parquet schema, such as `  optional group field_id=-1 v (Variant(1)) {`.
+_GROUP = re.compile(r"(?P<indent> +)\w+ group field_id=-?\d+ (?P<name>.*?)(?: \((?P<type>[A-Z].*)\))? \{", re.DOTALL)
 _SPARK = b"org.apache.spark."
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
 
@@ -107,14 +111,16 @@ class _Layout:
         calendars = HybridTimes.from_footer(metadata.metadata)
         first, fields = 0, []
         variants = _variants(stored, metadata.schema)
-        for place, field in enumerate(stored):
+        for field in stored:
             leaves = range(first, first + _leaf_count(field.type))
             columns = [metadata.schema.column(leaf) for leaf in leaves]
             int96 = [column.physical_type == "INT96" for column in columns]
-            unsupported = wide.get(field.name) or ("VARIANT of Parquet" if place in variants else None)
+            unsupported = wide.get(field.name)
             if any(column.length == _INTERVAL_BYTES and column.converted_type == "INTERVAL" for column in columns):
                 unsupported = "INTERVAL of Parquet"
             kind = _with_instants(field.type, iter(int96))
+            if variants:
+                kind = _with_variants(kind, iter([column.path for column in columns]), variants)
             fields.append(without_counterpart(pa.field(field.name, kind), unsupported, url))
             leaves_by_name[field.name] = leaves
             first = leaves.stop
@@ -365,21 +371,39 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     return start, chunk.total_compressed_size
 
 
-def _variants(arrow: pa.Schema, schema: pq.ParquetSchema) -> set[int]:
-    """The positions of the VARIANT columns. Parquet stores a VARIANT as a group, and pyarrow shows its type only in the text of the schema."""
-    if not any(_has_variant_parts(field.type) for field in arrow):
+def _variants(arrow: pa.Schema, schema: pq.ParquetSchema) -> set[str]:
+    """The paths of VARIANTs. Parquet stores a VARIANT as a group, and pyarrow shows its type only in the text of the schema."""
+    if not any(_may_have_variants(field.type) for field in arrow):
         return set()
-    place, positions = -1, set()
-    for line in str(schema).splitlines()[1:]:
-        place += re.match(r"  \w", line) is not None
-        if "(Variant(" in line:
-            positions.add(place)
-    return positions
+    names: list[str] = []
+    paths = set()
+    for line in str(schema).splitlines()[2:]:
+        group = _GROUP.fullmatch(line)
+        if group is not None:
+            names[len(group["indent"]) // 2 - 1 :] = [group["name"]]
+            if (group["type"] or "").startswith("Variant("):
+                paths.add(".".join(names))
+    return paths
 
 
-def _has_variant_parts(kind: pa.DataType) -> bool:
+def _may_have_variants(kind: pa.DataType) -> bool:
+    return has_variant_parts(kind) or any(map(_may_have_variants, split_type(kind)[1]))
+
+
+def _with_variants(kind: pa.DataType, leaves: Iterator[str], variants: Collection[str]) -> pa.DataType:
+    """The type `kind` with VARIANT for the groups at the paths `variants`. `leaves`: the paths of the flat parts, in their order."""
     shape, parts = split_type(kind)
-    return (isinstance(shape, tuple) and shape[:1] == ("metadata",)) or any(map(_has_variant_parts, parts))
+    if shape is None:
+        next(leaves)
+        return kind
+    if has_variant_parts(kind):
+        names = [field.name for field in kind]
+        paths = [next(leaves) for _ in range(_leaf_count(kind))]
+        at = sum(_leaf_count(part) for part in parts[: names.index("metadata")])
+        if paths[at].removesuffix(".metadata") in variants:
+            return VARIANT
+        leaves = iter(paths)
+    return with_parts(kind, [_with_variants(part, leaves, variants) for part in parts])
 
 
 def _leaf_count(kind: pa.DataType) -> int:
@@ -419,8 +443,8 @@ def _comparable(value: Any) -> Any:
 def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
     """The fields of a Parquet file with the types that Spark noted when it wrote the file; a field without a note keeps its type.
 
-    In Parquet, a day-time interval is a plain number of microseconds, and a VARIANT is two binary columns. A VARIANT or a year-month interval
-    gets an `unreadable_type`, because a Python source cannot return such values to Spark.
+    In Parquet, a day-time interval is a plain number of microseconds, and a VARIANT is a struct. A year-month interval gets an `unreadable_type`,
+    because a Python source cannot return such values to Spark.
     """
     fields_by_name = _read_spark_fields(footer)
     typed = typed_fields(fields, {name: field["type"] for name, field in fields_by_name.items()}, url)

@@ -31,6 +31,7 @@ from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
 from pyspark_lookup.columnar.types import (
     EXACT,
     MOST_NESTED,
+    VARIANT,
     lenient_schema,
     text_of_schema,
     type_of_column,
@@ -92,6 +93,7 @@ _TYPES = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
     "void": pa.string(),
+    "variant": VARIANT,
 }
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 

@@ -25,14 +25,15 @@ READER_FEATURES = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
+        "variantShredding",
+        "variantShredding-preview",
+        "variantType",
+        "variantType-preview",
     }
 )
 """The reader features that are supported, however the table is named."""
 _CATALOG_FEATURES = frozenset({"catalogManaged", "catalogOwned-preview"})
 """The names of one feature: the table may have commits that are not in its log yet, so only its catalog knows its newest version."""
-_OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
-"""Features of column types that cannot be read. A table may require them, because delta-rs lists them even if no column has such a type. Only
-columns of such types are refused."""
 Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
 """For each of the latest commits that changed no data: (keys of the files that it added, keys of the files that it removed)."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
@@ -146,7 +147,7 @@ class DeltaState:
                 f"it requires the reader feature {', '.join(of_catalog)}: only its catalog knows its newest commits, so name it by its catalog "
                 "(lookup.catalog = unity, path = catalog.schema.table)"
             )
-        unknown = sorted(required_features - READER_FEATURES - _OF_TYPES - _CATALOG_FEATURES)
+        unknown = sorted(required_features - READER_FEATURES - _CATALOG_FEATURES)
         if unknown:
             raise NotSupportedError(
                 f"it requires the reader feature {', '.join(unknown)}, which is not supported: read it with format('delta')"

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.calendars import widened
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import MOST_NESTED, lenient_schema, text_of_schema, type_of_column
+from pyspark_lookup.columnar.types import MOST_NESTED, VARIANT, lenient_schema, text_of_schema, type_of_column
 from pyspark_lookup.core.decoding import UNREADABLE, as_text, as_texts, show
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import NotSupportedError
@@ -70,6 +70,7 @@ _TYPES = {
     "uuid": pa.string(),
     "binary": pa.binary(),
     "unknown": pa.string(),  # null in every row
+    "variant": VARIANT,
 }
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _FIXED = re.compile(r"fixed\[\s*\d+\s*\]")
@@ -158,7 +159,7 @@ def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Itera
         kind, names = field["type"], (*path, as_text(field["name"]))
         if isinstance(kind, dict) and kind.get("type") == "struct":
             yield from flat_columns(kind, names)
-        elif isinstance(kind, str):
+        elif isinstance(kind, str) and kind != "variant":
             try:
                 yield Column(int(field["id"]), names, kind, _parse_type(kind))
             except NotSupportedError:
