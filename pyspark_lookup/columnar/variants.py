@@ -123,9 +123,7 @@ class _Dictionaries:
         is_valid = as_bools(typed.is_valid())
         return _spread(_pack(counts[is_valid], pc.fill_null(elements, _NULL)), is_valid)
 
-    def _encode_objects(
-        self, value: pa.Array | None, typed: pa.StructArray, numbers: Numbers
-    ) -> pa.LargeBinaryArray:
+    def _encode_objects(self, value: pa.Array | None, typed: pa.StructArray, numbers: Numbers) -> pa.LargeBinaryArray:
         rows: list[Numbers] = []
         names: list[Numbers] = []
         items: list[pa.Array] = []

@@ -143,10 +143,10 @@ def _discover(
     return reader.resolver.discover(options)
 
 
-def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.Schema:
+def table_columns(resolved_table: ResolvedTable, options: LookupOptions, readable: bool = True) -> pa.Schema:
     """The columns that a read of all rows returns. Also checks each option that names a column.
 
-    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit the columns, OptionError for a
+    `readable`: False to include columns that cannot be read, with an `unreadable_type`; otherwise they raise UnreadableColumnError. Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit the columns, OptionError for a
     `lookup.partition` that does not fit.
     """
     everything = resolved_table.columns
@@ -181,7 +181,8 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions) -> pa.S
         resolve_names((named,) if isinstance(named, str) else named or (), everything, key)
     select_partitions(resolved_table.table, resolved_table.version, options)
     if options.read.columns is None:
-        check_all_readable(everything)
+        if readable:
+            check_all_readable(everything)
         return everything
     return pa.schema(
         [everything.field(name) for name in resolve_names(options.read.columns, everything, "lookup.columns")]

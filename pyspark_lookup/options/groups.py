@@ -161,6 +161,8 @@ All other options of such a read were stored with the table.
 """
 BUILT = "lookup.built"
 """An internal option of the same reads, as JSON: the micro-batch in whose `foreachBatch` function the lookup was made, and when it was made."""
+ANY_TYPE = "lookup.any-type"
+"""An internal option of reads that ask only for a table's columns: a column that Spark cannot read is VOID then, and its metadata says why."""
 OF_MATCHES = frozenset(
     {
         "lookup.range", "lookup.cidr", "lookup.starts-with", "lookup.valid-from", "lookup.valid-to", "lookup.overlap",

@@ -108,7 +108,8 @@ ARROW_UDFS = Feature(
     "iterator Arrow UDFs", "4.1", bool(arrow_udf) and hasattr(PythonEvalType, "SQL_SCALAR_ARROW_ITER_UDF")
 )
 DATA_SOURCES = Feature("data sources in Python", "4.0", _has("pyspark.sql.datasource", "DataSource"))
-SQL_FUNCTIONS = Feature("functions defined in SQL", "4.0", _has("pyspark.sql.types", "VariantType"))
+VARIANTS = Feature("VARIANT", "4.0", _has("pyspark.sql.types", "VariantType"))
+SQL_FUNCTIONS = Feature("functions defined in SQL", "4.0", VARIANTS.present)
 ARROW_WRITERS = Feature("writers of Arrow batches", "4.0", _has("pyspark.sql.datasource", "DataSourceArrowWriter"))
 STREAM_LIMITS = Feature("limits of micro-batches", "4.2", _has("pyspark.sql.streaming.datasource", "ReadMaxRows"))
 STATEFUL_PROCESSORS = Feature(

@@ -23,7 +23,7 @@ from pyspark_lookup.lookup.planner import ResolvedTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken, table_of_token
 from pyspark_lookup.options.enums import OnError, OnVersionGone, VersionAt, View
-from pyspark_lookup.options.groups import BUILT, EXPLICIT
+from pyspark_lookup.options.groups import ANY_TYPE, BUILT, EXPLICIT
 from pyspark_lookup.options.lookup_options import merge_options
 from pyspark_lookup.options.parsing import option_text
 from pyspark_lookup.sources.managed.options import ChangeOptions
@@ -115,7 +115,8 @@ def resolve_versions(spark: SparkSession, name: str, tables: Mapping[str, tuple[
 
 
 def load_columns(spark: SparkSession, options: Mapping[str, str]) -> StructType:
-    """The columns that the table has now."""
+    """The columns that the table has now. Those that Spark cannot read are VOID (see `unreadable_reason`)."""
+    options = {**options, ANY_TYPE: "true"}
     if plans_here(spark):
         return planning.plan_schema({**options, EXPLICIT: ""})[0]
     if features.DATA_SOURCES:
@@ -159,6 +160,8 @@ def _describe(spark: SparkSession, options: Mapping[str, str]) -> _Planned:
 
 def _plan(options: Mapping[str, str]) -> _Planned:
     schema, resolved_table = planning.plan_schema(options)
+    if ANY_TYPE in options:
+        return _Planned(schema, 0, {}, False)
     planned = planning.Planning.from_options(options, schema, resolved_table)
     view = planned.options.read.view
     same_everywhere = dict(options)

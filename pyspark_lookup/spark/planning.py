@@ -36,7 +36,7 @@ from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import redact, tells_secret
 from pyspark_lookup.options.enums import View
-from pyspark_lookup.options.groups import BUILT, EXPLICIT, refuse_in_reads
+from pyspark_lookup.options.groups import ANY_TYPE, BUILT, EXPLICIT, refuse_in_reads
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
 from pyspark_lookup.sources.managed.change_feed import change_columns
@@ -54,9 +54,9 @@ _OF_WRITES = ("lookup.write.", "lookup.storage.")
 def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable | None]:
     """(the schema of a table or of a view of the table, the resolved table; None for a view).
 
-    For CREATE TABLE, the schema's metadata also holds the options. If the options ask for a new managed table, it is created at their path.
+    With the option `ANY_TYPE`, columns that Spark cannot read are VOID. For CREATE TABLE, the schema's metadata also holds the options. If the options ask for a new managed table, it is created at their path.
     """
-    creating = "provider" in options
+    creating, readable = "provider" in options, ANY_TYPE not in options
     # Options that are stored with a table apply to all uses of it.
     source_options, explicit = (_table_to_create(options), ()) if creating else _split_explicit(options)
     parsed = runtime().effective(parse_options(source_options))
@@ -67,9 +67,9 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
     engine = runtime().engine(parsed)
     with engine.publish():
         resolved_table = planner.find(engine.reader, parsed)
-        columns = planner.table_columns(resolved_table, parsed)
+        columns = planner.table_columns(resolved_table, parsed, readable)
         columns = change_columns(columns) if parsed.read.view is View.CHANGES else columns
-    return _with_options(columns, source_options if creating else None), resolved_table
+    return _with_options(columns, source_options if creating else None, readable), resolved_table
 
 
 def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
@@ -142,6 +142,7 @@ def _split_explicit(options: Mapping[str, str]) -> tuple[dict[str, str], Collect
     read: then some options are the table's, and the option EXPLICIT lists the keys of the others."""
     load_options = _single_path(options)
     load_options.pop(BUILT, None)
+    load_options.pop(ANY_TYPE, None)
     explicit = load_options.pop(EXPLICIT, None)
     return load_options, load_options.keys() if explicit is None else explicit.split(",")
 
@@ -151,8 +152,8 @@ def read_options(read: Mapping[str, str]) -> LookupOptions:
     return runtime().effective(parse_options(_split_explicit(read)[0]))
 
 
-def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> StructType:
-    schema = struct_type(columns)
+def _with_options(columns: pa.Schema, options: Mapping[str, str] | None, readable: bool = True) -> StructType:
+    schema = struct_type(columns, readable)
     if options is None:
         return schema
     mark = os.urandom(8).hex()

@@ -18,7 +18,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType, Var
 
 from pyspark_lookup.columnar.keys import KEY_INDEX
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, UnreadableColumnError
 from pyspark_lookup.lookup.catalog_tables import named_options, resolve_path
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import describe_version
@@ -32,7 +32,7 @@ from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.sources.registry import names_catalog, names_system, parse_options
 from pyspark_lookup.spark.load import load, load_columns, plans_here
 from pyspark_lookup.spark.pipelines import in_flow_function
-from pyspark_lookup.spark.types import arrow_schema, is_collated
+from pyspark_lookup.spark.types import arrow_schema, is_collated, unreadable_reason
 from pyspark_lookup.storage.disk import key_of
 
 Stored = Literal["stored"]
@@ -170,6 +170,9 @@ def look_up(
             f"the table's column {KEY_INDEX!r} has the same name as the column that a lookup adds to its rows: leave it out with columns=[…], or rename it"
         )
     for name in (*key_names, *names):
+        reason = unreadable_reason(schema[name])
+        if reason is not None:
+            raise UnreadableColumnError(f"{reason}: leave {name!r} out, with columns=[…]")
         if is_collated(schema[name].dataType):
             raise SchemaError(
                 f"column {name!r} of the table is {schema[name].dataType.simpleString()}, and a lookup compares and returns plain text: leave it "

@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.pandas import types
 from pyspark.sql.types import DataType, StructField, StructType
 
-from pyspark_lookup.columnar.types import collated_field
+from pyspark_lookup.columnar.types import (
+    check_all_readable,
+    collated_field,
+    has_variant,
+    unreadable,
+    unreadable_type,
+)
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.spark import features
 
+_UNREADABLE = "lookup.unreadable"
 _UTC: Any = {"timezone": "UTC"} if features.TYPES_HAVE_TIME_ZONES else {}
 
 
@@ -25,14 +33,24 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return types.to_arrow_schema(schema, **_UTC)
 
 
-def struct_type(schema: pa.Schema) -> StructType:
+def struct_type(schema: pa.Schema, readable: bool = True) -> StructType:
     """The Spark schema of Arrow columns, with the collations that their metadata names. A timestamp without a time zone becomes TIMESTAMP_NTZ.
 
-    Raises SchemaError for a column with a collation whose files have different types.
+    `readable`: False for a schema in which columns that Spark cannot read are VOID, with the reason in their metadata; `unreadable_reason` returns
+    it. Otherwise they raise UnreadableColumnError. Raises SchemaError for a column with a collation whose files have different types.
     """
+    schema = pa.schema([_for_spark(field) for field in schema])
+    if readable:
+        check_all_readable(schema)
+    reasons = [unreadable(field.type) for field in schema]
+    stand_ins = [
+        field if reason is None else field.with_type(pa.null()) for field, reason in zip(schema, reasons, strict=True)
+    ]
     # The default of the argument differs between Spark's versions.
-    struct = types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    for field, column in zip(struct, schema, strict=True):
+    struct = types.from_arrow_schema(pa.schema(stand_ins), prefer_timestamp_ntz=True)
+    for field, column, reason in zip(struct, schema, reasons, strict=True):
+        if reason is not None:
+            field.metadata = {_UNREADABLE: reason}
         collated = collated_field(column)
         if collated is not None:
             kind = StructField.fromJson(collated).dataType
@@ -43,6 +61,18 @@ def struct_type(schema: pa.Schema) -> StructType:
                 )
             field.dataType = kind
     return struct
+
+
+def _for_spark(field: pa.Field) -> pa.Field:
+    if features.VARIANTS or not has_variant(field.type):
+        return field
+    reason = f"column {field.name!r} is a VARIANT, a type that Spark has from 4.0 on, and this is Spark {pyspark.__version__}"
+    return field.with_type(unreadable_type(reason))
+
+
+def unreadable_reason(field: StructField) -> str | None:
+    """Why Spark cannot read a column of a table; None if it can. `field`: the column in a schema made with `readable=False`."""
+    return (field.metadata or {}).get(_UNREADABLE)
 
 
 def is_collated(kind: DataType) -> bool:

@@ -46,7 +46,6 @@ REFUSED = {
     "deltalog-state-reconstruction-without-protocol": "lacks the table's protocol",
     "versions-not-contiguous": "00000000000000000001.json is missing before version 2",
     "table-with-dv-special-char": "a file in another store than the table's",
-    **dict.fromkeys(VARIANTS, "is of type 'variant'"),
     **dict.fromkeys(NO_SCHEMA, "has no schemaString"),
     **dict.fromkeys(NO_FILES, "it belongs to the current version"),
     "big_query_error": "not below the table's location 'gs://laura-test-test-bucket/table_name'",

@@ -270,8 +270,7 @@ def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> Non
     found = load(spark, tmp_path / "intervals")
     assert found.collect() == spark.read.parquet(str(tmp_path / "intervals")).collect()
     assert found.schema["i"].dataType.simpleString() == "interval day to second"
-    refused = {"variant": "parse_json('[1]')", "interval year to month": "INTERVAL '1-2' YEAR TO MONTH"}
-    for kind, value in refused.items():
+    for kind, value in {"interval year to month": "INTERVAL '1-2' YEAR TO MONTH"}.items():
         spark.sql(f"SELECT 1 AS id, array({value}) AS v").write.parquet(str(tmp_path / kind))
         with pytest.raises(AnalysisException, match=f"column 'v' is of Spark's type {kind}"):
             load(spark, tmp_path / kind)

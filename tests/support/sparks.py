@@ -15,6 +15,7 @@ from pyspark_lookup.spark.features import (
     SQL_FUNCTIONS,
     STATEFUL_PROCESSORS,
     STREAM_LIMITS,
+    VARIANTS,
     Feature,
     find,
 )
@@ -24,7 +25,7 @@ PIPELINES = Feature("Declarative Pipelines", "4.1", find("pyspark.pipelines", "t
 PARTIAL_INSERTS = Feature("INSERT of some of a table's columns", "4.1", bool(ARROW_UDFS))
 FEATURES = (
     ARROW_UDFS, ARROW_WRITERS, DATA_SOURCES, PARTIAL_INSERTS, PIPELINES, REAL_TIME, SQL_FUNCTIONS, STATEFUL_PROCESSORS,
-    STREAM_LIMITS,
+    STREAM_LIMITS, VARIANTS,
 )  # fmt: skip
 
 

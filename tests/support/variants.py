@@ -170,7 +170,9 @@ def random_value(rng: random.Random, depth: int = 3) -> Any:
     if depth and draw < 0.35:
         return {name: random_value(rng, depth - 1) for name in rng.sample(NAMES, rng.randint(0, 5))}
     if depth and draw < 0.5:
-        return [random_value(rng, depth - 1) for _ in range(rng.choice((0, 1, 2, 3, 300 if rng.random() < 0.05 else 4)))]
+        return [
+            random_value(rng, depth - 1) for _ in range(rng.choice((0, 1, 2, 3, 300 if rng.random() < 0.05 else 4)))
+        ]
     return random_primitive(rng, rng.choice(("null", *ARROW)))
 
 

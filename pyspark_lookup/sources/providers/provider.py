@@ -38,7 +38,7 @@ from pyspark_lookup.columnar.keys import (
 )
 from pyspark_lookup.columnar.predicate import Predicate, referenced_columns
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens
+from pyspark_lookup.columnar.types import cast_column, lenient_schema, resolve_names, spark_type, unreadable, widens
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.core.log_events import log_event
@@ -350,8 +350,11 @@ class MadeProvider:
             raise OptionError(
                 f"option {PROVIDER_OPTION} = {self.name!r}: the provider's schema is {foreign_repr(schema)}: make it a pyarrow.Schema"
             )
-        spark_columns = spark_schema(schema, f"provider {self.name}")
-        self.schema = pa.schema([(field.name, spark_type(field.type)) for field in spark_columns])
+        spark_columns = lenient_schema(schema, f"provider {self.name}")
+        # In the columns of a provider, Arrow's null type is text.
+        self.schema = pa.schema(
+            [field if unreadable(field.type) else (field.name, spark_type(field.type)) for field in spark_columns]
+        )
         if options.files.keys:
             self._narrow(options, options.files.keys)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable, lookup_join
-from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError
 from pyspark_lookup.sources.providers.databases.adbc import AdbcDatabase, Bigquery, FlightSql, Snowflake
 from pyspark_lookup.sources.providers.databases.address import Address
 from pyspark_lookup.sources.providers.databases.drivers import DATABASES
@@ -333,8 +333,9 @@ def test_mariadb_values_that_are_no_time(mariadb: Database) -> None:
 def test_sqlite_values_of_other_types(sqlite: Database) -> None:
     """A value that its column does not declare is an error that names the column; so is a column without a type, unless lookup.schema has it."""
     name = sqlite.create("i INTEGER, t TEXT COLLATE NOCASE, x", "(1, 'a', 1)", "('wrong', 'c', 'text')")
-    with pytest.raises(OptionError, match=r"column 'x' has no declared type: declare the columns in lookup.schema"):
-        sqlite.table(name, "t")
+    with pytest.raises(SchemaError, match=r"column 'x' has no declared type: declare the columns in lookup.schema"):
+        sqlite.table(name, "t").get("a")
+    assert sqlite.table(name, "t", ONCE, {"lookup.columns": "t, i"}).get("a") == [{"t": "a", "i": 1}]
     table = sqlite.table(name, "t", ONCE, {"lookup.schema": "t STRING, i BIGINT"})
     assert table.get("a") == [{"t": "a", "i": 1}]
     assert table.get("A") == []

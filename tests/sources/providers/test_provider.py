@@ -15,7 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
-from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.errors import (
+    LookupFunctionError,
+    LookupTimeoutError,
+    OptionError,
+    PysparkLookupError,
+    UnreadableColumnError,
+)
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.sources.providers.functions import (
@@ -158,8 +164,6 @@ NO_PROVIDER = r"': the factory returned (.|\n)*: make it return a LookupProvider
 RETURNED: list[tuple[Any, type[Exception], str]] = [
     *((returned, OptionError, NO_PROVIDER) for returned in (None, users(), LookupFunctionProvider)),
     (provider(users(), None), OptionError, ""),  # type: ignore[arg-type]
-    (provider(users(), of(ID=pa.int64())), SchemaError, ": .*'id' and 'ID' differ at most in letter case"),
-    (provider(users(), of(at=pa.time64("us"))), SchemaError, ": .*column 'at': type time64"),
     (LookupProvider(SCHEMA), OptionError, ".* has no lookup function"),
     *((provider(SyncFunction(rows_of(USERS), size)), PysparkLookupError, "") for size in (-1, "5", 2.5)),  # type: ignore[arg-type]
 ]
@@ -167,9 +171,24 @@ RETURNED: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("returned", "kind", "says"), RETURNED, ids=range(len(RETURNED)))
 def test_a_factory_that_returns_something_else(desk: Desk, returned: Any, kind: type[Exception], says: str) -> None:
-    """What is not a provider, or has a schema that is none for Spark, is refused, naming it. What answers nothing can be made."""
+    """What is not a provider is refused, naming it. What answers nothing can be made."""
     with pytest.raises(kind, match=f"provider_1:make{says}"):
         desk.table(lambda context: returned).get(1)
+
+
+def test_columns_that_cannot_be_read(desk: Desk) -> None:
+    """They are refused by name, unless lookup.columns leaves them out; so are keys."""
+    schema = of(name=pa.string(), at=pa.time64("us"), A=pa.int64(), a=pa.int64())
+    name = desk.name(lambda context: provider(users(), schema))
+    for options, says in (
+        ({}, r"column 'at': type time64.*\(provider .*provider_1:make\).* out with lookup.columns"),
+        ({"lookup.columns": "id, a"}, "columns 'A' and 'a' differ at most in letter case"),
+        ({"lookup.keys": "at"}, "column 'at': type time64"),
+    ):
+        with pytest.raises(UnreadableColumnError, match=says):
+            desk.table(name, options).get(1)
+    for mode in ({}, BY_ROWS | {"lookup.partial-cache.expire-after-write": "1 min"}):
+        assert desk.table(name, {"lookup.columns": "name", **mode}).get(1) == [{"id": 1, "name": "Alice"}]
 
 
 Make = Callable[[LookupContext], LookupProvider]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.errors import SchemaError, raise_ours
+from pyspark_lookup.columnar.types import spark_type, unreadable_type
+from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.sources.providers.databases.database import (
     Column,
     Condition,
@@ -105,9 +105,8 @@ class _AdbcConnection(Connection):
         try:
             kind = spark_type(field.type)
         except SchemaError as problem:
-            raise_ours(
-                SchemaError(f"{source.label}: column {field.name!r}: {problem}; cast it in lookup.query"), problem
-            )
+            reason = f"{source.label}: column {field.name!r}: {problem}; cast it in lookup.query"
+            return Column(field.name, unreadable_type(reason), raw, raw, findable=False)
         integer = pa.types.is_integer(kind)
         return Column(field.name, field.type, raw, raw, exact=integer or pa.types.is_date(kind), ordered=integer)
 

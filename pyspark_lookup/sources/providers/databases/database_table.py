@@ -15,7 +15,14 @@ import tenacity
 from pyspark_lookup.columnar.keys import Keys, as_indices, match_rows, one_array
 from pyspark_lookup.columnar.predicate import Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type
+from pyspark_lookup.columnar.types import (
+    cast_column,
+    lenient_schema,
+    resolve_names,
+    spark_type,
+    unreadable,
+    unreadable_type,
+)
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import OptionError, PysparkLookupError
 from pyspark_lookup.options.enums import CacheMode
@@ -162,12 +169,15 @@ class DatabaseTable:
         columns, types = self._columns()
         keys = _named(columns, context.keys)
         for key in keys:
+            if unreadable(types.field(key.name).type) is not None:
+                continue  # the caller refuses such a key
             if not key.findable or types.field(key.name).type != spark_type(key.type):
                 raise OptionError(
                     f"{self._source.label}: key column {key.name!r} cannot be compared as {types.field(key.name).type} in the database: cast it in "
                     "lookup.query, to text for instance, or leave it out of lookup.schema"
                 )
-        read = columns if context.columns is None else _named(columns, (*context.keys, *context.columns))
+        readable = [column for column in columns if unreadable(types.field(column.name).type) is None]
+        read = readable if context.columns is None else _named(columns, (*context.keys, *context.columns))
         key_types = pa.schema([types.field(key.name) for key in keys])
         versions = _Versions(self._database, self._options, key_types, self._keeps_connection)
         reader = _Reader(self._database, self._source, columns, types)
@@ -200,14 +210,18 @@ class DatabaseTable:
                 _declared(column, field.type) if pa.types.is_null(column.type) else column
                 for column, field in zip(columns, types, strict=True)
             ], types
-        unknown = [column.name for column in columns if pa.types.is_null(column.type)]
-        if unknown:
-            raise OptionError(
-                f"{self._source.label} of {self._database.address.place}: column {unknown[0]!r} has no declared type: declare the columns in lookup.schema"
+        place = f"{self._source.label} of {self._database.address.place}"
+        fields = [
+            column.field.with_type(
+                unreadable_type(
+                    f"{place}: column {column.name!r} has no declared type: declare the columns in lookup.schema"
+                )
             )
-        return columns, spark_schema(
-            pa.schema([column.field for column in columns]), f"{self._source.label} of {self._database.address.place}"
-        )
+            if pa.types.is_null(column.type)
+            else column.field
+            for column in columns
+        ]
+        return columns, lenient_schema(pa.schema(fields), place)
 
     def _describe(self) -> list[Column]:
         with contextlib.closing(self._database.connect()) as connection:
