@@ -45,7 +45,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.types import is_binary, is_text, widens, without_dictionary
+from pyspark_lookup.columnar.types import is_binary, is_text, show_type, widens, without_dictionary
 from pyspark_lookup.core.decoding import show
 from pyspark_lookup.errors import SchemaError
 
@@ -217,7 +217,7 @@ def check_key_types(fields: Sequence[pa.Field]) -> None:
     for field in fields:
         if pa.types.is_nested(field.type):
             raise SchemaError(
-                f"option lookup.keys: column {field.name!r} is {field.type}, which cannot be a key: use columns of numbers, "
+                f"option lookup.keys: column {field.name!r} is {show_type(field.type)}, which cannot be a key: use columns of numbers, "
                 "text, binary, dates, timestamps, decimals or booleans"
             )
 
@@ -880,11 +880,16 @@ def no_rows(schema: pa.Schema) -> pa.Table:
     return schema.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
 
+def _as(schema: pa.Schema, rows: pa.Table) -> pa.Table:
+    # Arrow casts no nulls of a struct with parts that have none, such as VARIANT, even if there is nothing to cast.
+    return rows.cast(schema) if rows.schema.types != schema.types else rows.from_arrays(rows.columns, schema=schema)
+
+
 def merge_rows(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     """The rows of several tables, ordered by `KEY_INDEX`. All rows of one key must be in one table. `schema`: the columns other than `KEY_INDEX`."""
     full = schema.append(pa.field(KEY_INDEX, pa.int64()))
     filled = [part for part in parts if part.num_rows]
-    rows = pa.concat_tables([part.select(full.names).cast(full) for part in filled]) if filled else full.empty_table()
+    rows = pa.concat_tables([_as(full, part.select(full.names)) for part in filled]) if filled else full.empty_table()
     if len(filled) > 1:
         numbers = key_numbers(rows)
         rows = rows.take(as_indices(np.argsort(numbers, kind="stable")))

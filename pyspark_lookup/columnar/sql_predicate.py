@@ -22,7 +22,7 @@ from pyspark_lookup.columnar.predicate import (
     NullSafeEqual,
     Predicate,
 )
-from pyspark_lookup.columnar.types import collated_field
+from pyspark_lookup.columnar.types import collated_field, show_type
 from pyspark_lookup.core.decoding import UNREADABLE, show
 from pyspark_lookup.errors import PredicateError
 
@@ -152,7 +152,7 @@ def _coerce(field: pa.Field, value: Any) -> Any:
     if pa.types.is_timestamp(kind):
         return _coerce_timestamp(field, value)
     raise PredicateError(
-        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_show_literal(value)}"
+        f"option lookup.where: column {field.name!r} of type {show_type(kind)} cannot be compared with {_show_literal(value)}"
         + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
     )
 

@@ -84,8 +84,9 @@ def has_variant_parts(kind: pa.DataType) -> bool:
     """Whether a type is a struct with the fields by which Parquet stores a VARIANT."""
     if not pa.types.is_struct(kind):
         return False
-    names = {field.name for field in kind}
-    return "metadata" in names and len(names) > 1 and names <= {"metadata", "value", "typed_value"}
+    types = {field.name: field.type for field in kind}
+    has_metadata = "metadata" in types and is_binary(types["metadata"])
+    return has_metadata and len(types) > 1 and types.keys() <= {"metadata", "value", "typed_value"}
 
 
 def has_variant(kind: pa.DataType) -> bool:
@@ -383,14 +384,19 @@ def check_readable(
     value = f" ({misfit})" if misfit is not None else ""
     if declared and (misfit is not None or not converts(stored, planned.type)):
         raise SchemaError(
-            f"column {planned.name!r} of {origin} is {stored} and cannot be read as {planned.type}, its type in lookup.schema or "
+            f"column {planned.name!r} of {origin} is {show_type(stored)} and cannot be read as {show_type(planned.type)}, its type in lookup.schema or "
             f".schema(…){value}: declare a type that fits its values"
         )
     if not declared and not widens(stored, planned.type):
         raise SchemaError(
-            f"column {planned.name!r} was planned as {planned.type} but is {stored} in {origin}{value}: the table changed; "
+            f"column {planned.name!r} was planned as {show_type(planned.type)} but is {show_type(stored)} in {origin}{value}: the table changed; "
             "plan again (a new load() or SQL statement; a catalog table must be created again)"
         )
+
+
+def show_type(kind: pa.DataType) -> str:
+    """The name of a type in errors: Arrow's, except for VARIANT."""
+    return "VARIANT" if is_variant(kind) else str(kind)
 
 
 def resolve_names(names: Sequence[str], schema: pa.Schema, option: str) -> list[str]:

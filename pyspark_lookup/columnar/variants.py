@@ -60,9 +60,9 @@ def assemble(column: pa.StructArray) -> pa.StructArray:
         value = dictionaries.encode(value, typed, dictionaries.numbers)
     # "If a Variant is missing in a context where a value is required, readers must return a Variant null"
     values = pc.fill_null(value.cast(pa.binary()), _NULL)
-    return pa.StructArray.from_arrays(
-        [values, metadata.cast(pa.binary())], fields=list(VARIANT), mask=column.is_null() if column.null_count else None
-    )
+    metadata = pc.fill_null(metadata.cast(pa.binary()), b"")  # in null rows: no part of the type has nulls
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays([values, metadata], fields=list(VARIANT), mask=mask)
 
 
 class _Dictionaries:

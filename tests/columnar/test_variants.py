@@ -35,6 +35,7 @@ def test_random_values_in_random_shapes() -> None:
         for column, expected in ((stored, values), (stored.slice(start), values[start:])):
             column = assemble(column)
             column.validate(full=True)
+            assert column.cast(column.type).equals(column)
             assert is_variant(column.type)
             assert decoded(column) == expected, (seed, shape)
 

@@ -28,12 +28,7 @@ NO_FILES = [
     "checkpoint", "checkpoint_with_partitions", "checkpoints", "checkpoints_vacuumed", "latest_not_checkpointed",
     "delete-re-add-same-file-different-transactions", "log-replay-special-characters-b", "parquet-decimal-dictionaries-v1",
     "partitioned-table-with-dv-large", "table-with-dv-gigantic", "table-with-dv-large", "delta_spark/table-with-dv-small",
-    "with_checkpoint_no_last_checkpoint",
-]  # fmt: skip
-VARIANTS = [
-    "spark-shredded-variant-preview-delta", "spark-variant-checkpoint", "spark-variant-stable-feature-checkpoint",
-    "variant-stats-nested-no-checkpoint", "variant-stats-no-checkpoint", "variant-stats-state-reconstruction",
-    "variant-stats-with-struct-no-checkpoint",
+    "with_checkpoint_no_last_checkpoint", "spark-variant-stable-feature-checkpoint",
 ]  # fmt: skip
 REFUSED = {
     "simple_table_features": "requires reader version 5",
@@ -60,7 +55,9 @@ REFUSED = {
 ROWS = {
     "basic-with-vacuum-protocol-check-feature": 100, "table_with_edge_timestamps": 2, "type-widening": 2,
     "type-widening-nested": 2, "lineitem_iceberg": 51_793, "lineitem_iceberg_no_hint": 51_793,
-    "lineitem_iceberg_gz": 111_968, "lineitem_iceberg_gz_no_hint": 111_968, "legacy_v1": 3,
+    "spark-variant-checkpoint": 102, "spark-shredded-variant-preview-delta": 102,
+    "variant-stats-nested-no-checkpoint": 10, "variant-stats-no-checkpoint": 10, "variant-stats-state-reconstruction": 1,
+    "variant-stats-with-struct-no-checkpoint": 10, "lineitem_iceberg_gz": 111_968, "lineitem_iceberg_gz_no_hint": 111_968, "legacy_v1": 3,
 }  # fmt: skip
 """The number of rows in tables that the other reader cannot read, or only slowly, or reads wrongly (a year that nanoseconds do not have)."""
 LARGE = {"COVID-19_NYT"}

@@ -54,6 +54,22 @@ def _described(storage: str, data: bytes, places: Sequence[int]) -> dict[str, An
     return {"storageType": storage, "sizeInBytes": len(data), "cardinality": len({*places})}
 
 
+def log_of_files(table: Path, schema: Any, *features: str) -> None:
+    """Give a directory of Parquet files the log of a Delta table. `schema`: Spark's, as JSON. `features`: those that readers must have."""
+    (table / "_delta_log").mkdir()
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
+    metadata = {"id": "1", "format": {"provider": "parquet"}, "schemaString": json.dumps(schema), "configuration": {}}
+    adds = [{"add": add_of(path)} for path in sorted(table.glob("*.parquet"))]
+    actions = [{"protocol": protocol}, {"metaData": {**metadata, "partitionColumns": []}}, *adds]
+    (table / "_delta_log" / f"{0:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def add_of(path: Path) -> dict[str, Any]:
+    """The action that adds a file without statistics."""
+    size = path.stat().st_size
+    return {"path": path.name, "partitionValues": {}, "size": size, "modificationTime": 1, "dataChange": True}
+
+
 def append_commit(table: Path, actions: Sequence[dict[str, Any]]) -> int:
     """Write a commit by hand; its version."""
     log = table / "_delta_log"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.columnar.types import lenient_schema
+from pyspark_lookup.columnar.types import has_variant, lenient_schema
 from pyspark_lookup.core import memory
 from pyspark_lookup.errors import NotSupportedError, SchemaError
 from pyspark_lookup.options.conf_file import redact
@@ -105,7 +105,7 @@ class _TextIndex(FileIndex):
         kinds: dict[str, pa.DataType] = {}
         for column in text.names:
             kind = types.get(column.lower())
-            if kind is not None:
+            if kind is not None and not has_variant(kind):  # text has no bytes of a VARIANT
                 try:
                     # The type was inferred from other files. Here numbers may be written with more zeros, so they are compared by value, too.
                     if parsed or fits(text.infer(column), kind) or fits(text.infer(column, by_value=True), kind):
