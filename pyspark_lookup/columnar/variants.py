@@ -52,12 +52,12 @@ def assemble(column: pa.StructArray) -> pa.StructArray:
         raise ValueError(f"it is {column.type}, and not metadata with a value")
     # flatten() applies the column's nulls to its parts.
     parts = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
-    metadata, value, typed = parts["metadata"], parts.get("value"), parts.get("typed_value")
+    metadata, value = parts["metadata"], parts.get("value")
     if pc.any(pc.and_(metadata.is_null(), column.is_valid())).as_py():
         raise ValueError("a value has no metadata")
-    if typed is not None:
+    if value is None or "typed_value" in parts:
         dictionaries = _Dictionaries(metadata)
-        value = dictionaries.encode(value, typed, dictionaries.numbers)
+        value = dictionaries.encode(value, parts["typed_value"], dictionaries.numbers)
     # "If a Variant is missing in a context where a value is required, readers must return a Variant null"
     values = pc.fill_null(value.cast(pa.binary()), _NULL)
     metadata = pc.fill_null(metadata.cast(pa.binary()), b"")  # in null rows: no part of the type has nulls
