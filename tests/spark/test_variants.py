@@ -55,10 +55,13 @@ def test_same_values_as_sparks_reader(spark: SparkSession, tmp_path: Path, cache
     rng = random.Random(str(shape))
     texts = [(number, json.dumps(random_json(rng))) for number in range(ROWS)]
     rows = spark.createDataFrame(texts, "id BIGINT, text STRING").selectExpr("id", f"{VALUE} AS v")
-    rows = rows.selectExpr("*", "named_struct('v', v) AS s", "array(v, NULL, v) AS l", "map('k', v) AS m")
+    rows, more = rows.selectExpr("*", "named_struct('v', v) AS s"), ["to_json(s)"]
+    if shape is None:  # Spark 4.3 cannot write shredded values beside arrays and maps of VARIANT
+        rows = rows.selectExpr("*", "array(v, NULL, v) AS l", "map('k', v) AS m")
+        more.append("to_json(named_struct('l', l, 'm', m))")
     of_shredding = {
         "writeShredding.enabled": str(shape is not None).lower(),
-        "inferShreddingSchema": "false",  # Spark 4.3 fails to infer one for variants in other types
+        "inferShreddingSchema": "false",
         "forceShreddingSchemaForTest": shape or "",
     }
     path = tmp_path / "t"
@@ -66,7 +69,6 @@ def test_same_values_as_sparks_reader(spark: SparkSession, tmp_path: Path, cache
         for key, value in of_shredding.items():
             stack.enter_context(conf(spark, f"spark.sql.variant.{key}", value))
         rows.coalesce(1).write.parquet(str(path))
-    more = "to_json(s)", "to_json(named_struct('l', l, 'm', m))"
     expected = shown(spark.read.parquet(str(path)), *more)
     assert sum(row[1] is not None for row in expected) > ROWS // 2
     (file,) = path.glob("*.parquet")
