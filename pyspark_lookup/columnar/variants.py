@@ -40,7 +40,6 @@ _FIXED: Mapping[pa.DataType, int] = {
 }
 """The numbers of the primitive types whose values are stored in Arrow's own form."""
 _BYTES = pa.large_binary()  # the values of many small files together may take more than 2 GiB
-_EMPTY = pa.scalar(b"", _BYTES)
 
 
 def assemble(column: pa.StructArray) -> pa.StructArray:
@@ -293,7 +292,7 @@ def _rows_of(offsets: Numbers, data: Numbers, ends: Numbers) -> pa.LargeBinaryAr
 
 
 def _join(*parts: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    return pc.binary_join_element_wise(*parts, _EMPTY)
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", _BYTES))
 
 
 def _spread(dense: pa.LargeBinaryArray, is_valid: Numbers) -> pa.LargeBinaryArray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql.pandas import types
 from pyspark.sql.types import DataType, StructField, StructType
 
@@ -66,7 +65,7 @@ def struct_type(schema: pa.Schema, readable: bool = True) -> StructType:
 def _for_spark(field: pa.Field) -> pa.Field:
     if features.VARIANTS or not has_variant(field.type):
         return field
-    reason = f"column {field.name!r} is a VARIANT, a type that Spark has from 4.0 on, and this is Spark {pyspark.__version__}"
+    reason = f"column {field.name!r} is a VARIANT, which Spark {features.VARIANTS.since} has and this Spark has not"
     return field.with_type(unreadable_type(reason))
 
 
