@@ -1,7 +1,7 @@
 """`Pointer`: where a table's current metadata lies, according to a version hint, a catalog, or the user, who may give the path of a metadata
 file.
 
-`Catalog` asks an Iceberg catalog, through PyIceberg. `CatalogStore` gives access to the stores in which the catalog's tables lie.
+`Catalog` asks an Iceberg catalog, through PyIceberg.
 """
 
 from __future__ import annotations
