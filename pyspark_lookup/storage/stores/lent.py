@@ -228,20 +228,23 @@ class LentStore:
         self._open = open_store
         self._holder = holder
         self._stores: dict[str, tuple[LentCredentials | None, Store]] = {}
+        self._places: set[str] = set()
 
     @property
     def pins(self) -> bool:
-        return self._all_open("pins")
+        return self._is_on_s3
 
     @property
     def lists_after(self) -> bool:
-        return self._all_open("lists_after")
+        return self._is_on_s3
 
-    def _all_open(self, ability: str) -> bool:
-        """Whether all stores that were opened so far have an ability: a table rarely has files in two."""
-        return bool(self._stores) and all(getattr(store, ability) for _, store in self._stores.values())
+    @property
+    def _is_on_s3(self) -> bool:
+        """Whether all URLs so far are of S3, whose store has both abilities. The first URL is that of the table, before any store is opened."""
+        return self._places == {"s3"}
 
     def url_of(self, path: str) -> str:
+        self._places.add(_place(path))
         if _AZURE.match(path):
             return path  # the name of a container alone does not tell the account
         url = canonical_url(path).rstrip("/")
@@ -250,6 +253,7 @@ class LentStore:
 
     def _store(self, url: str, lent: LentCredentials | None) -> Store:
         place = _place(url) if lent is None else f"{_place(url)} {lent.prefix}"
+        self._places.add(_place(url))
         last_lent, store = self._stores.get(place, (None, None))
         if store is None or last_lent is not lent:
             store = self._open(url, None if lent is None else _opening(url, lent.options))
