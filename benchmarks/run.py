@@ -51,6 +51,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "bench_star": ["--rounds", "2", "--runs", "3"],
     "bench_late": ["--rows", "100000", "--waiting", "10000", "--rounds", "1", "--batches", "5"],
     "bench_ranges": ["--scale", "0.02", "--runs", "3"],
+    "bench_diskcache": ["--runs", "1"],
     "bench_databases": [
         "--rows",
         "100000",

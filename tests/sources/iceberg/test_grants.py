@@ -332,7 +332,7 @@ FAULTS: list[tuple[tuple[int, Any], type[Exception], str]] = [
     ((404, b"<!DOCTYPE html><html>nginx</html>"), errors.CatalogUnavailableError, "an HTML page with HTTP status 404: check its endpoint"),
     ((404, b""), errors.CatalogUnavailableError, "0 bytes with HTTP status 404: check its endpoint"),
     ((200, b"<html>welcome</html>"), errors.CatalogUnavailableError, "an HTML page with HTTP status 200: check its endpoint"),
-    ((200, {"metadata-location": "x", "config": {"s3.secret-access-key": "SESAME"}}), errors.CatalogUnavailableError, "can be read"),
+    ((200, {"metadata-location": "x", "config": {"s3.secret-access-key": "SESAME"}}), errors.CatalogUnavailableError, "cannot be read"),
     ((503, b"later"), errors.CatalogUnavailableError, "gave no answer.*503"),
 ]  # fmt: skip
 
