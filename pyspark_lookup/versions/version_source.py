@@ -98,7 +98,12 @@ class TimeTravel:
             return version
         # Views show times in whole milliseconds, so a time that was copied from a view must find its commit.
         at_ms = (at - _EPOCH) // _MILLISECOND
-        versions, times = zip(*commits(), strict=True)
+        versions_and_times = tuple(commits())
+        if not versions_and_times:
+            raise VersionGoneError(
+                f"{redact('path', url)} has no version of {at.isoformat()} (lookup.timestamp): its log has no commits any more"
+            )
+        versions, times = zip(*versions_and_times, strict=True)
         times = tuple(itertools.accumulate(times, max))
         count = bisect.bisect_right(times, at_ms)
         if not count:

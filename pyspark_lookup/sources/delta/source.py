@@ -574,8 +574,12 @@ class Newest:
     ratified: RatifiedCommits | None = None
 
     def commits(self) -> list[tuple[int, FileVersion]]:
-        """(version, file) of the commits that the log and the catalog still have, up to this state, oldest first. One LIST."""
-        return [commit for commit in self.log.commits(self.ratified) if commit[0] <= self.state.version]
+        """(version, file) of the commits that the log and the catalog still have, oldest first. One LIST.
+
+        Of a table that its catalog manages, only those up to this state: the catalog may not have ratified later ones.
+        """
+        commits = self.log.commits(self.ratified)
+        return commits if self.ratified is None else [commit for commit in commits if commit[0] <= self.state.version]
 
 
 class DeltaFiles:
