@@ -101,9 +101,9 @@ def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str,
 
     This is its type in the file, or the planned type if the table's metadata says more than the file. `stored`: the column's name in the file.
     """
-    if file.columns is None:
+    if file.columns is None and not has_variant(planned):
         return index.schema.field(stored).type
-    return _type(index.stored_schema.field(stored).type, planned, _column(file.columns, name))
+    return _type(index.stored_schema.field(stored).type, planned, _column(file.columns or (), name))
 
 
 def stats_as_planned(

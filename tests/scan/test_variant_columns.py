@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.columnar.types import VARIANT, is_variant
+from pyspark_lookup.columnar.variants import assemble
 from pyspark_lookup.errors import PredicateError, SchemaError
 from tests.support.delta_tables import add_of, append_commit, log_of_files
 from tests.support.iceberg_writing import IcebergTable
@@ -131,6 +132,26 @@ def test_declared_columns(tmp_path: Path, cache_dir: Path) -> None:
     (path / "a.json").write_text('{"v": {"metadata": "a", "value": "b"}}')
     with pytest.raises(SchemaError, match="cannot be read as VARIANT"):
         opened(path, cache_dir, schema="v VARIANT").scan()
+
+
+def test_managed_tables(tmp_path: Path, cache_dir: Path) -> None:
+    """They store what a write brings, and return it after upserts and compaction."""
+    rng = random.Random(5)
+    values = [None, *(random_value(rng) for _ in range(9))]
+    column = assemble(shredded(values, None, rng))
+    table = opened(tmp_path / "t", cache_dir, "full", "id")
+    inside = pa.ListArray.from_arrays(pa.array(range(11), pa.int32()), column)
+    rows = pa.table({"id": range(10), "v": column, "l": inside})
+    table.write(rows.slice(0, 6))
+    table.upsert(rows.slice(4))
+    for _ in range(2):
+        for mode in MODES:
+            reader = opened(tmp_path / "t", cache_dir, mode, "id")
+            assert is_variant(reader.schema.field("l").type.value_type)
+            answer = reader.scan().sort_by("id").to_pylist()
+            assert [decoded(row["v"]) for row in answer] == [decoded(row["l"][0]) for row in answer] == values
+            assert decoded(reader.get(5)[0]["v"]) == values[5]
+        table.compact()
 
 
 def test_damaged_values(tmp_path: Path, cache_dir: Path) -> None:

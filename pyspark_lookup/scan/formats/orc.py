@@ -31,7 +31,7 @@ from pyspark_lookup.columnar.calendars import (
     unknown_zone,
     view_numbers,
 )
-from pyspark_lookup.columnar.types import is_variant, lenient_schema, split_type, unreadable
+from pyspark_lookup.columnar.types import lenient_schema, split_type, unreadable
 from pyspark_lookup.core import memory
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import SchemaError, raise_ours
@@ -822,8 +822,7 @@ def _by_name(names: Sequence[str], declared: pa.Schema | None) -> list[pa.Field 
 def _read_spark_type(field: pa.Field) -> Any:
     """The type that Spark has noted in the file for a field, as Spark's JSON of a type; None without such a note."""
     kind = field.type
-    note = (field.metadata or {}).get(_SPARK_TYPE)
-    if pa.types.is_struct(kind) and note != b"variant":
+    if pa.types.is_struct(kind):
         return {"type": "struct", "fields": [{"name": part.name, "type": _read_spark_type(part)} for part in kind]}
     if pa.types.is_list(kind):
         return {"type": "array", "elementType": _read_spark_type(kind.value_field)}
@@ -833,7 +832,8 @@ def _read_spark_type(field: pa.Field) -> Any:
             "keyType": _read_spark_type(kind.key_field),
             "valueType": _read_spark_type(kind.item_field),
         }
-    return None if note is None else note.decode(errors="replace")
+    text = (field.metadata or {}).get(_SPARK_TYPE)
+    return None if text is None else text.decode(errors="replace")
 
 
 def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared: pa.DataType | None) -> pa.DataType:
@@ -846,7 +846,7 @@ def _mark_instants(kind: pa.DataType, spark_type: Any, by_spark: bool, declared:
             return _INSTANT if by_spark or (declared is not None and declared == _INSTANT) else _LOCAL
         return _LOCAL if str(spark_type).startswith("timestamp_ntz") else _INSTANT
     shape, parts = split_type(kind)
-    if shape is None or is_variant(kind):
+    if shape is None:
         return kind
     declared_shape, declared_parts = (None, []) if declared is None else split_type(declared)
     declared_parts = declared_parts if declared_shape == shape else [None] * len(parts)
