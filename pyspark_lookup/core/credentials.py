@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 _NAMES_SHOWN = 30
 _NAMES_COMPARED = 1000
@@ -31,6 +32,8 @@ def names_shown(names: Sequence[str], unknown_name: str = "") -> str:
     )
 
 
+LOGIN_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+"""Headers of HTTP requests that usually have a credential, in lower case."""
 _HIDDEN = "[redacted]"
 _OF_KEYS = (
     "access|account|api|auth|client|consumer|encrypt(?:ion)?|functions?|hmac|host|license|management|master|private|"
@@ -168,3 +171,14 @@ def _without_value(match: re.Match[str]) -> str:
         return match[0]
     quote = match["q"] or ""
     return f"{prefix}{quote}{_HIDDEN}{quote}"
+
+
+def find_origin(uri: str) -> tuple[str, str, int] | None:
+    """The scheme, host and port of a server's URL; None for any other text, or for a URL with a user."""
+    try:
+        parts = urlsplit(uri)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    is_server = parts.hostname and port and "@" not in parts.netloc and not re.search(r"\s", uri)
+    return (parts.scheme, parts.hostname or "", port or 0) if is_server else None

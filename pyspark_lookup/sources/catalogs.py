@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from pyspark_lookup.core.credentials import LOGIN_HEADERS
 from pyspark_lookup.core.decoding import as_number, as_text
 from pyspark_lookup.errors import CatalogUnavailableError, OptionError, PysparkLookupError
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
@@ -24,6 +25,8 @@ from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.stores import CATALOG_SCHEME, CredentialHolder, LentStore, Store
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.version_source import OpenUrl
+
+_LOGIN_PROPERTIES = frozenset(f"header.{name}" for name in LOGIN_HEADERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,12 @@ class CatalogOptions(KindOptions):
             if keys:
                 raise OptionError(f"option {keys[0]} is a property of a catalog: set lookup.catalog, or remove it")
             return
+        login = next((name for name, _ in self.properties if name.lower() in _LOGIN_PROPERTIES), None)
+        if login is not None:
+            raise OptionError(
+                f"option lookup.catalog.{login} holds a credential, which plans and catalogs would store: give it to PyIceberg, in .pyiceberg.yaml "
+                "or in the environment of each machine that reads"
+            )
         if options.system is not None:
             raise OptionError(
                 f"options lookup.catalog and {options.system} both say where the table is: give only one of them"

@@ -179,6 +179,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({"lookup.catalog.uri": "http://h"}, ["lookup.catalog.uri is a property of a catalog", "set lookup.catalog"]),
     ({"lookup.catalog": "prod", "path": "customers"}, ["path = 'customers'", "namespace.table"]),
     ({"lookup.catalog": "prod", "path": "a.b", **PROVIDER}, ["lookup.catalog and lookup.provider"]),
+    ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.header.Authorization": "Bearer t"}, ["lookup.catalog.header.authorization holds a credential", ".pyiceberg.yaml"]),
     ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.token": "t"}, ["lookup.catalog.token looks like a credential", ".pyiceberg.yaml"]),
     ({"lookup.cache": "partial", "lookup.keys": "id"}, ["lookup.cache = 'PARTIAL'", "expire-after-access", "expire-after-write", "max-rows", "max-bytes"]),
     ({"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.cache-missing-key": "false"}, ["without a bound"]),

@@ -11,7 +11,8 @@ from typing import Any
 from tests.support.web_server import serving
 
 Fault = Callable[[str, str], tuple[int, Any] | None]
-"""What a request, `("GET", "/v1/config")`, gets instead of its answer: a status and a body."""
+"""What a request, `("GET", "/v1/config")`, gets instead of its answer: a status and a body. A redirect leads to `/elsewhere`."""
+_REDIRECTS = (301, 302, 307, 308)
 
 
 class RestCatalog(contextlib.ExitStack):
@@ -59,6 +60,8 @@ class RestCatalog(contextlib.ExitStack):
         status, body = self.answer(request.command, urllib.parse.urlsplit(request.path).path)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request.send_response(status)
+        if status in _REDIRECTS:
+            request.send_header("Location", f"{self.uri}/elsewhere")
         request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()

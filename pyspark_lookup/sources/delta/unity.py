@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.credentials import find_origin
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text
 from pyspark_lookup.errors import (
     CatalogUnavailableError,
@@ -74,7 +75,7 @@ class UnityOptions(KindOptions):
             )
         for name in ("uri", "oauth2-server-uri"):
             uri = dict(named.properties).get(name)
-            if uri is not None and _origin(uri) is None:
+            if uri is not None and find_origin(uri) is None:
                 raise OptionError(
                     f"option lookup.catalog.{name} = {redact('path', uri)!r}: expected the URL of a server, e.g. 'https://unity.example.com'"
                 )
@@ -437,11 +438,13 @@ class UnityCatalog:
         login = {"token": token} if token else {"client_id": client_id, "client_secret": client_secret}
         if not all(login.values()):
             return {}
-        if uri and _origin(uri) != _origin(self._uri):
-            raise OptionError(
-                f"option lookup.catalog.uri = {redact('path', self._uri)!r}: the credentials in the environment are for {redact('path', uri)} "
-                f"({URI_VARIABLE}) only: correct one of the two, or name a function with {CREDENTIALS}"
-            )
+        servers = [("uri", self._uri), *([] if token else [("oauth2-server-uri", self._token_uri)])]
+        for name, server in servers:
+            if uri and find_origin(server) != find_origin(uri):
+                raise OptionError(
+                    f"option lookup.catalog.{name} = {redact('path', server)!r} is another server than {redact('path', uri)} ({URI_VARIABLE}), and the "
+                    f"credentials in the environment are for that one only: correct one of the two, or name a function with {CREDENTIALS}"
+                )
         return {name: text for name, text in login.items() if text}
 
     def _get_token(self, client_id: str, client_secret: str) -> tuple[str, float]:
@@ -479,17 +482,6 @@ def _as_one_line(token: str) -> str:
             "the token for a Unity catalog has a space, a line end or a letter that no token has: correct it"
         )
     return token
-
-
-def _origin(uri: str) -> tuple[str, str, int] | None:
-    """The scheme, host and port of a server's URL; None for any other text, or for a URL with a user."""
-    try:
-        parts = urllib.parse.urlsplit(uri)
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        return None
-    is_server = parts.hostname and port and "@" not in parts.netloc and not re.search(r"\s", uri)
-    return (parts.scheme, parts.hostname or "", port or 0) if is_server else None
 
 
 def _parse_error(data: bytes) -> tuple[str | None, str]:

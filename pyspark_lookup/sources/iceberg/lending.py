@@ -38,7 +38,7 @@ def parse_config(answer: Any) -> dict[str, str]:
 
 def settings_of(config: Config) -> dict[str, str]:
     """The part of a table's `config` that says how its store is reached. It has no credentials."""
-    return {name: config[name] for name in _SETTINGS if name in config and "@" not in config[name]}
+    return {name: config[name] for name in _SETTINGS if name in config and not {"@", "?"}.intersection(config[name])}
 
 
 def parse_loan(answer: Any, config: Config, location: str, now_s: float) -> list[LentCredentials]:

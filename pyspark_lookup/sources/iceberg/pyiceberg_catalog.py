@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -15,6 +16,7 @@ from pyiceberg.catalog import _ENV_CONFIG, Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
+from pyspark_lookup.core.credentials import find_origin
 from pyspark_lookup.core.decoding import UNREADABLE
 from pyspark_lookup.errors import (
     CatalogUnavailableError,
@@ -25,7 +27,10 @@ from pyspark_lookup.errors import (
     foreign_text,
     raise_ours,
 )
+from pyspark_lookup.options.conf_file import redact, tells_secret
 
+_SERVERS = ("uri", "oauth2-server-uri")
+"""The properties that name the servers to which a REST catalog's credentials are sent."""
 _NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
 _CREDENTIALS = "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials"
 _LONGEST_REASON = 500  # characters of a catalog's message that are shown
@@ -66,6 +71,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     Raises OptionError if the catalog is not configured, or PyIceberg was installed without a part that the catalog needs, and
     CatalogUnavailableError if the catalog does not answer.
     """
+    _check_servers(name, properties)
     try:
         catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
     except (ValueError, NotInstalledError, ImportError) as problem:
@@ -94,6 +100,23 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     # A table's properties may name another FileIO, which would then be used instead of `PointerFileIO`.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
+
+
+def _check_servers(name: str, properties: Mapping[str, str]) -> None:
+    """Raise OptionError if `properties`, which options give, name another server than PyIceberg's configuration, which has credentials for that one.
+
+    Whoever writes the options, such as those of a table in Spark's catalog, would get the credentials of each reader.
+    """
+    config = {key: str(text) for key, text in (_ENV_CONFIG.get_catalog_config(name) or {}).items()}
+    if "uri" not in config or not any(tells_secret(key, text) for key, text in config.items() if key not in _SERVERS):
+        return
+    known = {find_origin(config[key]) for key in _SERVERS if key in config}
+    for key in _SERVERS:
+        if key in properties and find_origin(properties[key]) not in known:
+            raise OptionError(
+                f"option lookup.catalog.{key} = {redact('path', properties[key])!r} is another server than {redact('path', config['uri'])}, for which "
+                f"PyIceberg's configuration has the credentials of catalog {name!r}: remove the option, or configure a catalog with another name"
+            )
 
 
 def is_rest(name: str, properties: Mapping[str, str]) -> bool:
@@ -161,11 +184,13 @@ def _url(catalog: Any, table: str) -> str:
 
 
 def _ask(catalog: Any, name: str, table: str, url: str, timeout_s: float, parameters: Mapping[str, str]) -> RestAnswer:
+    # Another host would get the headers of the configuration, of which some are credentials.
+    question = functools.partial(catalog._session.get, url, params=parameters, timeout=timeout_s, allow_redirects=False)
     try:
-        response = catalog._session.get(url, params=parameters, timeout=timeout_s)
+        response = question()
         if response.status_code in _UNAUTHORISED:
             catalog._refresh_token()
-            response = catalog._session.get(url, params=parameters, timeout=timeout_s)
+            response = question()
     except Exception as problem:
         raise_ours(_unavailable_error(name, problem), problem)
     if response.status_code != _OK:

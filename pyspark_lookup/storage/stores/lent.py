@@ -52,6 +52,11 @@ class LentCredentials:
         self.options = options
         self.expires_in_s = expires_in_s
 
+    def covers(self, url: str) -> bool:
+        """Whether a URL, as `canonical_url` spells it, lies at or below the prefix. A prefix may also be a scheme, such as `s3`."""
+        is_whole = self.prefix.endswith("/") or "://" not in self.prefix
+        return url == self.prefix or url.startswith(self.prefix if is_whole else f"{self.prefix}/")
+
     def __repr__(self) -> str:
         return f"LentCredentials({redact('path', self.prefix)!r})"
 
@@ -91,7 +96,7 @@ class _Loan:
     def select(self, url: str) -> LentCredentials | None:
         """The credentials with the longest prefix of a URL; None if there are none."""
         url = canonical_url(url)
-        return next((lent for lent in self.credentials if url.startswith(lent.prefix)), None)
+        return next((lent for lent in self.credentials if lent.covers(url)), None)
 
 
 class CredentialHolder:

@@ -455,9 +455,17 @@ def test_options_that_are_wrong(lake: Lake, options: dict[str, str], error: str)
 def test_credentials_of_the_environment_are_for_one_server(lake: Lake) -> None:
     lake.patch.setenv("UNITY_CATALOG_URI", "https://unity.example.com")
     lake.refused(
-        OptionError, r"the credentials in the environment are for https://unity.example.com \(UNITY_CATALOG_URI\) only"
+        OptionError,
+        r"is another server than https://unity.example.com \(UNITY_CATALOG_URI\), and the credentials in the environment",
     )
     assert lake.catalog.count() == []
+    elsewhere = {"lookup.catalog": "unity", "lookup.catalog.oauth2-server-uri": "https://other.example/token"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("UNITY_CATALOG_TOKEN", raising=False)
+        patch.setenv("UNITY_CATALOG_CLIENT_ID", "client")
+        patch.setenv("UNITY_CATALOG_CLIENT_SECRET", "SESAME")
+        with pytest.raises(OptionError, match=r"oauth2-server-uri = 'https://other\.example/token' is another server"):
+            LookupTable(NAME, elsewhere).scan()
     lake.write("a", rows(0))
     lake.create("a")
     lake.patch.setenv("UNITY_CATALOG_URI", lake.catalog.uri)

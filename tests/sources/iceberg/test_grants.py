@@ -4,6 +4,7 @@ After each test, nothing of a credential may be in any file, log, error, or valu
 """
 
 import contextlib
+import functools
 import logging
 import random
 import time
@@ -324,6 +325,19 @@ def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
         assert world.asked() == [("alice", kind)]
 
 
+def test_credentials_of_a_configuration_are_for_its_servers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes the options of a table cannot send them to another server; the same server may be named again."""
+    monkeypatch.setenv("PYICEBERG_CATALOG__TESTS__URI", world.catalog.uri)
+    for name in ("uri", "oauth2-server-uri"):
+        alice = world.process()
+        reader = alice.open(**{f"catalog.{name}": "http://other.example/token"})
+        match = rf"lookup\.catalog\.{name} = 'http://other\.example/token' is another server than"
+        world.refused(errors.OptionError, match, functools.partial(alice.ids, reader))
+    assert world.asked() == []
+    alice = world.process()
+    assert alice.ids(alice.open()) == [1, 2, 3]
+
+
 FAULTS: list[tuple[tuple[int, Any], type[Exception], str]] = [
     ((404, error_body(404, "NoSuchTableException", "gone")), errors.UfsNotFoundError, r"has no table ns\.table: NoSuchTableException: gone"),
     ((403, error_body(403, "ForbiddenException", "no")), errors.UfsPermissionError, "does not let this principal read"),
@@ -333,6 +347,7 @@ FAULTS: list[tuple[tuple[int, Any], type[Exception], str]] = [
     ((404, b""), errors.CatalogUnavailableError, "0 bytes with HTTP status 404: check its endpoint"),
     ((200, b"<html>welcome</html>"), errors.CatalogUnavailableError, "an HTML page with HTTP status 200: check its endpoint"),
     ((200, {"metadata-location": "x", "config": {"s3.secret-access-key": "SESAME"}}), errors.CatalogUnavailableError, "cannot be read"),
+    ((307, b""), errors.CatalogUnavailableError, "0 bytes with HTTP status 307: check its endpoint"),
     ((503, b"later"), errors.CatalogUnavailableError, "gave no answer.*503"),
 ]  # fmt: skip
 

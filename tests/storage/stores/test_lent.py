@@ -172,12 +172,13 @@ def test_credentials_of_other_answers() -> None:
 
 
 def test_the_longest_prefix() -> None:
-    bank = Bank("s3", "s3a://bucket/t/", "s3://bucket/t/data/hidden/")
+    bank = Bank("s3", "s3a://bucket/t", "s3://bucket/t/data/hidden/")
     holder, _ = holding(bank)
     for url, place in (
         ("s3://bucket/t/data/hidden/1", 2),
         ("s3://bucket/t/1", 1),
         ("s3a://bucket/t/1", 1),
+        ("s3://bucket/t2/1", 0),  # which only begins with the same letters
         ("s3://b", 0),
     ):
         assert holder.select(url) is bank.lent[place]

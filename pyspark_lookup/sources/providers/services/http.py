@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.credentials import names_secret, without_credentials
+from pyspark_lookup.core.credentials import LOGIN_HEADERS, names_secret, without_credentials
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.conf_file import tells_secret
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -27,7 +27,6 @@ from pyspark_lookup.sources.providers.services.http_request import BODY, URL, Re
 from pyspark_lookup.sources.providers.services.templates import check_key_type
 
 _LOGIN_SCHEME = re.compile(r"[A-Za-z-]{0,20}")  # such as Bearer
-_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 _HEADERS_OF_CLIENT = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "if-none-match", "if-modified-since"}
 )
@@ -166,7 +165,7 @@ def _check_header(name: str, value: str) -> None:
     if name in _HEADERS_OF_CLIENT:
         raise OptionError(f"option {HEADER}{name}: lookupcache sets this header itself: remove the option")
     literal = VARIABLE.sub("", value)
-    names_one = names_secret(name) or name in _SECRET_HEADERS
+    names_one = names_secret(name) or name in LOGIN_HEADERS
     is_secret = names_one and not (literal != value and _LOGIN_SCHEME.fullmatch(literal.strip()))
     if is_secret or (not names_one and without_credentials(f"{name}: {literal}") != f"{name}: {literal}"):
         raise OptionError(
