@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
@@ -167,6 +168,8 @@ class ProvidedStore:
             options.kind(ProviderOptions).parameters,
             *(kind.identity for kind in options.kinds),
         )
+        # With other columns it is another table: copies and cached rows have the columns of their time.
+        made_with += (text_of_schema(provided_table.schema),)
         self.scope = f"provider:{provided_table.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
         self._provided_table = provided_table
@@ -329,11 +332,20 @@ class _Prepared:
 # --- the tables of one process --------------------------------------------------------------------
 
 
-class ProvidedTables:
-    """Opens the tables that `lookup.provider` names. The first caller for a table makes it; other callers wait until it is made."""
+_CHECKED_S = 10.0
 
-    def __init__(self, clock: HostClock) -> None:
+
+class ProvidedTables:
+    """Opens the tables that `lookup.provider` names. The first caller for a table makes it; other callers wait until it is made.
+
+    If the system's own columns may change (those of a database), whoever opens a table checks them, once in `checked_s` at most, and makes the
+    table again if they have changed. What has the earlier one open goes on with it.
+    """
+
+    def __init__(self, clock: HostClock, checked_s: float = _CHECKED_S) -> None:
         self._clock = clock
+        self._checked_s = checked_s
+        self._numbers = itertools.count()
         self._lock = ForkSafeLock()
         self.futures: dict[str, concurrent.futures.Future[ProvidedTable]] = {}
 
@@ -343,7 +355,7 @@ class ProvidedTables:
         key = _key(options)
         table = self._table(key, options)
         return Opening(
-            key,
+            key_of(key, table.number),
             functools.partial(with_provider, provided_table=table),
             functools.partial(ProvidedStore, table, options),
             functools.partial(ProviderSource, table),
@@ -359,12 +371,18 @@ class ProvidedTables:
             future = existing or self.futures.setdefault(key, concurrent.futures.Future())
         if existing is None:
             try:
-                future.set_result(ProvidedTable(options, self._clock))
+                future.set_result(ProvidedTable(options, self._clock, next(self._numbers)))
             except BaseException as problem:
                 with self._lock:
                     del self.futures[key]
                 future.set_exception(problem)
-        return future.result()
+        table = future.result()
+        if not table.has_changed(self._checked_s):
+            return table
+        with self._lock:
+            if self.futures.get(key) is future:
+                del self.futures[key]
+        return self._table(key, options)
 
 
 def _key(options: LookupOptions) -> str:

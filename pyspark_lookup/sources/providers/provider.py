@@ -256,6 +256,7 @@ class BuiltInProvider(LookupFunctionProvider):
     """A provider of this package for a system that can both look up keys and return all rows.
 
     `select`: takes names of columns and a predicate (None: all rows). Returns the rows for which the predicate holds, and maybe others.
+    `has_changed`: whether the system's columns have changed since the provider was made.
     """
 
     def __init__(
@@ -265,9 +266,11 @@ class BuiltInProvider(LookupFunctionProvider):
         schema: pa.Schema,
         version: Callable[[], str] | None = None,
         changes: Changes | None = None,
+        has_changed: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(function, schema, version, changes=changes, scan=lambda: select(schema.names, None))
         self.select = select
+        self.has_changed = has_changed
 
 
 class BuiltInOptions(KindOptions):
@@ -665,11 +668,12 @@ _Function = LookupFunction | AsyncLookupFunction
 class ProvidedTable:
     """This process's instance of the provider that `lookup.provider` names.
 
-    `name`: the option's value. Raises OptionError if the factory cannot be imported or called, or does not return a provider, and
-    LookupTimeoutError if the factory hangs.
+    `name`: the option's value. `number`: that of this instance. Raises OptionError if the factory cannot be imported or called, or does not
+    return a provider, and LookupTimeoutError if the factory hangs.
     """
 
-    def __init__(self, options: LookupOptions, clock: HostClock) -> None:
+    def __init__(self, options: LookupOptions, clock: HostClock, number: int = 0) -> None:
+        self.number = number
         self._call_options = options.kind(ProviderOptions)
         self._options = options
         self._clock = clock
@@ -681,6 +685,7 @@ class ProvidedTable:
         self._lock = threading.RLock()
         self._open_function: object = None  # the function that is open
         self.schema = self._provider.schema
+        self._checked_s = clock.steady_s()
         self._row_checks = ReturnedRows(self.name, self.schema)
         self._gate = CallGate(self.name, clock, self._call_options.async_timeout_s, self._offer_connection)
 
@@ -696,6 +701,22 @@ class ProvidedTable:
         self._open_function = None
         self._gate.abandon()
         self._provider.replace()
+
+    def has_changed(self, checked_s: float) -> bool:
+        """Whether the system's columns have changed since this instance was made. False if that was checked less than `checked_s` ago, or cannot
+        be checked now."""
+        now_s = self._clock.steady_s()
+        provider = self._provider.latest
+        if now_s < self._checked_s + checked_s or not isinstance(provider, BuiltInProvider):
+            return False
+        self._checked_s = now_s
+        try:
+            (has_changed,) = iterate_in_thread(
+                lambda: [provider.has_changed()], f"lookupcache-columns-{self.name}", self._call_options.async_timeout_s
+            )
+        except (CallTimeoutError, CallFailedError):  # the next call of the system says why
+            return False
+        return has_changed
 
     @property
     def versioned(self) -> bool:

@@ -61,6 +61,11 @@ def duckdb_file(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._connection = connect(*args, **kwargs)
 
+        def cursor(self) -> Any:
+            traced = object.__new__(Traced)
+            traced._connection = self._connection.cursor()
+            return traced
+
         def register(self, name: str, rows: Any) -> None:
             sent.append(f"REGISTER {rows.column(0).to_pylist()}")
             self._connection.register(name, rows)

@@ -14,9 +14,11 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.sources.providers.databases import database as kinds
+from pyspark_lookup.sources.providers.databases import database_table
 from tests.support.databases import CHANGES, VERSION, Database, recipe
 from tests.support.followed_tables import AGED, Asked, History, Options, System, Way, Write
 from tests.support.fuzzing import BY_NIGHT, seeds
+from tests.support.lookup_functions import ids
 from tests.support.postgres import PostgresServer
 from tests.support.workers import grown_by, in_fresh_process
 
@@ -229,6 +231,20 @@ def test_changes_without_the_key(postgres: Database) -> None:
     postgres.execute(f"UPDATE {name} SET n = 2; INSERT INTO counted VALUES (2)")
     assert table.get(1) == [{"id": 1, "n": 2}]
     assert table.metrics()["changesFailureCount"] == 1
+
+
+def test_more_changes_than_go_into_memory(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys count as changed; the next question has the present version, whatever connection it is asked on."""
+    monkeypatch.setattr(database_table, "MOST_CHANGES", 5)
+    customers = Customers(database)
+    tables = [database.table("customers", "id", mode, CHANGING) for mode in (PARTIAL, FULL)]
+    for number, keys in enumerate([range(6), range(6), (1, 2)]):
+        writes = [Write("upsert", key, f"city {number}") for key in keys]
+        customers.write(writes, {*keys}, True)
+        for table in tables:
+            assert table.get_many(ids(*keys))["city"].to_pylist() == [f"city {number}"] * len(keys)
+    metrics = tables[0].metrics()  # the two share them
+    assert (metrics["changedKeyCount"], metrics["changesFailureCount"]) == (2 * 2, 0)
 
 
 def copy(url: str, cache: Path, answer: Path) -> None:

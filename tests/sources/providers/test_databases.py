@@ -8,20 +8,28 @@ import datetime
 import decimal
 import math
 import os
+import random
+import shutil
 import sys
 import threading
+import time
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+import pyspark_lookup.lookup.runtime
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError
+from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.providers.databases.adbc import AdbcDatabase, Bigquery, FlightSql, Snowflake
 from pyspark_lookup.sources.providers.databases.address import Address
 from pyspark_lookup.sources.providers.databases.drivers import DATABASES
+from pyspark_lookup.storage.context import in_thread
 from tests.support.databases import Database, Options
+from tests.support.fakes import FakeClock
 from tests.support.lookup_functions import TEXTS, counted, ids
 from tests.support.postgres import PostgresServer
 from tests.support.spark_tables import CONNECT, said_by
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
+FULL = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "1 h"}
 ONCE = {"lookup.max-retries": "0"}
 PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
 REQUESTED = ids(1, 2, 9, 3, 1, None)
@@ -354,14 +363,28 @@ def test_a_day_that_python_does_not_have(sqlite: Database) -> None:
     assert sqlite.table(name, "d").get_many(pa.table({"d": days}))["key_index"].to_pylist() == [1]
 
 
-def test_a_replaced_sqlite_file_is_seen(sqlite: Database, tmp_path: Path) -> None:
-    """A file that was put in the place of the database is the database from then on."""
-    table = sqlite.table(sqlite.create_of(PEOPLE), "id")
-    assert table.get(1)[0]["name"] == "one"
-    other = tmp_path / "other"
-    other.write_bytes((tmp_path / "a b%41?#.db").read_bytes().replace(b"one", b"new"))
-    other.replace(tmp_path / "a b%41?#.db")
-    assert table.get(1)[0]["name"] == "new"
+@pytest.mark.parametrize("fixture", ["sqlite", "duckdb_file"])
+def test_a_replaced_file_is_seen(request: pytest.FixtureRequest, fixture: str, tmp_path: Path) -> None:
+    """A file that was put in the place of the database is the database from then on, for all but the scans that have begun. In DuckDB, a
+    process has one file of a path open, as far as DuckDB knows."""
+    database: Database = request.getfixturevalue(fixture)
+    file, old, new = Path(urllib.parse.unquote(database.url.partition(":///")[2])), tmp_path / "old", tmp_path / "new"
+    name = database.create_of(pa.table({"id": range(3), "name": ["old"] * 3}))
+    shutil.copy(file, old)
+    database.execute(f"UPDATE {database.quoted(name)} SET name = 'new'")
+    file.replace(new)
+    old.replace(file)
+    kind = DATABASES[database.scheme](Address.parse(database.url), None)
+    version = {"lookup.version-query": f"SELECT max(name) FROM {database.quoted(name)}"}
+    table = database.table(name, "id", version, PARTIAL)
+    assert table.get(1)[0]["name"] == "old"
+    with contextlib.closing(kind.connect()) as scanning:
+        assert scanning.query("SELECT 1", 1) is not None  # so SQLite has opened the file, too
+        new.replace(file)
+        assert [table.get(key)[0]["name"] for key in (1, 2)] == ["new", "new"]
+        rows = scanning.rows(kind.table(name), scanning.columns(kind.table(name)), None)
+        assert pa.Table.from_batches(rows)["name"].to_pylist() == ["old"] * 3
+    assert table.get(0)[0]["name"] == "new"
 
 
 def test_servers_are_only_read(served: Database) -> None:
@@ -511,11 +534,54 @@ def test_versions_that_are_no_value(database: Database, query: str, says: str) -
 
 
 def test_a_query(database: Database) -> None:
-    """In the database's own SQL, with a comment at its end; its columns are its keys."""
+    """In the database's own SQL, with comments and semicolons at its end; its columns are its keys."""
     name = database.create_of(PEOPLE)
-    sql = f"SELECT id AS code, max(name) AS name FROM {database.quoted(name)} GROUP BY id; -- of people"
+    sql = f"SELECT id AS code, max(name) AS name FROM {database.quoted(name)} GROUP BY id"
     declared = {"lookup.schema": "code BIGINT, name STRING"} if database.scheme == "sqlite" else {}
-    assert database.query(sql.replace("; --", " --"), "code", declared).get(2) == [{"code": 2, "name": "zwei"}]
+    ended = f"{sql} -- of people\n; /* ; */ -- ';"
+    assert database.query(ended, "code", declared).get(2) == [{"code": 2, "name": "zwei"}]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "statement", "there"),
+    [
+        ("sqlite", "n>:since AND x <> ':since' AND y <> \":since\" -- :since\n OR n::since = :since_2", 1),
+        ("sqlite", "x = '\\' AND n > :since", 1),
+        ("mysql", "x = '\\' :since' AND y = `:since` # it's :since\n AND n > :since", 1),
+        ("postgresql", "x = $$':since$$ AND y = $a$:since$$:since$a$ AND z = E'\\':since' AND n > $1 + :since", 1),
+        ("duckdb", "/* :since */ :since < a AND :since < b", 2),
+    ],
+)
+def test_where_since_is_a_parameter(scheme: str, statement: str, there: int) -> None:
+    """It is one outside of texts, names and comments, as the database's dialect writes them."""
+    replaced, count = DATABASES[scheme].place_since(statement, "?")
+    assert count == there == statement.count(":since") - replaced.count(":since")
+
+
+def test_columns_that_change(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a table later has the columns of that time, with the rows of that time, in every mode and without a new version. What was
+    opened before goes on as long as its columns are there."""
+    clock = FakeClock(time.time())
+    runtime = Runtime(clock.host("boot"), random.Random(1), start=in_thread)
+    monkeypatch.setattr(pyspark_lookup.lookup.runtime, "_current", runtime)
+    name = sqlite.create("id INTEGER, v TEXT, w INTEGER", "(1, 'a', 10)")
+    modes = [{}, PARTIAL, FULL]
+
+    def rows() -> list[list[dict[str, Any]]]:
+        return [sqlite.table(name, "id", ONCE, {"lookup.version-query": "SELECT 1"}, mode).get(1) for mode in modes]
+
+    before = [sqlite.table(name, "id", ONCE, {"lookup.version-query": "SELECT 1"}, mode) for mode in modes]
+    assert rows() == [[{"id": 1, "v": "a", "w": 10}]] * 3 == [table.get(1) for table in before]
+    sqlite.execute(f"ALTER TABLE {name} ADD COLUMN x TEXT DEFAULT 'x'")
+    assert rows() == [[{"id": 1, "v": "a", "w": 10}]] * 3  # columns are asked for once in some seconds
+    clock.tick(10)
+    assert rows() == [[{"id": 1, "v": "a", "w": 10, "x": "x"}]] * 3
+    assert [table.get(1) for table in before] == [[{"id": 1, "v": "a", "w": 10}]] * 3
+    sqlite.execute(f"ALTER TABLE {name} DROP COLUMN w")
+    clock.tick(10)
+    assert rows() == [[{"id": 1, "v": "a", "x": "x"}]] * 3
+    with pytest.raises(LookupFunctionError, match=r"no such column: t\.w"):
+        before[0].get(1)
 
 
 class AdbcSqlite(AdbcDatabase):
@@ -551,6 +617,9 @@ def test_how_other_drivers_are_connected() -> None:
     options = {"adbc.bigquery.sql.project_id": "project", "adbc.bigquery.sql.dataset_id": "dataset"}
     assert Bigquery(Address.parse("bigquery://project/dataset"), None).arguments({}) == {"db_kwargs": options}
     flight = FlightSql(Address.parse("flightsql://host:31337"), None)
+    local = FlightSql(Address.parse("flightsql://[::1]:31337?tls=false"), None)
+    assert local.arguments({})["uri"] == "grpc://[::1]:31337"
+    assert local.address.place == "flightsql://[::1]:31337/"
     assert flight.arguments(login) == {
         "uri": "grpc+tls://host:31337",
         "db_kwargs": {"username": "a b", "password": "p@/"},
@@ -587,6 +656,11 @@ REFUSED = [
     ("mariadb://db/shop?charset=latin1", {}, r"unknown parameter 'charset' in the mariadb URL: remove it .known parameters: ssl_ca"),
     ("sqlite:///x.db", {"lookup.table": '"a'}, r"a quote \(\"\) is never closed"),
     ("sqlite:///x.db", {"lookup.table": "a..b"}, r"expected table or schema.table"),
+    ("postgresql://reader:12/hunter2@db/shop", {}, r"postgresql URL with # or with @ after its host: .* leave out a password"),
+    ("mysql://reader:12#hunter2@db/shop", {}, r"mysql URL with # or with @ after its host"),
+    ("sqlite:///a#b.db", {}, r"sqlite URL with # .*: write them as %23"),
+    ("mysql://::1/shop", {}, r"cannot be parsed: .* an IPv6 address in brackets"),
+    ("mysql://%2Frun%2Fmysqld.sock/shop", {}, r"has a file in the place of the host: write mysql:///database\?unix_socket="),
     ("sqlite:///x.db", {"lookup.credentials": "no function"}, r"lookup.credentials = '\[redacted\]' .* expected module:function"),
 ]  # fmt: skip
 

@@ -17,12 +17,15 @@ import pyarrow as pa
 from pyspark_lookup.columnar.types import spark_type, unreadable_type
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.sources.providers.databases.database import (
+    BACKSLASHES,
+    DOLLARS,
     Column,
     Condition,
     Connection,
     Database,
     Source,
-    since_place,
+    table_of_batches,
+    tokens_of,
 )
 
 
@@ -50,6 +53,7 @@ class AdbcDatabase(Database):
 
 class Snowflake(AdbcDatabase):
     extra, module = "snowflake", "adbc_driver_snowflake"
+    tokens = tokens_of(*BACKSLASHES, *DOLLARS)
 
     def arguments(self, login: dict[str, str]) -> dict[str, Any]:
         parameters = urllib.parse.urlencode(
@@ -62,6 +66,7 @@ class Snowflake(AdbcDatabase):
 
 class Bigquery(AdbcDatabase):
     extra, module, quote_mark = "bigquery", "adbc_driver_bigquery", "`"
+    tokens = tokens_of(*BACKSLASHES, r"#[^\n]*")
 
     def check(self) -> None:
         self.address.check_parameters({})
@@ -84,9 +89,8 @@ class FlightSql(AdbcDatabase):
     def arguments(self, login: dict[str, str]) -> dict[str, Any]:
         scheme = "grpc" if self.address.parameters.get("tls") == "false" else "grpc+tls"
         names = {"user": "username", "password": "password"}
-        port = "" if self.address.port is None else f":{self.address.port}"
         return {
-            "uri": f"{scheme}://{self.address.host}{port}",
+            "uri": f"{scheme}://{self.address.server}",
             "db_kwargs": {names[name]: text for name, text in login.items()},
         }
 
@@ -140,10 +144,13 @@ class _AdbcConnection(Connection):
             rows: pa.Table = cursor.fetch_arrow_table()
             return rows
 
-    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
-        statement, count = since_place(statement, "?")
+    def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
+        statement, count = self._database.place_since(statement, "?")
         parameters = [] if since is None else [(since[0].as_py(), Column("", since.type, "", ""))] * count
-        return self._run(statement, parameters)
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, _bound(parameters))
+            reader = cursor.fetch_record_batch()
+            return table_of_batches(reader, most, reader.schema)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

@@ -40,8 +40,13 @@ class Address:
             )
         except ValueError:
             raise OptionError(
-                "option path is a database's URL that cannot be parsed: write it as in SQLAlchemy, e.g. postgresql://host:5432/database"
+                "option path is a database's URL that cannot be parsed: write it as in SQLAlchemy, e.g. postgresql://host:5432/database, an IPv6 address "
+                "in brackets (postgresql://[::1]/database), and no password"
             ) from None
+        if parts.fragment or (parts.netloc and "@" in parts.path):  # maybe the end of a password
+            raise OptionError(
+                f"option path is a {scheme} URL with # or with @ after its host: write them as %23 and %40, and leave out a password"
+            )
         secret = next(
             (name for name in parameters if names_secret(name) and name.lower() not in _FILES_OF_SECRETS), None
         )
@@ -52,7 +57,7 @@ class Address:
             )
         return cls(
             scheme,
-            parts.hostname or "",
+            urllib.parse.unquote(parts.hostname or ""),
             port,
             urllib.parse.unquote(parts.path.removeprefix("/")),
             urllib.parse.unquote(parts.username or "") or parameters.get("user", ""),
@@ -61,10 +66,15 @@ class Address:
         )
 
     @property
+    def server(self) -> str:
+        """The host, an IPv6 address in brackets, and the port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    @property
     def place(self) -> str:
         """The URL without its user and parameters, for messages."""
-        port = "" if self.port is None else f":{self.port}"
-        return f"{self.scheme}://{self.host}{port}/{self.database}"
+        return f"{self.scheme}://{self.server}/{self.database}"
 
     def check_parameters(self, known: Mapping[str, Any]) -> None:
         """Raise OptionError for a parameter that is not `known`."""

@@ -21,7 +21,29 @@ from pyspark_lookup.sources.providers.databases.address import Address
 
 UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 """The texts of UUIDs, as databases spell them."""
-_TOKEN = re.compile(r"'(?:[^']|\'\')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|::|:since\b", re.S)
+_COMMENTS = ("--", "/*", "#")
+
+
+def tokens_of(*dialect: str) -> re.Pattern[str]:
+    """The tokens of a statement: quoted texts and comments, which are one token each, `::`, `:since`, and single characters but spaces and
+    semicolons. `dialect`: expressions for those that only some databases have."""
+    common = (
+        r"'(?:[^']|'')*'",
+        r'"(?:[^"]|"")*"',
+        "`[^`]*`",
+        r"--[^\n]*",
+        r"/\*(?!M?!).*?\*/",
+        "::",
+        r":since\b",
+        r"[^\s;]",
+    )
+    return re.compile("|".join((*dialect, *common)), re.DOTALL)
+
+
+BACKSLASHES = r"'(?:[^'\\]|\\.|'')*'", r'"(?:[^"\\]|\\.|"")*"'
+"""Quoted texts in dialects in which a backslash escapes the next character."""
+DOLLARS = r"\$(?P<tag>\w*)\$.*?\$(?P=tag)\$", r"[eE]'(?:[^'\\]|\\.|'')*'"
+"""Quoted texts in the dialects of PostgreSQL."""
 BATCH_ROWS = 10_000
 """The rows in a batch, where a driver returns rows one by one."""
 
@@ -94,8 +116,9 @@ class Connection(abc.ABC):
         """The rows whose `keys` have any of `values`, and maybe more rows where a key column is not exact."""
 
     @abc.abstractmethod
-    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
-        """The result of a statement of the user's. `since`: an array of one value, the parameter `:since`."""
+    def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
+        """The result of a statement of the user's. None if it has more than `most` rows: the connection cannot be used again then. `since`: an
+        array of one value, the parameter `:since`."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -111,6 +134,7 @@ class Database(abc.ABC):
     extra: ClassVar[str] = ""
     is_file: ClassVar[bool] = False
     quote_mark: ClassVar[str] = '"'
+    tokens: ClassVar[re.Pattern[str]] = tokens_of()
 
     def __init__(self, address: Address, credentials: Credentials | None) -> None:
         self.address = address
@@ -142,8 +166,19 @@ class Database(abc.ABC):
         return Source(f"{'.'.join(map(self.quote, split_name(name, self.quote_mark)))} AS t", f"table {name}")
 
     def subquery(self, text: str) -> Source:
-        # The line break ends a comment at the end of the text.
-        return Source(f"(\n{text.rstrip().rstrip(';')}\n) AS t", "lookup.query")
+        """The source of a query, without the semicolon and the comments after it."""
+        ends = (token.end() for token in self.tokens.finditer(text) if not token[0].startswith(_COMMENTS))
+        return Source(f"({text[: max(ends, default=0)]}) AS t", "lookup.query")
+
+    @classmethod
+    def place_since(cls, statement: str, placeholder: str) -> tuple[str, int]:
+        """The statement with `placeholder` in the place of each `:since`, and how many there are. Quoted texts and comments stay as they are."""
+        pieces, place = list[str](), 0
+        for token in cls.tokens.finditer(statement):
+            if token[0] == ":since":
+                pieces.append(statement[place : token.start()])
+                place = token.end()
+        return placeholder.join([*pieces, statement[place:]]), len(pieces)
 
     def select(self, source: Source, columns: Sequence[Column], condition: Condition | None, *more: str) -> str:
         """A SELECT of these columns, each under its name, of the rows for which the condition and those in `more` hold."""
@@ -227,6 +262,17 @@ def values_of(condition: Condition | None) -> list[Any]:
     return [] if condition is None else [value for value, _ in condition.parameters]
 
 
+def table_of_batches(batches: Iterator[pa.RecordBatch], most: int, schema: pa.Schema) -> pa.Table | None:
+    """Batches as a table; None if they have more than `most` rows in all."""
+    taken, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        taken.append(batch)
+        rows += batch.num_rows
+        if rows > most:
+            return None
+    return pa.Table.from_batches(taken, schema)
+
+
 def batch_from_rows(
     rows: Sequence[Sequence[Any]], columns: Sequence[Column], array_of: Callable[[Sequence[Any], Column], pa.Array]
 ) -> pa.RecordBatch:
@@ -234,14 +280,3 @@ def batch_from_rows(
     values = zip(*rows, strict=True) if rows else ((),) * len(columns)
     arrays = [array_of(cells, column) for cells, column in zip(values, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
-
-
-def since_place(statement: str, placeholder: str) -> tuple[str, int]:
-    """The statement with `placeholder` in the place of each `:since`, and how many there are. Quoted texts and comments stay as they are."""
-    pieces, count, place = list[str](), 0, 0
-    for match in _TOKEN.finditer(statement):
-        if match[0] == ":since":
-            pieces += [statement[place : match.start()], placeholder]
-            place = match.end()
-            count += 1
-    return "".join([*pieces, statement[place:]]), count

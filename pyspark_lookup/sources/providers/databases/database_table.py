@@ -37,7 +37,6 @@ from pyspark_lookup.sources.providers.databases.database import (
     Connection,
     Database,
     Source,
-    since_place,
 )
 from pyspark_lookup.sources.providers.databases.drivers import DATABASES
 from pyspark_lookup.sources.providers.functions import (
@@ -54,6 +53,8 @@ from pyspark_lookup.sources.providers.provider import (
 )
 
 T = TypeVar("T")
+MOST_CHANGES = 4_000_000
+"""If lookup.changes-query returns more keys than this, they do not go into memory: any key may have changed."""
 
 
 def _is_database(path: str) -> bool:
@@ -123,7 +124,8 @@ class DatabaseOptions(BuiltInOptions):
             raise OptionError(
                 "option lookup.changes-query needs lookup.version-query, whose values are its versions: set it, too"
             )
-        if self.changes_query is not None and not since_place(self.changes_query, "")[1]:
+        dialect = DATABASES[Address.parse(path).scheme]
+        if self.changes_query is not None and not dialect.place_since(self.changes_query, "")[1]:
             raise OptionError(
                 "option lookup.changes-query has no :since: return only changes whose version is greater than :since, e.g. WHERE n > :since"
             )
@@ -192,6 +194,7 @@ class DatabaseTable:
             types,
             version=None if self._options.version_query is None else versions.current,
             changes=None if self._options.changes_query is None else versions.changes,
+            has_changed=lambda: self._describe() != self._described,
         )
 
     def _columns(self) -> tuple[list[Column], pa.Schema]:
@@ -293,7 +296,9 @@ class _Versions:
             version = pa.array([since]).cast(self._type or self._value().type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # lookup.version-query was another statement then
             return None
-        rows = self._ask(lambda connection: connection.query(statement, version))
+        rows = self._ask(lambda connection: connection.query(statement, MOST_CHANGES, version))
+        if rows is None:
+            return None
         spelled = {name.lower(): name for name in rows.column_names}
         missing = [name for name in self._keys.names if name.lower() not in spelled]
         if missing:
@@ -313,13 +318,13 @@ class _Versions:
         """An array with the version, in the database's type."""
         statement = self._options.version_query
         assert statement is not None
-        rows = self._ask(lambda connection: connection.query(statement))
-        if rows.num_rows != 1 or rows.num_columns != 1 or rows.column(0).null_count:
-            says = (
-                "NULL"
-                if rows.num_rows == 1 == rows.num_columns
-                else f"{rows.num_rows} rows of {rows.num_columns} columns"
-            )
+        rows = self._ask(lambda connection: connection.query(statement, 1))
+        if rows is None or rows.num_rows != 1 or rows.num_columns != 1 or rows.column(0).null_count:
+            if rows is None:
+                says = "several rows"
+            else:
+                is_value = rows.num_rows == 1 == rows.num_columns
+                says = "NULL" if is_value else f"{rows.num_rows} rows of {rows.num_columns} columns"
             raise FinalLookupError(
                 f"option lookup.version-query returned {says}: make it return one value, such as coalesce(max(n), 0)"
             )
@@ -332,7 +337,7 @@ class _Versions:
             if kept is not None:
                 with contextlib.suppress(Exception):  # the server may have closed it since
                     answer = ask(kept)
-                    self._connection = kept
+                    self._keep(kept, answer)
                     return answer
                 kept.close()
             connection = self._database.connect()
@@ -341,11 +346,15 @@ class _Versions:
             except BaseException:
                 connection.close()
                 raise
-            if self._keeps_connection:
-                self._connection = connection
-            else:
-                connection.close()
+            self._keep(connection, answer)
             return answer
+
+    def _keep(self, connection: Connection, answer: object) -> None:
+        """Keep a connection that has given this answer for the next question, or close it."""
+        if self._keeps_connection and answer is not None:
+            self._connection = connection
+        else:
+            connection.close()
 
 
 class _Lookups(LookupFunction):

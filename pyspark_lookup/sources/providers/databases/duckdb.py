@@ -2,35 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.core.forks import ForkSafeLock
+from pyspark_lookup.core.forks import ForkSafeLock, resets_in_child
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.sources.providers.databases.database import (
     BATCH_ROWS,
+    DOLLARS,
     UUID_PATTERN,
     Column,
     Condition,
     Connection,
     Database,
     Source,
-    since_place,
+    table_of_batches,
+    tokens_of,
     values_of,
 )
 
-# The race: the first connection to a file opens it, and only then gets it the functions that read Arrow tables. A second one that is made in
-# between shares the open file, and lacks these functions.
-_connecting = ForkSafeLock()
+
+class _OpenFiles:
+    """The files that this process has open. The connections to a file are cursors of one.
+
+    DuckDB opens a path once in a process: while a connection to it is open, others share its file, also after another file was put in its place,
+    and in a forked child, which lacks the threads that serve it. So the file is then attached to a database in memory.
+    """
+
+    def __init__(self) -> None:
+        # The race: the first connection to a file opens it, and only then gets it the functions that read Arrow tables.
+        self._lock = ForkSafeLock()
+        self._first: dict[tuple[str, object], _First] = {}  # by path and identity of the file
+        self._inherited: list[Any] = []  # those of parent processes, which would hang if they were closed
+        self._paths = set[str]()  # that parent processes had open
+        resets_in_child(self)
+
+    def reset_in_child(self) -> None:
+        self._inherited.append(self._first)
+        self._paths.update(path for path, _ in self._first)
+        self._first = {}
+
+    def connect(self, path: str) -> tuple[Any, Callable[[], None]]:
+        """(a connection to the file that is at `path` now, a function that closes it)."""
+        with self._lock:
+            while (key := (path, _identity_of(path))) not in self._first:
+                first = self._open(path)
+                if _identity_of(path) == key[1]:
+                    self._first[key] = first
+                else:  # replaced in between
+                    first.connection.close()
+            first = self._first[key]
+            connection = first.connection.cursor()
+            first.cursors += 1
+        if first.name:
+            connection.execute(f'USE "{first.name}"')
+        return connection, functools.partial(self._close, connection, key)
+
+    def _open(self, path: str) -> _First:
+        import duckdb
+
+        if path not in self._paths.union(other for other, _ in self._first):
+            # Read-only: other processes may read the file at the same time.
+            return _First(duckdb.connect(path, read_only=True))
+        connection = duckdb.connect()
+        text = path.replace("'", "''")
+        other_name = "AS memory_db" if Path(path).stem.lower() == "memory" else ""  # that name is taken
+        connection.execute(f"ATTACH '{text}' {other_name} (READ_ONLY)")
+        names = connection.execute("SELECT database_name FROM duckdb_databases() WHERE path IS NOT NULL").fetchall()
+        return _First(connection, names[0][0].replace('"', '""'))
+
+    def _close(self, connection: Any, key: tuple[str, object]) -> None:
+        connection.close()
+        with self._lock:
+            first = self._first.get(key)
+            if first is None:  # it is the parent's
+                return
+            first.cursors -= 1
+            if not first.cursors:
+                del self._first[key]
+                first.connection.close()
+
+
+@dataclasses.dataclass
+class _First:
+    """The connection that opened a file. `name`: its name in quotes, if it is attached to a database in memory. `cursors`: how many are open."""
+
+    connection: Any
+    name: str = ""
+    cursors: int = 0
+
+
+def _identity_of(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None  # to open it raises the error that says why
+    return status.st_dev, status.st_ino
+
+
+_open_files = _OpenFiles()
 
 
 class Duckdb(Database):
     extra = "duckdb"
     is_file = True
+    tokens = tokens_of(*DOLLARS)
 
     def check(self) -> None:
         self.address.check_parameters({})
@@ -44,20 +127,17 @@ class Duckdb(Database):
 
     def connect(self) -> Connection:
         try:
-            import duckdb
+            import duckdb  # noqa: F401
         except ImportError as problem:
             self.missing("duckdb", problem)
-        # Read-only: other processes may read the file at the same time.
-        path = Path(self.address.database).absolute()
-        with _connecting:
-            connection = duckdb.connect(str(path), read_only=True)
-        return _DuckdbConnection(self, connection)
+        return _DuckdbConnection(self, *_open_files.connect(str(Path(self.address.database).absolute())))
 
 
 class _DuckdbConnection(Connection):
-    def __init__(self, database: Duckdb, connection: Any) -> None:
+    def __init__(self, database: Duckdb, connection: Any, close: Callable[[], None]) -> None:
         self._database = database
         self._connection = connection
+        self._close = close
         # Times are then the same wherever the process runs; and no text of a query is taken for the name of a variable of this process.
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET python_enable_replacements = false")
@@ -114,13 +194,14 @@ class _DuckdbConnection(Connection):
         parameters = values_of(condition)
         return self._connection.sql(statement, params=parameters) if parameters else self._connection.sql(statement)
 
-    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
+    def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
         if since is None:
             relation = self._connection.sql(statement)
         else:
-            relation = self._connection.sql(since_place(statement, "$1")[0], params=since.to_pylist())
-        rows: pa.Table = relation.to_arrow_table()
-        return rows
+            relation = self._connection.sql(self._database.place_since(statement, "$1")[0], params=since.to_pylist())
+        reader = relation.to_arrow_reader(BATCH_ROWS)
+        return table_of_batches(reader, most, reader.schema)
 
     def close(self) -> None:
-        self._connection.close()
+        close, self._close = self._close, lambda: None
+        close()

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pyspark_lookup.errors import OptionError, SchemaError, raise_ours
 from pyspark_lookup.sources.providers.databases.database import (
+    BACKSLASHES,
     BATCH_ROWS,
     Column,
     Condition,
@@ -18,7 +19,8 @@ from pyspark_lookup.sources.providers.databases.database import (
     Database,
     Source,
     batch_from_rows,
-    since_place,
+    table_of_batches,
+    tokens_of,
     values_of,
 )
 
@@ -50,9 +52,14 @@ _SETTINGS = (
 class Mysql(Database):
     extra = "mysql"
     quote_mark = "`"
+    tokens = tokens_of(*BACKSLASHES, r"#[^\n]*")
 
     def check(self) -> None:
         self.address.check_parameters(_PARAMETERS)
+        if self.address.host.startswith("/"):
+            raise OptionError(
+                f"option path = {self.address.place!r} has a file in the place of the host: write {self.address.scheme}:///database?unix_socket=/run/mysqld/mysqld.sock"
+            )
         if not self.address.database:
             raise OptionError(
                 f"option path = {self.address.place!r} names no database: write {self.address.scheme}://host/database"
@@ -97,9 +104,12 @@ class _MysqlConnection(Connection):
     def __init__(self, database: Mysql, connection: Any) -> None:
         self._database = database
         self._connection = connection
-        with connection.cursor() as cursor:
-            for statement in _SETTINGS:
-                cursor.execute(statement)
+        for statement in _SETTINGS:
+            self._execute(statement)
+
+    def _execute(self, statement: str) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
 
     def columns(self, source: Source) -> list[Column]:
         with self._connection.cursor() as cursor:
@@ -112,23 +122,32 @@ class _MysqlConnection(Connection):
         return [_column(field, f"t.{self._database.quote(field.name)}") for field in fields]
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
-        from pymysql.cursors import SSCursor
-
         statement = self._database.select(source, columns, condition)
-        cursor = self._connection.cursor(SSCursor)  # it does not hold all rows
-        try:
-            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-            cursor.execute(statement, values_of(condition))
+        self._execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        with self._streaming(statement, values_of(condition)) as cursor:
             while rows := cursor.fetchmany(BATCH_ROWS):
                 yield _batch(rows, columns, source)
-            cursor.execute("COMMIT")
-            cursor.close()
-        except BaseException:
-            self.close()
-            if cursor._result is not None:  # the driver would read the rest of the rows
-                cursor._result.unbuffered_active = False
-            cursor.connection = None
-            raise
+        self._execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _streaming(self, statement: str, parameters: Sequence[Any]) -> Iterator[Any]:
+        """A cursor over a result whose rows are not in memory. If rows are left, or after an error, the connection is closed."""
+        from pymysql.cursors import SSCursor
+
+        cursor = self._connection.cursor(SSCursor)
+        is_read = False
+        try:
+            cursor.execute(statement, parameters)
+            yield cursor
+            is_read = not cursor._result.unbuffered_active
+        finally:
+            if is_read:
+                cursor.close()
+            else:
+                self.close()
+                if cursor._result is not None:  # the driver would read the rest of the rows
+                    cursor._result.unbuffered_active = False
+                cursor.connection = None
 
     def rows_of_keys(
         self,
@@ -147,12 +166,13 @@ class _MysqlConnection(Connection):
             cursor.execute(self._database.select(source, columns, condition, requested), parameters)
             return pa.Table.from_batches([_batch(cursor.fetchall(), columns, source)])
 
-    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
-        statement, count = since_place(statement.replace("%", "%%"), "%s")
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement, [] if since is None else since.to_pylist() * count)
-            columns = [_column(field, "") for field in cursor._result.fields] if cursor._result.fields else []
-            return pa.Table.from_batches([_batch(cursor.fetchall(), columns, Source("", "the query"))])
+    def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
+        statement, count = self._database.place_since(statement.replace("%", "%%"), "%s")
+        with self._streaming(statement, [] if since is None else since.to_pylist() * count) as cursor:
+            columns = [_column(field, "") for field in cursor._result.fields or ()]
+            parts = iter(lambda: cursor.fetchmany(BATCH_ROWS) or None, None)
+            batches = (_batch(rows, columns, Source("", "the query")) for rows in parts)
+            return table_of_batches(batches, most, pa.schema([column.field for column in columns]))
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

@@ -11,13 +11,15 @@ import pyarrow as pa
 
 from pyspark_lookup.sources.providers.databases.database import (
     BATCH_ROWS,
+    DOLLARS,
     UUID_PATTERN,
     Column,
     Condition,
     Connection,
     Database,
     Source,
-    since_place,
+    table_of_batches,
+    tokens_of,
 )
 
 # These values mean the same in Arrow as in PostgreSQL. All others come as the text that PostgreSQL makes of them.
@@ -41,6 +43,7 @@ _SETTINGS = (
 
 class Postgresql(Database):
     extra = "postgres"
+    tokens = tokens_of(*DOLLARS)
 
     def keys_at_once(self, columns: int) -> int:
         return 100_000  # a message to the server has 1 GB at most
@@ -160,21 +163,22 @@ class _PostgresqlConnection(Connection):
             batches = [_typed(batch, columns) for batch in cursor.fetch_record_batch()]
         return pa.Table.from_batches(batches, pa.schema([column.field for column in columns]))
 
-    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
+    def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
         if since is not None:
             instant = pa.types.is_timestamp(since.type) and since.type.tz is not None
             parameter = "$1::text::timestamptz" if instant else "$1"
-            source = self._database.subquery(since_place(statement, parameter)[0])
+            source = self._database.subquery(self._database.place_since(statement, parameter)[0])
             columns = self.columns(source)
             bound = Condition(
                 "true", ((since[0].as_py(), Column("", since.type, "", "", parameter if instant else "{}")),)
             )
             batches = self.rows(source, columns, bound)
-            return pa.Table.from_batches(batches, pa.schema([column.field for column in columns]))
+            return table_of_batches(batches, most, pa.schema([column.field for column in columns]))
         with self._connection.cursor() as cursor:
             cursor.execute(statement)
-            rows = cursor.fetch_arrow_table()
-        return pa.table([_storage(column) for column in rows.columns], rows.column_names)
+            reader = cursor.fetch_record_batch()
+            rows = table_of_batches(reader, most, reader.schema)
+        return None if rows is None else pa.table([_storage(column) for column in rows.columns], rows.column_names)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

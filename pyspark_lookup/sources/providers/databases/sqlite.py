@@ -24,7 +24,6 @@ from pyspark_lookup.sources.providers.databases.database import (
     Database,
     Source,
     batch_from_rows,
-    since_place,
     values_of,
 )
 
@@ -110,13 +109,18 @@ class _SqliteConnection(Connection):
         rows = self._connection.execute(statement, parameters).fetchall()
         return pa.Table.from_batches([_batch(rows, columns, source)])
 
-    def query(self, statement: str, since: pa.Array | None = None) -> pa.Table:
-        statement, count = since_place(statement, "?")
+    def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
+        statement, count = self._database.place_since(statement, "?")
         cursor = self._connection.execute(statement, [] if since is None else since.to_pylist() * count)
         if cursor.description is None:
             return pa.table({})
-        columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(cursor.description)
-        return pa.table([pa.array(values) for values in columns], [name for name, *_ in cursor.description])
+        rows = cursor.fetchmany(most + 1)
+        columns = list(zip(*rows, strict=True)) or [()] * len(cursor.description)
+        return (
+            None
+            if len(rows) > most
+            else pa.table([pa.array(values) for values in columns], [name for name, *_ in cursor.description])
+        )
 
     def close(self) -> None:
         self._connection.close()
