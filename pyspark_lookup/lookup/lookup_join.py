@@ -392,7 +392,8 @@ class Lookup:
                     self._versions.popitem(last=False)
                 return open_version
             table = open_version.plan.table
-            self._engine.reader.kinds.source(table).authorise(table)
+            source = self._engine.reader.kinds.source(table)
+            source.authorise(table, source.catalog_id(open_version.resolution.version))
             # Without a wait, because the first batch has already waited for the snapshot.
             if open_version.snapshot is None:
                 open_version.snapshot = self._snapshot(open_version.plan, open_version.resolution, wait_s=0.0)

@@ -297,8 +297,11 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     if isinstance(files, ColumnFiles):
         shares = [tuple(map(_without_bounds, pieces)) for pieces in shares]
     nonempty_shares = [pieces for pieces in shares if pieces] or [()]
-    digest = resolved_table.version.digest
-    return [ReadTask(number, len(nonempty_shares), pieces, digest) for number, pieces in enumerate(nonempty_shares)]
+    version, count = resolved_table.version, len(nonempty_shares)
+    catalog_id = reader.kinds.source(resolved_table.table).catalog_id(version)
+    return [
+        ReadTask(number, count, pieces, version.digest, catalog_id) for number, pieces in enumerate(nonempty_shares)
+    ]
 
 
 def _without_bounds(piece: Slice) -> Slice:

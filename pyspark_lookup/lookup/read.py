@@ -126,12 +126,14 @@ class ReadTask:
     """One task of a plan: it reads share `number` of `count` shares of a version.
 
     `digest`, `pieces`: the version, and the parts of its files that the task reads. Both are None if the task finds the version when it reads.
+    `catalog_id`: see `VersionSource.catalog_id`.
     """
 
     number: int
     count: int
     pieces: tuple[Slice, ...] | None = None
     digest: str | None = None
+    catalog_id: str | None = None
 
 
 # --- one version ----------------------------------------------------------------------------------
@@ -453,7 +455,7 @@ class TableReader:
         NotATableError if the table cannot be read.
         """
         if task.pieces is not None:
-            self.kinds.source(plan.table).authorise(plan.table)
+            self.kinds.source(plan.table).authorise(plan.table, task.catalog_id)
             self._tell_age(plan, execution)
             planned_version = (
                 self.current_versions.find_recorded(plan.table, task.digest) if task.digest is not None else None

@@ -174,7 +174,8 @@ def version_of_token(
             version = resolver.current_versions.find(table, token.digest, token.newest)
     if version is None:
         version = _replacement(reader, table, options, token.digest, token.number, execution)
-    resolver.kinds.source(table).authorise(table)
+    source = resolver.kinds.source(table)
+    source.authorise(table, source.catalog_id(version))
     return resolver.kinds.to_table(options, kind, version), version
 
 

@@ -138,6 +138,7 @@ class LookupOptions:
         values: dict[str, Any] = {}
         entries: dict[str, dict[str, Any]] = {prefix: {} for prefix in wildcards}
         explicit: set[str] = set()
+        most_values: dict[str, float] = {}
         everything = {key.lower(): text for layer, _ in layers for key, text in layer.items()}
         in_catalog = any(kind.catalog_keys & everything.keys() for kind in kinds)
         local = not in_catalog and is_local(everything.get("path", ""))
@@ -161,7 +162,15 @@ class LookupOptions:
                     continue
                 # A conf file may have credentials, even under a misspelled key.
                 field = _get_field(fields, kinds, key, "…" if layer is conf else text)
-                values[key] = field.parse(text, f"option {key}", f" ({layer_name})")
+                value = field.parse(text, f"option {key}", f" ({layer_name})")
+                if field.metadata["bounded"] and layer is not conf:
+                    most = most_values.setdefault(key, values.get(key, field.default))
+                    if value > most:
+                        raise OptionError(
+                            f"option {key} = {text!r} ({layer_name}): this host allows at most {most:g} s: lower it, or have the operator set more in the "
+                            "conf file of each host"
+                        )
+                values[key] = value
                 if layer is not conf:
                     explicit.add(key)
         values |= {f"{prefix}*": tuple(sorted(named.items())) for prefix, named in entries.items() if named}

@@ -369,12 +369,21 @@ def size(low: int, high: int) -> Kind:
 
 
 def option(
-    key: str, kind: Kind, default: Any, *, doc: str, default_text: str = "", hashed: bool = True, secrets: str = ""
+    key: str,
+    kind: Kind,
+    default: Any,
+    *,
+    doc: str,
+    default_text: str = "",
+    hashed: bool = True,
+    secrets: str = "",
+    bounded: bool = False,
 ) -> Any:
     """The dataclass field that declares an option, for a group of options.
 
     `default_text`: the default as users see it, if that is not the text of `default`. `hashed`: False for a value that Python cannot hash.
-    `secrets`: for an option that refuses credentials, the advice where to put them instead.
+    `secrets`: for an option that refuses credentials, the advice where to put them instead. `bounded`: the most that a read may set is the
+    value in the conf file, or the default if that does not have the option.
     """
     if not default_text and default not in (None, ()):
         default_text = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
@@ -385,6 +394,7 @@ def option(
         "doc": doc,
         "default_text": default_text,
         "secrets": secrets,
+        "bounded": bounded,
     }
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
 

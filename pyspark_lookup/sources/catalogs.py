@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from pyspark_lookup.core.credentials import LOGIN_HEADERS
 from pyspark_lookup.core.decoding import as_number, as_text
-from pyspark_lookup.errors import CatalogUnavailableError, OptionError, PysparkLookupError
+from pyspark_lookup.errors import CatalogUnavailableError, OptionError, PysparkLookupError, VersionGoneError
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import DURATION, Kind, option, parse_text
 from pyspark_lookup.storage.context import HostContext
@@ -49,9 +49,9 @@ class CatalogOptions(KindOptions):
         "or UNITY_CATALOG_CLIENT_ID and UNITY_CATALOG_CLIENT_SECRET, there, or name a function with lookup.credentials",
     )
     authorise_every_s: float = option(
-        "lookup.catalog.authorise-every", DURATION, 300.0, default_text="5 min",
+        "lookup.catalog.authorise-every", DURATION, 300.0, default_text="5 min", bounded=True,
         doc="How long a host may answer from its caches before it asks a catalog with grants (Iceberg REST, Unity Catalog) again whether this principal may read "
-            "the table. See [security](security.md#tables-of-a-catalog).",
+            "the table. A read may shorten the time; only the conf file can make it longer. See [security](security.md#tables-of-a-catalog).",
     )
     # fmt: on
 
@@ -121,6 +121,13 @@ class CatalogStore(LentStore):
         if "://" not in path and not path.startswith(("/", "file:")):
             return self._prefix + path
         return super().url_of(path)
+
+
+def replaced_table_error(catalog: str, table: str) -> VersionGoneError:
+    """The error of a read that was planned on a table whose name the catalog has since given to another one. `catalog`: words for the catalog."""
+    return VersionGoneError(
+        f"in {catalog} the name {table} means another table than the one that this query began to read: run the query again"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +216,7 @@ class Authorisations:
     def allows(self, table: Table, table_id: str | None) -> bool:
         """Whether the catalog has let the principal read a table within `every_s`.
 
-        `table_id`: the table must have this id. None: the version to read was named by a process that has just asked the catalog about the table,
-        so its name is enough.
+        `table_id`: the table must have this id. None: the table has no id, so its name is enough.
         """
         key = self._key(table)
         confirmation = self._confirmations.get(key)

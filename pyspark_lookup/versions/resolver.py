@@ -537,7 +537,8 @@ class Resolver:
         """
         resolution = self._resolve(table, options, execution, current)
         if not resolution.decided_here:
-            self.kinds.source(table).authorise(table)
+            source = self.kinds.source(table)
+            source.authorise(table, source.catalog_id(resolution.version))
         if table.retained:
             require_metadata(table, resolution.version)
         self.count_served(table, resolution.version)

@@ -225,12 +225,16 @@ class VersionSource(abc.ABC):
         confirmed for this principal a short time ago that it may read this table. Makes no call."""
         return True
 
-    def authorise(self, table: Table) -> None:  # noqa: B027 # most tables have no catalog
-        """Have the table's catalog confirm that this principal may read the table, unless it did so a short time ago (at most one call).
+    def catalog_id(self, version: TableVersion) -> str | None:
+        """The id of a version's table in its catalog, which changes if the table is dropped and created anew; None: it has none."""
+        return None
+
+    def authorise(self, table: Table, catalog_id: str | None) -> None:  # noqa: B027 # most tables have no catalog
+        """Have the table's catalog confirm that this principal may read the table with this `catalog_id`, unless it did so a short time ago.
 
         Called before a process reads a version that another process has named, after that process asked the catalog about the table. Raises
-        UfsPermissionError if the principal may not read the table, UfsNotFoundError if there is none, CatalogUnavailableError if the catalog does
-        not answer.
+        UfsPermissionError if the principal may not read the table, UfsNotFoundError if there is none, VersionGoneError if another table has its
+        name now, NotSupportedError if the catalog states a condition that is not met, CatalogUnavailableError if it does not answer.
         """
 
     def check_options(self, options: LookupOptions, kind: str) -> None:

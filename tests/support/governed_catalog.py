@@ -25,7 +25,8 @@ _LOAD = "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}"
 
 
 class GovernedCatalog(RestCatalog):
-    """`tokens`: the principal of each token; `everybody`: of those without one. `grants`: (principal, table) of those who may read. `lives_s`: of what is lent.
+    """`tokens`: the principal of each token; `everybody`: of those without one. `grants`: (principal, table) of those who may read. `sights`: of those
+    who may see the table, and are lent nothing. `lives_s`: of what is lent.
 
     `ahead_s`: how far its clock is ahead of the host's. `more`: what answers about a table have besides. `prefix`: what credentials are said to be
     for, instead of their table's location. `in_config`: they have no prefix. `renamed`: the table that a principal sees under a name. `asked`: what came with a known token, as `("alice", "table")`.
@@ -37,6 +38,7 @@ class GovernedCatalog(RestCatalog):
         self.tokens: dict[str, str] = {}
         self.everybody: str | None = None
         self.grants: set[tuple[str, str]] = set()
+        self.sights: set[tuple[str, str]] = set()
         self.asked: list[tuple[str, str]] = []
         self.lives_s, self.ahead_s = 3600.0, 0.0
         self.more: dict[str, Any] = {}
@@ -69,10 +71,11 @@ class GovernedCatalog(RestCatalog):
         status, body = super().answer(method, "/v1/namespaces/{}/tables/{}".format(*table.split(".")))
         if status != 200:
             return status, body
-        if (principal, table) not in self.grants:
+        may_read = (principal, table) in self.grants
+        if not may_read and (kind == "credentials" or (principal, table) not in self.sights):
             return 403, error_body(403, "ForbiddenException", f"{principal} may not read {table}")
         lent = {}
-        if headers.get("X-Iceberg-Access-Delegation") == "vended-credentials":
+        if may_read and headers.get("X-Iceberg-Access-Delegation") == "vended-credentials":
             lent = self._lend(body["metadata"]["location"])
         if kind == "credentials":
             return 200, {key: value for key, value in lent.items() if key == "storage-credentials"}

@@ -118,6 +118,13 @@ class Mirror:
             server.client.create_bucket(Bucket=self._bucket)
             self.url, self.storage = f"s3://{self._bucket}/table", {"storage.endpoint_url": server.endpoint}
 
+    def remove(self, suffix: str) -> None:
+        """Remove the objects whose names end so from the bucket."""
+        assert self.server is not None
+        for item in self.server.client.list_objects_v2(Bucket=self._bucket)["Contents"]:
+            if item["Key"].endswith(suffix):
+                self.server.client.delete_object(Bucket=self._bucket, Key=item["Key"])
+
     def send(self) -> None:
         """Put what is new or has changed where it belongs."""
         for path in sorted(self.local.rglob("*")) if self.server is not None else ():

@@ -16,7 +16,7 @@ _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{0}</Code><Message>
 class ShortCredentials:
     """Credentials for the objects of a server. Every request must be signed with some, except those of `server.client`, which tests use.
 
-    `ahead_s`: how far the store's clock is ahead of the host's. `issued`: all that were lent, to be searched for where none belongs.
+    `open_keys`: those that are not checked. `ahead_s`: how far the store's clock is ahead of the host's. `issued`: all that were lent, to be searched for where none belongs.
     """
 
     def __init__(self, server: S3Server) -> None:
@@ -24,7 +24,7 @@ class ShortCredentials:
         self.issued: list[dict[str, str]] = []
         self.refused: list[str] = []
         self._lent: dict[str, tuple[dict[str, str], str, float]] = {}
-        self._open_keys = {server.client._request_signer._credentials.access_key}
+        self.open_keys = {server.client._request_signer._credentials.access_key}
         server.between = self._check
 
     def lend(self, url: str, lives_s: float) -> dict[str, str]:
@@ -62,7 +62,7 @@ class ShortCredentials:
         signed = environ.get("HTTP_AUTHORIZATION", "").removeprefix("AWS4-HMAC-SHA256 ")
         parts = dict(part.strip().split("=", 1) for part in signed.split(",") if "=" in part)
         key, _, scope = parts.get("Credential", "").partition("/")
-        if key in self._open_keys:
+        if key in self.open_keys:
             return None
         if key not in self._lent:
             return 403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."

@@ -51,7 +51,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore
+from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore, replaced_table_error
 from pyspark_lookup.sources.credentials import CredentialOptions
 from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_path, is_absolute
 from pyspark_lookup.sources.delta.base_files import EXACT_DIGITS, ROUNDED_BITS, BaseFiles
@@ -431,29 +431,44 @@ class DeltaSource(VersionSource):
                 if managed is not None and managed[0].id == last.place.catalog_id:
                     return managed
             unity_table = lender.catalog.load(lender.table)
-            if not self._authorisations.allows(table, unity_table.id):
-                asked_s = self._in_catalog.holder.ask()
-                self._authorisations.confirm(table, unity_table.id, asked_s)
+            # Also if the table was created anew, and credentials of the old one are at hand.
+            if lender.lent_id not in (None, unity_table.id) or not self._authorisations.allows(table, unity_table.id):
+                self._confirm(table, unity_table.id)
         return unity_table, None
+
+    def _confirm(self, table: Table, catalog_id: str) -> None:
+        """Have the catalog lend credentials for the table with this id, and record that it did."""
+        assert self._in_catalog is not None
+        asked_s = self._in_catalog.holder.ask()
+        self._authorisations.confirm(table, catalog_id, asked_s)
+
+    def catalog_id(self, version: TableVersion) -> str | None:
+        if self._in_catalog is None or version.metadata is None or not version.metadata.state:
+            return None
+        return Place.parse(version.metadata.state).catalog_id
 
     def is_authorised(self, table: Table, version: TableVersion) -> bool:
         if self._in_catalog is None or not table.url.startswith(CATALOG_SCHEME):
             return True
-        if version.metadata is None or not version.metadata.state:
-            return False
-        return self._authorisations.allows(table, Place.parse(version.metadata.state).catalog_id)
+        catalog_id = self.catalog_id(version)
+        return catalog_id is not None and self._authorisations.allows(table, catalog_id)
 
-    def authorise(self, table: Table) -> None:
+    def authorise(self, table: Table, catalog_id: str | None) -> None:
         if self._in_catalog is None or not table.url.startswith(CATALOG_SCHEME):
             return
-        if self._authorisations.allows(table, None):
+        if self._authorisations.allows(table, catalog_id):
             return
-        # One process of the host asks, the others wait for its answer.
+        # One process of the host asks, the others wait for its answer. It asks for the whole table: the answer to the question for credentials
+        # does not have its row filters and column masks.
+        lender = self._in_catalog.lender
         with self._parts.host.lock("authorise", table.id):
-            if not self._authorisations.allows(table, None):
-                with self._authorisations.withdrawing(table):
-                    asked_s = self._in_catalog.holder.ask()
-                self._authorisations.confirm(table, None, asked_s)
+            if self._authorisations.allows(table, catalog_id):
+                return
+            with self._authorisations.withdrawing(table):
+                unity_table = lender.catalog.load(lender.table)
+                if unity_table.id != catalog_id:
+                    raise replaced_table_error(lender.name, lender.table)
+                self._confirm(table, unity_table.id)
 
     def _ratified(self, place: Place) -> RatifiedCommits:
         assert self._in_catalog is not None

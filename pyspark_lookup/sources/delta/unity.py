@@ -99,15 +99,19 @@ class UnityTable:
 
 
 class UnityLender:
-    """Lends the credentials of one table."""
+    """Lends the credentials of one table. `lent_id`: the id of the table for which it has lent some last; None: for none yet."""
 
     def __init__(self, catalog: UnityCatalog, table: str) -> None:
         self.catalog = catalog
         self.table = table
         self.name = catalog.name
+        self.lent_id: str | None = None
 
     def lend(self) -> Sequence[LentCredentials]:
-        return self.catalog.lend(self.table)
+        unity_table = self.catalog.find(self.table)
+        credentials = self.catalog.lend(self.table, unity_table)
+        self.lent_id = unity_table.id
+        return credentials
 
     def remember(self, table_id: str, location: str) -> None:
         """Ask for credentials by this id, which another process of the host has learnt, unless this process knows the table's id itself."""
@@ -248,18 +252,12 @@ class UnityCatalog:
                 return RatifiedCommits(newest, staged)
             start = last + 1
 
-    def lend(self, table: str) -> Sequence[LentCredentials]:
-        """Credentials for the files of a table, see `Lender.lend`. One call; one more if this process does not know the table's id."""
-        known = self._tables.get(table)
-        try:
-            unity_table = known or self.load(table)
-            return self._lend(table, unity_table)
-        except UfsNotFoundError:
-            if known is None:
-                raise
-            return self._lend(table, self.load(table))  # another table has the name now
+    def find(self, table: str) -> UnityTable:
+        """What this process knows about a table; the catalog is asked if it knows nothing."""
+        return self._tables.get(table) or self.load(table)
 
-    def _lend(self, table: str, unity_table: UnityTable) -> Sequence[LentCredentials]:
+    def lend(self, table: str, unity_table: UnityTable) -> Sequence[LentCredentials]:
+        """Credentials for the files of a table, see `Lender.lend`. One call."""
         question = {"table_id": unity_table.id, "operation": "READ"}
         answer, answered_s = self._ask_at("POST", "/temporary-table-credentials", table, question)
         try:
@@ -322,8 +320,8 @@ class UnityCatalog:
             answer = json.loads(data)
             if not isinstance(answer, dict):
                 raise ValueError("it is not a JSON object")
-        except UNREADABLE as problem:
-            raise_ours(self._wrong_endpoint(f"its answer is not that of a Unity Catalog ({problem})"), problem)
+        except UNREADABLE as problem:  # which has the whole answer, perhaps with credentials
+            raise_ours(self._wrong_endpoint(f"its answer is not that of a Unity Catalog ({problem})"), None)
         return answer
 
     def _send(

@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -182,18 +184,33 @@ class Catalog:
 
     def principal(self) -> list[Any]:
         """What tells the principal by which this process asks, including its credentials: the properties, the variables of the environment and
-        the files from which PyIceberg and the clients of clouds take their configuration."""
+        the files from which PyIceberg and the clients of clouds take their configuration.
+
+        If credentials may come from elsewhere, as from the metadata service of a cloud, it is different in each process.
+        """
         variables = sorted(item for item in os.environ.items() if item[0].upper().startswith(_VARIABLES))
-        directories, texts = [os.environ.get("PYICEBERG_HOME"), os.path.expanduser("~")], []
+        paths = [path for name, path in variables if name.upper().endswith(_FILE_VARIABLES)]
+        home, directories = os.path.expanduser("~"), [os.environ.get("PYICEBERG_HOME"), os.path.expanduser("~")]
         with contextlib.suppress(OSError):  # the working directory was removed
             directories.append(os.getcwd())
-        for directory in filter(None, directories):
+        paths += [os.path.join(directory, ".pyiceberg.yaml") for directory in directories if directory]
+        paths += [os.environ.get("NETRC", os.path.join(home, ".netrc")), *(os.path.join(home, path) for path in _FILES)]
+        texts = []
+        for path in paths:
             with contextlib.suppress(OSError):
-                texts.append(Path(directory, ".pyiceberg.yaml").read_text(errors="replace"))
-        return [self.name, sorted(self._properties.items()), variables, texts]
+                texts.append(Path(path).read_text(errors="replace"))
+        parts = [self.name, sorted(self._properties.items()), variables, texts]
+        settings = [
+            *self._properties.items(),
+            *(item for item in variables if item[0].upper().startswith("PYICEBERG_")),
+        ]
+        logins = {*_OTHER_LOGINS.findall("\n".join([*texts, *(f"{name} {text}" for name, text in settings)]).lower())}
+        if "AWS_ACCESS_KEY_ID" in os.environ:
+            logins.discard("sigv4")
+        return [*parts, uuid.uuid4().hex] if logins else parts
 
-    def load(self, table: str) -> CatalogAnswer:
-        """The answer about a table. One call.
+    def load(self, table: str, with_history: bool = True) -> CatalogAnswer:
+        """The answer about a table. One call. `with_history`: False if a REST catalog may leave snapshots out that no branch or tag names.
 
         Raises UfsNotFoundError if the catalog has no such table, UfsPermissionError if the principal may not read it, OptionError if the catalog
         is not configured, CatalogUnavailableError if it does not answer, and NotSupportedError if the catalog states a condition that this
@@ -203,7 +220,7 @@ class Catalog:
         if not self.is_rest:
             return CatalogAnswer(self._within(lambda: reader.find_location(client, self.name, table)))
         asked_s = self._now_s()
-        answer = self._within(lambda: reader.ask_for_table(client, self.name, table, self._call_s))
+        answer = self._within(lambda: reader.ask_for_table(client, self.name, table, self._call_s, with_history))
         content, words = answer.content, f"table {table} of the Iceberg catalog {self.name!r}"
         try:
             location, metadata = as_text(content["metadata-location"]), content["metadata"]
@@ -288,6 +305,10 @@ def _import(name: str) -> Any:
 
 _LOCATION = "location"
 _VARIABLES = ("PYICEBERG_", "AWS_", "AZURE_", "GOOGLE_")
+_FILE_VARIABLES = ("_FILE", "_APPLICATION_CREDENTIALS")
+_FILES = (".aws/credentials", ".aws/config", ".config/gcloud/application_default_credentials.json")
+_OTHER_LOGINS = re.compile(r"sigv4|google|entra|custom|credential_process|credential_source")
+"""Words of configurations whose credentials may come from a service of the machine or of a cloud."""
 
 
 class TableLender:

@@ -150,14 +150,14 @@ class RestAnswer:
     at_s: float | None
 
 
-def ask_for_table(catalog: Any, name: str, table: str, timeout_s: float) -> RestAnswer:
+def ask_for_table(catalog: Any, name: str, table: str, timeout_s: float, with_history: bool = True) -> RestAnswer:
     """A REST catalog's answer to the question for a table. PyIceberg would refuse parts of it that it does not know yet.
 
     PyIceberg's session sends `X-Iceberg-Access-Delegation: vended-credentials` with each question, also while credentials are at hand. With it, a
     catalog checks whether the principal may read the table's rows; without it perhaps only whether it may see the table's definition.
-    Raises the errors of `Catalog.load`.
+    `with_history`: see `Catalog.load`. Raises the errors of `Catalog.load`.
     """
-    mode = catalog.properties.get("snapshot-loading-mode")
+    mode = catalog.properties.get("snapshot-loading-mode") if with_history else "refs"
     return _ask(catalog, name, table, _url(catalog, table), timeout_s, {} if mode is None else {"snapshots": mode})
 
 

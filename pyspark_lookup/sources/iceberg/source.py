@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from pyspark_lookup.columnar.types import text_of_schema
@@ -18,13 +18,14 @@ from pyspark_lookup.errors import (
     SourceChangedError,
     TableFormatError,
     UfsNotFoundError,
+    UfsPermissionError,
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.groups import Pin, Ref
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
-from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore
+from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore, replaced_table_error
 from pyspark_lookup.sources.iceberg.catalog import (
     HINT,
     METADATA_DIRECTORY,
@@ -61,6 +62,7 @@ from pyspark_lookup.storage.stores import (
     Store,
 )
 from pyspark_lookup.storage.ufs import Ufs
+from pyspark_lookup.versions.executions import read_again
 from pyspark_lookup.versions.model import (
     Files,
     Rewrites,
@@ -419,43 +421,88 @@ class IcebergSource(VersionSource):
         self._pointers = {**self._pointers, table.url: pointer}
         return pointer, sent_metadata
 
-    def _ask_catalog(self, table: Table) -> CatalogAnswer:
-        """The catalog's answer about the table. It says that the principal may read the table, and lends the credentials. One call."""
+    def _ask_catalog(self, table: Table, with_history: bool = True) -> CatalogAnswer:
+        """The catalog's answer about the table, after which the principal counts as authorised. It lends the credentials. One call.
+
+        One more, to the store, if the catalog lends none, and the host does not know that the principal is authorised.
+        """
         if self._opened is None:
             raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
-        lender, asked_s = self._opened.lender, self._parts.context.clock.steady_s()
-        with self._authorisations.withdrawing(table):
-            answer = lender.catalog.load(lender.table)
-        self._authorisations.confirm(table, answer.table_id, asked_s, lasting=not answer.is_rest)
-        if answer.is_rest:
-            self._opened.holder.put(answer.loan, asked_s)
-            if answer.settings != lender.settings:
-                lender.settings = answer.settings
-                self._parts.host.attempt(lambda disk: disk.replace_record("lent", self._settings_key, answer.settings))
-        return answer
+        opened, authorisations = self._opened, self._authorisations
+
+        def ask() -> CatalogAnswer:
+            asked_s = self._parts.context.clock.steady_s()
+            with authorisations.withdrawing(table):
+                answer = opened.lender.catalog.load(opened.lender.table, with_history)
+            if answer.is_rest:
+                opened.holder.put(answer.loan, asked_s)
+                self._keep_settings(opened.lender, answer.settings)
+                if not answer.loan:
+                    if authorisations.allows(table, answer.table_id):
+                        return answer
+                    self._prove_access(table, opened.lender, answer)
+            authorisations.confirm(table, answer.table_id, asked_s, lasting=not answer.is_rest)
+            return answer
+
+        try:
+            return read_again(ask, SourceChangedError)
+        except SourceChangedError as problem:
+            raise_ours(
+                DamagedFileError(
+                    f"the metadata of the Iceberg table {self._redact_path(table)} cannot be read: {problem}"
+                ),
+                problem,
+            )
+
+    def _keep_settings(self, lender: TableLender, settings: Mapping[str, str]) -> None:
+        if settings != lender.settings:
+            lender.settings = settings
+            self._parts.host.attempt(lambda disk: disk.replace_record("lent", self._settings_key, settings))
+
+    def _prove_access(self, table: Table, lender: TableLender, answer: CatalogAnswer) -> None:
+        """Raise UfsPermissionError if the store does not let this process read the table's metadata file with its own credentials. One call.
+
+        Some catalogs also answer a principal who may see a table's definition but not its rows; they lend it no credentials then.
+        """
+        try:
+            self._ufs.get_meta(self._ufs.url_of(answer.location))
+        except UfsNotFoundError as problem:
+            # The race: a commit may have replaced the metadata file since the catalog named it, and a clean-up may have removed it.
+            self._authorisations.withdraw(table)
+            raise_ours(SourceChangedError(str(problem)), problem)
+        except UfsPermissionError as problem:
+            self._authorisations.withdraw(table)
+            raise_ours(
+                UfsPermissionError(
+                    f"{lender.name} lends this principal no credentials for {lender.table}, and the store refuses those of this process ({problem}): "
+                    "have the table's rows granted to it, or give this process credentials for the store"
+                ),
+                problem,
+            )
+
+    def catalog_id(self, version: TableVersion) -> str | None:
+        return None if self._opened is None or version.metadata is None else version.metadata.table_id
 
     def is_authorised(self, table: Table, version: TableVersion) -> bool:
         if self._opened is None or not table.url.startswith(CATALOG_SCHEME):
             return True
-        return self._authorisations.allows(table, None if version.metadata is None else version.metadata.table_id)
+        return self._authorisations.allows(table, self.catalog_id(version))
 
-    def authorise(self, table: Table) -> None:
+    def authorise(self, table: Table, catalog_id: str | None) -> None:
         if self._opened is None or not table.url.startswith(CATALOG_SCHEME):
             return
-        if self._authorisations.allows(table, None):
+        if self._authorisations.allows(table, catalog_id):
             if self._authorisations.lasts(table):
                 self._opened.lender.catalog.has_no_grants()
             return
-        # One process of the host asks, the others wait for its answer.
+        # One process of the host asks, the others wait for its answer. It asks for the whole table: an answer to the question for credentials
+        # alone has neither the table's id nor its conditions, such as row filters.
         with self._parts.host.lock("authorise", table.id):
-            if self._authorisations.allows(table, None):
+            if self._authorisations.allows(table, catalog_id):
                 return
-            if not self._opened.lender.catalog.is_rest:
-                self._ask_catalog(table)
-                return
-            with self._authorisations.withdrawing(table):
-                asked_s = self._opened.holder.ask()
-            self._authorisations.confirm(table, None, asked_s)
+            answer = self._ask_catalog(table, with_history=False)
+        if answer.is_rest and answer.table_id != catalog_id:
+            raise replaced_table_error(self._opened.lender.name, self._opened.lender.table)
 
     def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
         """The pointer in the table's version hint. It is read again if a commit or a clean-up interferes.

@@ -20,7 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import CatalogUnavailableError, NotSupportedError, UfsError, UfsPermissionError, raise_ours
+from pyspark_lookup.errors import (
+    CatalogUnavailableError,
+    NotSupportedError,
+    OptionError,
+    UfsError,
+    UfsPermissionError,
+    raise_ours,
+)
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.stores.store import Count, FileVersion, Listing, Store
 
@@ -45,15 +52,19 @@ class LentCredentials:
     clock of this host says, it is the difference of two times on the catalog's clock.
     """
 
-    __slots__ = ("expires_in_s", "options", "prefix")
+    __slots__ = ("_account", "expires_in_s", "options", "prefix")
 
     def __init__(self, prefix: str, options: Mapping[str, Any], expires_in_s: float | None = None) -> None:
         self.prefix = canonical_url(prefix)
+        self._account = _account_of(prefix)
         self.options = options
         self.expires_in_s = expires_in_s
 
     def covers(self, url: str) -> bool:
-        """Whether a URL, as `canonical_url` spells it, lies at or below the prefix. A prefix may also be a scheme, such as `s3`."""
+        """Whether a URL lies at or below the prefix. A prefix may also be a scheme, such as `s3`."""
+        if self._account is not None and _account_of(url) not in (None, self._account):
+            return False
+        url = canonical_url(url)
         is_whole = self.prefix.endswith("/") or "://" not in self.prefix
         return url == self.prefix or url.startswith(self.prefix if is_whole else f"{self.prefix}/")
 
@@ -95,7 +106,6 @@ class _Loan:
 
     def select(self, url: str) -> LentCredentials | None:
         """The credentials with the longest prefix of a URL; None if there are none."""
-        url = canonical_url(url)
         return next((lent for lent in self.credentials if lent.covers(url)), None)
 
 
@@ -190,7 +200,7 @@ def _is_local(url: str) -> bool:
     return url.startswith(("file:", "/"))
 
 
-_AZURE = re.compile(r"(?:abfss?|wasbs?)://(?:([^/@]*)@[^/]*|([^/@]*))")
+_AZURE = re.compile(r"(?:abfss?|wasbs?)://(?:([^/@]*)@([^/]*)|([^/@]*))")
 _SAME_STORE = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
 
 
@@ -199,19 +209,38 @@ def canonical_url(url: str) -> str:
     for spelling, scheme in _SAME_STORE.items():
         if url.startswith(spelling):
             return scheme + url.removeprefix(spelling)
-    return _AZURE.sub(lambda match: f"abfs://{match[1] or match[2]}", url, count=1)
+    return _AZURE.sub(lambda match: f"abfs://{match[1] or match[3]}", url, count=1)
+
+
+def _account_of(url: str) -> str | None:
+    """The Azure account that a URL names (`abfss://container@account…/…`, `wasbs://…`); None: it names none."""
+    match = _AZURE.match(url)
+    return match[2].partition(".")[0].lower() if match and match[2] else None
 
 
 _OWN = ("anon", "profile")  # options by which a process chooses credentials of its own
+_HARMLESS_WITH_TOKENS = frozenset(
+    {
+        "assume_container_exists", "block_size", "blocksize", "connection_timeout", "consistency", "default_block_size", "default_cache_type",
+        "default_fill_cache", "default_location", "location_mode", "max_concurrency", "project", "read_timeout", "requester_pays",
+        "requests_timeout", "socket_timeout", "timeout", "use_listings_cache", "version_aware",
+    }
+)  # fmt: skip
 
 
 def with_lent(parameters: Iterable[tuple[str, Any]], lent: Mapping[str, Any]) -> dict[str, Any]:
     """The options with which fsspec opens a store: those of lent credentials, and the `lookup.storage.*` parameters of the read.
 
-    The user's endpoint, for instance, replaces the one that the catalog states. No credential of the process is among them.
+    The user's endpoint of S3, for instance, replaces the one that the catalog states: S3 gets a signature, which is good at one server only.
+    No credential of the process is among them. Raises OptionError for a parameter that could send the tokens for Google or Azure elsewhere.
     """
-    options = dict(lent)
+    options, has_token = dict(lent), "key" not in lent
     for name, value in parameters:
+        if has_token and name not in (*_HARMLESS_WITH_TOKENS, *_OWN):
+            raise OptionError(
+                f"option lookup.storage.{name}: the catalog lends a token for the table's store, and this option could send it to another server: "
+                "remove it from the options and from the conf file; the catalog says where the store is"
+            )
         if isinstance(value, dict) and isinstance(options.get(name), dict):
             options[name] = {**options[name], **value}
         elif name not in _OWN:

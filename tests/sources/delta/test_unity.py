@@ -20,6 +20,7 @@ from pyspark_lookup.errors import (
     OptionError,
     UfsNotFoundError,
     UfsPermissionError,
+    VersionGoneError,
 )
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup.runtime import Runtime
@@ -474,7 +475,7 @@ def test_credentials_of_the_environment_are_for_one_server(lake: Lake) -> None:
 
 
 def test_a_process_that_is_told_the_version(lake: Lake) -> None:
-    """It asks for credentials only, and for none while what it needs is cached and its principal was authorised lately."""
+    """It asks whether the principal may still read this table, and nothing while what it needs is cached and it was authorised lately."""
     lake.write("a", rows(0))
     lake.create("a")
     options = parse_options({"path": NAME, **lake.options("partial")})
@@ -492,9 +493,24 @@ def test_a_process_that_is_told_the_version(lake: Lake) -> None:
 
     assert told() == []
     lake.clock.tick(301)
-    assert told() == [LEND]
+    assert told() == [TABLE, LEND]
     assert told() == []
-    lake.catalog.readers[NAME].clear()
+    lake.catalog.tables[NAME].info["row_filter"] = FILTER
     lake.clock.tick(301)
+    with pytest.raises(NotSupportedError, match="has a row filter"):
+        told()
+    lake.catalog.tables[NAME].info.clear()
+    lake.catalog.readers[NAME].clear()
     with pytest.raises(UfsPermissionError, match="does not let this principal read"):
+        told()
+    lake.catalog.readers[NAME].add("ann")
+    assert told() == [TABLE, LEND]
+    # Another table of this name: a process that has read the first one goes over to it, though another has had it confirmed.
+    lake.write("b", rows(5))
+    lake.create("b")
+    lake.start("ann")
+    assert ids(lake.table("partial")) == [5, 6]
+    assert ids(table) == [5, 6]
+    lake.clock.tick(301)
+    with pytest.raises(VersionGoneError, match=r"the name main\.travel\.airports means another table"):
         told()

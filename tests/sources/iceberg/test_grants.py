@@ -5,6 +5,7 @@ After each test, nothing of a credential may be in any file, log, error, or valu
 
 import contextlib
 import functools
+import json
 import logging
 import random
 import time
@@ -18,8 +19,10 @@ import pytest
 
 import pyspark_lookup.lookup.runtime
 from pyspark_lookup import LookupTable, errors
+from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
 from pyspark_lookup.lookup.runtime import Runtime
+from pyspark_lookup.sources.iceberg.catalog import Catalog
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.command_line import Run, run
 from tests.support.fakes import FakeClock
@@ -48,7 +51,8 @@ class World:
     def __init__(self, server: S3Server, home: Path, patch: pytest.MonkeyPatch) -> None:
         self.server, self.home, self._patch = server, home, patch
         self.store = ShortCredentials(server)
-        patch.setenv("AWS_ACCESS_KEY_ID", "of-the-process")  # which the store does not know
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "of-the-process")  # which the store does not know
         self.catalog = GovernedCatalog(self.store, server.endpoint)
         self.clock = FakeClock(time.time())
         self.told: list[object] = []
@@ -103,6 +107,7 @@ class Process:
             "catalog.type": "rest",
             "catalog.uri": self._world.catalog.uri,
             "keys": "id",
+            "storage.endpoint_url": self._world.server.endpoint,
             **more,
         }
         fixed = {"lookup.cache.dir": str(self._world.home / "cache"), **MODES[mode]}
@@ -111,7 +116,8 @@ class Process:
     def open(self, mode: str = "none", name: str = "ns.table", cache: str = "cache", **more: Any) -> LookupTable:
         with self.running():
             known = {"type": "rest", "uri": self._world.catalog.uri}
-            reader = opened(name, self._world.home / cache, mode, "id", known, **more)
+            endpoint = {"storage.endpoint_url": self._world.server.endpoint}
+            reader = opened(name, self._world.home / cache, mode, "id", known, **endpoint, **more)
         self._readers.append(reader)
         return reader
 
@@ -140,6 +146,23 @@ class Process:
                 self._lookups[mode] = Lookup(spec, {})
             found = self._lookups[mode].find([pa.array([1, 2, 3], KEY.type)], token, None)
             return [1 + place for place in found.keys.tolist()]
+
+    def plan(self, mode: str) -> Callable[["Process"], list[int]]:
+        """What a process reads of a scan that this one has planned."""
+        with self.running():
+            options = parse_options({"path": "ns.table", **self.options(mode, **{"version-at": "PLAN"})})
+            reader = pyspark_lookup.lookup.runtime.runtime().engine(options).reader
+            resolved = planner.find(reader, options)
+            columns = planner.table_columns(resolved, options)
+            plan = planner.plan_read(resolved, options, columns, self._world.clock.host())
+            (task,) = planner.plan_tasks(reader, resolved, plan)
+
+        def read(process: "Process") -> list[int]:
+            with process.running():
+                reader = pyspark_lookup.lookup.runtime.runtime().engine(options).reader
+                return sorted(pa.Table.from_batches(reader.read(plan, task, None)).column("id").to_pylist())
+
+        return read
 
     def close(self) -> None:
         with self.running():
@@ -173,7 +196,7 @@ def world(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
-    """Not while the bytes are there and its principal was authorised a short time ago; otherwise for credentials, one process of the host."""
+    """Not while the bytes are there and its principal was authorised a short time ago; otherwise one process of the host asks."""
     driver = world.process()
     token = driver.issue(mode)
     assert driver.told(token, mode) == [1, 2, 3]
@@ -186,18 +209,84 @@ def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
     world.later(1)
     for one in (worker, driver, world.process()):
         assert one.told(token, mode) == [1, 2, 3]
-    assert world.asked() == [("alice", "credentials")]
+    assert world.asked() == [("alice", "table")]
     # Another principal shares the bytes if it may read the table, too.
     assert world.process("bob").told(token, mode) == [1, 2, 3]
-    assert world.asked() == [("bob", "credentials")]
+    assert world.asked() == [("bob", "table")]
     mallory = world.process("mallory")
     world.refused(
         errors.UfsPermissionError,
         r"catalog 'tests' does not let this principal read ns\.table \(403",
         lambda: mallory.told(token, mode),
     )
-    assert world.asked() == [("mallory", "credentials")]
+    assert world.asked() == [("mallory", "table")]
     assert world.server.log == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) -> None:
+    """The catalog answers it, but lends it nothing: it gets no cached rows, in no way to read."""
+    alice = world.process()
+    token, read = alice.issue(mode), alice.plan(mode)
+    for more in ({}, CACHED[mode]):
+        assert alice.ids(alice.open(mode, **more)) == read(alice) == [1, 2, 3]
+    world.catalog.sights.add(("mallory", "ns.table"))
+    mallory = world.process("mallory")
+    for act in (
+        lambda: mallory.ids(mallory.open(mode)),
+        lambda: mallory.ids(mallory.open(mode, **CACHED[mode])),
+        lambda: mallory.told(token, mode),
+        lambda: read(mallory),
+    ):
+        match = r"catalog 'tests' lends this principal no credentials for ns\.table, and the store refuses those of this process"
+        world.refused(errors.UfsPermissionError, match, act)
+    # Likewise if alice may see no more than that from now on.
+    world.catalog.sights.add(("alice", "ns.table"))
+    world.catalog.grants.remove(("alice", "ns.table"))
+    world.later(EVERY_S)
+    for act in (lambda: alice.ids(alice.open(mode)), lambda: alice.told(token, mode), lambda: read(alice)):
+        world.refused(errors.UfsPermissionError, match, act)
+
+
+def test_a_catalog_that_lends_nothing(world: World) -> None:
+    """The store is asked whether it lets this process read, once in five minutes on a host, not once for each query."""
+    world.catalog.sights.add(("alice", "ns.table"))
+    world.catalog.grants.clear()
+    world.store.open_keys.add("of-the-process")
+    alice = world.process()
+    reader, token = alice.open("partial"), alice.issue("partial")
+    assert alice.ids(reader) == [1, 2, 3]
+    world.server.log.clear()
+    for _ in range(2):
+        world.later(EVERY_S)
+        for one in (alice, world.process()):
+            assert alice.ids(reader) == one.told(token, "partial") == [1, 2, 3]
+        assert [request.method for request in world.server.log] == ["HEAD"]
+        world.server.log.clear()
+    # A metadata file that was replaced and removed since the catalog named it is looked for again.
+    world.later(EVERY_S)
+    world.table.remove("metadata.json")
+    world.refused(errors.DamagedFileError, "the metadata of the Iceberg table", lambda: alice.ids(reader))
+    assert world.asked()[-2:] == [("alice", "table")] * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_name_that_means_another_table(world: World, mode: str) -> None:
+    """What was planned on the first one reads no cached rows of it once the time is over; new queries read the second."""
+    alice = world.process()
+    token, read = alice.issue(mode), alice.plan(mode)
+    cached = alice.open(mode, **CACHED[mode])
+    assert alice.ids(cached) == read(alice) == alice.told(token, mode) == [1, 2, 3]
+    masked = world.make("masked")
+    masked.write([{"id": 2, "name": "***"}])
+    world.catalog.renamed = {("alice", "ns.table"): "ns.masked"}
+    world.catalog.grants.add(("alice", "ns.masked"))
+    for _ in range(2):
+        world.later(EVERY_S)
+        for one in (alice, world.process()):
+            for act in (functools.partial(one.told, token, mode), functools.partial(read, one)):
+                world.refused(errors.VersionGoneError, r"catalog 'tests' the name ns\.table means another table", act)
+        assert alice.ids(cached) == alice.ids(alice.open(mode)) == [2]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -308,7 +397,7 @@ def test_a_catalog_without_grants(world: World, tmp_path: Path) -> None:
 def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
     """`client.refresh-credentials-endpoint`; but no other host gets this process's token."""
     world.catalog.endpoints = world.catalog.endpoints[:1]
-    place = "v1/namespaces/ns/tables/table/credentials"
+    place, ids = "v1/namespaces/ns/tables/table/credentials", [1, 2, 3]
     for number, (endpoint, kind) in enumerate(
         [
             (f"/{place}", "credentials"),
@@ -318,11 +407,17 @@ def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
     ):
         world.catalog.more = {"config": {"client.refresh-credentials-endpoint": endpoint}}
         alice = world.process()
-        token = alice.issue("none")
+        reader = alice.open()
+        assert alice.scanned(reader) == ids
+        world.table.write([{"id": 4 + number, "name": "new"}])
+        ids.append(4 + number)
         world.asked()
-        world.later(EVERY_S)
-        assert alice.told(token, "none") == [1, 2, 3], number
-        assert world.asked() == [("alice", kind)]
+        world.store.expire()
+        world.later(
+            EVERY_S - 1
+        )  # a store does not say of HEAD why it refuses it; young credentials would not be replaced
+        assert alice.scanned(reader) == ids
+        assert world.asked() == [("alice", "table"), ("alice", kind)], number
 
 
 def test_credentials_of_a_configuration_are_for_its_servers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,9 +516,14 @@ def test_two_catalogs_of_one_name(world: World) -> None:
                 assert bob.ids(bob.open(mode, **more)) == [2]
 
 
-def test_how_often_a_catalog_is_asked(world: World) -> None:
-    """`lookup.catalog.authorise-every`: a duration, of which 0 means always; it has no meaning without a catalog."""
+def test_how_often_a_catalog_is_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lookup.catalog.authorise-every`: a duration, of which 0 means always; only the conf file can make it longer than by default."""
     alice = world.process()
+    with pytest.raises(errors.OptionError, match=r"authorise-every = '1 h' .*this host allows at most 300 s"):
+        alice.open(**{"catalog.authorise-every": "1 h"})
+    conf = world.home / "lookupcache.conf"
+    conf.write_text("lookup.catalog.authorise-every = 2 h\n")
+    monkeypatch.setenv("LOOKUPCACHE_CONF", str(conf))
     for every, asked in (("1 h", 0), ("0 s", 2)):
         cached = alice.open("partial", **CACHED["partial"], **{"catalog.authorise-every": every})
         with alice.running():
@@ -438,6 +538,30 @@ def test_how_often_a_catalog_is_asked(world: World) -> None:
     ):
         with pytest.raises(errors.OptionError, match=r"lookup\.catalog\.authorise-every"):
             LookupTable("ns.table", bad)
+
+
+def test_what_tells_a_principal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also the files from which clients of clouds take credentials; where these may come from elsewhere, each process is one of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    catalog = Catalog("tests", [("type", "rest")])
+    told = [catalog.principal()]
+    for name in (".aws/credentials", ".config/gcloud/application_default_credentials.json", ".netrc", "elsewhere"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("alice")
+        if name == "elsewhere":
+            monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(path))
+        assert catalog.principal() == catalog.principal()
+        told.append(catalog.principal())
+        path.write_text("bob")
+        told.append(catalog.principal())
+    assert len({json.dumps(parts) for parts in told}) == len(told)
+    monkeypatch.setenv("PYICEBERG_CATALOG__TESTS__REST__SIGV4_ENABLED", "true")
+    assert catalog.principal() != catalog.principal()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "alice")
+    assert catalog.principal() == catalog.principal()
 
 
 def test_the_report(world: World, run: Run) -> None:

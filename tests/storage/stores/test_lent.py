@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from fsspec.spec import AbstractFileSystem
 
-from pyspark_lookup.errors import CatalogUnavailableError, UfsError, UfsPermissionError
+from pyspark_lookup.errors import CatalogUnavailableError, OptionError, UfsError, UfsPermissionError
 from pyspark_lookup.sources.iceberg.lending import parse_loan
 from pyspark_lookup.storage.stores import CredentialHolder, FileVersion, LentCredentials, LentStore, open_store
 from pyspark_lookup.storage.stores.lent import canonical_url, with_lent
@@ -322,6 +322,20 @@ def test_spellings_of_one_place() -> None:
         assert canonical_url(spelling) == "s3://b/t"
     for spelling in (f"abfss://box@{HOST}/t", f"wasbs://box@{HOST}/t", "abfs://box/t"):
         assert canonical_url(spelling) == "abfs://box/t"
+    lent = LentCredentials(f"abfss://box@{HOST}/t", {})
+    assert lent.covers(f"wasbs://box@{HOST.replace('.dfs.', '.blob.')}/t/1.parquet")
+    assert lent.covers("abfs://box/t/1.parquet")
+    assert not lent.covers("abfss://box@other.dfs.core.windows.net/t/1.parquet")
+
+
+@pytest.mark.parametrize("lent", [{"token": "of-google"}, {"account_name": "a", "sas_token": "of-azure"}])
+def test_a_token_goes_nowhere_else(lent: dict[str, str]) -> None:
+    """Options name servers for S3 only, which gets no secret."""
+    assert with_lent([("endpoint_url", "http://s3")], {"key": "a", "secret": "b"})["endpoint_url"] == "http://s3"
+    assert with_lent([("requests_timeout", 5), ("anon", True)], lent) == {**lent, "requests_timeout": 5}
+    for name in ("endpoint_url", "account_host", "session_kwargs", "connection_string", "client_kwargs"):
+        with pytest.raises(OptionError, match=rf"lookup\.storage\.{name}: the catalog lends a token"):
+            with_lent([(name, "http://elsewhere")], lent)
 
 
 def test_what_a_catalog_lends_for_s3() -> None:
