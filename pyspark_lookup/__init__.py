@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.core.write_ids import ValidWriteIdList as ValidWriteIdList
     from pyspark_lookup.errors import CacheDirectoryError as CacheDirectoryError
     from pyspark_lookup.errors import CacheFullError as CacheFullError
+    from pyspark_lookup.errors import CatalogUnavailableError as CatalogUnavailableError
     from pyspark_lookup.errors import CommitUnknownError as CommitUnknownError
     from pyspark_lookup.errors import DamagedFileError as DamagedFileError
     from pyspark_lookup.errors import LookupFunctionError as LookupFunctionError
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "errors": "CacheDirectoryError CacheFullError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError UnreadableColumnError VersionGoneError WriteConflictError",
+    "errors": "CacheDirectoryError CacheFullError CatalogUnavailableError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError UnreadableColumnError VersionGoneError WriteConflictError",
     "core.write_ids": "RangeResponse ValidWriteIdList",
     "cache.disk_lookup_cache": "DiskCacheLookupCache",
     "cache.lookup_cache": "CachedRows EntryRules KeyLookupCache LookupCache",

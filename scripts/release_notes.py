@@ -1,7 +1,11 @@
-"""Prints what CHANGELOG.md says of a release: `release_notes.py v0.1.0`. Fails if the tag is not that of the package's version, or the section is missing, empty or has no date."""
+"""Prints what CHANGELOG.md says of a release: `release_notes.py v0.1.0`. Fails if the tag is not that of the package's version, or the section is missing, empty or has no date.
+
+setup.py takes its functions, too: where a release is shown, the files that a text links to are not beside it.
+"""
 
 from __future__ import annotations
 
+import configparser
 import re
 import sys
 from pathlib import Path
@@ -21,6 +25,14 @@ def release_notes(tag: str, version: str, changelog: str) -> str:
     raise ValueError(f"CHANGELOG.md: no section '## [{version}] - YYYY-MM-DD' with a text")
 
 
+def with_absolute_links(markdown: str, version: str) -> str:
+    """The text, with links to files of the project that lead to the repository at the version's tag."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    (home,) = re.findall(r"^Source = (.+)$", setup["metadata"]["project_urls"], re.MULTILINE)
+    return re.sub(r"\]\((?![a-z]+:|#)([^)\s]+)\)", rf"]({home}/blob/v{version}/\1)", markdown)
+
+
 def package_version() -> str:
     source = (ROOT / "pyspark_lookup" / "__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)
@@ -31,7 +43,8 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit("give the tag, as 'release_notes.py v0.1.0'")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = package_version()
     try:
-        print(release_notes(sys.argv[1], package_version(), changelog), end="")
+        print(with_absolute_links(release_notes(sys.argv[1], version, changelog), version), end="")
     except ValueError as problem:
         raise SystemExit(f"error: {problem}") from None

@@ -1,6 +1,8 @@
 """What the README, the configuration files and the changelog say is true."""
 
+import contextlib
 import datetime
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -8,20 +10,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-import pyspark_lookup
+import pyspark_lookup.testing
+from pyspark_lookup.cli import advise, host_commands, table_commands
+from pyspark_lookup.cli.host_commands import series_names
 from pyspark_lookup.columnar.ddl import parse_columns
+from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES, TIMES
+from pyspark_lookup.lookup.metadata_tables import view_schema
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
+from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import options_table
 from pyspark_lookup.scan.formats.inference import infer_texts
+from pyspark_lookup.sources.managed.change_feed import CHANGE_COLUMNS
 from pyspark_lookup.sources.managed.log.state import LOG_RETENTION, VACUUM_AFTER
 from pyspark_lookup.sources.registry import OPTIONS, parse_options
 from pyspark_lookup.spark.features import DATA_SOURCES
 from pyspark_lookup.spark.session import RECOMMENDED
+from scripts.licences import direct_requirements, licence_of
 from tests.support.fuzzing import BY_NIGHT
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +74,65 @@ def test_api_reference() -> None:
     text = "".join(text for name, text in TEXTS.items() if name.startswith("reference/"))
     names = re.findall(r"^::: pyspark_lookup\.(\w+)$", text, re.MULTILINE)
     assert sorted([*names, "__version__"]) == sorted(pyspark_lookup.__all__)
+    of_tests = re.findall(r"^::: pyspark_lookup\.testing\.(\w+)$", text, re.MULTILINE)
+    assert sorted(of_tests) == sorted(pyspark_lookup.testing.__all__)
+
+
+def test_reference_of_metrics_events_and_views() -> None:
+    """It has all of them: each metric with its meaning and its name in Prometheus, each event that the package logs, the columns of each view."""
+    text = TEXTS["reference/metrics.md"]
+    rows = re.findall(r"^\| `(\w+)` \| `(lookupcache_\w+)` \| (.*) \|$", text, re.MULTILINE)
+    of_times = {f"{name}{part}" for name in TIMES for part in ("Count", "Micros")}
+    metrics = {**COUNTERS, **GAUGES, **HOST_GAUGES, **TIMES}
+    assert {name: meaning for name, _, meaning in rows} == {name: meaning for name, meaning in metrics.items() if name not in of_times and "UpTo" not in name}  # fmt: skip
+    of_histograms = re.compile("_(bucket|count|sum)$")
+    series = {of_histograms.sub("", name) if "_seconds_" in name else name for name in series_names()}
+    assert {name for _, name, _ in rows} | {"lookupcache_processes"} == series
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pyspark_lookup").rglob("*.py"))
+    events = re.findall(r'log_event\(\s*\w+,\s*[\w.]+,\s*"([\w-]+)"', sources)
+    assert sources.count("log_event(") == len(events) + 1
+    assert set(re.findall(r"^\| `([\w-]+)` \| (?:INFO|WARNING)", text, re.MULTILINE)) == set(events)
+    views = {
+        view: view_schema(view).names for view in (View.FILES, View.VERSIONS, View.METRICS, View.SUMMARY, View.TOKEN)
+    }
+    for view, columns in views.items():
+        assert f"| `{view.value}` | {', '.join(f'`{column}`' for column in columns)} |" in text
+    (changes,) = re.findall(r"^\| `changes` \| (.*?) \|", text, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", changes) == CHANGE_COLUMNS.names
+
+
+def test_reference_of_the_command_line() -> None:
+    """It has each command with its arguments and its own options."""
+    rows = dict(re.findall(r"^\| `([\w-]+)(.*\|)$", TEXTS["reference/command-line.md"], re.MULTILINE))
+    commands = [*host_commands.COMMANDS, *table_commands.COMMANDS, *advise.COMMANDS]
+    assert sorted(rows) == sorted(str(command.name) for command in commands)
+    for command in commands:
+        options = {option for one in command.params for option in one.opts if option.startswith("--")}
+        assert set(re.findall(r"`(--[\w-]+)", rows[str(command.name)])) == options - {
+            "--option",
+            "--cache-dir",
+            "--json",
+        }
+        arguments = [one for one in command.params if isinstance(one, click.Argument)]
+        assert len(re.findall(r"\[?[A-Z.]+…?\]?", rows[str(command.name)].partition("`")[0])) == len(arguments)
+
+
+def test_licences_of_dependencies() -> None:
+    """docs/dependencies.md names each package that setup.cfg requires, with its extras, and licences as the packages state them that are here."""
+    rows = re.findall(r"^\| ([\w-]+) \| (.+) \| (always|with .*) \|$", TEXTS["dependencies.md"], re.MULTILINE)
+    installed = {name: [""] if extras == "always" else re.findall("`(\\w+)`", extras) for name, _, extras in rows}
+    for extra, names in direct_requirements().items():
+        assert [name for name in names if extra not in installed[name] and "" not in installed[name]] == []
+        assert not extra or f"| `{extra}`" in TEXTS["dependencies.md"] or f"`{extra}`, " in TEXTS["dependencies.md"] or f", `{extra}` |" in TEXTS["dependencies.md"]  # fmt: skip
+    # Earlier releases, which this environment may have, spell them otherwise: BSD License, Apache 2.0.
+    kinds = re.compile(r"Apache|BSD|MIT|MPL|PSF|GPL|Zlib|CC0")
+    checked = 0
+    for name, licence, _ in rows:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            stated = kinds.findall(licence_of(importlib.metadata.metadata(name).json))
+            assert set(stated) <= set(kinds.findall(licence)), name
+            checked += 1
+    assert checked > 25
 
 
 def test_files_guide() -> None:

@@ -3,15 +3,17 @@
 import configparser
 import itertools
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import setuptools
 import yaml
 
 from benchmarks import run, sim_cluster
-from scripts.release_notes import package_version, release_notes
+from scripts.release_notes import package_version, release_notes, with_absolute_links
 from tests.support.sparks import FEATURES
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +123,21 @@ def test_release_notes() -> None:
         with pytest.raises(ValueError, match=problem):
             release_notes(tag, version, text)
     assert re.fullmatch(r"\d+\.\d+\.\d+", package_version())
+
+
+def test_links_of_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The description that PyPI shows, and the notes of a release, link to files of the repository at the release's tag."""
+    described: dict[str, str] = {}
+    monkeypatch.setattr(setuptools, "setup", described.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    home = SETUP["metadata"]["project_urls"].partition("Source = ")[2].partition("\n")[0]
+    for text in (described["long_description"], with_absolute_links(changelog, package_version())):
+        links = re.findall(r"\]\(([^)\s]+)\)", text)
+        assert [link for link in links if not link.startswith("https://")] == []
+        files = [link.partition("#")[0] for link in links if link.startswith(f"{home}/")]
+        assert len(files) > 10
+        assert all((ROOT / file.removeprefix(f"{home}/blob/v{package_version()}/")).exists() for file in files)
 
 
 @pytest.mark.nightly

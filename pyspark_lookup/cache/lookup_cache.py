@@ -60,7 +60,7 @@ class LookupCache(abc.ABC):
     - A key that was put without rows is present: a lookup of it is a hit, and returns no rows.
     - An entry whose age reaches its time to live is gone at that moment. Reading or putting an entry restarts the time since
       its last access; only putting restarts the time since it was written.
-    - `put` replaces all rows of a key. Keys are compared as in `pyspark_lookup.columnar.keys`: NaN equals NaN, -0.0 equals 0.0.
+    - `put` replaces all rows of a key. Keys are compared as in Spark's joins: NaN equals NaN, -0.0 equals 0.0.
     - Rows are returned as they were put. If the caller changes the lists or arrays afterwards, this does not show.
 
     Callers promise that all tables of keys have the same columns, in name, order and type, and so do all tables of rows.

@@ -761,7 +761,7 @@ class LookupTable:
         return None if floor is None else f"{floor[0]}:{floor[1]}"
 
     def metrics(self) -> dict[str, int]:
-        """This table's counters and gauges on this host, over all its processes. See `pyspark_lookup.core.metrics`."""
+        """This table's counters and gauges on this host, over all its processes. `docs/reference/metrics.md` says what each means."""
         self._check_open()
         return runtime().engine(self._options).host_metrics()
 

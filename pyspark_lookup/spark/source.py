@@ -27,7 +27,7 @@ _WITHOUT_WRITERS = "write the table with LookupTable(path).write(…), in a stre
 class DefaultSource(features.DataSource):
     """Reads a table of files through the host's cache, in the table's current version, and writes managed tables.
 
-    Options: see `pyspark_lookup.options.lookup_options`. Spark calls `schema()` and `reader()` in two processes, and pickles the instance in
+    `docs/options.md` lists the options. Spark calls `schema()` and `reader()` in two processes, and pickles the instance in
     between. The pickle has the table that `schema()` resolved, so `reader()` does not ask the store for it again.
     """
 
