@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import LookupFunctionError
 from pyspark_lookup.sources.providers.databases import database as kinds
 from pyspark_lookup.sources.providers.databases import database_table
 from tests.support.databases import CHANGES, VERSION, Database, recipe
@@ -187,13 +188,28 @@ def test_writers_wait_for_each_other(postgres: Database, postgres_server: Postgr
 
 
 def test_a_snapshot_as_version(postgres: Database) -> None:
-    """`pg_current_snapshot()` changes with each commit, and not without one."""
+    """`pg_current_snapshot()` changes with each commit, and not without one. It must be a text."""
     name = postgres.create("id integer, n integer", "(1, 1)")
     table = postgres.table(name, "id", PARTIAL, {"lookup.version-query": "SELECT pg_current_snapshot()::text"})
     assert table.get(1) == table.get(1) == [{"id": 1, "n": 1}]
     assert table.metrics()["missCount"] == 1
     postgres.execute(f"UPDATE {name} SET n = 2")
     assert table.get(1) == [{"id": 1, "n": 2}]
+    for value in ("pg_current_snapshot()", "gen_random_uuid()", "interval '1 day'"):
+        with pytest.raises(
+            LookupFunctionError, match=r"lookup.version-query returned a value of the type .*: cast it to a text"
+        ):
+            postgres.table(name, "id", PARTIAL, {"lookup.version-query": f"SELECT {value}"}).get(1)
+
+
+def test_versions_belong_to_their_query(sqlite: Database) -> None:
+    """A host does not take what it knows of a table from others that follow it in another way, or not at all, for the version."""
+    name = sqlite.create("id INTEGER, n INTEGER", "(1, 1)")
+    hourly = PARTIAL | {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
+    for number in range(2):
+        sqlite.table(name, "id", AGED, {"lookup.columns": "n"}).get(1)
+        assert sqlite.table(name, "id", hourly, {"lookup.version-query": f"SELECT {number}"}).get(1)
+        assert sqlite.statements().count(f"SELECT {number}") == 1
 
 
 def test_since_has_the_type_of_the_version(postgres: Database) -> None:
@@ -263,7 +279,7 @@ def copy(url: str, cache: Path, answer: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [400_000])
 def test_copies_are_streamed(database: Database, tmp_path: Path, count: int) -> None:
-    """A copy of 400 MB takes less than 100 MB more memory than a copy of one row."""
+    """A copy of 400 MB takes less than 200 MB more memory than a copy of one row."""
     filled = {
         "postgresql": f"INSERT INTO wide SELECT i, repeat(md5(i::text), 32) FROM generate_series(1, {count}) i",
         "mariadb": f"INSERT INTO wide SELECT seq, repeat(md5(seq), 32) FROM seq_1_to_{count}",
@@ -280,4 +296,4 @@ def test_copies_are_streamed(database: Database, tmp_path: Path, count: int) -> 
         rows, most = map(int, answer.read_text().split())
         assert rows == (count if grown else 1)
         grown.append(most)
-    assert grown[1] - grown[0] < 100e6
+    assert grown[1] - grown[0] < 200e6

@@ -507,7 +507,7 @@ def test_the_database_leaves_out_rows(database: Database) -> None:
 def test_full_copies_and_versions(database: Database) -> None:
     """A copy serves until the version changes. The statement of the version is the only one until then."""
     name = database.create_of(PEOPLE)
-    full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {database.quoted(name)}"}
+    full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {database.quoted(name)}; -- rows"}
     table = database.table(name, "id", full)
     assert shown(table.get_many(REQUESTED)) == ANSWER
     sent = len(database.statements())

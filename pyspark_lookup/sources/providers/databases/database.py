@@ -166,9 +166,13 @@ class Database(abc.ABC):
         return Source(f"{'.'.join(map(self.quote, split_name(name, self.quote_mark)))} AS t", f"table {name}")
 
     def subquery(self, text: str) -> Source:
-        """The source of a query, without the semicolon and the comments after it."""
-        ends = (token.end() for token in self.tokens.finditer(text) if not token[0].startswith(_COMMENTS))
-        return Source(f"({text[: max(ends, default=0)]}) AS t", "lookup.query")
+        return Source(f"({self.without_end(text)}) AS t", "lookup.query")
+
+    @classmethod
+    def without_end(cls, statement: str) -> str:
+        """The statement without semicolons and comments at its end."""
+        ends = (token.end() for token in cls.tokens.finditer(statement) if not token[0].startswith(_COMMENTS))
+        return statement[: max(ends, default=0)]
 
     @classmethod
     def place_since(cls, statement: str, placeholder: str) -> tuple[str, int]:

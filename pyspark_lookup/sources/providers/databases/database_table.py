@@ -97,7 +97,8 @@ class DatabaseOptions(BuiltInOptions):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return self.table, self.query
+        # What a host knows of a table's versions and changes holds for these statements only.
+        return self.table, self.query, self.version_query, self.changes_query
 
     def check(self, options: LookupOptions) -> None:
         path = options.files.path
@@ -286,12 +287,19 @@ class _Versions:
         """The current version, as a text."""
         value = self._value()
         self._type = value.type
-        return str(value.cast(pa.string())[0].as_py())
+        try:
+            if not isinstance(value.type, pa.BaseExtensionType):
+                return str(value.cast(pa.string())[0].as_py())
+        except pa.ArrowException:
+            pass
+        raise FinalLookupError(
+            f"option lookup.version-query returned a value of the type {value.type}: cast it to a text or a number in the statement"
+        )
 
     def changes(self, since: str) -> pa.Table | None:
         """The keys that have changed since a version; None if any may have."""
         assert self._options.changes_query is not None
-        statement = self._options.changes_query
+        statement = self._database.without_end(self._options.changes_query)
         try:
             version = pa.array([since]).cast(self._type or self._value().type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # lookup.version-query was another statement then
@@ -316,8 +324,8 @@ class _Versions:
 
     def _value(self) -> pa.Array:
         """An array with the version, in the database's type."""
-        statement = self._options.version_query
-        assert statement is not None
+        assert self._options.version_query is not None
+        statement = self._database.without_end(self._options.version_query)
         rows = self._ask(lambda connection: connection.query(statement, 1))
         if rows is None or rows.num_rows != 1 or rows.num_columns != 1 or rows.column(0).null_count:
             if rows is None:

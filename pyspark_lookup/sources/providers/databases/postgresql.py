@@ -30,6 +30,7 @@ _SAME = {
 }  # fmt: skip
 _EXACT = {"bool", "int2", "int4", "int8", "date", "timestamp", "timestamptz", "bytea", "uuid"}
 _IN_LISTS = {"bool", "int2", "int4", "int8", "float4", "float8", "text", "varchar", "bytea"}
+_BATCH_BYTES = 4 * 1024 * 1024  # of a scan: some ten batches are in memory at once
 _TEXT_PATTERN = r"^[^\x00]*$"  # the server refuses a text with the character NUL
 # Spark has no infinite times. Its JDBC source reads them as these two, too.
 _INFINITE = "CASE {0} WHEN 'infinity' THEN '9999-12-31 23:59:59.999999'::{1} WHEN '-infinity' THEN '0001-01-01'::{1} ELSE {0} END"
@@ -114,6 +115,7 @@ class _PostgresqlConnection(Connection):
         self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         with self._connection.cursor() as cursor:
             if condition is None or not condition.parameters:  # by COPY, which is streamed
+                cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
                 cursor.execute(statement)
                 for batch in cursor.fetch_record_batch():
                     yield _typed(batch, columns)
@@ -186,7 +188,9 @@ class _PostgresqlConnection(Connection):
 
 
 def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
+    """A column whose values come as texts, as texts. Others of unknown types stay what they are."""
+    is_text = isinstance(column.type, pa.BaseExtensionType) and pa.types.is_string(column.type.storage_type)
+    return column.cast(pa.string()) if is_text else column
 
 
 def _decimal(modifier: int) -> pa.DataType | None:
