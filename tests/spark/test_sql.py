@@ -212,7 +212,7 @@ REFUSED: dict[str, list[str]] = {
     "partition management": [f"ALTER TABLE dim {how} PARTITION (id = 1)" for how in ("ADD", "DROP")] + ["ALTER TABLE dim PARTITION (id = 1) RENAME TO PARTITION (id = 2)", "SHOW PARTITIONS dim"],
     "not supported for v2 tables": ["ALTER TABLE dim SET SERDEPROPERTIES ('lookup.cache' = 'FULL')", "ALTER TABLE dim RECOVER PARTITIONS", "MSCK REPAIR TABLE dim"],
     "Cannot change nullable column to non-nullable": ["ALTER TABLE dim ALTER COLUMN id SET NOT NULL"],
-    "does not support table constraint": ["ALTER TABLE dim ADD CONSTRAINT positive CHECK (id > 0)"],
+    "does not support table constraint|near 'CONSTRAINT'": ["ALTER TABLE dim ADD CONSTRAINT positive CHECK (id > 0)"],
     "NON_PARTITION_COLUMN": ["INSERT INTO dim PARTITION (id = 1) VALUES ('a')"],
     "Only Data Sources providing FileFormat": ["INSERT OVERWRITE DIRECTORY '{dim}-x' USING lookupcache SELECT * FROM src"],
     "(LOAD DATA|ANALYZE TABLE) is not supported": ["LOAD DATA INPATH '{home}' INTO TABLE dim", "ANALYZE TABLE dim COMPUTE STATISTICS"],
