@@ -156,6 +156,8 @@ def _match_argument(keys: Any, between: Any, cidr: Any, starts_with: Any, as_of:
 
     Raises OptionError if arguments of several kinds are given, or no argument at all.
     """
+    if keys is not ... and as_of is between is cidr is starts_with is ...:
+        return None
     values = (as_of, between, cidr, starts_with)
     arguments = [(kind, value) for kind, value in zip(MatchKind, values, strict=True) if value is not ...]
     if len(arguments) > 1:

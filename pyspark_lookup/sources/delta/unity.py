@@ -36,7 +36,7 @@ from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.sources.catalogs import CatalogOptions
 from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions, Credentials
 from pyspark_lookup.sources.delta.log import RatifiedCommits
-from pyspark_lookup.storage.stores import LentCredentials
+from pyspark_lookup.storage.stores import LentCredentials, azure_account
 
 PROPERTIES = ("oauth2-server-uri", "scope", "type", "uri")
 """The properties of such a catalog."""
@@ -515,7 +515,7 @@ def _storage_options(answer: Mapping[str, Any], location: str) -> dict[str, Any]
             if name == "aws_temp_credentials":
                 options["anon"] = False
             if name == "azure_user_delegation_sas":
-                options["account_name"] = (urllib.parse.urlsplit(location).hostname or "").partition(".")[0]
+                options |= azure_account(urllib.parse.urlsplit(location).hostname or "")
             return options
     return {}
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pyspark_lookup.core.decoding import as_text
 from pyspark_lookup.errors import NotSupportedError
-from pyspark_lookup.storage.stores import LentCredentials
+from pyspark_lookup.storage.stores import LentCredentials, azure_account
 
 REFRESH_ENDPOINTS = (
     "client.refresh-credentials-endpoint",
@@ -101,12 +101,7 @@ def _azure_options(host: str, config: Config) -> dict[str, Any] | None:
     """`host`: the account's, `<account>.dfs.core.windows.net`; properties name the account by its host or by its name alone."""
     account = host.partition(".")[0]
     token = config.get(f"{_SAS}{host}") or config.get(f"{_SAS}{account}")
-    if token is None:
-        return None
-    options = {"account_name": account, "sas_token": token}
-    if not host.endswith(".core.windows.net"):
-        options["account_host"] = host.replace(".dfs.", ".blob.", 1)
-    return options
+    return None if token is None else {**azure_account(host), "sas_token": token}
 
 
 def refuse_conditions(answer: Any, config: Config, has_loan: bool, table: str) -> None:

@@ -218,6 +218,16 @@ def _account_of(url: str) -> str | None:
     return match[2].partition(".")[0].lower() if match and match[2] else None
 
 
+def azure_account(host: str) -> dict[str, str]:
+    """The options with which fsspec finds the store of an Azure account, by the host in its URLs, e.g. `account.dfs.core.windows.net`."""
+    options = {"account_name": host.partition(".")[0]}
+    return (
+        options
+        if host.endswith(".core.windows.net")
+        else options | {"account_host": host.replace(".dfs.", ".blob.", 1)}
+    )
+
+
 _OWN = ("anon", "profile")  # options by which a process chooses credentials of its own
 _HARMLESS_WITH_TOKENS = frozenset(
     {

@@ -25,6 +25,7 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
+from pyspark_lookup.sources.delta.unity import UnityCatalog, UnityLender
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.fakes import FakeClock
 from tests.support.lake_tables import MODES, counting
@@ -303,6 +304,28 @@ def test_two_principals_on_a_host(lake: Lake) -> None:
     assert LEND in lake.catalog.count()
     lake.catalog.readers[NAME].remove("ann")
     assert table.get(1)
+
+
+@pytest.mark.parametrize(
+    ("location", "credentials", "options"),
+    [
+        ("gs://bucket/table", {"gcp_oauth_token": {"oauth_token": "SESAME"}}, {"token": "SESAME"}),
+        ("abfss://box@shop.dfs.core.windows.net/table", {"azure_user_delegation_sas": {"sas_token": "SESAME"}}, {"account_name": "shop", "sas_token": "SESAME"}),
+        ("abfss://box@shop.dfs.core.chinacloudapi.cn/table", {"azure_user_delegation_sas": {"sas_token": "SESAME"}}, {"account_name": "shop", "account_host": "shop.blob.core.chinacloudapi.cn", "sas_token": "SESAME"}),
+    ],
+)  # fmt: skip
+def test_credentials_for_google_and_azure(
+    lake: Lake, location: str, credentials: dict[str, Any], options: dict[str, str]
+) -> None:
+    """As their file systems take them, for the table's location, until the end by the catalog's clock."""
+    lake.catalog.create(NAME, location, "ann")
+    lake.catalog.ahead_s = 86400.0
+    answer = {**credentials, "expiration_time": int((time.time() + lake.catalog.ahead_s + 600) * 1000)}
+    lake.catalog.fault = lambda method, path: (200, answer) if method == "POST" else None
+    (lent,) = UnityLender(UnityCatalog("unity", lake.catalog.uri, clock=lake.clock.host()), NAME).lend()
+    assert lent.options == options
+    assert lent.covers(f"{location}/1.parquet")
+    assert lent.expires_in_s == pytest.approx(600, abs=10)
 
 
 CLIENT = {"UNITY_CATALOG_CLIENT_ID": "client", "UNITY_CATALOG_CLIENT_SECRET": "client-secret-1"}
