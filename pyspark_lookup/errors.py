@@ -69,6 +69,11 @@ def _full_text(error: BaseException) -> str | None:
         return None
 
 
+def reason_of(error: BaseException) -> str:
+    """Why a call of foreign code failed: the repr of its error, or the text of an error of ours."""
+    return str(error) if isinstance(error, PysparkLookupError) else foreign_repr(error)
+
+
 def _error_text(error: BaseException) -> str:
     try:
         return str(error)

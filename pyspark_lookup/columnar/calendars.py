@@ -121,9 +121,9 @@ class ZoneHistory:
         try:
             zone, merged = zoneinfo.ZoneInfo(name), zoneinfo.ZoneInfo(_ZONES.get(name, name))
         except (OSError, ValueError):  # ZoneInfoNotFoundError is a KeyError
-            raise unknown_zone(name) from None
+            raise UnknownZoneError(name) from None
         except zoneinfo.ZoneInfoNotFoundError:
-            raise unknown_zone(name) from None
+            raise UnknownZoneError(name) from None
         # Not the offset outside of daylight saving time: Morocco's clocks are at +01:00, and during Ramadan at its standard time +00:00.
         standard = min(_utc_offset(zone, _STANDARD_SINCE + step * 15 * _DAY) for step in range(24))
         return cls(standard, *_history(merged))
@@ -156,10 +156,13 @@ def fixed_offset(name: str) -> int | None:
     return (int(hours) * 3600 + int(minutes) * 60) * (-1 if sign == "-" else 1)
 
 
-def unknown_zone(name: str) -> SchemaError:
-    return SchemaError(
-        f"a file has times in the time zone {name!r}, which this machine does not know: install tzdata in the system and for Python"
-    )
+class UnknownZoneError(SchemaError):
+    """A file has times in a time zone that this machine does not know. The text does not name the file."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"times in the time zone {name!r}, which this machine does not know: install tzdata in the system and for Python"
+        )
 
 
 def _utc_offset(zone: zoneinfo.ZoneInfo, second: int) -> int:

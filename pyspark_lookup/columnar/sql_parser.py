@@ -16,7 +16,7 @@ from typing import Any, cast
 import pyarrow as pa
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
+from sqlglot.errors import ParseError, SqlglotError
 
 from pyspark_lookup.columnar.predicate import And, Constant, IsNull, Or, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.sql_predicate import (
@@ -43,6 +43,7 @@ _NUMBERS = (int, float, decimal.Decimal)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _EXACT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _FLOATING = re.compile(rf"{_EXACT.pattern}|[+-]?inf(inity)?|nan", re.ASCII | re.IGNORECASE)
+_EXPECTED = "expected one predicate without the word WHERE, such as \"id > 1 AND name LIKE 'a%'\""
 _SUPPORTED = (
     "=, <>, <, <=, >, >=, <=>, IN, BETWEEN, LIKE 'prefix%', IS [NOT] NULL, AND, OR and NOT over a column and literals"
 )
@@ -54,13 +55,23 @@ def bind_where(text: str, schema: pa.Schema) -> Predicate:
     try:
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({plain}\n)", dialect="spark")
     except SqlglotError as problem:
-        raise PredicateError(f"option lookup.where = {text!r} does not parse: {str(problem).splitlines()[0]}") from None
+        raise PredicateError(
+            f"option lookup.where = {text!r} does not parse ({_fault(problem)}): {_EXPECTED}"
+        ) from None
     select = statements[0] if len(statements) == 1 else None
     where = select.args.get("where") if isinstance(select, exp.Select) else None
     extra = {k for k, v in (select.args if select else {}).items() if v} - _OF_SELECT
     if where is None or extra or not isinstance(where.this, exp.Paren):
-        raise PredicateError(f"option lookup.where = {text!r}: expected one predicate, without the word WHERE")
+        raise PredicateError(f"option lookup.where = {text!r}: {_EXPECTED}")
     return _Binder(schema, strings).predicate(where.this.this)
+
+
+def _fault(problem: SqlglotError) -> str:
+    """What sqlglot found wrong, in words for a user: its own may name a class, or show the query around the predicate."""
+    if not isinstance(problem, ParseError):
+        return "a quote or a comment has no end"
+    description = str(problem.errors[0]["description"])
+    return "an operand is missing" if "<class" in description else description
 
 
 class _Binder:

@@ -280,4 +280,4 @@ def parse_where(text: str, schema: pa.Schema) -> Predicate:
     except PredicateError:
         raise
     except UNREADABLE as problem:  # any error of sqlglot's
-        raise PredicateError(f"option lookup.where = {show(text)} is not understood: {problem!r}") from None
+        raise PredicateError(f"option lookup.where = {show(text)} is not understood ({problem}): simplify it") from None

@@ -170,7 +170,7 @@ def type_of_column(parse: Callable[[Any], pa.DataType], declared: Any, column: s
     try:
         return parse(declared)
     except NotSupportedError as problem:
-        return unreadable_type(f"column {column!r} is of {problem}, which cannot be read")
+        return unreadable_type(f"column {column!r} cannot be read: {problem}")
 
 
 def unreadable(kind: pa.DataType) -> str | None:

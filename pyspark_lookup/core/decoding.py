@@ -25,6 +25,11 @@ def show(value: Any) -> str:
     return _short.repr(value)
 
 
+def describe_fault(problem: BaseException) -> str:
+    """What is wrong with a malformed document, as words for a message. `problem`: the error that its decoder raised."""
+    return f"it has no {show(problem.args[0])}" if isinstance(problem, KeyError) and problem.args else str(problem)
+
+
 def as_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{show(value)} is not text")

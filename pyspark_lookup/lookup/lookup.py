@@ -51,6 +51,7 @@ from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import (
     LookupFunctionError,
     OptionError,
+    OverlapError,
     PredicateError,
     PysparkLookupError,
     SchemaError,
@@ -159,10 +160,12 @@ class AllRows:
     rows: pa.Table
     matcher: RangeMatcher
     resolution: Resolution
+    plan: ReadPlan
 
     def find(self, values: pa.Array) -> pa.Table:
         """The rows that match each value, with `KEY_INDEX`. Raises OverlapError for two rows that match a value, if `lookup.overlap` is ERROR."""
-        numbers, places = self.matcher.find(values)
+        with _naming_table(self.plan):
+            numbers, places = self.matcher.find(values)
         return self.rows.take(as_indices(places)).append_column(_KEY_INDEX, as_array(numbers))
 
 
@@ -192,7 +195,16 @@ def match_all(
     matched = MatchedRanges(match, columns, kind, name_row)
     _count_unmatched(reader, matched)
     _log_unmatched(plan, resolution.version, matched)
-    return AllRows(kind, rows, RangeMatcher(match, matched), resolution)
+    return AllRows(kind, rows, RangeMatcher(match, matched), resolution, plan)
+
+
+@contextlib.contextmanager
+def _naming_table(plan: ReadPlan) -> Iterator[None]:
+    """A context in which an OverlapError names the table."""
+    try:
+        yield
+    except OverlapError as problem:
+        raise OverlapError(f"{plan.options.place}: {problem}") from None
 
 
 class LastRanges:
@@ -277,7 +289,8 @@ def match_keyed(
 ) -> pa.Table:
     """The `rows` of some keys, without those that do not match the value of their key (see `matching_rows`). The plan has the columns of the match."""
     locate = functools.partial(find_row, reader, plan, version, match.columns)
-    return matching_rows(rows, keys, values, match, places, locate, functools.partial(_count_unmatched, reader))
+    with _naming_table(plan):
+        return matching_rows(rows, keys, values, match, places, locate, functools.partial(_count_unmatched, reader))
 
 
 def _count_unmatched(reader: TableReader, matched: MatchedRanges | SnapshotRanges) -> None:

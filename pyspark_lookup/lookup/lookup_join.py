@@ -316,6 +316,11 @@ class Lookup:
         """What this process has open for the table."""
         return self._engine
 
+    @property
+    def place(self) -> str:
+        """What errors call the table."""
+        return self._options.place
+
     def publish(self) -> None:
         """Publish this process's counters to the other processes of the host."""
         self._engine.publish_metrics()
@@ -743,7 +748,8 @@ class LookupPass:
         size = int(results.bytes.sum()) + results.count * (16 + 8 * len(self._fields))
         if size > row_bytes:
             raise NotSupportedError(
-                f"{results.count:,} rows of the table have the same key, {self._key(arguments, results.first)}: Spark would get them as one row "
+                f"{results.count:,} rows of {' and '.join(lookup.place for lookup in self._lookups)} have the same key, "
+                f"{self._key(arguments, results.first)}: Spark would get them as one row "
                 f"of {size:,} bytes, but a row may have {row_bytes:,} at most (an eighth of spark.executor.memory, or of spark.driver.memory with a "
                 "local master). Look up fewer columns, filter this key out first, use Spark's own join with "
                 "spark.read.format('lookupcache').load(…), or give Spark more memory"
@@ -761,8 +767,8 @@ class LookupPass:
 
     def _not_unique(self, arguments: Sequence[pa.Array], row: int, most: int) -> NonUniqueKeyError:
         return NonUniqueKeyError(
-            f"the table has several rows (up to {most}) for one key, here {self._key(arguments, row)}: register the function with multi=True, "
-            "which returns an array, or use lookup_join"
+            f"{self._lookups[0].place} has several rows (up to {most}) for one key, here {self._key(arguments, row)}: give register_lookup "
+            "multi=True, so that the function returns an array, or use lookup_join"
         )
 
 

@@ -81,7 +81,7 @@ class VersionToken:
             return cls.from_numbers(first, second)
         except (struct.error, TypeError, ValueError):
             raise OptionError(
-                f"argument version = {show(data)} is not a version token: call the functions of register_lookup, which pass one"
+                f"argument version = {show(data)} names no version: call the functions of register_lookup, which pass one"
             ) from None
 
 

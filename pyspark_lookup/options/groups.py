@@ -252,7 +252,7 @@ class ReadOptions:
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
         doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query (FAIL), or return null in its columns and "
             "the reason in the column `lookup_error` (NULL). All reads of a provider with `lookup.cache` = PARTIAL or FULL: answer with the last rows that "
-            "this host has cached, however old they are (STALE); a key that it never had fails.",
+            "this host has cached, however old they are (STALE); a key that the host has never cached fails.",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark_lookup.core.write_ids import ValidWriteIdList
-from pyspark_lookup.errors import OptionError, foreign_repr, raise_ours
+from pyspark_lookup.errors import OptionError, foreign_repr, raise_ours, reason_of
 from pyspark_lookup.options.enums import ReloadStrategy, StreamStart
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ def parse_function(text: str) -> str:
     try:
         return parse_factory(text)
     except ValueError:
-        raise ValueError("module:function, e.g. 'my_company.secrets:of_shop'") from None
+        raise ValueError("module:function, e.g. 'my_company.logins:of_shop'") from None
 
 
 def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
@@ -224,7 +224,7 @@ def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
     except OptionError:
         raise
     except Exception as problem:  # any error of the user's module when it is imported or called
-        raise_ours(OptionError(f"option {option} = {name!r} failed: {foreign_repr(problem)}"), problem)
+        raise_ours(OptionError(f"option {option} = {name!r} failed: {reason_of(problem)}"), problem)
     if not isinstance(instance, kind):
         raise OptionError(
             f"option {option} = {name!r}: the factory returned {foreign_repr(instance)}: make it return a {kind.__name__}"
@@ -241,10 +241,11 @@ def parse_positive_duration_s(text: str) -> float:
 
 def parse_name(text: str) -> str:
     """A single column name; it may be in backquotes."""
-    names = parse_names(text)
-    if len(names) != 1:
-        raise ValueError("one name")
-    return names[0]
+    try:
+        (name,) = parse_names(text)
+    except ValueError:
+        raise ValueError("the name of one column") from None
+    return name
 
 
 def parse_pair(text: str) -> tuple[str, str]:

@@ -59,7 +59,7 @@ def credentials_function(name: str) -> Credentials:
         texts = isinstance(answer, Mapping) and all(isinstance(text, str) for item in answer.items() for text in item)
         if not texts:
             raise OptionError(
-                f"the function {name!r}, which option {CREDENTIALS} names, must return a dictionary whose keys and values are str, such as {{'user': …, 'password': …}}"
+                f"the function {name!r}, which option {CREDENTIALS} names, must return a dictionary whose keys and values are str (docs/options.md names the keys)"
             )
         return dict(answer)
 

@@ -205,7 +205,7 @@ class PlainProbe(Probe):
         keys = schema_of_text(self._keys)
         if len(series) != len(keys):
             raise OptionError(
-                f"function {self.__name__}: give {len(keys)} keys ({', '.join(keys.names)}), not {len(series)}"
+                f"function {self.__name__}: the number of arguments is {len(series)}: give one for each of {', '.join(keys.names)}"
             )
         arrays = [plain_key(self.__name__, field, column) for field, column in zip(keys, series, strict=True)]
         return (*arrays, pa.repeat(pa.scalar(token, pa.binary()), len(series[0])))

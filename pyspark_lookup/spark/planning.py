@@ -227,7 +227,7 @@ def _differ(stored_path: str, path: str) -> bool:
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
-    """The options of a streaming read. Raises OptionError for a catalog table whose columns no longer hold its options."""
+    """The options of a streaming read. Raises OptionError for a catalog table whose columns have lost the metadata with its options."""
     load_options, explicit = _split_explicit(read)
     options = runtime().effective(parse_options(load_options, _stored_options(load_options, schema)))
     refuse_in_reads(explicit, options.read.view, stream=True)
@@ -235,8 +235,10 @@ def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions
 
 
 def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options with which a catalog table was created; {} for a read whose options name a path or a provider. Raises OptionError for a catalog
-    table whose columns no longer hold its options."""
+    """The options with which a catalog table was created; {} for a read whose options name a path or a provider.
+
+    The metadata of a column holds them. Raises OptionError if it has been lost.
+    """
     # A read that names a path is not a read of a catalog table, even if its schema was taken from one.
     if "path" in load_options or names_system(load_options):
         return {}

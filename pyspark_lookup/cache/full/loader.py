@@ -428,7 +428,10 @@ class SnapshotLoader:
         return None
 
     def _look_up(self, keys: pa.Table, layout: Layout, progress: Progress) -> pa.Table | None:
-        """The rows of `keys`, with the columns of the layout; None if some keys fail and others do not, which a scan may read nevertheless."""
+        """The rows of `keys`, with the columns of the layout.
+
+        None if the lookups of some keys fail and those of others succeed: a scan may be able to read all rows.
+        """
         parts = [layout.columns.empty_table()]
         for start in range(0, keys.num_rows, _LOOKED_UP_AT_ONCE):
             progress(start // 2, keys.num_rows)

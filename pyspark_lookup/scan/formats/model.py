@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from pyspark_lookup.columnar.calendars import UnknownZoneError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import VARIANT, has_variant_parts, unreadable_type
 from pyspark_lookup.errors import (
@@ -29,6 +30,7 @@ from pyspark_lookup.errors import (
     NotSupportedError,
     OptionError,
     PysparkLookupError,
+    SchemaError,
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
@@ -348,6 +350,8 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
     """A context that turns any error that a decoder raises for bad bytes into a DamagedFileError, which names the file."""
     try:
         yield
+    except UnknownZoneError as problem:
+        raise SchemaError(f"{redact('path', file.url)} has {problem}") from None
     except PysparkLookupError:
         raise
     except (

@@ -23,12 +23,12 @@ import pyarrow.orc
 from pyspark_lookup.columnar.calendars import (
     LOCAL_MEAN_TIME_END,
     Convert,
+    UnknownZoneError,
     ZoneHistory,
     build_array,
     convert_columns,
     fixed_offset,
     gregorian_dates,
-    unknown_zone,
     view_numbers,
 )
 from pyspark_lookup.columnar.types import lenient_schema, split_type, unreadable
@@ -640,7 +640,7 @@ def _to_local(seconds: Numbers, zone: str) -> Numbers:
         instants = pa.array(seconds).cast(pa.timestamp("s", tz=zone))
         return np.array(pc.local_timestamp(instants).cast(pa.int64()))
     except pa.ArrowInvalid:
-        raise unknown_zone(zone) from None
+        raise UnknownZoneError(zone) from None
 
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"

@@ -143,8 +143,8 @@ class Statistics:
             return None
 
 
-def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
-    """The actions in a commit, or in a checkpoint in JSON. Raises ValueError if an action is malformed. `origin` names the file in errors."""
+def parse_actions(text: bytes) -> list[dict[str, Any]]:
+    """The actions in a commit, or in a checkpoint in JSON. Raises ValueError if an action is malformed, or if there is none."""
     actions = []
     for number, line in enumerate(text.split(b"\n"), 1):  # not splitlines: texts may contain other line ends
         if line.strip():
@@ -153,5 +153,5 @@ def parse_actions(text: bytes, origin: str) -> list[dict[str, Any]]:
                 raise ValueError(f"line {number} is not an action: {show(action)}")
             actions.append(action)
     if not actions:
-        raise ValueError(f"{origin} is empty")
+        raise ValueError("it is empty")
     return actions

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, as_texts
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, as_texts, describe_fault
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.errors import (
     DamagedFileError,
@@ -132,7 +132,7 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
     redacted_path = redact("path", file.url)
     try:
         if file.url.endswith(".json"):
-            yield from parse_actions(data, redacted_path)
+            yield from parse_actions(data)
             return
         # Spark writes timestamps in the statistics as INT96. As nanoseconds, the default, the year 9999 would overflow.
         source = pq.ParquetFile(
@@ -161,7 +161,11 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
                 else:
                     yield from ({name: value} for value in values.to_pylist())
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
-        raise_ours(DamagedFileError(f"{redacted_path} is not a Delta checkpoint: {problem}"), problem)
+        raise_ours(_damaged_error(file, "checkpoint", problem), problem)
+
+
+def _damaged_error(file: FileVersion, kind: str, problem: BaseException) -> DamagedFileError:
+    return DamagedFileError(f"{redact('path', file.url)} is not a Delta {kind}: {describe_fault(problem)}")
 
 
 LOG_DIRECTORY = add_log_directory("_delta_log")
@@ -318,12 +322,11 @@ class DeltaLog:
         """The state after these commits. Raises DamagedFileError that names the commit that cannot be applied."""
         replay = Replay() if state is None else Replay.from_state(state)
         for file, text in zip(commits, texts, strict=True):
-            redacted_path = redact("path", file.url)
             try:
-                replay.apply(parse_actions(text, redacted_path))
+                replay.apply(parse_actions(text))
                 replay.version = _parse_version(file)
             except UNREADABLE as problem:
-                raise_ours(DamagedFileError(f"{redacted_path} is not a Delta commit: {problem}"), problem)
+                raise_ours(_damaged_error(file, "commit", problem), problem)
         return self._build_state(replay)
 
     def _build_state(self, replay: Replay) -> DeltaState:
@@ -337,7 +340,9 @@ class DeltaLog:
             ) from None
         except UNREADABLE as problem:
             raise_ours(
-                DamagedFileError(f"{self._redacted_path}, version {replay.version} of a Delta table: {problem}"),
+                DamagedFileError(
+                    f"{self._redacted_path}: version {replay.version} of the Delta table cannot be read: {describe_fault(problem)}"
+                ),
                 problem,
             )
 
@@ -537,7 +542,7 @@ class DeltaLog:
             )
         except ValueError as problem:
             raise DamagedFileError(
-                f"{self._redacted_path}, version {state.version} of a Delta table: {problem}"
+                f"{self._redacted_path}: version {state.version} of the Delta table cannot be read: {problem}"
             ) from None
         recorded_times: list[tuple[int, int]] = []
         for version, file in commits:
@@ -559,13 +564,12 @@ class DeltaLog:
 
     def read_commit(self, file: FileVersion) -> list[dict[str, Any]]:
         """The actions of a commit. Raises DamagedFileError for a malformed commit."""
-        redacted_path = redact("path", file.url)
         try:
-            actions = parse_actions(self._read_blocks([file])[0], redacted_path)
+            actions = parse_actions(self._read_blocks([file])[0])
             check_commit(actions)
             return actions
         except UNREADABLE as problem:
-            raise_ours(DamagedFileError(f"{redacted_path} is not a Delta commit: {problem}"), problem)
+            raise_ours(_damaged_error(file, "commit", problem), problem)
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -742,7 +746,7 @@ def _replay_texts(base: DeltaState, texts: Sequence[bytes]) -> Replay:
     """The state after `base` and the commits in `texts`, still under construction."""
     replay = Replay.from_state(base)
     for text in texts:
-        replay.apply(parse_actions(text, "the host's record of the log"))
+        replay.apply(parse_actions(text))
         replay.version += 1
     return replay
 

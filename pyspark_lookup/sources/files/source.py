@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.keys import as_bools, as_indices
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.decoding import UNREADABLE, as_text
+from pyspark_lookup.core.decoding import UNREADABLE, as_text, describe_fault
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import (
@@ -167,7 +167,7 @@ def select_committed(
                 (committed_names.discard if entry.get("action") == "delete" else committed_names.add)(name)
         except UNREADABLE as problem:
             raise DamagedFileError(
-                f"{redact('path', file.url)} is damaged: it is not a log file of a streaming sink ({problem!r}). Restore it, or read all files, "
+                f"{redact('path', file.url)} is damaged: it is not a log file of a streaming sink ({describe_fault(problem)}). Restore it, or read all files, "
                 "also uncommitted ones, after moving _spark_metadata away"
             ) from None
     if isinstance(files, ListedFiles):

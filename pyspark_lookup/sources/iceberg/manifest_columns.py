@@ -500,7 +500,7 @@ def _texts_at(data: bytes, view: Numbers, starts: Numbers) -> _Spans:
 
 
 class _Numbers:
-    """Numbers, of which some are taken as an Arrow array."""
+    """int64 numbers; `take` returns those at some places as an Arrow array."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
@@ -511,7 +511,7 @@ class _Numbers:
 
 
 class _Spans:
-    """Bytes between ascending places, of which some are taken as an Arrow array."""
+    """Spans of some bytes, in ascending order; `take` returns those at some places as an Arrow array."""
 
     def __init__(self, data: bytes, view: Numbers, starts: Numbers, stops: Numbers) -> None:
         self._view = view

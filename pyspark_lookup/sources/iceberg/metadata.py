@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, as_texts, show
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, as_texts, describe_fault, show
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, VersionGoneError, raise_ours
@@ -351,9 +351,10 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
         text = _decompress(data) if data[:2] == _GZIP else data
         redacted_path = redact("path", location)
         check_room(len(text) * _COPIES, f"{redacted_path}: {len(text)} bytes of Iceberg metadata")
-        return parse_metadata_json(location, json.loads(text), place)
+        document = json.loads(text)
     except (*UNREADABLE, EOFError, OSError) as problem:
         raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {problem}"), problem)
+    return parse_metadata_json(location, document, place)
 
 
 def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMetadata:
@@ -363,4 +364,5 @@ def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMeta
     except NotSupportedError as problem:
         raise NotSupportedError(f"Iceberg table {redact('path', place)}: {problem}") from None
     except UNREADABLE as problem:
-        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {problem}"), problem)
+        fault = describe_fault(problem)
+        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {fault}"), problem)

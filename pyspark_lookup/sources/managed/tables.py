@@ -57,7 +57,7 @@ class ManagedTables:
         """
         if self._source is None:
             raise NotSupportedError(
-                f"{self._ufs.url_of(options.files.path)}: lookupcache does not write to a provider's table: write to the provider's own system"
+                f"{options.place}: lookupcache does not write to a provider's table: write to the provider's own system"
             )
         kind = self._kinds.kind_of_url(self._ufs.url_of(options.files.path))
         if kind == Kind.GLOB:

@@ -556,7 +556,7 @@ class TableWriter:
             definition = self._check(state, job, write_id, effect)
             if batch is not None and state.is_committed(batch):
                 raise WriteConflictError(
-                    f"batch {batch.id} of query {batch.query} was already committed by another writer, so this one has written nothing"
+                    f"{self._url}: another writer has committed batch {batch.id} of query {batch.query}, so this one has written nothing: do not write the batch again"
                 )
             if effect.is_due(state):
                 return None  # the write must look into newer commits first

@@ -51,6 +51,7 @@ from pyspark_lookup.errors import (
     SchemaError,
     foreign_repr,
     raise_ours,
+    reason_of,
 )
 from pyspark_lookup.options.conf_file import STORAGE
 from pyspark_lookup.options.enums import OnError, PartialCacheStore, RetryPredicate
@@ -323,7 +324,7 @@ def get_attribute(name: str, part: object, attribute: str) -> Any:
     except PysparkLookupError:
         raise
     except Exception as problem:
-        raise_ours(LookupFunctionError(f"provider {name} failed in its {attribute}: {foreign_repr(problem)}"), problem)
+        raise_ours(LookupFunctionError(f"provider {name} failed in its {attribute}: {reason_of(problem)}"), problem)
 
 
 class MadeProvider:
@@ -392,9 +393,7 @@ class MadeProvider:
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
                 raise_ours(failed.problem, failed.problem.__cause__)
-            raise_ours(
-                LookupFunctionError(f"{self.name} cannot be read: {foreign_repr(failed.problem)}"), failed.problem
-            )
+            raise_ours(LookupFunctionError(f"{self.name} cannot be read: {reason_of(failed.problem)}"), failed.problem)
 
     def current(self) -> LookupProvider:
         """The provider; a new instance if a call of the last instance timed out."""
@@ -1076,7 +1075,7 @@ class ProvidedTable:
             attempts = f" in {attempts_made} attempts" if attempts_made > 1 else ""
             raise_ours(
                 LookupFunctionError(
-                    f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {foreign_repr(problem)}"
+                    f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {reason_of(problem)}"
                 ),
                 problem,
             )
@@ -1150,7 +1149,7 @@ class ProvidedTable:
             raise
 
     def _fail(self, operation: str, problem: BaseException) -> LookupFunctionError:
-        return LookupFunctionError(f"provider {self.name} failed ({operation}): {foreign_repr(problem)}")
+        return LookupFunctionError(f"provider {self.name} failed ({operation}): {reason_of(problem)}")
 
     def _too_slow(self, operation: str) -> LookupTimeoutError:
         return LookupTimeoutError(

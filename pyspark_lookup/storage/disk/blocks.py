@@ -527,7 +527,7 @@ class Disk(Segments, Claims, Counters):
         return True
 
     def sweep(self) -> None:
-        """Remove files of killed writers and expired files, and correct the account.
+        """Remove files of killed writers and expired files, and correct the recorded use of space.
 
         Does nothing if a process of the host has done this in the last 10 minutes.
         """
@@ -583,7 +583,7 @@ class Disk(Segments, Claims, Counters):
     def check(self, repair: bool = False) -> DiskReport:
         """Read every block, record, segment and file of counters, and report the damaged files.
 
-        `repair`: remove the damaged files and those that killed writers have left, and correct the account.
+        `repair`: remove the damaged files and those that killed writers have left, and correct the recorded use of space.
         """
         damaged: list[str] = []
         blocks = total = 0

@@ -245,7 +245,7 @@ REFUSED: list[tuple[bytes, str, str]] = [
     (orc_file(pa.table({"n": [1], "x": FAR_AWAY})), "x", "column 'x' of file:.*a.orc has a time beyond what microseconds"),
     (
         orc_file(pa.table({"n": [1], "x": pa.array([0], pa.timestamp("us"))}), zone="XYZ", spark=True), "x",
-        "times in the time zone 'XYZ', which this machine does not know",
+        "a.orc has times in the time zone 'XYZ', which this machine does not know",
     ),
     *(
         (orc_file(spark_columns(said, kind)), name, f"column '{name}' is of Spark's type {re.escape(said)}")

@@ -521,8 +521,8 @@ def test_full_copies_and_versions(database: Database) -> None:
 
 BAD_VERSIONS = [
     ("SELECT NULL", "NULL"),
-    ("SELECT 1 WHERE 1 = 0", "0 rows of 1 columns"),
-    ("SELECT 1, 2", "1 rows of 2 columns"),
+    ("SELECT 1 WHERE 1 = 0", "not one value .rows: 0, columns: 1"),
+    ("SELECT 1, 2", "not one value .rows: 1, columns: 2"),
 ]
 
 

@@ -215,7 +215,7 @@ def columns(*named: tuple[str, list[Any]]) -> Answer:
 
 BAD: dict[str, tuple[Answer, str]] = {
     "raises": (raises(ValueError("no route to host")), r"ValueError\('no route to host'\)"),
-    "raises one of our errors": (raises(OptionError("theirs")), r"OptionError\('theirs'\)"),
+    "raises one of our errors": (raises(OptionError("theirs")), "theirs"),
     "is cancelled": (raises(asyncio.CancelledError()), "CancelledError"),
     "panics": (raises(Panic("index out of bounds")), "Panic"),
     "a list": (lambda keys: [{"id": 1, "name": "x"}], "returned list"),

@@ -25,6 +25,7 @@ from pyspark_lookup.core.decoding import (
     as_positive,
     as_text,
     as_texts,
+    describe_fault,
     is_encodable,
     show,
 )
@@ -196,7 +197,9 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
     """
     document = parse(data, origin)
     try:
-        kind = _KINDS[as_text(document["kind"])]
+        kind = _KINDS.get(as_text(document["kind"]))
+        if kind is None:
+            raise ValueError(f"it is of the unknown kind {show(document['kind'])}")
         head = (
             as_count(document["position"]),
             parse_table_id(document["table"]),
@@ -204,14 +207,14 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
             as_number(document["at"]),
         )
         if head[0] != position:
-            raise ValueError(f"it says that it is event {head[0]}")
+            raise ValueError(f"it is event {head[0]} and not {position}, as its name says")
         body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
         unknown = document.keys() - body.keys() - _HEAD
         if unknown:  # a later release may have added a field that changes the meaning of the event
             raise ValueError(f"it has the unknown field {min(unknown)!r}")
         return kind(*head, **body)
     except UNREADABLE as problem:
-        raise DamagedFileError(f"{origin} is not an event of a table's log: {problem!r}") from None
+        raise DamagedFileError(f"{origin} is not an event of a table's log: {describe_fault(problem)}") from None
 
 
 def seal(document: Mapping[str, Any]) -> bytes:

@@ -21,7 +21,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_number, as_positive, as_text, as_texts
+from pyspark_lookup.core.decoding import (
+    UNREADABLE,
+    as_count,
+    as_counts,
+    as_number,
+    as_positive,
+    as_text,
+    as_texts,
+    describe_fault,
+)
 from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import (
     CommitUnknownError,
@@ -198,7 +207,7 @@ def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
         ]
         _check(state, len(record["writes"]))
     except UNREADABLE as problem:
-        raise DamagedFileError(f"{origin} is not a state of a table's log: {problem!r}") from None
+        raise DamagedFileError(f"{origin} is not a state of a table's log: {describe_fault(problem)}") from None
     return state
 
 
@@ -574,7 +583,12 @@ class NotificationLog:
         if not events:
             return None
         state = state or TableState.begin(events[0][1], redact("path", self._events.path(1)))
-        state = state.advance(event for _, event in events[1:])
+        try:
+            state = state.advance(event for _, event in events[1:])
+        except DamagedFileError as problem:
+            raise DamagedFileError(
+                f"{redact('path', self.url)}: {problem}: restore its file, or drop the table, which loses its rows"
+            ) from None
         self._keep(state, None, events[-1][0])
         return state
 

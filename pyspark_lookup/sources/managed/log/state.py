@@ -396,9 +396,7 @@ class TableState:
 
     def _apply(self, event: Event) -> None:
         if event.position != self.position + 1:
-            raise DamagedFileError(
-                f"event {event.position} of table {self.table_id} follows event {self.position}: the log is damaged"
-            )
+            raise DamagedFileError(f"the log is damaged: event {event.position} follows event {self.position}")
         if event.table_id != self.table_id:
             # The event belongs to another table, which was at this path before. Its writer put it late, and died before removing it again.
             self.position, self.nonce = event.position, event.nonce
@@ -471,7 +469,7 @@ class TableState:
         return write
 
     def _contradiction(self, event: Event, fault: str) -> DamagedFileError:
-        return DamagedFileError(f"event {event.position} of table {self.table_id} {fault}: the log is damaged")
+        return DamagedFileError(f"the log is damaged: event {event.position} {fault}")
 
     # --- what a writer may do ---------------------------------------------------------------------
 
@@ -511,7 +509,9 @@ class TableState:
                 "showed no sign of life for lookup.write.timeout: write again"
             )
         if write.committed:
-            raise WriteConflictError(f"write {write_id} of table {self.table_id} is committed already")
+            raise WriteConflictError(
+                f"write {write_id} of table {self.table_id} is committed already: do not write its rows again"
+            )
         if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
             # The rows of both writes would be visible, some with the same keys.
             raise WriteConflictError(
@@ -555,7 +555,7 @@ class TableState:
         """
         at = self.position if position is None else position
         if not 1 <= at <= self.position:
-            raise ValueError(f"log position {at} of table {self.table_id}: the log goes from 1 to {self.position}")
+            raise ValueError(f"there is no version {at}: the log goes from 1 to {self.position}")
         if at < self.since:
             raise EarlierStateError(
                 f"log position {at} of table {self.table_id} is before position {self.since}, where this state begins"

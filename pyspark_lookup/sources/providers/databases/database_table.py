@@ -332,7 +332,7 @@ class _Versions:
                 says = "several rows"
             else:
                 is_value = rows.num_rows == 1 == rows.num_columns
-                says = "NULL" if is_value else f"{rows.num_rows} rows of {rows.num_columns} columns"
+                says = "NULL" if is_value else f"not one value (rows: {rows.num_rows}, columns: {rows.num_columns})"
             raise FinalLookupError(
                 f"option lookup.version-query returned {says}: make it return one value, such as coalesce(max(n), 0)"
             )

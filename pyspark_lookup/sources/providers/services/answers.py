@@ -91,4 +91,9 @@ def compile_path(text: str) -> Any:
     try:
         return jmespath.compile(text).search
     except (JMESPathError, *UNREADABLE) as problem:
-        raise ValueError(f"a JMESPath expression ({str(problem).splitlines()[0]})") from None
+        place = getattr(problem, "lex_position", getattr(problem, "lexer_position", None))
+        raise ValueError(
+            "a JMESPath expression"
+            if place is None
+            else f"a JMESPath expression; this one has an error at character {place + 1}"
+        ) from None
