@@ -71,7 +71,7 @@ def _fault(problem: SqlglotError) -> str:
     if not isinstance(problem, ParseError):
         return "a quote or a comment has no end"
     description = str(problem.errors[0]["description"])
-    return "an operand is missing" if "<class" in description else description
+    return "an operand is missing" if "<class" in description else repr(description)
 
 
 class _Binder:
