@@ -124,7 +124,7 @@ def test_what_a_plain_function_refuses(spark: SparkSession, tmp_path: Path, name
     register_lookup(spark, name, str(put(tmp_path / "dim.parquet", 1)), "id")
     many = spark.createDataFrame([(2**53 + 1,), (None,)], StructType([StructField("k", LongType())])).coalesce(1)
     text = spark.createDataFrame([("x",)], StructType([StructField("k", StringType())]))
-    calls = [(many, "k", "2.53 in others"), (text, "k", "does not fit"), (many, "k, k", "arguments is 2: give one for each of id")]
+    calls = [(many, "k", "2.53 in others"), (text, "k", "does not fit"), (many, "k, k", "2: give one for each of id")]
     for number, (rows, call, words) in enumerate(calls):
         rows.createOrReplaceTempView(f"{name}_{number}")
         with pytest.raises(PythonException, match=words):
