@@ -684,8 +684,11 @@ class LookupTable:
         Like `reload`, but in CACHE mode does nothing if a snapshot already answers queries.
         """
         if self._options.version.source is MetadataSource.CACHE:
-            latest = self._full().latest()
-            if latest is not None:
+            full = self._full()
+            latest = full.latest()
+            assert self._open_table is not None
+            engine, table = self._open_table.engine, self._open_table.resolved_table.table
+            if latest is not None and engine.reader.kinds.source(table).is_authorised(table, latest):
                 return latest.digest
         return self.reload()
 

@@ -91,7 +91,7 @@ class CatalogOptions(KindOptions):
 class CatalogStore(LentStore):
     """The stores in which a catalog's tables lie. The table itself has the URL `catalog://<catalog>/<name>`, which no store knows.
 
-    `scope`: tells the catalog from others with the same name. The other parameters are those of `LentStore`.
+    `scope`: tells the table from others, also of other catalogs with the same name. The other parameters are those of `LentStore`.
     """
 
     def __init__(
@@ -112,7 +112,9 @@ class CatalogStore(LentStore):
         # Storage options are for remote stores: a catalog's tables on local disks are opened without them.
         open_files = lambda url, lent: open_url(url, "://" in url and not url.startswith("file:"), lent)  # noqa: E731
         parameters = json.dumps(options.storage.parameters, default=str)
-        scope = "catalog" + json.dumps([named.catalog, named.properties, parameters])
+        # With the table's name, because a table's owner decides which files it names: those of a table that a reader may not read must not come
+        # from the cache.
+        scope = "catalog" + json.dumps([named.catalog, named.properties, options.files.path, parameters])
         return cls(named.catalog, scope, open_files, holder)
 
     def url_of(self, path: str) -> str:

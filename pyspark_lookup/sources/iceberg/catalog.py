@@ -30,6 +30,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.iceberg import lending
+from pyspark_lookup.sources.iceberg.metadata import find_table_id
 from pyspark_lookup.storage.stores import (
     FileVersion,
     LentCredentials,
@@ -131,18 +132,23 @@ _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CatalogAnswer:
-    """A catalog's answer about a table: where its metadata lies, and from a REST catalog (`is_rest`) also the metadata itself, the credentials
+    """A catalog's answer about a table: where its metadata lies, and from a REST catalog (`is_rest`) also the metadata itself, the table's id, the credentials
     that it lends for the table's files, and the `settings` with which these are renewed (see `lending.settings_of`)."""
 
     location: str
     metadata: dict[str, Any] | None = None
+    table_id: str | None = None
     loan: Sequence[LentCredentials] = ()
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_rest: bool = False
 
     @property
-    def table_id(self) -> str | None:
-        return None if self.metadata is None else self.metadata.get("table-uuid")
+    def lends(self) -> bool:
+        """Whether the credentials are for the table's location, and have not expired."""
+        return self.metadata is not None and any(
+            one.covers(self.metadata["location"]) and (one.expires_in_s is None or one.expires_in_s > 0)
+            for one in self.loan
+        )
 
 
 class Catalog:
@@ -228,9 +234,12 @@ class Catalog:
             config = lending.parse_config(content)
             loan = lending.parse_loan(content, config, place, asked_s if answer.at_s is None else answer.at_s)
             lending.refuse_conditions(content, config, bool(loan), words)
+            table_id = find_table_id(metadata)
         except UNREADABLE:
             raise_ours(self._malformed_error(words), None)  # without its cause, whose text may have credentials
-        return CatalogAnswer(location, metadata, loan, {**lending.settings_of(config), _LOCATION: place}, is_rest=True)
+        return CatalogAnswer(
+            location, metadata, table_id, loan, {**lending.settings_of(config), _LOCATION: place}, is_rest=True
+        )
 
     def lend(
         self, table: str, settings: Mapping[str, str] | None

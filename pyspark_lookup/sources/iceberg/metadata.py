@@ -180,6 +180,11 @@ class Selection:
     digest: str
 
 
+def find_table_id(document: Mapping[str, Any]) -> str:
+    """The id of the table that metadata describes: its location if it has no `table-uuid`, which format 1 does not require."""
+    return as_text(document.get("table-uuid") or as_text(document["location"]).rstrip("/"))
+
+
 class IcebergMetadata:
     """A table, as its metadata file describes it. `place`: the URL by which it is read, which distinguishes it from its copies with the same
     ids.
@@ -198,7 +203,7 @@ class IcebergMetadata:
         if document.get("encryption-keys"):
             raise NotSupportedError("it is encrypted, which is not supported: read it with format('iceberg')")
         self.location = as_text(document["location"]).rstrip("/")
-        self.table_id = as_text(document.get("table-uuid") or self.location)
+        self.table_id = find_table_id(document)
         schemas = document.get("schemas") or [document["schema"]]
         self.schemas: dict[int, Mapping[str, Any]] = {int(schema.get("schema-id", 0)): schema for schema in schemas}
         self.schema_id = int(document.get("current-schema-id", min(self.schemas)))

@@ -424,7 +424,7 @@ class IcebergSource(VersionSource):
     def _ask_catalog(self, table: Table, with_history: bool = True) -> CatalogAnswer:
         """The catalog's answer about the table, after which the principal counts as authorised. It lends the credentials. One call.
 
-        One more, to the store, if the catalog lends none, and the host does not know that the principal is authorised.
+        One more, to the store, if the catalog lends none for the table's location, and the host does not know that the principal is authorised.
         """
         if self._opened is None:
             raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
@@ -437,7 +437,7 @@ class IcebergSource(VersionSource):
             if answer.is_rest:
                 opened.holder.put(answer.loan, asked_s)
                 self._keep_settings(opened.lender, answer.settings)
-                if not answer.loan:
+                if not answer.lends:
                     if authorisations.allows(table, answer.table_id):
                         return answer
                     self._prove_access(table, opened.lender, answer)
@@ -460,9 +460,10 @@ class IcebergSource(VersionSource):
             self._parts.host.attempt(lambda disk: disk.replace_record("lent", self._settings_key, settings))
 
     def _prove_access(self, table: Table, lender: TableLender, answer: CatalogAnswer) -> None:
-        """Raise UfsPermissionError if the store does not let this process read the table's metadata file with its own credentials. One call.
+        """Raise UfsPermissionError if the store does not let this process read the table's metadata file. One call.
 
-        Some catalogs also answer a principal who may see a table's definition but not its rows; they lend it no credentials then.
+        Some catalogs also answer a principal who may see a table's definition but not its rows; they lend it no credentials then. This process
+        uses its own.
         """
         try:
             self._ufs.get_meta(self._ufs.url_of(answer.location))
@@ -472,6 +473,8 @@ class IcebergSource(VersionSource):
             raise_ours(SourceChangedError(str(problem)), problem)
         except UfsPermissionError as problem:
             self._authorisations.withdraw(table)
+            if answer.loan:
+                raise
             raise_ours(
                 UfsPermissionError(
                     f"{lender.name} lends this principal no credentials for {lender.table}, and the store refuses those of this process ({problem}): "

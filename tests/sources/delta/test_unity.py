@@ -306,6 +306,22 @@ def test_two_principals_on_a_host(lake: Lake) -> None:
     assert table.get(1)
 
 
+def test_a_table_that_names_files_of_another(lake: Lake) -> None:
+    """Its owner decides which files and which id its log names; who may not read the other table gets nothing of that from the host's caches."""
+    lake.write("a", rows(0))
+    lake.create("a")
+    assert ids(lake.table("partial")) == [0, 1]
+    actions = [json.loads(line) for line in (lake.home / f"a/_delta_log/{0:020}.json").open()]
+    metadata, add = (next(action[name] for action in actions if name in action) for name in ("metaData", "add"))
+    add["path"] = f"{lake.catalog.tables[NAME].location}/{add['path']}"
+    lake.write("mine", rows(90))
+    log = lake.home / f"mine/_delta_log/{1:020}.json"
+    log.write_text("\n".join(map(json.dumps, ({"metaData": metadata}, {"add": add}))))
+    lake.catalog.create("main.travel.mine", lake.send("mine").url, "bob")
+    lake.start("bob")
+    lake.refused(UfsPermissionError, "the location is not covered", lake.table("partial", name="main.travel.mine"))
+
+
 @pytest.mark.parametrize(
     ("location", "credentials", "options"),
     [

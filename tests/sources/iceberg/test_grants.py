@@ -128,6 +128,10 @@ class Process:
             self._world.told += [repr(reader), reader.metrics(), reader.describe()]
         return found
 
+    def warm(self, reader: LookupTable) -> str:
+        with self.running():
+            return reader.warm()
+
     def scanned(self, reader: LookupTable) -> list[int]:
         with self.running():
             return sorted(reader.scan().column("id").to_pylist())
@@ -248,6 +252,52 @@ def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) ->
         world.refused(errors.UfsPermissionError, match, act)
 
 
+def test_a_table_that_names_files_of_another(world: World) -> None:
+    """Its owner decides which files and which id it names; who may not read the other table gets nothing of that from the host's caches."""
+    alice = world.process()
+    files = world.table.table.data([{"id": 2, "name": "secret"}])
+    world.table.table.commit(files)
+    world.table.send()
+    assert alice.scanned(alice.open("partial")) == [1, 2, 2, 3]
+    mine = world.make("mine")
+    mine.write([{"id": 9, "name": "mine"}])
+    mine.table.meta["table-uuid"] = world.table.table.meta["table-uuid"]
+    mine.table.commit(files)
+    mine.send()
+    world.catalog.grants.add(("mallory", "ns.mine"))
+    mallory = world.process("mallory")
+    reader = mallory.open("partial", name="ns.mine")
+    world.refused(errors.UfsPermissionError, "the location is not covered", lambda: mallory.scanned(reader))
+
+
+def test_credentials_for_another_place_are_no_consent(world: World) -> None:
+    """Nor are those that have ended; then the store decides."""
+    alice = world.process()
+    token, read = alice.issue("partial"), alice.plan("partial")
+    assert alice.told(token, "partial") == read(alice) == [1, 2, 3]
+    for prefix, lives_s, refusal in (("s3://elsewhere/x", 3600.0, "is not covered"), (None, -100.0, "Bad Request")):
+        world.catalog.prefix, world.catalog.lives_s = prefix, lives_s
+        world.catalog.grants.add(("mallory", "ns.table"))
+        mallory = world.process("mallory")
+        for act in (functools.partial(mallory.told, token, "partial"), functools.partial(read, mallory)):
+            world.refused(errors.UfsError, refusal, act)
+
+
+def test_a_table_without_an_id(world: World) -> None:
+    """Format 1 does not require one; its location is its id then."""
+    path = world.catalog._path(world.catalog._tables["ns.table"])
+    metadata = json.loads(path.read_bytes())
+    del metadata["table-uuid"]
+    path.write_text(json.dumps(metadata))
+    alice = world.process()
+    token, read = alice.issue("full"), alice.plan("full")
+    assert alice.told(token, "full") == read(alice) == [1, 2, 3]
+    world.asked()
+    world.later(EVERY_S)
+    assert alice.told(token, "full") == read(alice) == [1, 2, 3]
+    assert world.asked() == [("alice", "table")]
+
+
 def test_a_catalog_that_lends_nothing(world: World) -> None:
     """The store is asked whether it lets this process read, once in five minutes on a host, not once for each query."""
     world.catalog.sights.add(("alice", "ns.table"))
@@ -310,6 +360,7 @@ def test_a_grant_that_is_revoked(world: World, mode: str) -> None:
         lambda: alice.ids(current),
         lambda: worker.told(token, mode),
         lambda: alice.ids(alice.open(mode, **CACHED[mode])),
+        *((functools.partial(alice.warm, cached),) if mode == "full" else ()),
     ):
         world.refused(errors.UfsPermissionError, r"does not let this principal read ns\.table \(403", act)
     assert bob.told(token, mode) == [1, 2, 3]
