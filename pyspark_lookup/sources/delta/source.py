@@ -38,7 +38,7 @@ from pyspark_lookup.columnar.types import (
     with_collations,
 )
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_decimal, as_text, is_utf8, show
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_decimal, as_text, describe_fault, is_utf8, show
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import (
     DamagedFileError,
@@ -490,7 +490,10 @@ class DeltaSource(VersionSource):
             except UNREADABLE as problem:
                 redacted_path = redact("path", table.url)
                 raise_ours(
-                    DamagedFileError(f"{redacted_path}, version {state.version} of a Delta table: {problem}"), problem
+                    DamagedFileError(
+                        f"{redacted_path}: version {state.version} of the Delta table cannot be read: {describe_fault(problem)}"
+                    ),
+                    problem,
                 )
             state.memo[table, self._parts.ufs.scope] = version
         assert isinstance(version, TableVersion)
@@ -707,7 +710,10 @@ class DeltaFiles:
             return self._file(add, {})
         except UNREADABLE as problem:
             redacted_path = redact("path", self._table.url)
-            raise_ours(DamagedFileError(f"{redacted_path}, the log of a Delta table: {problem}"), problem)
+            raise_ours(
+                DamagedFileError(f"{redacted_path}: the Delta table's log cannot be read: {describe_fault(problem)}"),
+                problem,
+            )
 
     def _file(self, add: Add, statistics_by_text: Mapping[str | None, FileStatistics | None]) -> FileVersion:
         url = self.url(add.path)

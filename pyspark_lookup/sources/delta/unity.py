@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.credentials import find_origin
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, describe_fault
 from pyspark_lookup.errors import (
     CatalogUnavailableError,
     NotSupportedError,
@@ -384,7 +384,7 @@ class UnityCatalog:
         raise CatalogUnavailableError(f"{self.name} refuses a question about {table} with status {status}{says}")
 
     def _unreadable(self, table: str, problem: BaseException | None) -> CatalogUnavailableError:
-        why = "" if problem is None else f": {type(problem).__name__}: {problem}"
+        why = "" if problem is None else f": {describe_fault(problem)}"
         return CatalogUnavailableError(f"the answer of {self.name} about {table} cannot be read{why}")
 
     def _wrong_endpoint(self, why: str) -> CatalogUnavailableError:
@@ -423,7 +423,8 @@ class UnityCatalog:
             token = self._get_token(login["client_id"], login["client_secret"])
         else:
             raise OptionError(
-                f"the function of option {CREDENTIALS} must return a dictionary with 'token', or with 'client_id' and 'client_secret', for {self.name}"
+                f"the function of option {CREDENTIALS} returns no login for {self.name}: it must return a dictionary that has a token, or both "
+                "client_id and client_secret"
             )
         with self._lock:
             self._token = token

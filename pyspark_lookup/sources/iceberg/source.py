@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text
+from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text, describe_fault
 from pyspark_lookup.errors import (
     DamagedFileError,
     NotSupportedError,
@@ -345,7 +345,8 @@ class IcebergSource(VersionSource):
         except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
             raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {problem}"), problem)
         except UNREADABLE as problem:
-            raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {problem}"), problem)
+            fault = describe_fault(problem)
+            raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {fault}"), problem)
 
     def _build(self, table: Table, metadata: IcebergMetadata, selection: Selection) -> TableVersion:
         locations = self._locations(table, metadata)
