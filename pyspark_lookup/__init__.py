@@ -8,6 +8,7 @@ name is imported when the name is first used.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -113,6 +114,13 @@ def __getattr__(name: str) -> Any:
         if name != "DefaultSource":
             if "NumPy" in str(problem):  # this pyarrow needs a newer NumPy, but PySpark 3.5 keeps NumPy below 2
                 raise ImportError(f"pyspark_lookup: {problem}; pip install 'pyarrow<26', or a newer NumPy") from None
+            missing = str(getattr(problem, "name", None) or "pyspark_lookup").partition(".")[0]
+            if isinstance(problem, ModuleNotFoundError) and missing != "pyspark_lookup":
+                extra = "[spark]" if missing == "pyspark" else ""
+                raise ModuleNotFoundError(
+                    f"pyspark_lookup.{name}: {problem} in {sys.executable}; pip install 'pyspark-lookup{extra}' there, or run another Python",
+                    name=problem.name,
+                ) from None
             raise
         # Spark asks with hasattr(). An error here must not break all other Python sources.
         raise AttributeError(

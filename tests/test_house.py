@@ -329,3 +329,15 @@ def test_a_broken_installation_harms_nobody_else(blocked: str) -> None:
     answers = {"False"} if blocked.startswith("pyspark") else {"True", str(blocked != "pyarrow")}
     for error in ("ImportError", "ModuleNotFoundError"):
         assert python(BLOCKER.format(blocked=[blocked], error=error) + ASKS) in answers
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("lookup_join", "pyspark", "[spark]"), ("LookupTable", "pyarrow", "")]
+)
+def test_a_name_whose_package_is_missing(name: str, package: str, extra: str) -> None:
+    """Is an error that says which Python lacks it, and what to install."""
+    hidden = f"import sys; sys.modules[{package!r}] = None\n"  # as Python says it: No module named …
+    tried = f"try:\n    from pyspark_lookup import {name}\nexcept ModuleNotFoundError as problem:\n    print(problem)"
+    says = python(hidden + tried)
+    assert says.endswith(f" in {sys.executable}; pip install 'pyspark-lookup{extra}' there, or run another Python")
+    assert says.startswith(f"pyspark_lookup.{name}: ")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup import PeriodicCacheReloadTrigger, TimedCacheReloadTrigger
+from pyspark_lookup import PeriodicCacheReloadTrigger, TimedCacheReloadTrigger, lookup_join
 from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.lookup.catalog_tables import absolute_path
@@ -53,6 +53,17 @@ def test_paths_of_other_programs(path: str) -> None:
         with pytest.raises(OptionError, match=r"^option path = ") as caught:
             use(path)
         assert PLACES[path] in str(caught.value)
+
+
+def test_arguments_of_a_join_that_are_swapped() -> None:
+    with pytest.raises(OptionError, match=r"^argument df is a str: give a DataFrame of Spark"):
+        lookup_join("./cities", None, "id")  # type: ignore[arg-type]
+
+
+def test_a_store_without_its_library() -> None:
+    """Is an error that says what to install, also if its name is misspelled."""
+    with pytest.raises(OptionError, match=r"reads s4://. Install the fsspec library .* check the spelling$"):
+        LookupTable("s4://bucket/cities").scan()
 
 
 def _unchecked(texts: list[bytes]) -> pa.Array:

@@ -42,6 +42,11 @@ class FsspecStore:
             arguments = {**kind._get_kwargs_from_urls(path), **options}
             self._fs = kind(**{**arguments, "skip_instance_cache": True, "use_listings_cache": False})
         except (ValueError, TypeError, ImportError) as error:
+            if str(error) == f"Protocol not known: {protocol}":
+                raise OptionError(
+                    f"option path = {redact('path', path)!r}: nothing that is installed here reads {protocol}://. Install the fsspec library of this "
+                    "store, such as adlfs for abfss://, or check the spelling"
+                ) from None
             raise_ours(OptionError(f"option path = {redact('path', path)!r}: {error}"), error)
         except OSError as error:
             if "libjvm" not in str(error) and "libhdfs" not in str(error):
