@@ -259,6 +259,26 @@ def test_causes_are_ours() -> None:
     assert wrong == []
 
 
+def _rendered(node: ast.AST) -> str:
+    """A text as its readers get it, with the same word in the place of each value."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_rendered, node.values))
+    return str(node.value) if isinstance(node, ast.Constant) else "x1"
+
+
+def test_what_hides_credentials_spares_our_own_words() -> None:
+    """All errors go through it, so a text with a colon after `token`, say, would lose its next word."""
+    spoilt = [
+        (name, text)
+        for name, tree in TREES.items()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("Error")
+        for text in map(_rendered, call.args)
+        if errors.foreign_text(text) != text
+    ]
+    assert spoilt == []
+
+
 def test_threads_are_started_in_one_place() -> None:
     """Where they are made to end before the interpreter does. Pools of Python's refuse work once the main thread has ended."""
     starts = re.compile(r"threading\.(Thread|Timer)$|PoolExecutor$|_thread\.start").search
