@@ -1,10 +1,13 @@
 """What do lookups in PostgreSQL cost, beside what is written by hand? How soon are changes seen? How fast is an HTTP API asked within its limit?
 
-    python -m benchmarks.bench_databases                  # 1M rows, changes of 10M rows, HTTP at 500 requests/s
-    python -m benchmarks.bench_databases --parts changes --of 1000000
+    python -m benchmarks.bench_databases                                        # ten minutes: 300,000 rows, changes of 1M rows
+    python -m benchmarks.bench_databases --rows 1000000 --of 10000000 --runs 20 --batches 10
+    python -m benchmarks.bench_databases --parts changes
 
 `lookups`: 10,000 keys that are all there, without Spark, beside a SELECT by psycopg whose rows become Arrow columns. The keys of *PARTIAL, cold*
 are others in each run; those of *PARTIAL, warm* the same.
+
+`idle`: a lookup of a cached key when nothing has changed, beside a SELECT of the version by psycopg.
 
 `stream`: micro-batches of 10,000 facts, `local[2]`, written to Spark's `noop` sink: `lookup_join` beside a `foreachBatch` that reads the table by
 Spark's JDBC source and joins it with the broadcast hint, and beside one whose tasks select the rows by psycopg. CPU is that of Spark, of all
@@ -128,6 +131,20 @@ def bench_lookups(server: PostgresServer, home: Path, rows: int, count: int, run
         table.close()
 
 
+def bench_idle(server: PostgresServer, home: Path, runs: int) -> None:
+    peer = "psycopg: SELECT n FROM customers_version"
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(psycopg.connect(server.uri, autocommit=True))
+        tables = {mode: stack.enter_context(LookupTable(server.uri, options_of(mode, home))) for mode in MODES}
+        contenders: dict[str, Callable[[], Any]] = {peer: lambda: connection.execute(VERSION).fetchall()}
+        contenders |= {mode: functools.partial(table.get, 1) for mode, table in tables.items()}
+        report(
+            "One key, which is cached, and nothing has changed (NONE: asked for)",
+            alternate(contenders, 20, 50 * runs),
+            peer,
+        )
+
+
 # --- micro-batches ----------------------------------------------------------------------------------
 
 
@@ -150,7 +167,10 @@ def triggers(spark: SparkSession, facts: Path, home: Path, sink: Sink, batches: 
 
     def wait_for(last: int) -> None:
         while not progress or max(progress) < last:
-            query.awaitTermination(0.1)
+            if query.awaitTermination(0.1):
+                raise RuntimeError(
+                    f"the stream has ended after micro-batch {max(progress, default=None)}, before {last}"
+                )
             progress.update({p["batchId"]: p for p in query.recentProgress if p["numInputRows"]})
 
     try:
@@ -227,6 +247,7 @@ def bench_stream(
     for number in range(rounds):
         for name, (facts, sink) in contenders.items():
             times, used_s = triggers(spark, facts, home, sink(number), batches)
+            print(f"round {number}: {name}: {statistics.median(times):.3f} s", file=sys.stderr, flush=True)
             seconds[name].append(times)
             cpu[name].append(used_s)
     spark.stop()
@@ -357,16 +378,16 @@ def _measure_http(url: str, cache: Path, hits: float, limit: int, seconds: float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="lookups,stream,changes,http", help="with commas")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table of lookups and of the stream")
+    parser.add_argument("--parts", default="lookups,idle,stream,changes,http", help="with commas")
+    parser.add_argument("--rows", type=int, default=300_000, help="of the table of lookups and of the stream")
     parser.add_argument("--keys", type=int, default=10_000, help="in a lookup, and facts in a micro-batch")
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--batches", type=int, default=10, help="micro-batches in a round")
-    parser.add_argument("--of", type=int, default=10_000_000, help="rows of the table that changes")
+    parser.add_argument("--batches", type=int, default=6, help="micro-batches in a round")
+    parser.add_argument("--of", type=int, default=1_000_000, help="rows of the table that changes")
     parser.add_argument("--changed", type=int, default=1_000)
     parser.add_argument("--limit", type=int, default=500, help="requests/s")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each share of hits")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each share of hits")
     parser.add_argument("--jdbc", default="org.postgresql:postgresql:42.7.13", help="the driver of the JDBC source")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "lookupcache-bench")
     args = parser.parse_args()
@@ -374,11 +395,13 @@ def main() -> None:
     parts, home = args.parts.split(","), Path(tempfile.mkdtemp(dir=args.dir))
     server = functools.partial(PostgresServer, logged="none")
     try:
-        if {"lookups", "stream"} & set(parts):
+        if {"lookups", "idle", "stream"} & set(parts):
             with contextlib.closing(server()) as postgres:
                 fill(postgres, args.rows)
                 if "lookups" in parts:
                     bench_lookups(postgres, home, args.rows, args.keys, args.runs)
+                if "idle" in parts:
+                    bench_idle(postgres, home, args.runs)
                 if "stream" in parts:
                     bench_stream(postgres, home, args.rows, args.keys, args.batches, args.rounds, args.jdbc)
         if "changes" in parts:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 
 import pyspark_lookup.lookup.runtime
@@ -424,6 +425,22 @@ def test_without_a_server(served: Database) -> None:
     assert shown(failing.get_many(REQUESTED)) == ANSWER
     assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
     assert versioned.get(2)[0]["n"] == 20
+
+
+@pytest.mark.nightly
+def test_a_scan_that_the_server_ends(served: Database) -> None:
+    """Is an error: the rows that have come are not taken for all rows."""
+    some = {"postgresql": "generate_series(1, 100000) AS s(seq)", "mariadb": "seq_1_to_100000"}[served.scheme]
+    name = served.create("id INTEGER, body TEXT")
+    served.execute(f"INSERT INTO {served.quoted(name)} SELECT seq, repeat('x', 500) FROM {some}")
+    kind = DATABASES[served.scheme](Address.parse(served.url), None)
+    with contextlib.closing(kind.connect()) as connection:
+        batches = connection.rows(kind.table(name), connection.columns(kind.table(name)), None)
+        assert 0 < next(batches).num_rows < 100_000
+        assert served.server is not None
+        served.server.end_connections()
+        with pytest.raises((OSError, pymysql.OperationalError)):
+            list(batches)
 
 
 def test_a_forked_child_connects_anew(served: Database) -> None:
