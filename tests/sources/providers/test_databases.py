@@ -742,12 +742,13 @@ print("FUNCTION", spark.sql("SELECT person(1).name AS name").first().name)
 @needs(DATA_SOURCES)
 @pytest.mark.nightly
 @pytest.mark.spark
+@pytest.mark.timeout(560)  # most of it is the start of a server
 def test_over_connect(served: Database, tmp_path: Path, cache_dir: Path) -> None:
     """A client of Spark Connect scans, joins and calls functions."""
     served.execute("DROP TABLE IF EXISTS people")
     served.execute("CREATE TABLE people (id BIGINT, name VARCHAR(9), n INTEGER)")
     served.execute("INSERT INTO people VALUES (1, 'one', 10), (3, 'three', 30)")
-    said = said_by(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir)
+    said = said_by(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir, timeout_s=500)
     assert said == ["SCAN 2", "JOIN [10, 30]", "FUNCTION one"]
 
 
