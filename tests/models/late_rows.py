@@ -158,7 +158,9 @@ def check(batches: Sequence[Batch], stages: Sequence[Stage]) -> collections.Coun
                 )
             oldest[number] = min(possible)
             outcome = possible[oldest[number]]
-            told = {name.split("_")[0]: row for name, row in (batch.told or {}).items() if f"_t{number}_" in name}
+            told = {
+                name.split("_")[0]: _named(row) for name, row in (batch.told or {}).items() if f"_t{number}_" in name
+            }
             if told:
                 places = of_digest.setdefault((number, told["lookup"]["digest"]), set(possible))
                 places &= set(possible)
@@ -179,6 +181,13 @@ def check(batches: Sequence[Batch], stages: Sequence[Stage]) -> collections.Coun
     assert not left_first, f"rows of no micro-batch: {left_first}"
     assert not any(waiting), f"facts that are still there: {waiting}"
     return counts
+
+
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Metrics by name. Spark Connect reports their values in one list, and the names in a schema."""
+    if row.keys() != {"values", "schema"}:
+        return row
+    return dict(zip([field["name"] for field in row["schema"]["fields"]], row["values"], strict=True))
 
 
 def _current(versions: Sequence[Version], oldest: int, batch: Batch) -> Iterator[int]:
