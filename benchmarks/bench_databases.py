@@ -66,7 +66,7 @@ def fill(server: PostgresServer, rows: int) -> None:
     """The table `customers` with its recipe, and so many rows."""
     server.execute("DROP TABLE IF EXISTS customers, customers_version, customers_changes")
     server.execute("CREATE TABLE customers (id bigint, name text, score double precision, visits integer)")
-    columns = "i, 'customer-' || (i * 7919 % 1000000), random(), i % 500"
+    columns = "i, 'customer-' || (i::bigint * 7919 % 1000000), random(), i % 500"
     server.execute(f"INSERT INTO customers SELECT {columns} FROM generate_series(0, {rows - 1}) AS i")
     server.execute("ALTER TABLE customers ADD PRIMARY KEY (id)")
     server.execute("DROP FUNCTION IF EXISTS customers_changed")
