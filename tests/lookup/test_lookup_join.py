@@ -565,6 +565,8 @@ def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     """What one row has found, or several lookups of it have multiplied, is an error that names its keys; what is before it is given out."""
 
     class Lookup(FakeLookup):
+        place = "t"
+
         @property
         def fields(self) -> list[pa.Field]:
             return [pa.field(name, pa.string()) for name in self._spec.names]

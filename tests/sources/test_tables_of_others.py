@@ -46,10 +46,10 @@ REFUSED = {
     "big_query_error": "not below the table's location 'gs://laura-test-test-bucket/table_name'",
     "case_sensitive_names": "columns 'user_id' and 'uSeR_Id' differ at most in letter case",
     "generated_bounds": "names s3://fake-bucket/d/0000000000/t.parquet, a file in another store than the table's",
-    "add_columns_with_defaults": "column 'col_time' is of type 'time'",
-    "add_columns_with_defaults_in_struct": "column 'a' is of type 'time'",
-    "partition_time": "column 'partition_col' is of type 'time'",
-    "timestamptz_ns": "column 'val' is of type 'timestamptz_ns'",
+    "add_columns_with_defaults": "column 'col_time' cannot be read: type 'time'",
+    "add_columns_with_defaults_in_struct": "column 'a' cannot be read: type 'time'",
+    "partition_time": "column 'partition_col' cannot be read: type 'time'",
+    "timestamptz_ns": "column 'val' cannot be read: type 'timestamptz_ns'",
 }
 """The tables that are refused, with words of the error."""
 ROWS = {

@@ -294,7 +294,9 @@ def judge(
     try:
         assert mode == "partial" or reader.scan() in accepted
     except PysparkLookupError as problem:
-        assert re.search(rf"{NAME}|deletion vector of \S+\.parquet|column '.*' is of type", str(problem)), problem
+        assert re.search(
+            rf"{NAME}|deletion vector of \S+\.parquet|column '.*' (is of type|cannot be read)", str(problem)
+        ), problem
     try:
         found = reader.get_many()
     except PysparkLookupError:
