@@ -1,7 +1,7 @@
 """What all kinds of tables share that a catalog names: `CatalogOptions`, `CatalogStore`, and `Authorisations`, which let the caches respect the
 catalog's grants.
 
-How a source of a catalog's tables uses `Authorisations`: it calls `confirm` after each answer of the catalog about a table, `withdraw` after a
+How a source of a catalog's tables uses `Authorisations`: it calls `confirm` after an answer that lets the principal read a table, `withdraw` after a
 refusal, and `allows` in `VersionSource.is_authorised`. In `VersionSource.authorise` it asks the catalog, unless `allows` says that a process of
 this host has asked for the same principal a short time ago. How a catalog lends credentials: `storage.stores.lent`.
 """

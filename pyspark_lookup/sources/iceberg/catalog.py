@@ -132,8 +132,11 @@ _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CatalogAnswer:
-    """A catalog's answer about a table: where its metadata lies, and from a REST catalog (`is_rest`) also the metadata itself, the table's id, the credentials
-    that it lends for the table's files, and the `settings` with which these are renewed (see `lending.settings_of`)."""
+    """A catalog's answer about a table: where its metadata lies.
+
+    From a REST catalog (`is_rest`) also the metadata itself, the table's id, the credentials that it lends for the table's files (`loan`), and
+    the `settings` with which these are renewed (see `lending.settings_of`).
+    """
 
     location: str
     metadata: dict[str, Any] | None = None
@@ -145,10 +148,10 @@ class CatalogAnswer:
     @property
     def lends(self) -> bool:
         """Whether the credentials are for the table's location, and have not expired."""
-        return self.metadata is not None and any(
-            one.covers(self.metadata["location"]) and (one.expires_in_s is None or one.expires_in_s > 0)
-            for one in self.loan
-        )
+        if self.metadata is None:
+            return False
+        directory = f"{self.metadata['location'].rstrip('/')}/"  # prefixes may end with a slash or not
+        return any(one.covers(directory) and (one.expires_in_s is None or one.expires_in_s > 0) for one in self.loan)
 
 
 class Catalog:

@@ -221,11 +221,9 @@ def _account_of(url: str) -> str | None:
 def azure_account(host: str) -> dict[str, str]:
     """The options with which fsspec finds the store of an Azure account, by the host in its URLs, e.g. `account.dfs.core.windows.net`."""
     options = {"account_name": host.partition(".")[0]}
-    return (
-        options
-        if host.endswith(".core.windows.net")
-        else options | {"account_host": host.replace(".dfs.", ".blob.", 1)}
-    )
+    if not host.endswith(".core.windows.net"):
+        options["account_host"] = host.replace(".dfs.", ".blob.", 1)
+    return options
 
 
 _OWN = ("anon", "profile")  # options by which a process chooses credentials of its own

@@ -22,8 +22,9 @@ from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.sources.iceberg.catalog import Catalog
+from pyspark_lookup.sources.iceberg.catalog import Catalog, CatalogAnswer
 from pyspark_lookup.sources.registry import parse_options
+from pyspark_lookup.storage.stores import LentCredentials
 from tests.support.command_line import Run, run
 from tests.support.fakes import FakeClock
 from tests.support.governed_catalog import GovernedCatalog, GovernedTable, principal
@@ -268,6 +269,16 @@ def test_a_table_that_names_files_of_another(world: World) -> None:
     mallory = world.process("mallory")
     reader = mallory.open("partial", name="ns.mine")
     world.refused(errors.UfsPermissionError, "the location is not covered", lambda: mallory.scanned(reader))
+
+
+@pytest.mark.parametrize("prefix", ["s3://b/t", "s3://b/t/", "s3a://b", "s3"])
+def test_credentials_that_are_consent(prefix: str) -> None:
+    for location in ("s3://b/t", "s3://b/t/"):
+        metadata = {"location": location}
+        for lives_s, lends in ((3600.0, True), (None, True), (0.0, False)):
+            loan = [LentCredentials(prefix, {}, lives_s)]
+            assert CatalogAnswer("s3://b/t/metadata/1.metadata.json", metadata, "id", loan).lends is lends
+        assert not CatalogAnswer("", metadata, "id", [LentCredentials("s3://b/t2/", {}, None)]).lends
 
 
 def test_credentials_for_another_place_are_no_consent(world: World) -> None:
