@@ -149,13 +149,18 @@ def absolute_path(path: str) -> str:
 
 
 def resolve_path(options: Mapping[str, str]) -> dict[str, str]:
-    """The options with a path that means the same in any working directory. If Spark has turned the name of an Iceberg table into a path, the
-    name is restored."""
-    resolved = dict(options)
-    if "path" in resolved:
-        is_table_name = names_catalog(resolved)
-        resolved["path"] = resolved["path"].rpartition("/")[2] if is_table_name else absolute_path(resolved["path"])
-    return resolved
+    """The options with a path that means the same in any working directory. The name of a table in a catalog stays as it is."""
+    if "path" not in options or names_catalog(options):
+        return dict(options)
+    return {**options, "path": absolute_path(options["path"])}
+
+
+def created_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of CREATE TABLE as `resolve_path` returns them. Spark has turned the name of a table in a catalog into a path, from which
+    the name is taken."""
+    if "path" in options and names_catalog(options):
+        return {**options, "path": options["path"].rpartition("/")[2]}
+    return resolve_path(options)
 
 
 def comparable_path(path: str) -> str:

@@ -151,6 +151,8 @@ class LookupOptions:
                 is_wild = key not in fields
                 prefix = next((p for p in wildcards if is_wild and key.startswith(p) and key != p), None)
                 _refuse_secret(key, text, "" if prefix is None else fields[f"{prefix}*"].secrets, layer is conf)
+                if layer is not conf:
+                    explicit.add(key)
                 if prefix == STORAGE and key.removeprefix(STORAGE).isidentifier():
                     # Credentials of the conf file stay on this host: see `conf_file_secrets`. Its other storage options are for
                     # remote tables; a local table takes none.
@@ -171,8 +173,6 @@ class LookupOptions:
                             "conf file of each host"
                         )
                 values[key] = value
-                if layer is not conf:
-                    explicit.add(key)
         values |= {f"{prefix}*": tuple(sorted(named.items())) for prefix, named in entries.items() if named}
         options = cls(kinds=_defaults(kinds), explicit=frozenset(explicit)).with_values(values)
         for kind in options.kinds:

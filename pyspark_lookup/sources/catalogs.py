@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from pyspark_lookup.core.credentials import LOGIN_HEADERS
 from pyspark_lookup.core.decoding import as_number, as_text
 from pyspark_lookup.errors import CatalogUnavailableError, OptionError, PysparkLookupError, VersionGoneError
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import DURATION, Kind, option, parse_text
 from pyspark_lookup.storage.context import HostContext
@@ -26,6 +27,7 @@ from pyspark_lookup.storage.stores import CATALOG_SCHEME, CredentialHolder, Lent
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.version_source import OpenUrl
 
+AUTHORISE_EVERY = "lookup.catalog.authorise-every"
 _LOGIN_PROPERTIES = frozenset(f"header.{name}" for name in LOGIN_HEADERS)
 
 
@@ -49,7 +51,7 @@ class CatalogOptions(KindOptions):
         "or UNITY_CATALOG_CLIENT_ID and UNITY_CATALOG_CLIENT_SECRET, there, or name a function with lookup.credentials",
     )
     authorise_every_s: float = option(
-        "lookup.catalog.authorise-every", DURATION, 300.0, default_text="5 min", bounded=True,
+        AUTHORISE_EVERY, DURATION, 300.0, default_text="5 min", bounded=True,
         doc="How long a host may answer from its caches before it asks a catalog with grants (Iceberg REST, Unity Catalog) again whether this principal may read "
             "the table. A read may shorten the time; only the conf file can make it longer. See [security](security.md#tables-of-a-catalog).",
     )
@@ -68,7 +70,7 @@ class CatalogOptions(KindOptions):
     def check(self, options: LookupOptions) -> None:
         if self.catalog is None:
             keys = [f"lookup.catalog.{name}" for name, _ in self.properties]
-            keys += {"lookup.catalog.authorise-every"} & options.explicit
+            keys += {AUTHORISE_EVERY} & options.explicit
             if keys:
                 raise OptionError(f"option {keys[0]} is a property of a catalog: set lookup.catalog, or remove it")
             return
@@ -82,10 +84,18 @@ class CatalogOptions(KindOptions):
             raise OptionError(
                 f"options lookup.catalog and {options.system} both say where the table is: give only one of them"
             )
-        if "." not in options.files.path.strip("."):
+        if not _is_table_name(options.files.path):
+            form = "catalog.schema.table" if self.is_unity else "namespace.table"
             raise OptionError(
-                f"option path = {options.files.path!r}: with lookup.catalog = {self.catalog!r} give the table's name, namespace.table"
+                f"option path = {redact('path', options.files.path)!r}: with lookup.catalog = {self.catalog!r} give the table's name, {form}; to read "
+                "files, remove lookup.catalog"
             )
+
+
+def _is_table_name(path: str) -> bool:
+    """Whether a path can be the name of a table in a catalog: two or more parts, with dots between them. A slash shows that it names a file."""
+    parts = path.split(".")
+    return len(parts) > 1 and all(parts) and "/" not in path
 
 
 class CatalogStore(LentStore):

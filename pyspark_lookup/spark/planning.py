@@ -26,8 +26,8 @@ from pyspark_lookup.lookup.catalog_tables import (
     absolute_path,
     added_columns,
     comparable_path,
+    created_options,
     read_mark,
-    resolve_path,
     table_options,
 )
 from pyspark_lookup.lookup.metadata_tables import ViewTask, managed_state, plan_changes, view_schema, view_tasks
@@ -115,7 +115,7 @@ def _catalog_options(options: Mapping[str, str]) -> dict[str, str]:
         raise OptionError(
             "option path is missing: write CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
         )
-    return resolve_path(catalog_options)
+    return created_options(catalog_options)
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:

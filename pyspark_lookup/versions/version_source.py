@@ -26,6 +26,7 @@ from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _TIMES_KEPT = 16
+_OF_FILES = ("lookup.schema", "lookup.csv.", "lookup.on-busy", "lookup.busy-")
 
 
 OpenUrl = Callable[[str, bool, "Mapping[str, Any] | None"], Store]
@@ -244,9 +245,7 @@ class VersionSource(abc.ABC):
             "lookup.format": options.files.format is not None,
             "lookup.success-file": options.files.success_file,
             "lookup.settle": options.files.settle_s is not None,
-            **{
-                key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")
-            },
+            **{key: True for key in sorted(options.explicit) if key.startswith(_OF_FILES)},
         }
         self._refuse(options, [key for key, is_given in is_set.items() if is_given])
 

@@ -177,7 +177,9 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({"lookup.timestamp": "2026-03-01", "lookup.version": "3"}, ["lookup.version", "lookup.timestamp", "give one"]),
     ({"lookup.branch": "main", "lookup.tag": "a"}, ["lookup.branch", "lookup.tag", "give one"]),
     ({"lookup.catalog.uri": "http://h"}, ["lookup.catalog.uri is a property of a catalog", "set lookup.catalog"]),
-    ({"lookup.catalog": "prod", "path": "customers"}, ["path = 'customers'", "namespace.table"]),
+    *(({"lookup.catalog": "prod", "path": path}, [f"path = {path!r}", "lookup.catalog = 'prod'", "namespace.table"]) for path in [
+        "customers", "/x/f.parquet", "./f.parquet", "x/f.parquet", "file:///x.y", "s3://b/t.x", "a..b", ".a", "a.", "~/x.y"]),
+    ({"lookup.catalog": "unity", "path": "/x/f.parquet"}, ["path = '/x/f.parquet'", "lookup.catalog = 'unity'", "catalog.schema.table"]),
     ({"lookup.catalog": "prod", "path": "a.b", **PROVIDER}, ["lookup.catalog and lookup.provider"]),
     ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.header.Authorization": "Bearer t"}, ["lookup.catalog.header.authorization holds a credential", ".pyiceberg.yaml"]),
     ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.token": "t"}, ["lookup.catalog.token looks like a credential", ".pyiceberg.yaml"]),

@@ -25,7 +25,13 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.groups import Pin, Ref
 from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
-from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore, replaced_table_error
+from pyspark_lookup.sources.catalogs import (
+    AUTHORISE_EVERY,
+    Authorisations,
+    CatalogOptions,
+    CatalogStore,
+    replaced_table_error,
+)
 from pyspark_lookup.sources.iceberg.catalog import (
     HINT,
     METADATA_DIRECTORY,
@@ -240,6 +246,13 @@ class IcebergSource(VersionSource):
                     f"has no {METADATA_DIRECTORY}/{HINT} that says which metadata file is current (the newest may be of a failed commit). Read "
                     "it by its name in its catalog (lookup.catalog), or give the path of a metadata file"
                 )
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        super().check_options(options, kind)
+        if AUTHORISE_EVERY in options.explicit and self._opened is not None and not self._opened.lender.catalog.is_rest:
+            raise OptionError(
+                f"option {AUTHORISE_EVERY} is for catalogs with grants (Iceberg REST, Unity Catalog): {self._opened.lender.name} is none: remove the option"
+            )
 
     # --- versions ---------------------------------------------------------------------------------
 

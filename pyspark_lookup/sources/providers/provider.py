@@ -68,7 +68,7 @@ from pyspark_lookup.options.parsing import (
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.table_scan import ChangedKeys
 from pyspark_lookup.sources.catalogs import CatalogOptions
-from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions
+from pyspark_lookup.sources.credentials import CREDENTIALS
 from pyspark_lookup.sources.providers.call_runner import (
     CallFailedError,
     Calls,
@@ -177,7 +177,7 @@ class ProviderOptions(KindOptions):
                 f"option lookup.provider = {self.provider!r}: expected {', '.join(names)} or module:factory, e.g. 'my_company.lookups:customers'"
             )
         is_described = isinstance(system_options(options), BuiltInOptions) or options.kind(CatalogOptions).is_unity
-        if options.kind(CredentialOptions).credentials is not None and not is_described:
+        if CREDENTIALS in options.explicit and not is_described:
             raise OptionError(
                 f"option {CREDENTIALS} is for tables of databases, for lookup.catalog = 'unity' and for lookup.provider = {' or '.join(map(repr, names))}: set "
                 "lookup.table, lookup.catalog or lookup.provider, or remove it"
@@ -208,10 +208,12 @@ class ProviderOptions(KindOptions):
             other := next((k.system for k in options.kinds if k.system not in (None, "lookup.provider")), None)
         ):
             raise OptionError(f"options lookup.provider and {other} both say where the table is: give one of them")
-        refuse_options_of_files(options, "lookup.provider", *(() if self.provider in names else ("lookup.schema",)))
-        if options.storage.parameters:
+        is_named = self.provider in names
+        refuse_options_of_files(options, "lookup.provider", *(() if is_named else ("lookup.schema",)))
+        if is_named and self.parameters:
             raise OptionError(
-                f"option {STORAGE}{options.storage.parameters[0][0]} is for tables of files and has no meaning with lookup.provider: remove it"
+                f"option lookup.provider.{self.parameters[0][0]} is for a provider of your own and has no meaning with lookup.provider = "
+                f"{self.provider!r}: remove it"
             )
 
     def check_waiting(self, shows_changes: bool, retry_s: float | None) -> None:
@@ -241,7 +243,7 @@ def refuse_options_of_files(options: LookupOptions, system: str, *more: str) -> 
     """Raise OptionError if an option is set that is only for tables of files, or one of `more`. `system`: the option that names the system."""
     of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle"}
     of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", *more}
-    of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
+    of_files |= {key for key in options.explicit if key.startswith(("lookup.csv.", STORAGE))}
     file_options = sorted(of_files & options.explicit)
     if file_options:
         raise OptionError(
@@ -292,17 +294,14 @@ class NamedProviderOptions(BuiltInOptions):
         """Whether `options`, which have this group, name a table of this system."""
         return options.kind(ProviderOptions).provider == self.provider_name
 
-    @property
-    def is_set(self) -> bool:
-        """Whether any of these options is set."""
-        return self != type(self)()
-
     def check(self, options: LookupOptions) -> None:
         if self.provides(options):
             self.check_system(options)
-        elif self.is_set:
+            return
+        misplaced = [key for key in options.explicit if key.startswith(self.prefix)]
+        if misplaced:
             raise OptionError(
-                f"options {self.prefix}… are for lookup.provider = {self.provider_name!r}: set it, too, or remove them"
+                f"option {min(misplaced)} is for lookup.provider = {self.provider_name!r}: set that, too, or remove {min(misplaced)}"
             )
 
     def check_system(self, options: LookupOptions) -> None:

@@ -579,7 +579,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"path": "/t"}, r"option path has no meaning with lookup.provider = 'http'"),
     ({"lookup.schema": "id DOUBLE"}, r"key column 'id' is double, whose values have more than one spelling"),
     ({"lookup.schema": "no BIGINT"}, r"no column 'id'"),
-    ({"lookup.redis.key-pattern": "x"}, r"options lookup.redis.… are for lookup.provider = 'redis'"),
+    ({"lookup.redis.key-pattern": "x"}, r"option lookup.redis.key-pattern is for lookup.provider = 'redis'"),
 ]  # fmt: skip
 
 

@@ -66,6 +66,7 @@ class Snowflake(AdbcDatabase):
 
 class Bigquery(AdbcDatabase):
     extra, module, quote_mark = "bigquery", "adbc_driver_bigquery", "`"
+    has_logins = False
     tokens = tokens_of(*BACKSLASHES, r"#[^\n]*")
 
     def check(self) -> None:

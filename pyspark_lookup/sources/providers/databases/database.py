@@ -128,11 +128,12 @@ class Database(abc.ABC):
     """A kind of database, at one address.
 
     `extra`: the extra of this package that installs the driver. `is_file`: whether the database is a file, which is opened for each lookup:
-    another may be put in its place.
+    another may be put in its place. `has_logins`: whether a user and a password mean anything to it.
     """
 
     extra: ClassVar[str] = ""
     is_file: ClassVar[bool] = False
+    has_logins: ClassVar[bool] = True
     quote_mark: ClassVar[str] = '"'
     tokens: ClassVar[re.Pattern[str]] = tokens_of()
 

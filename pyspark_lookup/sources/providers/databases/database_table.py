@@ -28,7 +28,7 @@ from pyspark_lookup.errors import OptionError, PysparkLookupError
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
-from pyspark_lookup.sources.credentials import CredentialOptions
+from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions
 from pyspark_lookup.sources.providers.databases.address import Address
 from pyspark_lookup.sources.providers.databases.conditions import condition_of
 from pyspark_lookup.sources.providers.databases.database import (
@@ -126,6 +126,10 @@ class DatabaseOptions(BuiltInOptions):
                 "option lookup.changes-query needs lookup.version-query, whose values are its versions: set it, too"
             )
         dialect = DATABASES[Address.parse(path).scheme]
+        if CREDENTIALS in options.explicit and not dialect.has_logins:
+            raise OptionError(
+                f"option {CREDENTIALS} returns a user and a password, which {path.partition('://')[0]}:// does not take: remove it"
+            )
         if self.changes_query is not None and not dialect.place_since(self.changes_query, "")[1]:
             raise OptionError(
                 "option lookup.changes-query has no :since: return only changes whose version is greater than :since, e.g. WHERE n > :since"

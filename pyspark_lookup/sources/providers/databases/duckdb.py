@@ -112,7 +112,7 @@ _open_files = _OpenFiles()
 
 class Duckdb(Database):
     extra = "duckdb"
-    is_file = True
+    is_file, has_logins = True, False
     tokens = tokens_of(*DOLLARS)
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ _TEXTS = {pa.string(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"
 
 
 class Sqlite(Database):
-    is_file = True
+    is_file, has_logins = True, False
 
     def check(self) -> None:
         self.address.check_parameters({})
