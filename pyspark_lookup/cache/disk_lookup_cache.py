@@ -339,12 +339,12 @@ def _to_bytes(
 
 
 def _checksum(name: bytes, value: bytes | bytearray) -> bytes:
-    """The checksum of an entry, which is over its key, too: an entry at the place of another key does not count."""
+    """The checksum of an entry. It covers the key, too, so an entry in the place of another key does not count."""
     return _digest(name + value[_CHECK.stop :], _CHECK_BYTES)
 
 
 def _select(rules: EntryRules, arrays: Sequence[pa.Array], live: Mapping[int, _Entry]) -> list[int]:
-    """The places of those entries that are right for the present version, and were not invalidated since they were loaded."""
+    """The places of those entries that are right for the current version, and were not invalidated since they were loaded."""
     usable: list[int] = []
     by_version: dict[str, list[int]] = {}
     for place, entry in live.items():

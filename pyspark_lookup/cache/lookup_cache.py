@@ -39,10 +39,10 @@ class CachedRows:
 
 @dataclasses.dataclass(frozen=True)
 class EntryRules:
-    """Which entries of a persistent cache are right at present.
+    """Which entries of a persistent cache may answer now.
 
-    `version`: the name of the table's present version; rows that are put now belong to it. `columns`: those of the rows (None: those of the
-    first rows that are put). `may_differ(version, keys)`: for each key, whether its rows in another version may differ from those in the present
+    `version`: the name of the table's current version; rows that are put now belong to it. `columns`: those of the rows (None: those of the
+    first rows that are put). `may_differ(version, keys)`: for each key, whether its rows in another version may differ from those in the current
     one; None: those of any key may. `limits(keys)`: for each key, the time (steady clock) until which loads of it do not count; NaN: each load
     counts; None: each load of each key does.
     """

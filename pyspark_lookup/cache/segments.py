@@ -362,7 +362,7 @@ class Segment:
         return self._index.find_key_numbers(rows)
 
     def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
-        """(a column, None), or for a column of codes (the codes, the dictionary of their texts)."""
+        """(a column, None), or for a column that is stored as codes (the codes, the dictionary with their texts)."""
         if name not in self._columns:
             number = self.schema.get_field_index(name)
             entries = self._dictionaries.get(str(number))
@@ -373,7 +373,7 @@ class Segment:
         return self._columns[name]
 
     def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:
-        """The columns `names` of `rows`, with texts instead of codes."""
+        """The columns `names` of `rows`; codes become the texts that they stand for."""
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 
@@ -382,7 +382,7 @@ class Segment:
         return tuple(_value(*self._column(name), row) for name in names)
 
     def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
-        """The columns `names` of the rows from `start` to before `stop`, with texts instead of codes."""
+        """The columns `names` of the rows from `start` to before `stop`; codes become the texts that they stand for."""
         return [_text(column.slice(start, stop - start), texts) for column, texts in map(self._column, names)]
 
 

@@ -491,7 +491,7 @@ _DIRECT_SPREAD = 4  # slots per row, at most; with more, slots would take more b
 
 
 class SkewedError(Exception):
-    """With its present seed, an index has a bucket with more than `BUCKET_AT_MOST` keys: build the index with another seed."""
+    """With its current seed, an index has a bucket with more than `BUCKET_AT_MOST` keys: build the index with another seed."""
 
 
 @dataclasses.dataclass(frozen=True)

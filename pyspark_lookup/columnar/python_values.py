@@ -168,7 +168,10 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
         of_pandas = _is_of_pandas(keys, "Series")
         column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
     except OverflowError as problem:
-        raise_ours(SchemaError(f"keys: {problem}: no key column can hold such a number, so leave it out"), problem)
+        raise_ours(
+            SchemaError("keys: a number does not fit into 64 bits, and no key column has such numbers: leave it out"),
+            problem,
+        )
     except (TypeError, ValueError, pa.ArrowException) as problem:
         raise_ours(
             TypeError(f"keys of type {type(keys).__name__} cannot be read ({foreign_text(str(problem))}): {_KEYS}"),
@@ -241,7 +244,10 @@ def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None
             )
         try:
             columns[name] = _column([row.get(name) for row in rows], types.get(name.lower()))
-        except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
+        except OverflowError as problem:
+            fault = "a number does not fit into 64 bits: give such numbers as decimal.Decimal, for a DECIMAL column"
+            raise_ours(SchemaError(f"column {name!r} of the rows: {fault}"), problem)
+        except (TypeError, ValueError, SchemaError, pa.ArrowException) as problem:
             raise_ours(SchemaError(f"column {name!r} of the rows: {problem}"), problem)
     if not columns and table_schema is not None:
         return table_schema.empty_table()

@@ -59,7 +59,7 @@ def codes_of(array: pa.Array) -> Numbers | None:
 
 
 def _values(array: pa.Array, dtype: Any, each: int = 1) -> Numbers:
-    """The values of an array of fixed width, each as `each` numbers in a row; undefined for nulls."""
+    """The values of an array of fixed width; each value is `each` consecutive numbers. Undefined for nulls."""
     values = np.frombuffer(array.buffers()[1] or b"", dtype, each * (array.offset + len(array)))
     return values[each * array.offset :]
 
@@ -82,13 +82,16 @@ ADDRESS = pa.binary(16)
 
 
 def join_words(words: Sequence[Numbers]) -> pa.Array:
-    """Numbers without signs as big-endian binary, in the same order. `words`: their words (uint64), the most significant first."""
+    """Unsigned integers as big-endian binary, which sorts in the same way. `words`: their 64-bit words, the most significant first."""
     joined = np.stack(words, axis=1).astype(">u8")
     return pa.Array.from_buffers(pa.binary(_WORD * len(words)), len(joined), [None, pa.py_buffer(joined)])
 
 
 def _words(array: pa.Array) -> list[Numbers]:
-    """Decimals or addresses as the words (uint64) of numbers without signs, in the same order; undefined for nulls."""
+    """Decimals or addresses as unsigned integers that sort in the same way, each in 64-bit words, the most significant first.
+
+    Undefined for nulls.
+    """
     kind = array.type
     if kind == ADDRESS:
         halves = _values(array, ">u8", 2).astype(np.uint64)
@@ -319,7 +322,7 @@ def _widest(width: Numbers) -> Any:
 
 
 def _after(prefixes: pa.Array) -> pa.Array:
-    """The least value (binary) after all that begin with each prefix; null if there is none."""
+    """For each prefix, the lowest binary value above all values that begin with it; null if there is none."""
     offsets, data = offsets_and_data(prefixes)
     lengths, data = np.diff(offsets), data.copy()
     ends = np.maximum(offsets[1:] - 1, 0)

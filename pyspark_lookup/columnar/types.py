@@ -156,7 +156,7 @@ def unreadable_type(reason: str) -> pa.DataType:
 
 
 def without_counterpart(field: pa.Field, kind: str | None, url: str) -> pa.Field:
-    """The column `field` of the file at `url`; if its type in the file is none of Spark's, its type becomes an `unreadable_type`.
+    """The column `field` of the file at `url`; if Spark lacks its type in the file, its type becomes an `unreadable_type`.
 
     `kind`: the name of such a type in the file; None for a column that Spark can read.
     """

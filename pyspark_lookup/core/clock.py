@@ -38,7 +38,7 @@ def _boot_id() -> str:
 class HostClock:
     """The functions that read a host's two clocks, in seconds, and a function that sleeps.
 
-    `boot`: the id of the host's present boot; empty if the operating system does not tell it.
+    `boot`: the id of the host's current boot; empty if the operating system does not tell it.
     """
 
     wall_s: Callable[[], float] = time.time

@@ -8,6 +8,7 @@ from __future__ import annotations
 import decimal
 import math
 import os
+import re
 import reprlib
 from typing import Any
 
@@ -17,6 +18,9 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 _COUNT_AT_MOST = 2**63
+_OF_PYTHON = re.compile(
+    "indices must be|object is not|argument must be|unsupported operand|has no len|not supported between"
+)
 _EXPONENT_AT_MOST = 400  # more than any double has, and any decimal of a table
 
 
@@ -27,7 +31,13 @@ def show(value: Any) -> str:
 
 def describe_fault(problem: BaseException) -> str:
     """What is wrong with a malformed document, as words for a message. `problem`: the error that its decoder raised."""
-    return f"it has no {show(problem.args[0])}" if isinstance(problem, KeyError) and problem.args else str(problem)
+    if isinstance(problem, KeyError) and problem.args:
+        return f"it has no {show(problem.args[0])}"
+    if isinstance(problem, (EOFError, IndexError)):
+        return "it is incomplete"
+    if isinstance(problem, AttributeError) or (isinstance(problem, TypeError) and _OF_PYTHON.search(str(problem))):
+        return "a value in it has the wrong type"
+    return str(problem) or type(problem).__name__
 
 
 def as_text(value: Any) -> str:

@@ -435,9 +435,10 @@ def rows_of_snapshot(
     numbers: Numbers,
     rows: Numbers,
 ) -> pa.Table:
-    """The planned columns `names` of the rows of a snapshot with the numbers `rows`, and `KEY_INDEX`.
+    """The planned columns `names` of some rows of a snapshot, and `KEY_INDEX`.
 
-    `numbers`: for each row the position of its key among the `keys`, whose columns are `fields`.
+    `rows`: the numbers of these rows in the snapshot. `numbers`: for each of them, the position of its key among the `keys`, whose columns are
+    `fields`.
     """
     indices = as_indices(numbers)
     key_columns = {

@@ -423,7 +423,7 @@ class LookupTable:
 
         With one of the other arguments, a value, the rows that match it: `between` finds rows in whose range it lies (`lookup.range`), `cidr`
         the networks of an address (`lookup.cidr`), `starts_with` the prefixes of a text (`lookup.starts-with`), and `as_of` rows that are
-        valid at a time (`lookup.valid-from`). Beside it, a key is optional. Key columns are then those of `lookup.keys` that are no columns
+        valid at a time (`lookup.valid-from`). Beside it, a key is optional. Key columns are then those of `lookup.keys` that are not columns
         of the match. `lookup.overlap` says what happens if several rows match. None matches nothing. Raises the errors of `get_many`.
         """
         argument = _match_argument(key, between, cidr, starts_with, as_of)

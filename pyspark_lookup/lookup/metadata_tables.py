@@ -48,7 +48,7 @@ _TAKING_TASKS = 6
 
 
 def managed_state(engine: Engine, options: LookupOptions) -> TableState:
-    """The present state of a managed table's log. Raises NotSupportedError if the table is not a managed one."""
+    """The current state of a managed table's log. Raises NotSupportedError if the table is not a managed one."""
     state = engine.managed.read_log(options)
     if state is None:
         raise NotSupportedError(

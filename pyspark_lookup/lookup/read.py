@@ -569,9 +569,9 @@ class TableReader:
 
     def _version_gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
         self.metrics.inc("versionGoneCount")
+        label = "the version" if number is None else f"version {number}"
         return VersionGoneError(
-            f"the version{'' if number is None else f' {number}'} of {redact('path', plan.table.url)} that this query resolved is "
-            f"gone: {change}. Run the query again (with a new load() if its DataFrame was planned before); to change a table under "
+            f"{label} of {redact('path', plan.table.url)}, which this query resolved, is gone: {change}. Run the query again (with a new load() if its DataFrame was planned before); to change a table under "
             "running queries, write files with new names and keep the old files for a while"
         )
 

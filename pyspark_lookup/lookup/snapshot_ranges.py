@@ -388,7 +388,7 @@ def _groups_at(groups: Numbers, places: Numbers) -> Numbers:
 
 
 def _spread(starts: Numbers, stops: Numbers) -> Numbers:
-    """For each of `starts`, the numbers from it up to its stop, which is at the same place in `stops` and not included; as one array."""
+    """All numbers from each of `starts` to before the one at the same place of `stops`, one range after the other."""
     counts = stops - starts
     ends = np.cumsum(counts)
     return np.asarray(np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts))

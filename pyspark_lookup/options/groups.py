@@ -543,7 +543,7 @@ class FullCacheOptions:
     )
     jitter_s: float = option(
         "lookup.full-cache.reload-jitter", DURATION, 0.0, default_text="0 s",
-        doc="Each host delays its scheduled reloads, always by the same time, which is at most this. So "
+        doc="Each host delays its scheduled reloads by a time of its own, which is always the same and at most this long. So "
             "hosts that start together, or reload at the same time of day, do not all ask the store at the same moment. See "
             "[scaling](scaling.md).",
     )

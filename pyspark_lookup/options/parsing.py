@@ -363,7 +363,8 @@ def size(low: int, high: int) -> Kind:
     def parse(text: str) -> int:
         value = parse_bytes(text)
         if not low <= value <= high:
-            raise ValueError(f"a size between {low} and {high} bytes")
+            lowest = f"{low // MIB} MiB" if low >= MIB else f"{low} B"
+            raise ValueError(f"a size from {lowest} to {high // 2**60} EiB")
         return value
 
     return Kind("size", parse)

@@ -60,7 +60,7 @@ class CacheReloadTrigger(abc.ABC):
 
         @abc.abstractmethod
         def current_processing_time(self) -> float:
-            """The present Unix time, in seconds (in FLIP-221 it is in milliseconds)."""
+            """The current Unix time, in seconds (in FLIP-221 it is in milliseconds)."""
 
         def current_watermark(self) -> NoReturn:
             """Raises NotSupportedError: a Spark worker has no watermark."""

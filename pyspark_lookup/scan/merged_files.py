@@ -274,7 +274,7 @@ def _are_alike(index: FileIndex, other: FileIndex) -> bool:
 
 
 def _join(parts: Sequence[MergedFiles], made: Sequence[MergedFiles], version_names: pa.Array) -> list[MergedFiles]:
-    """The parts to record: the present ones and the new ones, joined until each has at least twice the rows of the next one.
+    """The parts to record: the current ones and the new ones, joined until each has at least twice the rows of the next one.
 
     Files that the version lacks are left out of the parts that are joined. A part of which the version has less than half, such as one from before a
     compaction, is not joined: a reader of another version may need it. If there are too many of these parts, the oldest are dropped.

@@ -101,7 +101,7 @@ def _is_table_name(path: str) -> bool:
 class CatalogStore(LentStore):
     """The stores in which a catalog's tables lie. The table itself has the URL `catalog://<catalog>/<name>`, which no store knows.
 
-    `scope`: tells the table from others, also of other catalogs with the same name. The other parameters are those of `LentStore`.
+    `scope`: distinguishes the table from others, also from those of other catalogs with the same name. The other parameters are those of `LentStore`.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class CatalogStore(LentStore):
 
 
 def replaced_table_error(catalog: str, table: str) -> VersionGoneError:
-    """The error of a read that was planned on a table whose name the catalog has since given to another one. `catalog`: words for the catalog."""
+    """The error of a read that was planned on a table whose name the catalog has since given to another one. `catalog`: what errors
+    call the catalog."""
     return VersionGoneError(
         f"in {catalog} the name {table} means another table than the one that this query began to read: run the query again"
     )
@@ -169,7 +170,7 @@ class _Confirmation:
 class Authorisations:
     """When a catalog last said that this process's principal may read a table. All processes of the host share this, by records on disk.
 
-    `every_s`: for how long an answer holds. `principal`: returns the parts of the configuration that tell the principal, with its credentials.
+    `every_s`: for how long an answer holds. `principal`: returns the parts of the configuration that identify the principal, with its credentials.
     Records contain no part of them, but a keyed digest of all; the key is random, and each cache directory has its own.
 
     The races: two processes may record at once, or one may record an older answer after a newer one, or after a refusal. Each record has the time

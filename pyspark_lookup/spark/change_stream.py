@@ -79,7 +79,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets ----------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """The offset before the first commit to consume. Position 0 means that the table's present rows come first."""
+        """The offset before the first commit to consume. Position 0 means that the table's current rows come first."""
         state, start = self._state(), self._options.kind(ChangeOptions).start
         position = 0 if start is StreamStart.SNAPSHOT else state.position if start is StreamStart.LATEST else start
         assert isinstance(position, int)
@@ -105,7 +105,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
         after = _parse_offset(start)[1]
         if after == 0:
-            # One micro-batch has all of the table's present rows, so that they are of one version.
+            # One micro-batch has all of the table's current rows, so that they are of one version.
             assert self._table is not None
             return self._offset(state, until) if read_version(self._log(), self._table, state, until).files else start
         spent = [0, 0, 0]
@@ -125,7 +125,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return next((limit(most) for limit, most in limits if most is not None), ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on, let this run of the query end at the present end of the log. The next run reads later commits."""
+        """From now on, let this run of the query end at the current end of the log. The next run reads later commits."""
         self._until = self._state().position
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -141,7 +141,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return runtime().engine(self._options).managed.log(self._table.url)
 
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
-        """The present state of the table's log. Raises VersionGoneError if the offsets are of another log, or are after its end."""
+        """The current state of the table's log. Raises VersionGoneError if the offsets are of another log, or are after its end."""
         engine = runtime().engine(self._options)
         state = managed_state(engine, self._options)
         self._table = engine.managed.table(self._options)

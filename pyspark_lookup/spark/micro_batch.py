@@ -52,7 +52,7 @@ def _classic_build(spark: Any) -> Build | None:
 
 
 def _session_build(session: Any) -> Build | None:
-    """The present micro-batch of the stream to which a session of the JVM belongs; None if it belongs to none."""
+    """The current micro-batch of the stream to which a session of the JVM belongs; None if it belongs to no stream."""
     for query in list(session.sharedState().activeStreamingQueries().values()):
         try:
             owner, batch = query.sparkSessionForStream(), query.getLatestExecutionContext().batchId()

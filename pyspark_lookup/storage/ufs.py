@@ -194,7 +194,7 @@ class Ufs:
         return self._retry(self._store.list_tree, path, self._count)
 
     def last_change_s(self, path: str) -> tuple[float | None, float]:
-        """(when a directory or anything in it last changed, the present time). The first is None if the store does not say.
+        """(when a directory or anything in it last changed, the current time). The first is None if the store does not say.
 
         Both are Unix times on the store's clock. Raises UfsNotFoundError if the directory does not exist.
         """

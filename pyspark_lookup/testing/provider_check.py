@@ -52,7 +52,7 @@ _ATTEMPTS = 4  # of a call whose connection was lost: one more than the default 
 _AT_ONCE = 100  # calls of an asynchronous function: the default of lookup.async.capacity
 _WRITES = 8
 _OPEN = ("open files and connections", "threads")
-_TIMES = 6  # so often is done what must leave nothing open
+_TIMES = 6  # how often a call that must leave nothing open is repeated
 _SETTLE_S = 10.0  # the longest time until what was closed is gone
 _WRITE_WAIT_S = 1.0  # the longest wait for a write beside a scan, which may have locked the table
 _ELSEWHERE = "LKC-05:45"  # a time zone, east of UTC
@@ -257,7 +257,7 @@ class _Check:
             except CallRaisedError as problem:
                 _raise_as("concurrent-calls", problem)
             for keys, answer in zip(pieces, answers, strict=True):
-                self._check_answer(keys, answer, rule="concurrent-calls", about="beside other calls, ")
+                self._check_answer(keys, answer, rule="concurrent-calls", about="while other calls ran, ")
             self._look_up_again(instance, "concurrent-calls", "after a call was cancelled, ")
 
     def _check_absent(self, instance: Instance, keys: pa.Table) -> None:
@@ -377,9 +377,9 @@ class _Check:
         with self.make_open(self._context) as other:
 
             def look_up(left: threading.Event) -> None:
-                self._look_up_again(other, "thread", "beside another instance, ", times=3)
+                self._look_up_again(other, "thread", "while another instance was used, ", times=3)
 
-            self._look_up_beside(instance, look_up, "beside another instance, ")
+            self._look_up_beside(instance, look_up, "while another instance was used, ")
         self._look_up_again(instance, "thread", "after another instance was closed, ")
 
         def read(left: threading.Event) -> None:
@@ -388,12 +388,12 @@ class _Check:
                     try:
                         instance.read_version()
                     except CallRaisedError as problem:
-                        _raise_as("thread", problem, "beside lookups, ")
+                        _raise_as("thread", problem, "during lookups, ")
                 if instance.scan is not None:
-                    self._check_scan(instance, self._rows, "thread", "beside lookups, ")
+                    self._check_scan(instance, self._rows, "thread", "during lookups, ")
 
         if instance.version is not None or instance.scan is not None:
-            self._look_up_beside(instance, read, "beside version() and scan(), ")
+            self._look_up_beside(instance, read, "during version() and scan(), ")
 
     def _look_up_beside(self, instance: Instance, work: Callable[[threading.Event], None], about: str) -> None:
         """Look up keys until `work`, which runs in another thread, has ended."""
@@ -474,7 +474,7 @@ class _Check:
             first += [] if one is None else [one]
             second += [] if other is None else [other]
         for batches in (first, second):
-            self._check_batches(batches, self._rows, "scan", "beside another scan, ")
+            self._check_batches(batches, self._rows, "scan", "during another scan, ")
         columns = tuple(name for name in self._schema.names if name not in self._context.keys)[-1:]
         with self.make_open(dataclasses.replace(self._context, columns=columns)) as narrow:
             rows = self._rows.select(self._projection(columns).names)
@@ -678,9 +678,9 @@ class _Check:
             with _beside(lambda left: write(self._rows), "lookupcache-check-write") as finished:
                 finished.wait(_WRITE_WAIT_S)
                 scanned += list(batches)
-            actual = self._conform(scanned, self._schema, "one-state", "beside a write, ")
+            actual = self._conform(scanned, self._schema, "one-state", "during a write, ")
             if find_difference(rows, actual) is not None and find_difference(self._rows, actual) is not None:
-                text = f"beside a write of {rows.num_rows:,} rows to {self._rows.num_rows:,}, scan() returned {actual.num_rows:,}"
+                text = f"during a write of {rows.num_rows:,} rows to {self._rows.num_rows:,}, scan() returned {actual.num_rows:,}"
                 raise ProviderCheckError("one-state", f"{text} that the table never had together")
 
     def _rows_of_many_keys(self, count: int) -> pa.Table:
@@ -726,7 +726,7 @@ class _Check:
             stale = [number for number, new in is_new.items() if number < written.get(version, 0) and not new]
             if stale:
                 key = states.keys.slice(stale[0], 1)
-                text = f"beside writes, after version() had returned {version!r}, {show_keys(key)} had rows of an earlier version"
+                text = f"during writes, after version() had returned {version!r}, {show_keys(key)} had rows of an earlier version"
                 raise ProviderCheckError(rule, text, _as_key(key))
 
     def find_statuses(self, instance: Instance, numbers: Sequence[int], states: TableStates) -> dict[int, bool]:
@@ -736,25 +736,25 @@ class _Check:
         for start in range(0, len(numbers), size):
             piece = numbers[start : start + size]
             keys = states.keys.take(pa.array(piece, pa.int64())).combine_chunks()
-            rows = self._rows_by_key(keys, instance.lookup(keys), self._schema, "one-state", "beside writes, ")
+            rows = self._rows_by_key(keys, instance.lookup(keys), self._schema, "one-state", "during writes, ")
             for place, number in enumerate(piece):
                 of_key = rows.filter(pa.array(key_numbers(rows) == place)).drop_columns([KEY_INDEX])
                 status = states.find_status(number, of_key)
                 if status is None:
                     key = keys.slice(place, 1)
-                    text = f"beside writes, lookup of {show_keys(key)} returned {of_key.num_rows} rows that it never had together"
+                    text = f"during writes, lookup of {show_keys(key)} returned {of_key.num_rows} rows that it never had together"
                     raise ProviderCheckError("one-state", text, _as_key(key))
                 is_new[number] = status
         return is_new
 
     def find_scanned_statuses(self, instance: Instance, states: TableStates) -> dict[int, bool]:
         """Scan the table: for each key of `states`, whether it has its new rows. Checks that all rows are of one state."""
-        scanned = self._conform(list(instance.batches()), self._schema, "one-state", "beside writes, ")
+        scanned = self._conform(list(instance.batches()), self._schema, "one-state", "during writes, ")
         writes = states.find_writes(scanned)
         if writes is not None:
             return {number: number < writes for number in range(len(states))}
         raise ProviderCheckError(
-            "one-state", f"beside writes, scan() returned {scanned.num_rows} rows that the table never had together"
+            "one-state", f"during writes, scan() returned {scanned.num_rows} rows that the table never had together"
         )
 
     # --- outages ------------------------------------------------------------------------------------
@@ -863,9 +863,9 @@ class _CachingReader:
 
 @contextlib.contextmanager
 def _beside(work: Callable[[threading.Event], object], name: str) -> Iterator[threading.Event]:
-    """While `work` runs in another thread. The event is set when it has ended; its error is raised after the block.
+    """Run `work` in another thread during a `with` block. Yields an event that is set when `work` has ended; its error is raised after the block.
 
-    The event that `work` gets is set when the block has been left, so there is nothing to do any more.
+    `work` gets another event, which is set when the block has ended: then it may stop.
     """
     finished, left, problems = threading.Event(), threading.Event(), list[BaseException]()
 
@@ -899,7 +899,7 @@ def _retry(call: Callable[[], Any]) -> Any:
 
 
 def _count_open() -> tuple[int, int]:
-    """How many of `_OPEN` this process has."""
+    """The number of open files and of threads of this process, in the order of `_OPEN`."""
     files = 0
     with contextlib.suppress(OSError):
         files = len(os.listdir("/dev/fd"))
@@ -907,7 +907,7 @@ def _count_open() -> tuple[int, int]:
 
 
 def _find_increase(before: tuple[int, int], now: tuple[int, int]) -> str:
-    """Of what there is more by one for each call; empty if there is nothing."""
+    """What each of `_TIMES` calls has left one more of, such as open files, as words for an error; empty if there is nothing."""
     increases = ((later - earlier, what) for earlier, later, what in zip(before, now, _OPEN, strict=True))
     return " and ".join(f"{count} more {what}" for count, what in increases if count >= _TIMES)
 

@@ -101,7 +101,7 @@ def remove_unneeded(disk: Disk, table: str, needed: Sequence[str]) -> None:
     A segment that was needed in the last call, but is not now, stays until the next call, and is among the first to be evicted. `needed`: the
     beginnings of the names of needed segments. Raises OSError.
 
-    The race: another process may have read the table's last record, before the present one replaced it, and may now be opening the segments
+    The race: another process may have read the table's last record, before the current one replaced it, and may now be opening the segments
     that the last record names. So these segments stay until the next call.
     """
     unneeded = [name for name in disk.segments(table) if not (needed and name.startswith(tuple(needed)))]

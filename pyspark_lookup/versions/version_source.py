@@ -127,7 +127,7 @@ class VersionSource(abc.ABC):
     `kinds`: the names of these kinds. `pins`: the options that name an older version. `retained`: the table keeps older versions, so a read
     can name one. `described`: the table's metadata has its columns, so the options that say how files are read have no meaning. `one_asks`:
     while one query of a host asks for the current version, the host's other queries wait for its answer. `markers`: names of directories
-    that only such a table has. `label`: the words for such a table in errors, such as "an Iceberg table". `shows_changes`: after each change
+    that only such a table has. `label`: what errors call such a table, such as "an Iceberg table". `shows_changes`: after each change
     of its rows the table has another version, or is read as it was before. `fleeting`: a version has no files, so its rows can be read only
     while it is the current version, except from a copy.
     """
@@ -197,7 +197,7 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
-        """Whether the directory at `marker_url` has a file that each such table has there. Other programs may use the directory's name, too."""
+        """Whether the directory at `marker_url` has the file that every table of this kind has in it. Other programs may use the directory's name, too."""
         return True
 
     @abc.abstractmethod
@@ -227,7 +227,7 @@ class VersionSource(abc.ABC):
         return True
 
     def catalog_id(self, version: TableVersion) -> str | None:
-        """The id of a version's table in its catalog, which changes if the table is dropped and created anew; None: it has none."""
+        """The id of a version's table in its catalog, which changes if the table is dropped and created again; None: it has none."""
         return None
 
     def authorise(self, table: Table, catalog_id: str | None) -> None:  # noqa: B027 # most tables have no catalog
@@ -252,10 +252,13 @@ class VersionSource(abc.ABC):
     def _refuse_pin(self, options: LookupOptions) -> None:
         for key, pin in options.pins.items():
             if key not in self.pins:
-                takes = f"takes {' or '.join(self.pins)}" if self.pins else "keeps no versions"
+                *others, last = self.pins or ("",)
+                choices = f"{', '.join(others)} or {last}" if others else last
+                takes = f"takes {choices}" if self.pins else "keeps no versions"
                 label = self.label if self.described else "a table of plain files"
                 raise OptionError(
-                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.files.path)} is {label} and {takes}"
+                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.files.path)} is {label} and {takes}: remove "
+                    "the option"
                 )
 
     def _refuse(self, options: LookupOptions, keys: Sequence[str]) -> None:

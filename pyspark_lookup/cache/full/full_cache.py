@@ -259,7 +259,7 @@ class OverdueReloads:
                 late_s = self.context.clock.wall_s() - due_s
                 self.tell(f"a reload that was due {late_s:.0f} s ago has not ended after {self.limit_s:g} s")
         except Exception as problem:
-            # The load itself logs and counts its errors. Queries go on using the present snapshot.
+            # The load itself logs and counts its errors. Queries go on using the current snapshot.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
         return True
@@ -727,7 +727,7 @@ class FullCache:
                 if last is None:
                     raise
                 share = bytes_per_file_byte(last)
-            if layers is None:  # unmap the present snapshot, so that it can be evicted, unless a query is reading it
+            if layers is None:  # unmap the current snapshot, so that it can be evicted, unless a query is reading it
                 unchanged = last = None
                 self._stored.forget()
                 layers = self.loader.load(selected_version, layout, None, (), report, share)

@@ -704,7 +704,7 @@ class _Load:
     `deleted`: the deleted rows of files, by URL. `marks`: the names of the deletes that delete them. `room`: the part of the budget that is
     reserved for the load. `lacking`: files with values in columns that the layers lack.
 
-    If a column's type in the layers does not widen to the present type, the layers count as empty: their values differ from those of the
+    If a column's type in the layers does not widen to the current type, the layers count as empty: their values differ from those of the
     files. For instance, all values of a partition column were numbers, and now one of them is text.
     """
 

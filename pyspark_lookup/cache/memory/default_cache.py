@@ -870,7 +870,7 @@ class DefaultLookupCache(LookupCache):
     # --- expiry and eviction ------------------------------------------------------------------------
 
     def _time(self) -> float:
-        """The present time, which is never before a time returned earlier."""
+        """The current time, which is never before a time returned earlier."""
         self._now_s = max(self._now_s, self._clock())
         return self._now_s
 

@@ -132,7 +132,7 @@ class ChangeLog:
         newest: Callable[[], str | None],
         find_changes: FindChanges,
     ) -> Freshness:
-        """The `Freshness` with which to look up rows, with `columns`, of `version`. First adds the version to the log, unless the log covers it.
+        """The `Freshness` with which to look up the columns `columns` in `version`. First adds the version to the log, unless the log covers it.
 
         `newest`: returns the digest of the version that this host has found last; None if it does not know.
         """

@@ -244,7 +244,7 @@ class SharedCache:
             self._covered.clear()
 
     def _is_keyed(self, part: HostSegment) -> bool:
-        """Whether a segment has an index over this cache's key columns, with their present types and this cache's seed."""
+        """Whether a segment has an index over this cache's key columns, with their current types and this cache's seed."""
         schema = part.segment.schema
         is_indexed = part.segment.keys == tuple(self.keys.names) and part.segment.seed == self.seed
         return is_indexed and all(schema.field(field.name).type == field.type for field in self.keys)
@@ -259,7 +259,7 @@ class SharedCache:
         """For each row, whether it has not expired yet."""
         bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
-            # Their times are from before the machine last started, and cannot be compared with the present time.
+            # Their times are from before the machine last started, and cannot be compared with the current time.
             return ~live
         if bounds.expire_after_write_s is not None:
             live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s
@@ -533,7 +533,7 @@ class SharedCache:
         fields = [*self.keys, *value_fields, pa.field(_HAS_ROW, pa.bool_()), pa.field(_LOADED_S, pa.float64())]
         schema = pa.schema([pa.field(field.name, field.type) for field in fields])
         arrays = self._take(part, rows, schema)
-        if not part.this_boot:  # times from before the machine last started mean nothing on the present steady clock
+        if not part.this_boot:  # times from before the machine last started mean nothing on the current steady clock
             arrays[-1] = as_array(np.full(len(rows), -np.inf))
         schema = schema.append(pa.field(_OUTDATED, pa.bool_()))
         return pa.RecordBatch.from_arrays([*arrays, as_array(part.outdated[rows])], schema=schema)

@@ -93,7 +93,7 @@ class Changes:
             except (UfsError, DamagedFileError):
                 pass  # the bounds of a removed file are only in its footer, which can no longer be read
             except SchemaError:
-                pass  # the partition value of a removed file does not have the type of the present partition values
+                pass  # the partition value of a removed file does not have the type of the current partition values
             self._put(version, [], [], {_PARENT: "", _WHOLE: whole_digest or ""})
             return
         keyed = [keys for deletes in version.deletes if (keys := deletes.keys) is not None]

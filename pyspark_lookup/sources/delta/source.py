@@ -431,7 +431,7 @@ class DeltaSource(VersionSource):
                 if managed is not None and managed[0].id == last.place.catalog_id:
                     return managed
             unity_table = lender.catalog.load(lender.table)
-            # Also if the table was created anew, and credentials of the old one are at hand.
+            # Also if the table was created again, and credentials of the old one are at hand.
             if lender.lent_id not in (None, unity_table.id) or not self._authorisations.allows(table, unity_table.id):
                 self._confirm(table, unity_table.id)
         return unity_table, None
@@ -567,7 +567,7 @@ class Place:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells the table from others that have the same log: nothing if it is named by its path."""
+        """What distinguishes the table from others that have the same log: nothing if it is named by its path."""
         return () if self.catalog_id is None else (self.catalog_id, self.url)
 
     @property

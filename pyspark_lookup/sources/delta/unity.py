@@ -88,7 +88,7 @@ class UnityOptions(KindOptions):
 
 @dataclasses.dataclass(frozen=True)
 class UnityTable:
-    """A Delta table as the catalog knows it: its id, which changes if the table is created anew, and the URL of its directory.
+    """A Delta table as the catalog knows it: its id, which changes if the table is dropped and created again, and the URL of its directory.
 
     `is_catalog_managed`: the catalog says that only it knows the table's newest commits.
     """
@@ -99,7 +99,7 @@ class UnityTable:
 
 
 class UnityLender:
-    """Lends the credentials of one table. `lent_id`: the id of the table for which it has lent some last; None: for none yet."""
+    """Lends the credentials of one table. `lent_id`: the id of the table for which it last lent some; None: it has lent none yet."""
 
     def __init__(self, catalog: UnityCatalog, table: str) -> None:
         self.catalog = catalog
@@ -279,7 +279,7 @@ class UnityCatalog:
         return self._ask_at(method, path, table, body)[0]
 
     def _ask_if(self, method: str, path: str, table: str) -> Mapping[str, Any] | None:
-        """The answer to a question about a table; None if the catalog does not know the question."""
+        """The answer to a request about a table; None if the catalog does not have this part of the API."""
         status, data, _, token = self._exchange(method, path)
         if status in _UNKNOWN_QUESTION and _parse_error(data)[0] in _CODES_OF_UNKNOWN_QUESTIONS:
             return None
@@ -288,7 +288,7 @@ class UnityCatalog:
     def _ask_at(
         self, method: str, path: str, table: str, body: Mapping[str, Any] | None = None
     ) -> tuple[Mapping[str, Any], float]:
-        """(the answer to a question about a table, when the catalog sent it by its own clock, in Unix seconds)."""
+        """(the answer to a request about a table, when the catalog sent it by its own clock, in Unix seconds)."""
         status, data, date, token = self._exchange(method, path, body)
         answer = self._parse(status, data, table, token)
         at = None if date is None else email.utils.parsedate_tz(date)
@@ -364,7 +364,7 @@ class UnityCatalog:
             return self._client
 
     def _refuse(self, status: int, data: bytes, table: str, token: str | None) -> NoReturn:
-        """Raise the error for an answer that is none."""
+        """Raise the error that an answer with another status than 200 stands for."""
         code, message = _parse_error(data)
         says = "" if not message else f" ({foreign_text(message)})"
         if status == 401:
@@ -381,11 +381,15 @@ class UnityCatalog:
             raise CatalogUnavailableError(f"{self.name} answers with status {status}{says}: try again later")
         if code is None or status == 404 or 300 <= status < 400:
             raise self._wrong_endpoint(f"it answers with status {status}, not as a Unity Catalog does{says}")
-        raise CatalogUnavailableError(f"{self.name} refuses a question about {table} with status {status}{says}")
+        raise CatalogUnavailableError(
+            f"{self.name} refuses a request about {table} with status {status}{says}: check the table's name and the options lookup.catalog.…"
+        )
 
     def _unreadable(self, table: str, problem: BaseException | None) -> CatalogUnavailableError:
         why = "" if problem is None else f": {describe_fault(problem)}"
-        return CatalogUnavailableError(f"the answer of {self.name} about {table} cannot be read{why}")
+        return CatalogUnavailableError(
+            f"the answer of {self.name} about {table} cannot be read{why}: check lookup.catalog.uri"
+        )
 
     def _wrong_endpoint(self, why: str) -> CatalogUnavailableError:
         return CatalogUnavailableError(
@@ -402,7 +406,7 @@ class UnityCatalog:
         )
 
     def principal(self) -> tuple[object, ...]:
-        """What tells for whom this process asks: its credentials."""
+        """What identifies the principal: the server, and the credentials of this process."""
         return self._uri, *sorted(self._credentials().items())
 
     def _credentials(self) -> Mapping[str, str]:

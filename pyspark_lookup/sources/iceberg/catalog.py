@@ -192,7 +192,7 @@ class Catalog:
         self._is_rest = False
 
     def principal(self) -> list[Any]:
-        """What tells the principal by which this process asks, including its credentials: the properties, the variables of the environment and
+        """What identifies the principal as which this process asks, including its credentials: the properties, the variables of the environment and
         the files from which PyIceberg and the clients of clouds take their configuration.
 
         If credentials may come from elsewhere, as from the metadata service of a cloud, it is different in each process.

@@ -98,7 +98,10 @@ def _s3_options(config: Config) -> dict[str, Any] | None:
 
 
 def _azure_options(host: str, config: Config) -> dict[str, Any] | None:
-    """`host`: the account's, `<account>.dfs.core.windows.net`; properties name the account by its host or by its name alone."""
+    """The options with which fsspec opens the store of an Azure account; None if `config` has no credentials for it.
+
+    `host`: the account's, `<account>.dfs.core.windows.net`. Properties name the account by its host or by its name alone.
+    """
     account = host.partition(".")[0]
     token = config.get(f"{_SAS}{host}") or config.get(f"{_SAS}{account}")
     return None if token is None else {**azure_account(host), "sas_token": token}
@@ -107,7 +110,7 @@ def _azure_options(host: str, config: Config) -> dict[str, Any] | None:
 def refuse_conditions(answer: Any, config: Config, has_loan: bool, table: str) -> None:
     """Raise NotSupportedError if the catalog states a condition of access that this package does not meet.
 
-    `has_loan`: the catalog has lent credentials. `table`: words for the table.
+    `has_loan`: the catalog has lent credentials. `table`: what errors call the table.
     """
     restrictions = answer.get("read-restrictions") or {}
     if not isinstance(restrictions, Mapping) or any(

@@ -68,9 +68,11 @@ _WIDTHS: dict[type, int] = {BooleanType: 1, FloatType: 4, DoubleType: 8, UUIDTyp
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Step:
-    """A field of a record: a number, a text or bytes, `width` bytes, items of `width` numbers, pairs of a number and bytes, or no bytes at all.
+    """How one field is stored in a record.
 
-    `name`: one of those in `_DECODED`, or the beginning or end of the partition; None: the field is not decoded.
+    `kind`: `_NUMBER`; `_TEXT` (text or bytes); `_FIXED` (`width` bytes); `_NUMBERS` (a list or map whose items are `width` numbers each);
+    `_PAIRS` (a map of numbers to bytes); `_MARK` (no bytes: the beginning or end of the partition). `name`: one of those in `_DECODED`, or of
+    the marks; None: the field is not decoded.
     """
 
     kind: int
@@ -115,7 +117,7 @@ def _steps(struct: StructType) -> Iterator[_Step]:
 
 
 def _step(field: NestedField, field_id: int) -> _Step:
-    """How a field is stored. `field_id`: by which it may be decoded; `_NO_ID`: it is not. Raises ValueError for a type that is not expected."""
+    """How a field is stored. `field_id`: the id by which it is decoded; `_NO_ID`: it is not decoded. Raises ValueError for an unexpected type."""
     kind, width = _kind(field.field_type)
     if any(field_id in fields for other, fields in _DECODED.items() if other != kind):
         raise ValueError(f"the field {field.name} has the unexpected type {field.field_type}")
@@ -123,7 +125,7 @@ def _step(field: NestedField, field_id: int) -> _Step:
 
 
 def _kind(kind: IcebergType) -> tuple[int, int]:
-    """(kind of a step, its width)."""
+    """(`_Step.kind`, `_Step.width`) of a field of this type. Raises ValueError for an unexpected type."""
     if isinstance(kind, _WHOLE_NUMBERS):
         return _NUMBER, 0
     if isinstance(kind, (StringType, BinaryType)):
@@ -545,9 +547,10 @@ def _with_nulls(kind: pa.DataType, places: Numbers | slice, buffers: Sequence[Nu
 
 
 def _places_by_key(keys: Numbers, records: Numbers, count: int, live: Numbers) -> Iterator[tuple[int, Numbers | slice]]:
-    """For each key, the key and the places of its pairs in the `live` ones of `count` records, -1 for a record that has none.
+    """Pairs (key, for each live record the position of its pair with this key; -1 if it has none), for pairs in the maps of `count` records.
 
-    Of several pairs with one key the last counts.
+    `keys`: the key of each pair. `records`: the number of each pair's record, ascending. `live`: the numbers of the live records. If a record
+    has several pairs with a key, the last one counts.
     """
     width, rest = divmod(len(keys), count)
     table = keys.reshape(count, width) if not rest else keys[:0]
@@ -566,5 +569,5 @@ def _places_by_key(keys: Numbers, records: Numbers, count: int, live: Numbers) -
 
 
 def _is_even(records: Numbers, width: int) -> bool:
-    """Whether each record has as many pairs."""
+    """Whether each record has `width` pairs. `records`: the number of each pair's record."""
     return bool((records == np.repeat(np.arange(len(records) // width), width)).all())

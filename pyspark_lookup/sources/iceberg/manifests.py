@@ -25,6 +25,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 from pyiceberg.utils.lazydict import LazyDict
 
+from pyspark_lookup.core.decoding import describe_fault
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.iceberg.avro import AvroFile, Decoder, parse_schema
@@ -183,4 +184,4 @@ def _to_dict(pairs: Mapping[Any, Any] | None) -> dict[Any, Any]:
 
 def _damaged_file_error(location: str, file_kind: str, problem: Exception) -> DamagedFileError:
     redacted_path = redact("path", location)
-    return DamagedFileError(f"{redacted_path} is not an Iceberg {file_kind}: {type(problem).__name__}: {problem}")
+    return DamagedFileError(f"{redacted_path} is not an Iceberg {file_kind}: {describe_fault(problem)}")

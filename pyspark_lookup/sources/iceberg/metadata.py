@@ -358,7 +358,8 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
         check_room(len(text) * _COPIES, f"{redacted_path}: {len(text)} bytes of Iceberg metadata")
         document = json.loads(text)
     except (*UNREADABLE, EOFError, OSError) as problem:
-        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {problem}"), problem)
+        fault = describe_fault(problem)
+        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {fault}"), problem)
     return parse_metadata_json(location, document, place)
 
 

@@ -138,7 +138,7 @@ def find_location(catalog: Catalog, name: str, table: str) -> str:
         raise_ours(OptionError(f"option lookup.catalog = {name!r}: {problem}"), problem)
     except Exception as problem:
         raise_ours(_unavailable_error(name, problem), problem)
-    raise _unavailable_error(name, ValueError("the answer has no metadata"))
+    raise _unavailable_error(name, "gave an answer without metadata")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -151,9 +151,9 @@ class RestAnswer:
 
 
 def ask_for_table(catalog: Any, name: str, table: str, timeout_s: float, with_history: bool = True) -> RestAnswer:
-    """A REST catalog's answer to the question for a table. PyIceberg would refuse parts of it that it does not know yet.
+    """A REST catalog's answer to the request for a table. PyIceberg would refuse parts of it that it does not know yet.
 
-    PyIceberg's session sends `X-Iceberg-Access-Delegation: vended-credentials` with each question, also while credentials are at hand. With it, a
+    PyIceberg's session sends `X-Iceberg-Access-Delegation: vended-credentials` with each request, also while credentials are at hand. With it, a
     catalog checks whether the principal may read the table's rows; without it perhaps only whether it may see the table's definition.
     `with_history`: see `Catalog.load`. Raises the errors of `Catalog.load`.
     """
@@ -164,7 +164,7 @@ def ask_for_table(catalog: Any, name: str, table: str, timeout_s: float, with_hi
 def ask_for_credentials(
     catalog: Any, name: str, table: str, timeout_s: float, endpoint: str | None
 ) -> RestAnswer | None:
-    """A REST catalog's answer to the question for a table's credentials; None if the catalog does not say that it answers this question.
+    """A REST catalog's answer to the request for a table's credentials; None if the catalog does not say that it answers such requests.
 
     `endpoint`: the URL at which the catalog said that credentials are renewed. If it is a URL of another host, it is not asked, because that
     host would get the token of this process. Raises the errors of `Catalog.load`.
@@ -231,14 +231,14 @@ def _refuse(name: str, table: str, response: Any) -> NoReturn:
         raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {message}")
     if not message and status < _SERVER_ERRORS:
         raise _wrong_endpoint_error(name, response)
-    raise _unavailable_error(name, ValueError(reason))
+    raise _unavailable_error(name, f"answered with HTTP status {reason}")
 
 
 _SERVER_ERRORS = 500
 
 
 def _message(response: Any) -> str:
-    """The message in the body of a REST catalog's error; "" if the body is none of such a catalog."""
+    """The message in the body of a REST catalog's error; "" if the body is not an error in the form of the REST catalog specification."""
     try:
         error = json.loads(response.content)["error"]
         text = error if isinstance(error, str) else f"{error.get('type')}: {error.get('message')}"
@@ -255,8 +255,8 @@ def _wrong_endpoint_error(name: str, response: Any) -> CatalogUnavailableError:
     )
 
 
-def _unavailable_error(name: str, problem: Exception) -> CatalogUnavailableError:
+def _unavailable_error(name: str, problem: Exception | str) -> CatalogUnavailableError:
+    fault = problem if isinstance(problem, str) else f"gave no answer: {type(problem).__name__}: {problem}"
     return CatalogUnavailableError(
-        f"the Iceberg catalog {name!r} gave no answer: {type(problem).__name__}: {problem}; try again later, or check "
-        "its properties (PyIceberg's configuration, lookup.catalog.…)"
+        f"the Iceberg catalog {name!r} {fault}; try again later, or check its properties (PyIceberg's configuration, lookup.catalog.…)"
     )

@@ -354,7 +354,8 @@ class IcebergSource(VersionSource):
         try:
             return self._keep(table, self._build(table, metadata, selection))
         except NotSupportedError as problem:
-            raise NotSupportedError(f"{place}the Iceberg table {redacted_path}: {problem}") from None
+            fault = str(problem).removeprefix(f"{redacted_path}: ")
+            raise NotSupportedError(f"{place}the Iceberg table {redacted_path}: {fault}") from None
         except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
             raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {problem}"), problem)
         except UNREADABLE as problem:

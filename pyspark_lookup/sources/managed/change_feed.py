@@ -45,7 +45,7 @@ class ChangeTask:
     `added`: True for added rows, False for removed ones. `files`: the files that have these rows. `marks`: the commit's delete files, which
     name the rows that it deletes. `counterparts`: for updates, the files with the other half of each update: the new rows if `files` has the
     old ones, the old rows if `files` has the new ones. `keys`: the table's key columns at the time of the commit. `schema`: the table's
-    present columns. `committed_at_s`: the time of the commit on the store's clock.
+    current columns. `committed_at_s`: the time of the commit on the store's clock.
     """
 
     table: Table

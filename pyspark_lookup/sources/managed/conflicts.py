@@ -512,7 +512,7 @@ class KeyedRows:
         if deleted_rows.column(PATH).null_count or deleted_rows.column(ROW).null_count:
             urls = ", ".join(redact("path", version.url) for version in versions[:3])
             raise DamagedFileError(
-                f"one of the delete files {urls} is damaged: it has a row without a path or a position"
+                f"one of the delete files {urls} is damaged: it has a row without a path or a position: restore the file"
             )
         return deleted_rows
 

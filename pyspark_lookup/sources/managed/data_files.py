@@ -66,14 +66,14 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
         if table_field is None:
             if not merge:
                 raise SchemaError(
-                    f"{origin}: the table has no column {field.name!r}; to add it, set lookup.write.merge-schema = true; the present columns are "
+                    f"{origin}: the table has no column {field.name!r}; to add it, set lookup.write.merge-schema = true; the current columns are "
                     f"{names_shown(definition.schema.names, field.name)}"
                 )
             new_fields.append(pa.field(field.name, spark_type(field.type)))
         elif not widens(field.type, table_field.type):
             raise SchemaError(
-                f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and cannot become {type_ddl(field.type)}: cast "
-                "the rows. If ALTER TABLE … ALTER COLUMN … TYPE has changed the type in the catalog only, DROP TABLE there (the table's files stay) "
+                f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and cannot become {type_ddl(field.type)}: "
+                f"leave its type, and cast rows that you write to {type_ddl(table_field.type)}. If ALTER TABLE … ALTER COLUMN … TYPE has changed the type in the catalog only, DROP TABLE there (the table's files stay) "
                 "and CREATE TABLE again"
             )
     if not new_fields:

@@ -240,8 +240,8 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
             return version
     reason = "was vacuumed" if write_ids is None else "needs files that were compacted or vacuumed since"
     raise VersionGoneError(
-        f"{redact('path', table.url)}: version {table.pinned if position is None else position} of table {state.table_id} "
-        f"{reason}: versions from {state.oldest} on can be read"
+        f"{redact('path', table.url)}: version {table.pinned if position is None else position} {reason}: versions from {state.oldest} on can "
+        "be read"
     )
 
 
@@ -276,8 +276,8 @@ def _managed_version(table: Table, state: TableState, position: int | None) -> T
             metadata = state.version(at)
             if position is None and at not in (None, metadata.position):
                 raise VersionGoneError(
-                    f"there is no version {at}: event {at} in the log of table {state.table_id} changed nothing; the version before it is "
-                    f"{metadata.position} (LookupTable.versions() lists all)"
+                    f"there is no version {at}: event {at} of the log changed nothing; the version before it is {metadata.position} "
+                    "(LookupTable.versions() lists all)"
                 )
             write_ids = ValidWriteIdList.parse(metadata.state)
     except ValueError as problem:

@@ -3,7 +3,7 @@
 The race: a reader may be about to read such a version. So an event in the log first names the writes that lose their files, and only then are
 the files removed. Whoever reads the log knows that every version that needs one of these writes is gone.
 
-All times are on the store's clock, which says when events and files were written. To learn the present time, a vacuum writes a small file.
+All times are on the store's clock, which says when events and files were written. To learn the current time, a vacuum writes a small file.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def vacuum(
 
 
 def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
-    """The present time on the store's clock, taken from a file that is written for this purpose."""
+    """The current time on the store's clock, taken from a file that is written for this purpose."""
     url = f"{log.url}/{LOG_DIRECTORY}/vacuum-{nonce}"
     ufs.put_if_absent(url, nonce.encode())
     try:
@@ -126,7 +126,8 @@ def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
 def _put_at_s(file: FileVersion) -> float:
     if file.modified_at_s is None:
         raise UfsError(
-            f"{redact('path', file.url)}: the store does not say when this file was written, so the table cannot be vacuumed"
+            f"{redact('path', file.url)}: the store does not say when this file was written, so the table cannot be vacuumed: move it to a "
+            "store that does"
         )
     return file.modified_at_s
 

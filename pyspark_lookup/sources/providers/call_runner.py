@@ -115,7 +115,7 @@ class Calls:
     ) -> T:
         """The result of `call()`. Raises CallFailedError if it raises, CallTimeoutError after `timeout_s`.
 
-        `waited_s`: returns how long calls have waited for their turn in all, the present wait included; such time does not count.
+        `waited_s`: returns how long calls have waited for their turn in all, the current wait included; such time does not count.
 
         After a timeout, the next call runs in a new thread. Calls that were waiting for the one that timed out run there, too.
         """

@@ -304,7 +304,7 @@ class CallGate:
     # --- turns and connections ----------------------------------------------------------------------
 
     def waited_s(self) -> float:
-        """The total time for which calls have waited for their turn, in seconds, including the present wait."""
+        """The total time for which calls have waited for their turn, in seconds, including the current wait."""
         return self._waited_s
 
     async def sleep(self, seconds: float) -> None:

@@ -810,8 +810,8 @@ class ProvidedTable:
     def changed_keys(self, since: str, now: str, keys: pa.Schema, metrics: CacheMetricGroup) -> ChangedKeys | None:
         """The keys whose rows have changed between the version `since` and this call, with the columns `keys`.
 
-        None if the provider cannot tell, or if its answer is invalid; the reason is logged. `now`: the present version. A call that fails is
-        repeated `lookup.max-retries` times. If both versions are whole numbers and the present one is lower, the table was set back. Then the
+        None if the provider cannot tell, or if its answer is invalid; the reason is logged. `now`: the current version. A call that fails is
+        repeated `lookup.max-retries` times. If both versions are whole numbers and the current one is lower, the table was set back. Then the
         provider is not asked: a log of changes that was set back, too, would have none after `since`.
         """
         changes: Changes = get_attribute(self.name, self._provider.current(), "changes")

@@ -509,7 +509,7 @@ class Disk(Segments, Claims, Counters):
         return self._count().total
 
     def space(self) -> DiskSpace:
-        """The space that the directory takes, according to its account, without listing files."""
+        """The space that the directory takes, by its count of the bytes in use, without listing files."""
         usage = self.usage()
         try:
             disk = os.statvfs(self._root)

@@ -78,7 +78,7 @@ class LentCredentials:
 class Lender(Protocol):
     """A catalog, as the lender of the credentials of one table.
 
-    `name`: words for the catalog in errors, e.g. "the Iceberg catalog 'prod'".
+    `name`: what errors call the catalog, e.g. "the Iceberg catalog 'prod'".
     """
 
     name: str
@@ -126,7 +126,7 @@ class CredentialHolder:
     def put(self, credentials: Sequence[LentCredentials], asked_s: float) -> None:
         """Keep credentials that came with another answer of the catalog. `asked_s`: when that request began (steady clock).
 
-        Good ones for the same prefixes are kept instead, so that the connections that were opened with them stay open.
+        If the holder has credentials for the same prefixes that need not be renewed yet, it keeps those, so that connections stay open.
         """
         new, loan = _Loan(credentials, asked_s), self._loan
         same = loan is not None and [one.prefix for one in loan.credentials] == [one.prefix for one in new.credentials]
@@ -178,7 +178,7 @@ class CredentialHolder:
             return self._replace(last)
 
     def _replace(self, last: _Loan | None) -> _Loan:
-        """A new loan instead of `last`; the present one if another thread has replaced `last` meanwhile. Called under the lock."""
+        """A new loan instead of `last`; the current one if another thread has replaced `last` meanwhile. Called under the lock."""
         if self._loan is not None and self._loan is not last:
             return self._loan
         self._tried_s = asked_s = self._clock.steady_s()

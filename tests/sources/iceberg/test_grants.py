@@ -399,7 +399,7 @@ def test_a_catalog_that_is_down(world: World, mode: str) -> None:
     for reader in (current, cached):
         assert alice.ids(reader) == [1, 2, 3]
     world.catalog.fault = lambda method, path: (503, error_body(503, "Unavailable", "later"))
-    named = r"the Iceberg catalog 'tests' gave no answer.*later"
+    named = r"the Iceberg catalog 'tests' answered with HTTP status 503.*later"
     world.refused(errors.CatalogUnavailableError, named, lambda: alice.ids(current))
     world.later(EVERY_S - 1)
     assert alice.ids(cached) == alice.told(token, mode) == [1, 2, 3]
@@ -505,7 +505,7 @@ FAULTS: list[tuple[tuple[int, Any], type[Exception], str]] = [
     ((200, b"<html>welcome</html>"), errors.CatalogUnavailableError, "an HTML page with HTTP status 200: check its endpoint"),
     ((200, {"metadata-location": "x", "config": {"s3.secret-access-key": "SESAME"}}), errors.CatalogUnavailableError, "cannot be read"),
     ((307, b""), errors.CatalogUnavailableError, "0 bytes with HTTP status 307: check its endpoint"),
-    ((503, b"later"), errors.CatalogUnavailableError, "gave no answer.*503"),
+    ((503, b"later"), errors.CatalogUnavailableError, "answered with HTTP status 503"),
 ]  # fmt: skip
 
 

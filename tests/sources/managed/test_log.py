@@ -348,7 +348,7 @@ def test_commits_of_which_nothing_is_known(place: Place, cache_dir: Path) -> Non
         host.allocate()
     assert other.latest().position == 1
     host.store.before, host.store.after = lambda kind, subject: None, silent
-    with pytest.raises(errors.CommitUnknownError, match="nonce") as problem:
+    with pytest.raises(errors.CommitUnknownError, match="look there before writing again") as problem:
         host.allocate()
     assert (other.latest().position, other.latest().nonce in str(problem.value)) == (2, True)
 

@@ -327,8 +327,8 @@ class LogPages:
                         return replayed_state
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
-            f"{self._redacted_path}: the log of table {state.table_id} was trimmed: it has the versions from position {first} on. Restart "
-            f"a stream with a new checkpoint: from the current table (lookup.stream.start = SNAPSHOT), or from the oldest changes that the log "
+            f"{self._redacted_path}: the log was trimmed: it has the versions from position {first} on. Restart a "
+            f"stream with a new checkpoint: from the current table (lookup.stream.start = SNAPSHOT), or from the oldest changes that the log "
             f"still has (lookup.stream.start = {first})"
         )
 
@@ -799,8 +799,8 @@ class NotificationLog:
 
     def _unknown_error(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
-            f"it is unknown whether event {event.position} ({event.kind}) of {redact('path', self.url)} was written: {problem}. "
-            f"If the log's event {event.position} has the nonce {event.nonce}, it was: check this before writing again"
+            f"it is unknown whether event {event.position} ({event.kind}) is in the log of {redact('path', self.url)}: {problem.__cause__ or problem}. "
+            f"It is if {redact('path', self._events.path(event.position))} contains {event.nonce}: look there before writing again"
         )
 
     def _has_followed(self, state: TableState, event: Event) -> bool:

@@ -505,25 +505,22 @@ class TableState:
         write = self.writes.get(write_id)
         if write is None or (write.ended_at is not None and not write.committed):
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id} was aborted by its writer, or by others because its writer "
-                "showed no sign of life for lookup.write.timeout: write again"
+                f"write {write_id} was aborted by its writer, or by others because its writer showed no sign of life for "
+                "lookup.write.timeout: write again"
             )
         if write.committed:
-            raise WriteConflictError(
-                f"write {write_id} of table {self.table_id} is committed already: do not write its rows again"
-            )
+            raise WriteConflictError(f"write {write_id} is committed already: do not write its rows again")
         if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
             # The rows of both writes would be visible, some with the same keys.
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id}, an overwrite, began before write {self.keyed_by}, which "
-                "wrote by key and is committed: write again"
+                f"write {write_id}, an overwrite, began before write {self.keyed_by}, which wrote by key and is committed: write again"
             )
         if write.mode is WriteMode.OVERWRITE:
             self._check_compactions(write_id)
         if self.replaced_by > write_id and write.mode is not WriteMode.ALTER:
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id} began before write {self.replaced_by}, which has replaced the "
-                f"table's rows and is committed, so the rows of write {write_id} would never be seen: write again"
+                f"write {write_id} began before write {self.replaced_by}, which has replaced the table's rows and is committed, so the rows of "
+                f"write {write_id} would never be seen: write again"
             )
         return write
 
@@ -532,8 +529,8 @@ class TableState:
         for write in self.writes.values():
             if write.committed and write.replaces and write.least < write_id < write.rank:
                 raise WriteConflictError(
-                    f"write {write_id} of table {self.table_id}, an overwrite, began before write {write.rank}, which was "
-                    f"compacted together with older writes by write {write.id}: write again"
+                    f"write {write_id}, an overwrite, began before write {write.rank}, which was compacted together with older writes by "
+                    f"write {write.id}: write again"
                 )
 
     def is_committed(self, batch: Batch) -> bool:
@@ -585,7 +582,7 @@ class TableState:
         """The version that a list of write ids describes, with the columns and keys that the table had after the last of the list's writes.
 
         `own_write_id`: an open write that the list may include, for the transaction that makes this write. The version then has the table's
-        present columns.
+        current columns.
 
         Raises ValueError for the list of another table, and for a list that is ahead of the log, because a write's files are not usable
         before its commit. Raises VersionGoneError if the list includes an aborted write, and EarlierStateError if only an earlier state can
@@ -609,9 +606,7 @@ class TableState:
             ):
                 continue
             if write.id == own_write_id:
-                raise WriteConflictError(
-                    f"write {own_write_id} of table {self.table_id} was aborted by others: begin another transaction"
-                )
+                raise WriteConflictError(f"write {own_write_id} was aborted by others: begin another transaction")
             if write.ended_at is None:
                 raise ValueError(
                     f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed; take a list from LookupTable.valid_write_ids"
@@ -619,7 +614,7 @@ class TableState:
             if write.ended_at <= self._page_begin(self.position):
                 continue  # lists that were made in later pages do not name this aborted write
             raise VersionGoneError(
-                f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read; take a newer list (LookupTable.valid_write_ids)"
+                f"write {write.id} was aborted: its rows cannot be read; take a newer list (LookupTable.valid_write_ids)"
             )
         self._check_marks(write_ids, own_write_id)
         if own_write_id is not None:
@@ -669,8 +664,8 @@ class TableState:
         for write in visible_writes.needed_writes:
             if write.vacuumed:
                 raise VersionGoneError(
-                    f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
-                    "later version, and in future vacuum only versions that are no longer read"
+                    f"version {position} needs files of write {write.id}, which were vacuumed: read a later version, and in future vacuum only "
+                    "versions that are no longer read"
                 )
         # Write ids are not enough: two copies of a table may give the same id to different writes.
         labels = [

@@ -25,7 +25,7 @@ _COMMENTS = ("--", "/*", "#")
 
 
 def tokens_of(*dialect: str) -> re.Pattern[str]:
-    """The tokens of a statement: quoted texts and comments, which are one token each, `::`, `:since`, and single characters but spaces and
+    """The tokens of a statement: quoted texts and comments, which are one token each, `::`, `:since`, and single characters except spaces and
     semicolons. `dialect`: expressions for those that only some databases have."""
     common = (
         r"'(?:[^']|'')*'",

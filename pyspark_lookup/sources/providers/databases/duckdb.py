@@ -30,7 +30,7 @@ from pyspark_lookup.sources.providers.databases.database import (
 
 
 class _OpenFiles:
-    """The files that this process has open. The connections to a file are cursors of one.
+    """The files that this process has open. All connections to a file are cursors of the first one.
 
     DuckDB opens a path once in a process: while a connection to it is open, others share its file, also after another file was put in its place,
     and in a forked child, which lacks the threads that serve it. So the file is then attached to a database in memory.

@@ -188,7 +188,7 @@ class _PostgresqlConnection(Connection):
 
 
 def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column whose values come as texts, as texts. Others of unknown types stay what they are."""
+    """The column as plain text if the driver returns its values as texts of an unknown type; any other column unchanged."""
     is_text = isinstance(column.type, pa.BaseExtensionType) and pa.types.is_string(column.type.storage_type)
     return column.cast(pa.string()) if is_text else column
 

@@ -127,7 +127,7 @@ class _SqliteConnection(Connection):
 
 
 def _type(declared: str) -> pa.DataType:
-    """The type of a column that is declared so; null if it is not declared, or says nothing of its values."""
+    """The Arrow type for the type that a table declares for a column; null if it declares none, or one that says nothing about the values."""
     word, _, digits = declared.partition("(")
     word = word.strip()
     if word.startswith("BOOL"):
@@ -151,7 +151,7 @@ def _type(declared: str) -> pa.DataType:
 
 
 def _stored(values: pa.Array) -> pa.Array:
-    """Keys as they are stored: truth as 0 and 1, days as text."""
+    """Keys as SQLite stores them: booleans as 0 and 1, dates as text."""
     if pa.types.is_boolean(values.type):
         return values.cast(pa.int64())
     return values.cast(pa.string()) if pa.types.is_date(values.type) else values

@@ -91,7 +91,7 @@ class Answers:
 
 
 def validators(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a request by which the server can revalidate an answer with these headers; none if it cannot."""
+    """The request headers that ask the server whether an answer with these headers is still valid; none if it cannot be asked that."""
     if "etag" in headers:
         return {"If-None-Match": headers["etag"]}
     return {"If-Modified-Since": headers["last-modified"]} if "last-modified" in headers else {}
@@ -238,7 +238,7 @@ class HttpFunction(AsyncLookupFunction):
     async def _refused(
         self, request: Request, response: aiohttp.ClientResponse, headers: Mapping[str, str], login: Mapping[str, str]
     ) -> LookupFunctionError:
-        """The error for a status that is none of an answer with rows."""
+        """The error for an answer whose status means that it has no rows."""
         pause_s = retry_after_s(headers, self._clock.wall_s()) if response.status in _PAUSING else None
         if pause_s is not None:
             self._resume_s = max(self._resume_s, self._clock.steady_s() + min(pause_s, _PAUSE_S))
