@@ -219,7 +219,7 @@ class Runtime:
         with self._lock:
             key = key_of(
                 options.files.path,
-                *(kind.identity for kind in options.kinds),
+                *((type(kind).__name__, kind.identity) for kind in options.set_kinds if kind.identity),
                 options.storage,
                 options.cache.mode,
                 options.cache.directory(),  # however it is spelled
@@ -278,6 +278,8 @@ class Runtime:
         return options if opening is None else opening.complete(options)
 
     def _open(self, options: LookupOptions) -> Opening | None:
+        if options.system is None:
+            return None
         return next((opening for opener in self._openers if (opening := opener.open(options)) is not None), None)
 
     def _build(self, options: LookupOptions, opening: Opening | None) -> Engine:

@@ -13,7 +13,7 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pyspark_lookup.core.credentials import names_bucket_with_credentials
@@ -51,12 +51,16 @@ class KindOptions:
     `system_keys`: options that name a table of another system, instead of a path. `catalog_keys`: options with which the path is the table's
     name in a catalog. `suggestions`: names of options in other projects, without punctuation, and for each the option here that means the same.
     `retry_delay`: the option that says how often keys without rows are looked up again while facts wait for them; None: there is none.
+
+    `check` is called if an option of the group is set, or one of `checked_with`, or if the path is a URL with one of the `schemes`.
     """
 
     system_keys: ClassVar[frozenset[str]] = frozenset()
     catalog_keys: ClassVar[frozenset[str]] = frozenset()
     suggestions: ClassVar[Mapping[str, str]] = {}
     retry_delay: ClassVar[str | None] = None
+    checked_with: ClassVar[frozenset[str]] = frozenset()
+    schemes: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def system(self) -> str | None:
@@ -175,15 +179,21 @@ class LookupOptions:
                 values[key] = value
         values |= {f"{prefix}*": tuple(sorted(named.items())) for prefix, named in entries.items() if named}
         options = cls(kinds=_defaults(kinds), explicit=frozenset(explicit)).with_values(values)
-        for kind in options.kinds:
+        for kind in options.set_kinds:
             options = options.with_values({key: value for key, value in kind.implied.items() if key not in values})
-        options._check()
+        options._check(values)
         return options
 
-    def _check(self) -> None:
-        """Raise OptionError if options contradict each other, or one that others need is missing."""
+    def _check(self, keys: Collection[str]) -> None:
+        """Raise OptionError if options contradict each other, or one that others need is missing. `keys`: those of the options that are set."""
+        fields = _fields(tuple(map(type, self.kinds)))
+        groups, scheme = (
+            {fields[key].group for key in keys},
+            self.files.path.partition("://")[0].partition("+")[0].lower(),
+        )
         for kind in self.kinds:
-            kind.check(self)
+            if type(kind) in groups or scheme in kind.schemes or not kind.checked_with.isdisjoint(keys):
+                kind.check(self)
         if not self.files.path and self.system is None:
             raise OptionError(
                 "option path is missing: give the table's file, directory or glob, e.g. load('s3://bucket/dim')"
@@ -202,22 +212,30 @@ class LookupOptions:
         """The options of the class `group`, which are for one kind of table; their defaults if `parse` was called without this class."""
         return next((kind for kind in self.kinds if isinstance(kind, group)), None) or group()
 
+    @cached_property
+    def set_kinds(self) -> tuple[KindOptions, ...]:
+        """Those of `kinds` in which an option is set. The others say nothing about the table."""
+        defaults = _defaults(tuple(map(type, self.kinds)))
+        return tuple(
+            kind for kind, default in zip(self.kinds, defaults, strict=True) if kind is not default and kind != default
+        )
+
     @property
     def system(self) -> str | None:
         """The option that names another system as the place of the table; None if the table consists of files."""
-        return next((kind.system for kind in self.kinds if kind.system is not None), None)
+        return next((kind.system for kind in self.set_kinds if kind.system is not None), None)
 
     @property
     def place(self) -> str:
         """The table's path, or its name in another system, without credentials, for errors and plans."""
         if self.files.path:
             return redact("path", self.files.path)
-        return next((kind.place for kind in self.kinds if kind.system is not None), "")
+        return next((kind.place for kind in self.set_kinds if kind.system is not None), "")
 
     @cached_property
     def pins(self) -> dict[str, Pin]:
         """The values of the options that name the version to read, by key. `parse` raises an error if there is more than one."""
-        return self.version.pins | {key: pin for kind in self.kinds for key, pin in kind.pins.items()}
+        return self.version.pins | {key: pin for kind in self.set_kinds for key, pin in kind.pins.items()}
 
     @cached_property
     def pinned(self) -> Pin | None:

@@ -127,7 +127,9 @@ class VersionSource(abc.ABC):
     `kinds`: the names of these kinds. `pins`: the options that name an older version. `retained`: the table keeps older versions, so a read
     can name one. `described`: the table's metadata has its columns, so the options that say how files are read have no meaning. `one_asks`:
     while one query of a host asks for the current version, the host's other queries wait for its answer. `markers`: names of directories
-    that only such a table has. `label`: what errors call such a table, such as "an Iceberg table". `shows_changes`: after each change
+    that only such a table has. `marker_file`: if not empty, the name of a file that must be in the marker's directory, too. `url_prefixes`,
+    `url_suffixes`: how canonical paths begin or end that show by their spelling that they are such tables. `label`: what errors call such a
+    table, such as "an Iceberg table". `shows_changes`: after each change
     of its rows the table has another version, or is read as it was before. `fleeting`: a version has no files, so its rows can be read only
     while it is the current version, except from a copy.
     """
@@ -139,6 +141,9 @@ class VersionSource(abc.ABC):
     fleeting: ClassVar[bool] = False
     one_asks: ClassVar[bool] = True
     markers: ClassVar[tuple[str, ...]] = ()
+    marker_file: ClassVar[str] = ""
+    url_prefixes: tuple[str, ...] = ()
+    url_suffixes: tuple[str, ...] = ()
     label: ClassVar[str] = "a table"
     shows_changes = True
 
@@ -165,12 +170,18 @@ class VersionSource(abc.ABC):
 
     def kind_of_url(self, url: str) -> str | None:
         """The kind of table that a canonical path shows by its spelling; None if only the store can tell."""
-        return None
+        return self.kinds[0] if url.startswith(self.url_prefixes) or url.endswith(self.url_suffixes) else None
 
     @classmethod
-    @abc.abstractmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
         """The kind of table at a path, as the store's answer `status` shows it; None if there is no table of this source's kinds."""
+        if not isinstance(status, Listing):
+            return None
+        markers = status.directories.intersection(cls.markers)
+        if cls.marker_file and markers:
+            urls = status.urls_ending(f"/{cls.marker_file}")
+            markers = {marker for marker in markers if f"{status.url}/{marker}/{cls.marker_file}" in urls}
+        return cls.kinds[0] if markers else None
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:

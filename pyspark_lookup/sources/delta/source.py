@@ -288,6 +288,7 @@ class DeltaSource(VersionSource):
         super().__init__(parts)
         self._in_catalog = in_catalog
         if in_catalog is not None:
+            self.url_prefixes = (CATALOG_SCHEME,)
             principal = in_catalog.lender.catalog.principal
             self._authorisations = Authorisations(parts.context, in_catalog.authorise_every_s, principal)
         self._logs: dict[Place, DeltaLog] = {}
@@ -322,19 +323,12 @@ class DeltaSource(VersionSource):
             return None
         return CatalogStore.open(options, open_url, cls._share(options, shared, clock).holder)
 
-    def kind_of_url(self, url: str) -> str | None:
-        return self.kinds[0] if self._in_catalog is not None and url.startswith(CATALOG_SCHEME) else None
-
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
         files = ufs.list_files(
             marker_url, "/", _NAMES_LOOKED_AT
         )  # listed after "/", so without names that begin with a dot
         return any(_OF_LOG.fullmatch(file.url.rpartition("/")[2]) for file in files)
-
-    @classmethod
-    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        return cls.kinds[0] if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
 
     @classmethod
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:

@@ -17,7 +17,7 @@ import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.credentials import find_origin
@@ -63,6 +63,8 @@ _MANAGED_PROPERTIES = ("delta.feature.catalogManaged", "delta.feature.catalogOwn
 @dataclasses.dataclass(frozen=True)
 class UnityOptions(KindOptions):
     """Checks the options of a table that a Unity catalog names. It has no option of its own: see `CatalogOptions`."""
+
+    checked_with: ClassVar[frozenset[str]] = frozenset({"lookup.catalog"})
 
     def check(self, options: LookupOptions) -> None:
         named = options.kind(CatalogOptions)

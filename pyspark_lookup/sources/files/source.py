@@ -289,9 +289,8 @@ class FilesSource(VersionSource):
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
         self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.context.clock
-        self._latest: tuple[Listing, tuple[Table, bool], TableVersion] | None = (
-            None  # the last listing, the table and `past_jobs` with which it was read, and the version that was made of it
-        )
+        # The last listing, the table's id and `past_jobs` with which it was read, and the version that was made of it.
+        self._latest: tuple[Listing, tuple[str, bool], TableVersion] | None = None
         self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
 
     @classmethod
@@ -464,7 +463,7 @@ class FilesSource(VersionSource):
         if isinstance(status, FileVersion):
             self._refuse_files([status])
             return TableVersion(table.id, (status,))
-        if self._latest is not None and self._latest[0] is status and self._latest[1] == (table, past_jobs):
+        if self._latest is not None and self._latest[0] is status and self._latest[1] == (table.id, past_jobs):
             return self._latest[2]
         refuse_tables(table.url, table.kind, status, self._parts.sources)
         ignored_directories = (
@@ -494,7 +493,7 @@ class FilesSource(VersionSource):
                 )
         version = self._to_version(table, files)
         if not ignored_directories:  # whether a job is dead shows only with time
-            self._latest = status, (table, past_jobs), version
+            self._latest = status, (table.id, past_jobs), version
         return version
 
     def _to_version(self, table: Table, files: tuple[FileVersion, ...] | ListedFiles) -> TableVersion:
@@ -507,7 +506,7 @@ class FilesSource(VersionSource):
             return TableVersion(table.id, files)
         record = self._host.last(table)
         last = None if record is None else self._host.files(table, record["digest"])
-        if last is None and self._latest is not None and self._latest[1][0] == table:
+        if last is None and self._latest is not None and self._latest[1][0] == table.id:
             last = self._latest[2]
         digest = TableVersion.digest_of_listing(table.id, files)
         if last is not None and last.digest == digest and last.is_settled:

@@ -156,6 +156,9 @@ class IcebergSource(VersionSource):
 
     kinds = ("ICEBERG",)
     markers = (METADATA_DIRECTORY,)
+    marker_file = HINT
+    url_prefixes = (CATALOG_SCHEME,)
+    url_suffixes = (METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")
     label = "an Iceberg table"
     pins = ("lookup.version", "lookup.branch", "lookup.tag", "lookup.timestamp")
 
@@ -213,24 +216,12 @@ class IcebergSource(VersionSource):
         return CatalogStore.open(options, open_url, cls._share(options, shared, clock)[1])
 
     @classmethod
-    def kind_of_url(cls, url: str) -> str | None:
-        is_iceberg = url.startswith(CATALOG_SCHEME) or url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz"))
-        return cls.kinds[0] if is_iceberg else None
-
-    @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:
         # Catalogs write 00000-….metadata.json, which comes first in a listing. Writers without a catalog write v1.metadata.json, which
         # comes after the manifests.
         names = ("", "v")
         files = [file for after in names for file in ufs.list_files(marker_url, after, _NAMES_LOOKED_AT)]
-        return any(file.url.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")) for file in files)
-
-    @classmethod
-    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        if not isinstance(status, Listing) or METADATA_DIRECTORY not in status.directories:
-            return None
-        hint = f"{status.url}/{METADATA_DIRECTORY}/{HINT}"
-        return cls.kinds[0] if hint in status.urls_ending(f"/{HINT}") else None
+        return any(file.url.endswith(cls.url_suffixes) for file in files)
 
     @classmethod
     def is_shown(cls, listing: Listing) -> bool:

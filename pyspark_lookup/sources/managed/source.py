@@ -53,10 +53,6 @@ class LogSource(VersionSource):
         return any(is_own(file.url) for file in ufs.list_files(f"{marker_url}/log", "/", _NAMES_LOOKED_AT))
 
     @classmethod
-    def detect_kind(cls, status: FileVersion | Listing) -> str | None:
-        return MANAGED if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
-
-    @classmethod
     def is_shown(cls, listing: Listing) -> bool:
         return False  # a log's directory may be left from a dropped table; a new table may be written there
 

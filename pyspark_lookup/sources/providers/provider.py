@@ -106,6 +106,7 @@ class ProviderOptions(KindOptions):
     system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.provider"})
     suggestions: ClassVar[dict[str, str]] = {"lookupasync": "lookup.provider"}
     retry_delay: ClassVar[str] = "lookup.retry.fixed-delay"
+    checked_with: ClassVar[frozenset[str]] = frozenset({CREDENTIALS, "lookup.on-error", "lookup.partial-cache.store"})
 
     # fmt: off
     provider: str | None = option(
@@ -289,6 +290,7 @@ class NamedProviderOptions(BuiltInOptions):
 
     provider_name: ClassVar[str]
     prefix: ClassVar[str]
+    checked_with: ClassVar[frozenset[str]] = frozenset({"lookup.provider"})
 
     def provides(self, options: LookupOptions) -> bool:
         """Whether `options`, which have this group, name a table of this system."""

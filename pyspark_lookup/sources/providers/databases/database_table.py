@@ -67,6 +67,7 @@ class DatabaseOptions(BuiltInOptions):
     """The options that name a table or query of an SQL database. The option `path` is the database's URL."""
 
     system_keys: ClassVar[frozenset[str]] = frozenset({"lookup.table", "lookup.query"})
+    schemes: ClassVar[frozenset[str]] = frozenset(DATABASES)
     suggestions: ClassVar[dict[str, str]] = {"dbtable": "lookup.table", "tablename": "lookup.table", "url": "path"}
 
     # fmt: off
