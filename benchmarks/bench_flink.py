@@ -113,13 +113,12 @@ def looked_up(
 
     from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache  # noqa: PLC0415
     from pyspark_lookup.columnar.keys import Keys, as_indices  # noqa: PLC0415
-    from pyspark_lookup.lookup.planner import find  # noqa: PLC0415
     from pyspark_lookup.lookup.runtime import runtime  # noqa: PLC0415
     from pyspark_lookup.sources.registry import parse_options  # noqa: PLC0415
 
     parsed = parse_options({**options, "path": path})
     reader = runtime().engine(parsed).reader
-    full = reader.fulls.get_cache(find(reader, parsed).table, parsed)
+    full = reader.fulls.get_cache(reader.find(parsed).table, parsed)
     assert full is not None
     current = full.current()
     assert current is not None

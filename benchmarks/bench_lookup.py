@@ -40,7 +40,6 @@ from benchmarks.common import alternate
 from pyspark_lookup import LookupTable
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.keys import Keys, as_indices
-from pyspark_lookup.lookup.planner import find
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.sources.registry import parse_options
 
@@ -127,7 +126,7 @@ def open_snapshot(path: Path, options: Mapping[str, str]) -> Snapshot:
     """The latest snapshot of a table, as a worker of this host holds it."""
     parsed = parse_options({**options, "path": str(path)})
     reader = runtime().engine(parsed).reader
-    full = reader.fulls.get_cache(find(reader, parsed).table, parsed)
+    full = reader.fulls.get_cache(reader.find(parsed).table, parsed)
     assert full is not None
     current = full.current()
     assert current is not None

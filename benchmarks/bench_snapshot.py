@@ -40,7 +40,6 @@ import pyarrow.parquet as pq
 from benchmarks import servers
 from benchmarks.bench_lookup import BATCH, COLUMNS, lookup_options, make_lookup_table
 from benchmarks.common import report
-from pyspark_lookup.lookup.planner import find
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.sources.registry import parse_options
 
@@ -466,7 +465,7 @@ def measure_curve(args: argparse.Namespace, work: Path) -> None:
 def _planned(path: Path, options: dict[str, str]) -> str:
     """The table and the options as a plan carries them to workers."""
     parsed = parse_options({**options, "path": str(path)})
-    table = find(runtime().engine(parsed).reader, parsed).table
+    table = runtime().engine(parsed).reader.find(parsed).table
     return base64.b64encode(pickle.dumps((table, parsed))).decode()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import heapq
 import itertools
 import logging
@@ -20,11 +21,7 @@ from pathlib import Path
 from pyspark_lookup.core.threads import ends_with_process, sleep
 
 # Unlike CLOCK_MONOTONIC, this clock goes on while the machine is suspended. An age must include that time.
-_STEADY_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def _steady_s() -> float:
-    return time.clock_gettime(_STEADY_CLOCK)
+_steady_s = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _boot_id() -> str:

@@ -57,7 +57,7 @@ from pyspark_lookup.errors import (
     SchemaError,
 )
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.planner import ResolvedTable, requested_keys
+from pyspark_lookup.lookup.planner import requested_keys
 from pyspark_lookup.lookup.range_match import (
     Match,
     MatchedRanges,
@@ -68,7 +68,7 @@ from pyspark_lookup.lookup.range_match import (
     named_columns,
     stored_options,
 )
-from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask, ResolvedTable, TableReader
 from pyspark_lookup.lookup.runtime import Engine
 from pyspark_lookup.lookup.snapshot_ranges import SnapshotRanges
 from pyspark_lookup.options.conf_file import redact

@@ -50,8 +50,8 @@ from pyspark_lookup.lookup.lookup import (
     values_to_match,
 )
 from pyspark_lookup.lookup.metadata_tables import ViewTask, describe_table, scan_changes, view_batches
-from pyspark_lookup.lookup.planner import ResolvedTable
 from pyspark_lookup.lookup.range_match import MatchKind
+from pyspark_lookup.lookup.read import ResolvedTable, with_table_keys
 from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.groups import is_idle_in_gets, refuse_in_reads
@@ -125,11 +125,11 @@ class OpenTable:
 def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | None, same_options: bool) -> OpenTable:
     """The table that is at `options.files.path` now; `before` itself if nothing has changed since. `same_options`: `before` has the same options.
 
-    Makes one metadata call. Raises the errors of `planner.find`.
+    Makes one metadata call. Raises the errors of `TableReader.find`.
     """
     last_table = before.resolved_table.table if before is not None else None
     last = before.resolved_table if before is not None and same_options and before.engine is engine else None
-    resolved_table = planner.find(engine.reader, options, last_table, last)
+    resolved_table = engine.reader.find(options, last_table, last)
     if (
         before is not None
         and last is not None
@@ -138,7 +138,7 @@ def refresh_table(engine: Engine, options: LookupOptions, before: OpenTable | No
     ):
         before.resolved_table = resolved_table
         return before
-    complete = planner.with_table_keys(options, resolved_table)
+    complete = with_table_keys(options, resolved_table.version)
     cached = options.version.source is MetadataSource.CACHE
     return OpenTable(
         engine,
@@ -274,7 +274,7 @@ class Transaction:
             )
         table, version = self._writes.version()
         resolved_table = ResolvedTable(table, version, *require_metadata(table, version).columns)
-        return OpenTable(self._engine, resolved_table, planner.with_table_keys(self._options, resolved_table), None)
+        return OpenTable(self._engine, resolved_table, with_table_keys(self._options, resolved_table.version), None)
 
     # --- the end of the transaction ---------------------------------------------------------------
 

@@ -23,8 +23,9 @@ from pyspark_lookup.columnar.types import resolve_names, schema_of_text
 from pyspark_lookup.core.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.planner import ResolvedTable, planned_names
+from pyspark_lookup.lookup.planner import planned_names
 from pyspark_lookup.lookup.range_match import stored_options
+from pyspark_lookup.lookup.read import ResolvedTable
 from pyspark_lookup.lookup.runtime import Engine
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import View

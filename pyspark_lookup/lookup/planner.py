@@ -1,4 +1,4 @@
-"""Plans reads: finds the table at a path and its columns, and makes a `ReadPlan` and the tasks of the read from the options.
+"""Plans reads: makes a `ReadPlan` and the tasks of the read from the options and the resolved table.
 
 Every wrong option is reported here, on the driver, before tasks run.
 """
@@ -6,7 +6,6 @@ Every wrong option is reported here, on the driver, before tasks run.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import uuid
 from collections.abc import Sequence
 
@@ -20,127 +19,19 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import check_all_readable, check_readable, collated_field, resolve_names
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.credentials import names_shown
-from pyspark_lookup.errors import CHANGED_KIND, OptionError, SchemaError
-from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
+from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask, ResolvedTable, TableReader, with_table_keys
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
+from pyspark_lookup.options.enums import CacheMode, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.footers import prune_files
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.table_scan import all_columns, cut_share
 from pyspark_lookup.storage.stores import FileStatistics
-from pyspark_lookup.versions.executions import read_with_restarts
 from pyspark_lookup.versions.file_columns import ColumnFiles
-from pyspark_lookup.versions.model import Table, TableVersion, file_sizes, select_partitions
+from pyspark_lookup.versions.model import file_sizes, select_partitions
 
 _TASKS_AT_MOST = 10_000  # tasks of one read; without a limit there could be any number, because a damaged log may claim any file size
-
-
-@dataclasses.dataclass(frozen=True)
-class ResolvedTable:
-    """A table, its version that a read has found, and the columns of this version: `data` in the files, `partitions` the partition columns."""
-
-    table: Table
-    version: TableVersion
-    data: pa.Schema
-    partitions: pa.Schema
-
-    @property
-    def columns(self) -> pa.Schema:
-        """All columns, in the order of the declared schema or of the table's metadata; without these, the partition columns come last."""
-        everything = all_columns((self.data, self.partitions))
-        declared, metadata = self.table.declared, self.version.metadata
-        if declared is not None:
-            names = declared.names
-        elif metadata is not None:
-            names = metadata.all_columns.names
-        else:
-            return everything
-        return pa.schema([everything.field(name) for name in names])
-
-
-def find(
-    reader: TableReader, options: LookupOptions, last_table: Table | None = None, last: ResolvedTable | None = None
-) -> ResolvedTable:
-    """The table that is at `options.files.path` now, with its columns.
-
-    Makes one metadata call, and reads what it needs to find the columns. `last_table`: the table that was last at the path; with it, a file costs
-    a HEAD instead of a LIST. `last`: what the last call with the same options returned; it is returned again if nothing has changed. If a file is
-    replaced before its schema was read, the newer version is read. Raises the errors of `Resolver.discover` and `VersionReader.schema`, and
-    VersionGoneError if the table keeps changing.
-    """
-    began_s = reader.now_s()
-    table, version = _discover(reader, options, last_table, last)
-    try:
-        version = _serve(reader, _with_keys(options, version), table, version, began_s)
-    except CHANGED_KIND:
-        if not reader.kinds.forget_kind(table):
-            raise
-        table, version = reader.resolver.discover(options)
-        version = _serve(reader, _with_keys(options, version), table, version, began_s)
-    if (
-        options.cache.mode is CacheMode.NONE
-        and version.bytes > options.read.split_size
-        and reader.kinds.lacks_files(version)
-    ):
-        # A job has removed files of this version. Tasks could not read these files, and could not go on with a newer version either.
-        version = reader.resolver.resolve_again(table, options, None, version.digest)
-    if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
-        return last if last.version is version else dataclasses.replace(last, version=version)
-    (data, partitions), version = read_with_restarts(
-        table,
-        version,
-        functools.partial(reader.versions.schema, table),
-        lambda gone, _: reader.resolver.resolve_again(table, options, None, gone.digest),
-    )
-    return ResolvedTable(table, version, data, partitions)
-
-
-def with_table_keys(options: LookupOptions, resolved_table: ResolvedTable) -> LookupOptions:
-    """The options, with the table's key columns if the options name none."""
-    return _with_keys(options, resolved_table.version)
-
-
-def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
-    metadata = version.metadata
-    if options.files.keys is not None or metadata is None or not metadata.keys:
-        return options
-    return options.with_values({"lookup.keys": metadata.keys})
-
-
-def _serve(
-    reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
-) -> TableVersion:
-    """The version to read: that of the latest snapshot, if a full cache in CACHE mode answers; otherwise `version`.
-
-    The snapshot may be older than `version`, the last version that this host knows. `began_s`: when the read began (steady clock).
-    """
-    full = reader.fulls.get_cache(table, options) if options.version.source is MetadataSource.CACHE else None
-    if full is None:
-        return version
-    latest = full.latest()
-    if latest is None:  # there is no snapshot yet, so the store's version is read
-        return reader.current_versions.learn_newer(table, began_s)
-    has_own_writes = reader.host.includes_own_writes(table, options, latest)
-    return latest if has_own_writes and reader.kinds.source(table).is_authorised(table, latest) else version
-
-
-def _discover(
-    reader: TableReader, options: LookupOptions, last_table: Table | None, last: ResolvedTable | None
-) -> tuple[Table, TableVersion]:
-    if last_table is not None:
-        if last_table.pinned != options.pinned:
-            last_table = dataclasses.replace(last_table, pinned=options.pinned)
-        try:
-            version = reader.resolver.resolve(last_table, options, None).version
-        except CHANGED_KIND:
-            # There may be a table of another kind now, e.g. a directory instead of a file. If nothing is at the path, `resolve` has already waited
-            # for a job to write it, so `discover` need not wait again.
-            return reader.resolver.discover(options, patient=False)
-        if last is not None and last.table is last_table and last.version.digest == version.digest:
-            return last_table, version
-        return reader.kinds.to_table(options, last_table.kind, version), version
-    return reader.resolver.discover(options)
 
 
 def table_columns(resolved_table: ResolvedTable, options: LookupOptions, readable: bool = True) -> pa.Schema:
@@ -150,7 +41,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions, readabl
     `lookup.partition` that does not fit.
     """
     everything = resolved_table.columns
-    options = with_table_keys(options, resolved_table)
+    options = with_table_keys(options, resolved_table.version)
     if options.cache.mode is CacheMode.PARTIAL and not options.files.keys:
         raise OptionError(
             "option lookup.cache = 'PARTIAL' needs lookup.keys: name the columns by which rows are looked up"

@@ -31,9 +31,9 @@ from pyspark_lookup.columnar.types import resolve_names, schema_of_text, text_of
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.decoding import as_text
 from pyspark_lookup.core.metrics import CacheMetricGroup
-from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import CHANGED_KIND, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import MetadataSource
+from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.open_file import Latest, Projection, Slice
@@ -94,6 +94,37 @@ class HostSchemas:
 def _parse_schemas(texts: Any) -> tuple[pa.Schema, pa.Schema]:
     data, partitions = map(schema_of_text, texts)
     return data, partitions
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedTable:
+    """A table, its version that a read has found, and the columns of this version: `data` in the files, `partitions` the partition columns."""
+
+    table: Table
+    version: TableVersion
+    data: pa.Schema
+    partitions: pa.Schema
+
+    @property
+    def columns(self) -> pa.Schema:
+        """All columns, in the order of the declared schema or of the table's metadata; without these, the partition columns come last."""
+        everything = all_columns((self.data, self.partitions))
+        declared, metadata = self.table.declared, self.version.metadata
+        if declared is not None:
+            names = declared.names
+        elif metadata is not None:
+            names = metadata.all_columns.names
+        else:
+            return everything
+        return pa.schema([everything.field(name) for name in names])
+
+
+def with_table_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
+    """The options, with the table's key columns if the options name none."""
+    metadata = version.metadata
+    if options.files.keys is not None or metadata is None or not metadata.keys:
+        return options
+    return options.with_values({"lookup.keys": metadata.keys})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -436,6 +467,75 @@ class TableReader:
     def now_s(self) -> float:
         """The time on the host's steady clock, by which requests for the current version are ordered."""
         return self._context.clock.steady_s()
+
+    def find(
+        self, options: LookupOptions, last_table: Table | None = None, last: ResolvedTable | None = None
+    ) -> ResolvedTable:
+        """The table that is at `options.files.path` now, with its columns.
+
+        Makes one metadata call, and reads what it needs to find the columns. `last_table`: the table that was last at the path; with it, a file
+        costs a HEAD instead of a LIST. `last`: what the last call with the same options returned; it is returned again if nothing has changed. If a
+        file is replaced before its schema was read, the newer version is read. Raises the errors of `Resolver.discover` and
+        `VersionReader.schema`, and VersionGoneError if the table keeps changing.
+        """
+        began_s = self.now_s()
+        table, version = self._discover(options, last_table, last)
+        try:
+            version = self._serve(options, table, version, began_s)
+        except CHANGED_KIND:
+            if not self.kinds.forget_kind(table):
+                raise
+            table, version = self.resolver.discover(options)
+            version = self._serve(options, table, version, began_s)
+        if (
+            options.cache.mode is CacheMode.NONE
+            and version.bytes > options.read.split_size
+            and self.kinds.lacks_files(version)
+        ):
+            # A job has removed files of this version. Tasks could not read these files, and could not go on with a newer version either.
+            version = self.resolver.resolve_again(table, options, None, version.digest)
+        if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
+            return last if last.version is version else dataclasses.replace(last, version=version)
+        (data, partitions), version = read_with_restarts(
+            table,
+            version,
+            functools.partial(self.versions.schema, table),
+            lambda gone, _: self.resolver.resolve_again(table, options, None, gone.digest),
+        )
+        return ResolvedTable(table, version, data, partitions)
+
+    def _discover(
+        self, options: LookupOptions, last_table: Table | None, last: ResolvedTable | None
+    ) -> tuple[Table, TableVersion]:
+        if last_table is None:
+            return self.resolver.discover(options)
+        if last_table.pinned != options.pinned:
+            last_table = dataclasses.replace(last_table, pinned=options.pinned)
+        try:
+            version = self.resolver.resolve(last_table, options, None).version
+        except CHANGED_KIND:
+            # There may be a table of another kind now, e.g. a directory instead of a file. If nothing is at the path, `resolve` has already waited
+            # for a job to write it, so `discover` need not wait again.
+            return self.resolver.discover(options, patient=False)
+        if last is not None and last.table is last_table and last.version.digest == version.digest:
+            return last_table, version
+        return self.kinds.to_table(options, last_table.kind, version), version
+
+    def _serve(self, options: LookupOptions, table: Table, version: TableVersion, began_s: float) -> TableVersion:
+        """The version to read: that of the latest snapshot, if a full cache in CACHE mode answers; otherwise `version`.
+
+        The snapshot may be older than `version`, the last version that this host knows. `began_s`: when the read began (steady clock).
+        """
+        if options.version.source is not MetadataSource.CACHE:
+            return version
+        full = self.fulls.get_cache(table, with_table_keys(options, version))
+        if full is None:
+            return version
+        latest = full.latest()
+        if latest is None:  # there is no snapshot yet, so the store's version is read
+            return self.current_versions.learn_newer(table, began_s)
+        has_own_writes = self.host.includes_own_writes(table, options, latest)
+        return latest if has_own_writes and self.kinds.source(table).is_authorised(table, latest) else version
 
     def replace(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError

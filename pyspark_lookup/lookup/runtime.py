@@ -34,7 +34,7 @@ from pyspark_lookup.sources.opening import Opening
 from pyspark_lookup.sources.registry import OPENERS, SOURCES
 from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
-from pyspark_lookup.storage.disk import LAYOUT, Disk, key_of, memory_backed
+from pyspark_lookup.storage.disk import LAYOUT, SWEEP_EVERY_S, Disk, key_of, memory_backed
 from pyspark_lookup.storage.host_metrics import Publisher
 from pyspark_lookup.storage.stores import Store, open_store, with_lent
 from pyspark_lookup.storage.ufs import Ufs
@@ -133,6 +133,7 @@ class Engine:
         self._context = context
         self.last_table: Table | None = None  # the table that was at the path when a token was last issued
         self._publisher = publisher
+        self._sweep_from_s = context.clock.steady_s() + SWEEP_EVERY_S  # `Runtime` has just swept the directory
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
         self.remember_waiting = publisher.remember_waiting
@@ -141,7 +142,9 @@ class Engine:
     def publish_metrics(self) -> None:
         """Publish this process's counters to the host's other processes. If it is time, also start to clean up the cache directory, in a thread."""
         self._publisher.publish()
-        if self.disk is not None and self.disk.sweep_is_due():
+        now_s = self._context.clock.steady_s()
+        if self.disk is not None and now_s >= self._sweep_from_s:
+            self._sweep_from_s = now_s + SWEEP_EVERY_S
             with contextlib.suppress(RuntimeError):  # there are too many threads, or the process ends
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 

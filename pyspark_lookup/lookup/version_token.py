@@ -17,8 +17,7 @@ import struct
 
 from pyspark_lookup.core.decoding import show
 from pyspark_lookup.errors import CHANGED_KIND, NotATableError, OptionError, UfsNotFoundError, VersionGoneError
-from pyspark_lookup.lookup.planner import ResolvedTable
-from pyspark_lookup.lookup.read import TableReader
+from pyspark_lookup.lookup.read import ResolvedTable, TableReader
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions

@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from pyspark_lookup.lookup.catalog_tables import resolve_path
-from pyspark_lookup.lookup.planner import ResolvedTable
+from pyspark_lookup.lookup.read import ResolvedTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken, table_of_token
 from pyspark_lookup.options.enums import OnError, OnVersionGone, VersionAt, View

@@ -31,8 +31,7 @@ from pyspark_lookup.lookup.catalog_tables import (
     table_options,
 )
 from pyspark_lookup.lookup.metadata_tables import ViewTask, managed_state, plan_changes, view_schema, view_tasks
-from pyspark_lookup.lookup.planner import ResolvedTable
-from pyspark_lookup.lookup.read import ReadPlan, ReadTask
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask, ResolvedTable, with_table_keys
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.conf_file import redact, tells_secret
 from pyspark_lookup.options.enums import View
@@ -66,7 +65,7 @@ def plan_schema(options: Mapping[str, str]) -> tuple[StructType, ResolvedTable |
         return _with_options(view_schema(parsed.read.view), source_options if creating else None), None
     engine = runtime().engine(parsed)
     with engine.publish():
-        resolved_table = planner.find(engine.reader, parsed)
+        resolved_table = engine.reader.find(parsed)
         columns = planner.table_columns(resolved_table, parsed, readable)
         columns = change_columns(columns) if parsed.read.view is View.CHANGES else columns
     return _with_options(columns, source_options if creating else None, readable), resolved_table
@@ -333,9 +332,9 @@ class Planning:
             return [(self.options, task) for task in view_tasks(self.options, nonce or runtime().nonce())]
         engine = runtime().engine(self.options)
         with engine.publish():
-            resolved_table = self._resolved_table or planner.find(engine.reader, self.options)
+            resolved_table = self._resolved_table or engine.reader.find(self.options)
             options = engine.reader.host.with_floor(
-                resolved_table.table, planner.with_table_keys(self.options, resolved_table)
+                resolved_table.table, with_table_keys(self.options, resolved_table.version)
             )
             planner.table_columns(resolved_table, options)
             current_names = {name.lower() for name in resolved_table.columns.names}

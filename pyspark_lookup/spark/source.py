@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_lookup.lookup.planner import ResolvedTable
+    from pyspark_lookup.lookup.read import ResolvedTable
     from pyspark_lookup.spark.planning import Planning
 
 _WITHOUT_WRITERS = "write the table with LookupTable(path).write(…), in a stream by foreachBatch"

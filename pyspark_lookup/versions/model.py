@@ -345,7 +345,7 @@ class Table:
         policy = options.version.on_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
         return policy is OnVersionGone.FAIL
 
-    @property
+    @cached_property
     def root(self) -> str:
         """The directory below which partition directories are."""
         return glob_root(self.url) if self.kind == Kind.GLOB else self.url
@@ -530,12 +530,12 @@ class TableVersion:
         )
         return tuple({deletes.name: deletes for some in distinct_deletes for deletes in some}.values())
 
-    @property
+    @cached_property
     def number(self) -> int | None:
         """The version number, as `lookup.version` takes it; None if tables of this kind have none."""
         return None if self.metadata is None else self.metadata.number
 
-    @property
+    @cached_property
     def commit(self) -> tuple[str, int] | None:
         """(table id, position) of the version; None if the table's versions have no order."""
         metadata = self.metadata

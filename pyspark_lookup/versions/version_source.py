@@ -177,10 +177,10 @@ class VersionSource(abc.ABC):
         """The kind of table at a path, as the store's answer `status` shows it; None if there is no table of this source's kinds."""
         if not isinstance(status, Listing):
             return None
-        markers = status.directories.intersection(cls.markers)
+        markers = [marker for marker in cls.markers if marker in status.directories]
         if cls.marker_file and markers:
             urls = status.urls_ending(f"/{cls.marker_file}")
-            markers = {marker for marker in markers if f"{status.url}/{marker}/{cls.marker_file}" in urls}
+            markers = [marker for marker in markers if f"{status.url}/{marker}/{cls.marker_file}" in urls]
         return cls.kinds[0] if markers else None
 
     @classmethod

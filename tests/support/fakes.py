@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup import planner
-from pyspark_lookup.lookup.read import ReadPlan, ReadTask, TableReader
+from pyspark_lookup.lookup.read import ReadPlan, ReadTask, ResolvedTable, TableReader, with_table_keys
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed.data_files import WriteSizes
 from pyspark_lookup.sources.managed.tables import ManagedTables
@@ -156,11 +156,11 @@ class Host:
 
     def plan(
         self, options: LookupOptions, table: Table | None = None, columns: pa.Schema | None = None
-    ) -> tuple[planner.ResolvedTable, ReadPlan]:
+    ) -> tuple[ResolvedTable, ReadPlan]:
         """What is there now, and the plan of a read of the columns that the options leave, or of these."""
-        found = planner.find(self.reader, options, table)
+        found = self.reader.find(options, table)
         columns = planner.table_columns(found, options) if columns is None else columns
-        return found, planner.plan_read(found, planner.with_table_keys(options, found), columns, self.clock.host())
+        return found, planner.plan_read(found, with_table_keys(options, found.version), columns, self.clock.host())
 
     def planned(
         self, path: Path, more: Mapping[str, str] | None = None, columns: pa.Schema | None = None

@@ -228,7 +228,7 @@ class Dim(Table):
             off = {"lookup.partition": options.files.partition} if options.files.partition else {}
             known = {"path": options.files.path, "lookup.keys": ",".join(options.files.keys or ())}
             options = parse_options({**known, **off})
-        found = planner.find(self.host.reader, options, self.table)
+        found = self.host.reader.find(options, self.table)
         shown = planner.table_columns(found, options)
         names = list(columns)
         ordered = pa.schema([shown.field(n) for n in (*names, *(n for n in shown.names if n not in names))])

@@ -7,6 +7,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from pyspark_lookup.lookup import planner
+from pyspark_lookup.lookup.read import ResolvedTable
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.executions import Execution
@@ -49,7 +50,7 @@ class Process:
         """What the rows of an announced version say theirs is."""
         reader = self.host.reader
         table, version = self.told(announcement)
-        found = planner.ResolvedTable(table, version, *reader.versions.schema(table, version))
+        found = ResolvedTable(table, version, *reader.versions.schema(table, version))
         columns = planner.table_columns(found, self.options)
         plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
         rows = pa.Table.from_batches(reader.versions.read_files(plan, version), columns)

@@ -336,6 +336,9 @@ class FullCache:
         self._gave_up_at_s: float | None = None
         self._index_builders: tuple[weakref.ref[IndexBuilder], ...] = ()
         self._tidy_from_s = float("-inf")
+        # The last snapshot that `find` returned, with the state and the digest by which it was found. The reference is weak, because an unused
+        # snapshot must be unmapped to be evicted.
+        self._latest: tuple[State, str, weakref.ref[Snapshot]] | None = None
         self.schedule = Schedule(
             key_of(self.key, *self.options.full_cache.schedule),
             lambda: self.trigger or make_trigger(self.options),
@@ -352,7 +355,15 @@ class FullCache:
 
     def find(self, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version if this host has it, otherwise None. Makes no call to the store, and does not wait."""
-        state, snapshot = self._stored.find(lambda state: state.find(version.digest), version)
+        latest = self._latest
+        if latest is not None and latest[0] is self._stored.recorded.get() and latest[1] == version.digest:
+            state, snapshot = latest[0], latest[2]()
+        else:
+            state, snapshot = None, None
+        if state is None or snapshot is None:
+            state, snapshot = self._stored.find(lambda state: state.find(version.digest), version)
+            if snapshot is not None and state.refused is None:
+                self._latest = state, version.digest, weakref.ref(snapshot)
         self._tidy_up(state)
         return snapshot
 
@@ -787,14 +798,14 @@ class FullCache:
         self.context.metrics.inc("snapshotCompactionCount")
 
     def _tidy_up(self, state: State) -> None:
-        """Remove expired snapshots in a thread, at most every 10 seconds. A segment that is in use stays until a later call."""
-        if not state.left and len(state.versions) < 2:
-            return
+        """Record that the snapshots are in use, and remove expired ones in a thread, at most every 10 seconds. A segment that is in use stays until a
+        later call."""
         now_s = self.context.clock.steady_s()
         if now_s < self._tidy_from_s:
             return
+        self._tidy_from_s = now_s + _TIDY_EVERY_S
+        self.disk.use_table(self.key)
         if state.left or self._stored.find_expired(state):
-            self._tidy_from_s = now_s + _TIDY_EVERY_S
             self._jobs.ask(None, tidy=True)
 
     @property
@@ -828,6 +839,7 @@ class FullTables:
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
+        self._latest: tuple[Table, LookupOptions, FullCache] | None = None  # the last result of `get_cache`
         # The object that owns these caches: a running schedule keeps it alive by this reference.
         self.owner: object = None
 
@@ -835,6 +847,9 @@ class FullTables:
         """The full cache of a table for these options; None if they ask for another cache, or there is no cache directory."""
         if options.cache.mode is not CacheMode.FULL or self.context.disk is None:
             return None
+        latest = self._latest
+        if latest is not None and latest[0] is table and latest[1] is options:
+            return latest[2]
         # The predicate is a part of the key, because a cache has the columns that it needs in addition to those of `lookup.columns`.
         columns = None if options.read.columns is None else (options.read.columns, options.read.where)
         key_parts = (table.id, options.files.keys, columns, options.files.partition, options.version.source.value)
@@ -861,7 +876,9 @@ class FullTables:
                     self.context,
                     self.trigger,
                 )
-            return self._caches[place]
+            cache = self._caches[place]
+            self._latest = table, options, cache
+            return cache
 
     def _lay_out(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
         return self.layout_of(table, options, version)
@@ -883,4 +900,5 @@ class FullTables:
             with self._lock:
                 del self._users[full]
                 self._caches = {place: cache for place, cache in self._caches.items() if cache is not full}
+                self._latest = None
             full.close()

@@ -194,7 +194,8 @@ def _parse_layer(record: Any) -> StoredLayer:
 class StoredSnapshots:
     """The snapshots of one table, stored under `key`. `retained_s`: how long a snapshot is kept after a newer one has replaced it.
 
-    `find_version`: returns the version with a digest from other records of this host; None if these do not have it.
+    `find_version`: returns the version with a digest from other records of this host; None if these do not have it. `recorded`: the table's
+    state, None if there is none; it stays the same object while it does not change.
     """
 
     key: str
@@ -208,13 +209,13 @@ class StoredSnapshots:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
         self._progress_shown_s = -math.inf
-        self._state = self.disk.hold_record("snapshot", self.key, State.from_json)
+        self.recorded = self.disk.hold_record("snapshot", self.key, State.from_json)
 
     # --- reads ------------------------------------------------------------------------------------
 
     def state(self) -> State:
         """The table's state on this host."""
-        return self._state.get() or _NOTHING
+        return self.recorded.get() or _NOTHING
 
     def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
@@ -243,8 +244,6 @@ class StoredSnapshots:
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
         """The snapshot of a stored version, mapped; None if it is damaged or was removed. `version`: the version, if the caller has it already."""
         mapped_snapshot = self._find_open(stored)
-        if mapped_snapshot is not None:
-            self.disk.use_table(self.key)
         if stored is None or mapped_snapshot is not None:
             return mapped_snapshot
         # The record has all files of the version, also those that `lookup.partition` leaves out, because the types of columns depend on all

@@ -20,7 +20,7 @@ belongs to one user, for all worker processes of the host. If somebody removes i
 it again.
 """
 
-from pyspark_lookup.storage.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
+from pyspark_lookup.storage.disk.blocks import SWEEP_EVERY_S, BlockKey, Disk, DiskReport, DiskSpace, empty_space
 from pyspark_lookup.storage.disk.directory import (
     LAYOUT,
     Lock,
@@ -47,6 +47,7 @@ __all__ = [
     "Lock",
     "OpenSegment",
     "ReservedFile",
+    "SWEEP_EVERY_S",
     "SegmentWriter",
     "empty_space",
     "is_cache_directory",

@@ -141,7 +141,7 @@ _EVICT_MORE = 10  # an eviction frees the missing bytes and a tenth of the bytes
 _LARGEST_SHARE = 8  # a block above an eighth of the budget is not kept: it would evict too many others
 _SHARE_AT_MOST = 16 * 1024 * 1024  # the most bytes of blocks that are taken from the budget at once
 _TOUCH_AFTER_S = 60.0
-_SWEEP_EVERY_S = 600.0
+SWEEP_EVERY_S = 600.0
 _IN_USE_S = 600.0  # a table that was used within this time is not evicted for another table
 # The kinds of records that may be evicted, because they only save calls to the store. Other records say what this host has committed, or
 # which versions its processes have agreed on.
@@ -230,7 +230,6 @@ class Disk(Segments, Claims, Counters):
         super().__init__(root, max_bytes, metrics, now_s, creates)
         self._blocks = str(self._root / "blocks")
         self._rng = rng
-        self._swept_s = float("-inf")
 
     # --- blocks -----------------------------------------------------------------------------------
 
@@ -518,23 +517,15 @@ class Disk(Segments, Claims, Counters):
             budget, free = self._max_bytes or 0, -1
         return DiskSpace(usage.blocks, budget, usage.segments, free, usage.records)
 
-    def sweep_is_due(self) -> bool:
-        """Whether this process should start a sweep. True at most once every 10 minutes."""
-        now_s = self._now_s()
-        if abs(now_s - self._swept_s) < _SWEEP_EVERY_S:
-            return False
-        self._swept_s = now_s
-        return True
-
     def sweep(self) -> None:
         """Remove files of killed writers and expired files, and correct the recorded use of space.
 
         Does nothing if a process of the host has done this in the last 10 minutes.
         """
         marker = self._root / "swept"
-        now_s = self._swept_s = self._now_s()
+        now_s = self._now_s()
         with contextlib.suppress(OSError):
-            if marker.exists() and abs(now_s - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
+            if marker.exists() and abs(now_s - marker.lstat().st_mtime) < SWEEP_EVERY_S:
                 return
             for path in (
                 marker,

@@ -425,7 +425,7 @@ def test_what_is_refused_at_planning(
     publish(directory, 0, 1, columns={"tags": [[1]] * EACH})
     table = Table(directory, cache_dir, {**FULL, **options})
     with pytest.raises(error, match=words):
-        planner.table_columns(planner.find(table.host.reader, table.options), table.options)
+        planner.table_columns(table.host.reader.find(table.options), table.options)
 
 
 def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Path) -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import errors
-from pyspark_lookup.lookup import planner
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.sources.files.source import data_files, refuse_tables
 from pyspark_lookup.sources.registry import SOURCES, parse_options
@@ -298,7 +297,7 @@ def test_which_directories_are_a_version(tmp_path: Path) -> None:
     assert data_names(listing("a.parquet")) == ["a.parquet"]
     path = str(put(tmp_path / "a.parquet"))
     with pytest.raises(errors.OptionError, match=r"lookup\.success-file"):
-        planner.find(make_host(path, None).reader, parse_options({"path": path, "lookup.success-file": "true"}))
+        make_host(path, None).reader.find(parse_options({"path": path, "lookup.success-file": "true"}))
 
 
 # Sizes and identities that run into each other when they are written side by side.

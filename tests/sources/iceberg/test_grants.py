@@ -157,7 +157,7 @@ class Process:
         with self.running():
             options = parse_options({"path": "ns.table", **self.options(mode, **{"version-at": "PLAN"})})
             reader = pyspark_lookup.lookup.runtime.runtime().engine(options).reader
-            resolved = planner.find(reader, options)
+            resolved = reader.find(options)
             columns = planner.table_columns(resolved, options)
             plan = planner.plan_read(resolved, options, columns, self._world.clock.host())
             (task,) = planner.plan_tasks(reader, resolved, plan)
