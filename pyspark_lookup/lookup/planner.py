@@ -166,7 +166,7 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     """
     plan_keys = requested_keys(plan)
     if plan_keys is not None:
-        return [ReadTask(0, 1)]
+        return [ReadTask(0, 1, by_key=True)]
     if not reader.versions.reads_all_rows:
         raise OptionError(
             f"{plan.options.place} returns rows by key only: name the keys in "

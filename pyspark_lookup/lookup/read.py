@@ -157,7 +157,7 @@ class ReadTask:
     """One task of a plan: it reads share `number` of `count` shares of a version.
 
     `digest`, `pieces`: the version, and the parts of its files that the task reads. Both are None if the task finds the version when it reads.
-    `catalog_id`: see `VersionSource.catalog_id`.
+    `catalog_id`: see `VersionSource.catalog_id`. `by_key`: the plan names the keys of its rows, so the rows are looked up by key.
     """
 
     number: int
@@ -165,6 +165,7 @@ class ReadTask:
     pieces: tuple[Slice, ...] | None = None
     digest: str | None = None
     catalog_id: str | None = None
+    by_key: bool = False
 
 
 # --- one version ----------------------------------------------------------------------------------
@@ -307,6 +308,9 @@ class SnapshotReader:
         self._fulls = fulls
         self._metrics = metrics
 
+    def _find_full(self, table: Table, options: LookupOptions) -> FullCache | None:
+        return self._fulls.get_cache(table, options) if options.cache.mode is CacheMode.FULL else None
+
     def resolve(
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None, exact: bool = False
     ) -> tuple[Resolution, Snapshot | None]:
@@ -324,7 +328,7 @@ class SnapshotReader:
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None, exact: bool
     ) -> tuple[Resolution, Snapshot | None]:
         table, options = plan.table, plan.options
-        full = self._fulls.get_cache(table, options)
+        full = self._find_full(table, options)
         if full is not None and options.version.source is MetadataSource.CACHE:
             latest = self.current(table, options)
             if latest is not None:
@@ -351,7 +355,7 @@ class SnapshotReader:
         None without such a full cache. Also None if the snapshot lacks a commit of this host: then a reload starts, and the caller must ask the
         store; and if the table's catalog must be asked whether this principal may read the table.
         """
-        full = self._fulls.get_cache(table, options)
+        full = self._find_full(table, options)
         latest = full.current() if full is not None and options.version.source is MetadataSource.CACHE else None
         if latest is not None and not self._is_authorised(table, latest[0]):
             return None
@@ -387,12 +391,12 @@ class SnapshotReader:
 
         `wait_s`: how long to wait for a build (None: `lookup.full-cache.build-wait`). `exact`: as in `FullCache.build`.
         """
-        full = self._fulls.get_cache(table, options)
+        full = self._find_full(table, options)
         return None if full is None else _get_from(full, options, version, wait_s, exact)
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, as `get` returns it, if it has all columns that the plan needs; otherwise None."""
-        return self._find_in(self._fulls.get_cache(plan.table, plan.options), plan, version, exact)
+        return self._find_in(self._find_full(plan.table, plan.options), plan, version, exact)
 
     def _find_in(self, full: FullCache | None, plan: ReadPlan, version: TableVersion, exact: bool) -> Snapshot | None:
         return None if full is None else self.covering(plan, _get_from(full, plan.options, version, None, exact))

@@ -364,7 +364,7 @@ def _refuse_secret(key: str, text: object, advice: str, in_conf_file: bool) -> N
 
     `advice`: for an option that never takes a credential, where to put it instead; otherwise empty.
     """
-    if key == "path" and names_bucket_with_credentials(str(text)):
+    if key == "path" and not is_local(str(text)) and names_bucket_with_credentials(str(text)):
         raise OptionError(
             f"option path = {redact(key, text)!r} holds a credential before the bucket's name, which no store takes there: "
             "leave it out, and set it in the environment or in the conf file ($LOOKUPCACHE_CONF), or use the store's own credential chain (e.g. an instance role)"

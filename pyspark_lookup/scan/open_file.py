@@ -334,7 +334,8 @@ class Projection:
     @cached_property
     def needed_columns(self) -> list[str]:
         """The columns that are returned, then those that only the predicate needs."""
-        return list(dict.fromkeys([*self.columns.names, *sorted(referenced_columns(self.predicate))]))
+        tested = () if self.predicate is None else sorted(referenced_columns(self.predicate))
+        return list(dict.fromkeys([*self.columns.names, *tested]))
 
 
 _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]

@@ -489,10 +489,11 @@ class Scan(TableScan):
         if table.declared is not None:
             partitions = pa.schema([field for field in partitions if field.name in table.declared.names])
             data = table.declared
-        elif (columns := columns_of(files)) is not None and (
-            open_files := self._footer_opener(table, None)
-        ) is not None:
-            assert isinstance(files, ColumnFiles)
+        elif (
+            isinstance(files, ColumnFiles)
+            and (columns := columns_of(files)) is not None
+            and (open_files := self._footer_opener(table, None)) is not None
+        ):
             data = merge_schemas(schemas_of(table, files, columns, open_files))
         else:
             opened = self._open(table, to_slices(files), None)
@@ -890,7 +891,12 @@ class Scan(TableScan):
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
         """Read the bytes of all units into memory; if it pays to decode the predicate's columns first, only of units with matching rows."""
-        tested = referenced_columns(projection.predicate)
+        if projection.predicate is not None:
+            self._drop_units(opened, projection, referenced_columns(projection.predicate))
+        self._fetch(opened, _scanned_columns(projection), with_equality=True)
+
+    def _drop_units(self, opened: list[OpenFile], projection: Projection, tested: frozenset[str]) -> None:
+        """Drop the units without matching rows, if it pays to read and decode the predicate's columns (`tested`) first."""
         units = sum(len(file.units) for file in opened)
         deferred_bytes = sum(
             length
@@ -908,7 +914,6 @@ class Scan(TableScan):
                     if any(evaluate_mask(projection.predicate, batch).true_count for batch in batches):
                         matching.append(unit)
                 file.units = matching
-        self._fetch(opened, _scanned_columns(projection), with_equality=True)
 
     def _fetch(self, opened: list[OpenFile], columns: frozenset[str] | None, with_equality: bool = False) -> None:
         """Read the bytes of some columns, or of all that the files have."""

@@ -57,7 +57,9 @@ def read(
             batches = view_batches(engine, task, options, token, execution)
         else:
             assert isinstance(task, ReadTask)
-            batches = read_rows(engine.reader, plan, task, current_execution(build, built_at_s))
+            execution = current_execution(build, built_at_s)
+            rows = functools.partial(read_rows, engine.reader) if task.by_key else engine.reader.read
+            batches = rows(plan, task, execution)
         # Now, because a query with a LIMIT may stop its workers after the first batch.
         engine.publish_metrics()
         for batch in batches:

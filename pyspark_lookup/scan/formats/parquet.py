@@ -248,7 +248,7 @@ class ParquetIndex(FileIndex):
         with reading(self._file, "parquet"):
             rows = self._batch_rows(unit, leaves, source)
             for batch in self._read(unit, leaves, source, rows):
-                yield convert_columns(batch, self._converts)
+                yield convert_columns(batch, self._converts) if self._converts else batch
 
     def _read(
         self, unit: Unit, leaves: list[int], source: RangesFile, rows: int, dictionary: str | None = None

@@ -309,7 +309,8 @@ class FilesSource(VersionSource):
         self._refuse_pin(options)
 
     def detect_format(self, files: Sequence[FileVersion]) -> FileFormatName | None:
-        return detect_format([file.url for file in one_of_each_extension(files)])
+        some = one_of_each_extension(files) if isinstance(files, ColumnFiles) else files
+        return detect_format([file.url for file in some])
 
     def current(self, question: Question) -> Answer:
         """The current version. Makes one store call; more while files are younger than `lookup.settle` or while a job writes."""
