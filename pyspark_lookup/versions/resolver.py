@@ -42,7 +42,16 @@ from pyspark_lookup.storage.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S, File
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import Execution, Executions, Resolution
 from pyspark_lookup.versions.host_versions import HostVersions
-from pyspark_lookup.versions.model import Busy, Kind, Table, TableVersion, VersionMetadata, glob_root, require_metadata
+from pyspark_lookup.versions.model import (
+    Busy,
+    Kind,
+    Table,
+    TableVersion,
+    VersionMetadata,
+    glob_root,
+    is_glob,
+    require_metadata,
+)
 from pyspark_lookup.versions.version_source import Question, SourceParts, VersionSource
 
 _CONCURRENT_LISTS = 16
@@ -87,7 +96,9 @@ class TableKinds:
     def kind_of_url(self, url: str) -> str | None:
         """The kind of table that a canonical path shows by its spelling; None if only the store can tell."""
         kind = next((kind for source in self.sources if (kind := source.kind_of_url(url)) is not None), None)
-        return None if kind == Kind.GLOB and self.is_literal(url) else kind
+        if kind is None and Kind.GLOB in self._by_kind and is_glob(url) and not self.is_literal(url):
+            return Kind.GLOB
+        return kind
 
     def is_literal(self, url: str) -> bool:
         """Whether a path with wildcards is the literal name of a file or directory, and so no pattern. Asks the store once in each process."""

@@ -180,6 +180,11 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     *(({"lookup.catalog": "prod", "path": path}, [f"path = {path!r}", "lookup.catalog = 'prod'", "namespace.table"]) for path in [
         "customers", "/x/f.parquet", "./f.parquet", "x/f.parquet", "file:///x.y", "s3://b/t.x", "a..b", ".a", "a.", "~/x.y"]),
     ({"lookup.catalog": "unity", "path": "/x/f.parquet"}, ["path = '/x/f.parquet'", "lookup.catalog = 'unity'", "catalog.schema.table"]),
+    ({"lookup.catalog.authorise-every": "5 min"}, ["lookup.catalog.authorise-every is a property of a catalog"]),  # its default
+    ({"lookup.on-error": "STALE"}, ["lookup.on-error = 'STALE' is for tables of a provider"]),
+    ({"lookup.credentials": "a:b"}, ["lookup.credentials is for tables of databases"]),
+    ({"path": "postgresql://h/shop"}, ["lookup.table is missing"]),
+    ({"lookup.provider": "redis", "path": "redis://h"}, ["lookup.redis.key-pattern is missing"]),
     ({"lookup.catalog": "prod", "path": "a.b", **PROVIDER}, ["lookup.catalog and lookup.provider"]),
     ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.header.Authorization": "Bearer t"}, ["lookup.catalog.header.authorization holds a credential", ".pyiceberg.yaml"]),
     ({"lookup.catalog": "prod", "path": "a.b", "lookup.catalog.token": "t"}, ["lookup.catalog.token looks like a credential", ".pyiceberg.yaml"]),
@@ -229,6 +234,19 @@ def test_what_is_refused(options: dict[str, str], words: list[str]) -> None:
     """A value that does not parse or is out of bounds, or a combination that contradicts itself, by key, value and way out."""
     message = refusal({"path": "/t", **options})
     assert all(word in message for word in words)
+
+
+def test_kinds_of_which_nothing_is_set_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be many, and each read parses its options."""
+
+    def refuse(kind: object) -> None:
+        raise AssertionError(f"{kind} is asked")
+
+    for kind in OPTIONS:
+        for name in ("check", "identity", "implied", "pins", "place", "system"):
+            monkeypatch.setattr(kind, name, property(refuse))
+    options = parse({"path": "/t", "lookup.keys": "id", "lookup.cache": "FULL"})
+    assert (options.set_kinds, options.system, options.place, options.pins) == ((), None, "/t", {})
 
 
 def test_precedence() -> None:

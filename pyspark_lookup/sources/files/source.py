@@ -46,7 +46,7 @@ from pyspark_lookup.versions.listed_columns import (
     one_of_each_extension,
     to_column_files,
 )
-from pyspark_lookup.versions.model import Kind, Table, TableVersion, glob_matches, glob_reaches, is_glob
+from pyspark_lookup.versions.model import Kind, Table, TableVersion, glob_matches, glob_reaches
 from pyspark_lookup.versions.version_source import Answer, Question, SourceParts, VersionSource
 
 
@@ -292,10 +292,6 @@ class FilesSource(VersionSource):
         # The last listing, the table's id and `past_jobs` with which it was read, and the version that was made of it.
         self._latest: tuple[Listing, tuple[str, bool], TableVersion] | None = None
         self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
-
-    @classmethod
-    def kind_of_url(cls, url: str) -> str | None:
-        return Kind.GLOB if is_glob(url) else None
 
     @classmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:

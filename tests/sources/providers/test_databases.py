@@ -27,7 +27,7 @@ from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.providers.databases.adbc import AdbcDatabase, Bigquery, FlightSql, Snowflake
 from pyspark_lookup.sources.providers.databases.address import Address
-from pyspark_lookup.sources.providers.databases.drivers import DATABASES
+from pyspark_lookup.sources.providers.databases.database_table import DATABASES
 from pyspark_lookup.storage.context import in_thread
 from tests.support.databases import Database, Options
 from tests.support.fakes import FakeClock

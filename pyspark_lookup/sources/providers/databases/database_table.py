@@ -29,6 +29,7 @@ from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
 from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions
+from pyspark_lookup.sources.providers.databases.adbc import Bigquery, FlightSql, Snowflake
 from pyspark_lookup.sources.providers.databases.address import Address
 from pyspark_lookup.sources.providers.databases.conditions import condition_of
 from pyspark_lookup.sources.providers.databases.database import (
@@ -38,7 +39,10 @@ from pyspark_lookup.sources.providers.databases.database import (
     Database,
     Source,
 )
-from pyspark_lookup.sources.providers.databases.drivers import DATABASES
+from pyspark_lookup.sources.providers.databases.duckdb import Duckdb
+from pyspark_lookup.sources.providers.databases.mysql import Mysql
+from pyspark_lookup.sources.providers.databases.postgresql import Postgresql
+from pyspark_lookup.sources.providers.databases.sqlite import Sqlite
 from pyspark_lookup.sources.providers.functions import (
     FinalLookupError,
     LookupContext,
@@ -53,6 +57,19 @@ from pyspark_lookup.sources.providers.provider import (
 )
 
 T = TypeVar("T")
+DATABASES: dict[str, type[Database]] = {
+    "bigquery": Bigquery,
+    "duckdb": Duckdb,
+    "flightsql": FlightSql,
+    "mariadb": Mysql,
+    "mysql": Mysql,
+    "postgres": Postgresql,
+    "postgresql": Postgresql,
+    "snowflake": Snowflake,
+    "sqlite": Sqlite,
+}
+"""The kinds of databases, by the schemes of their URLs."""
+
 MOST_CHANGES = 4_000_000
 """If lookup.changes-query returns more keys than this, they do not go into memory: any key may have changed."""
 
