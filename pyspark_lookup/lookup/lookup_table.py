@@ -533,7 +533,7 @@ class LookupTable:
 
     def _write(self, rows: RowsLike, how: WriteMode) -> int:
         self._check_open()
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         arrow_rows = as_arrow_rows(rows, lambda: engine.managed.schema(self._options), how is WriteMode.UPSERT)
         with engine.committing(self._options) as writer:
             # A write without rows needs no write id. Nor does a batch, which may have been written before.
@@ -575,7 +575,7 @@ class LookupTable:
         ends. If the block raises or this process dies, no reader ever sees them.
         """
         self._check_open()
-        return Transaction(runtime().engine(self._options), self._options, runtime().clock)
+        return Transaction(self._engine(), self._options, runtime().clock)
 
     def delete(self, keys: KeysLike | None = None, *, where: str | None = None) -> int:
         """Delete rows in one commit, and return the log position of this commit. Give either `keys` or `where`.
@@ -591,7 +591,7 @@ class LookupTable:
             raise OptionError(
                 "arguments keys and where: give either keys or a predicate, such as where=\"state = 'NY'\""
             )
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         if where is None:
             with engine.committing(self._options) as writer:
                 return writer.delete(as_key_table(keys, engine.managed.keys(self._options)))
@@ -611,7 +611,7 @@ class LookupTable:
         replaced the same rows during each of several attempts, and the errors of `write`.
         """
         self._check_open()
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         with engine.publish():
             return engine.managed.compactor(self._options).compact().newest
 
@@ -626,7 +626,7 @@ class LookupTable:
         self._check_open()
         older_than_s = duration_argument_s("older_than", older_than)
         check_argument("force", force, bool, "True or False")
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         with engine.publish():
             return dataclasses.asdict(engine.managed.vacuum(self._options, older_than_s, force))
 
@@ -657,7 +657,7 @@ class LookupTable:
         check_argument("properties", properties, (Mapping, type(None)), "a dictionary of texts")
         for text in itertools.chain(*(properties or {}).items()):
             check_argument("properties", text, str, "a dictionary of texts, such as {'lookup.log.retention': '30 d'}")
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         with engine.publish():
             return engine.managed.writer(self._options).alter(new_columns, keys, properties)
 
@@ -671,7 +671,7 @@ class LookupTable:
         try:
             snapshot = full.reload()
         except CHANGED_KIND:
-            self._resolve(runtime().engine(self._options), self._options)  # the table may be of another kind by now
+            self._resolve(self._engine(), self._options)  # the table may be of another kind by now
             if self._full() is full:
                 raise
             full = self._full()
@@ -694,7 +694,7 @@ class LookupTable:
 
     def _full(self) -> FullCache:
         self._check_open()
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         if self._open_table is None:
             self._resolve(engine, self._options)
         assert self._open_table is not None
@@ -711,7 +711,7 @@ class LookupTable:
     def schema(self) -> pa.Schema:
         """The columns of the current version, as `scan` returns them. Makes one metadata call in UFS mode."""
         self._check_open()
-        columns = planner.table_columns(self._resolve(runtime().engine(self._options), self._options), self._options)
+        columns = planner.table_columns(self._resolve(self._engine(), self._options), self._options)
         return change_columns(columns) if self._reads_changes else columns
 
     @property
@@ -733,7 +733,7 @@ class LookupTable:
 
     def _view(self, view: View) -> list[dict[str, Any]]:
         self._check_open()
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         (batch,) = view_batches(engine, ViewTask(view), self._options, bytes)
         rows: list[dict[str, Any]] = batch.to_pylist()
         return rows
@@ -742,13 +742,13 @@ class LookupTable:
     def version(self) -> str:
         """The digest of the current version: 15 hex digits, which change if and only if a file changes. Makes one metadata call in UFS mode."""
         self._check_open()
-        return self._resolve(runtime().engine(self._options), self._options).version.digest
+        return self._resolve(self._engine(), self._options).version.digest
 
     @property
     def valid_write_ids(self) -> ValidWriteIdList:
         """The write ids of this managed table that are valid now. Raises NotSupportedError for any other kind of table."""
         self._check_open()
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         resolved_table = self._resolve(engine, self._options)
         valid = engine.reader.kinds.source(resolved_table.table).valid_write_ids(resolved_table.version)
         if valid is None:
@@ -761,19 +761,19 @@ class LookupTable:
     def floor(self) -> str | None:
         """This host's last commit to the table, in the form of `lookup.floor`; None if there is none. No store call."""
         self._check_open()
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         floor = engine.reader.host.floor(engine.url_of(self._options.files.path))
         return None if floor is None else f"{floor[0]}:{floor[1]}"
 
     def metrics(self) -> dict[str, int]:
         """This table's counters and gauges on this host, over all its processes. `docs/reference/metrics.md` says what each means."""
         self._check_open()
-        return runtime().engine(self._options).host_metrics()
+        return self._engine().host_metrics()
 
     def metrics_by_worker(self) -> dict[str, dict[str, int]]:
         """The counters of each process of this host, by `<host>-<process>`. The counters of processes that have ended are added up as `ended`."""
         self._check_open()
-        return runtime().engine(self._options).worker_metrics()
+        return self._engine().worker_metrics()
 
     def describe(self) -> dict[str, Any]:
         """The table as this host sees it: path, format, columns, version, files, bytes, options.
@@ -782,14 +782,14 @@ class LookupTable:
         `position` (managed, Delta) or `snapshot_id` (Iceberg, with `format_version`). Managed tables also add `keys` and `valid_write_ids`.
         """
         self._check_open()
-        engine = runtime().engine(self._options)
+        engine = self._engine()
         return describe_table(engine, self._resolve(engine, self._options), self._options)
 
     def close(self) -> None:
         """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
         if not self._closed:
             open_table, self._open_table = self._open_table, None
-            runtime().engine(self._options).let_go(
+            self._engine().let_go(
                 (open_table.resolved_table.table, open_table.options) if open_table is not None else None, self
             )
         self._closed = True
@@ -824,7 +824,7 @@ class LookupTable:
         """The path, the cache mode, and the last version that this process has seen, without a store call."""
         version = "not read yet"
         if self._open_table is not None and not self._closed:
-            last = runtime().engine(self._options).reader.host.last(self._open_table.resolved_table.table)
+            last = self._engine().reader.host.last(self._open_table.resolved_table.table)
             version = f"version {last['digest']}" if last is not None else version
         return f"LookupTable({self._options.place!r}, {self._options.cache.mode.value}, {'closed' if self._closed else version})"
 
