@@ -335,7 +335,7 @@ class FullCache:
         self._jobs = Jobs(f"lookupcache-load-{self.key[:8]}", self.context.start, self._do)
         self._gave_up_at_s: float | None = None
         self._index_builders: tuple[weakref.ref[IndexBuilder], ...] = ()
-        self._tidy_from_s = float("-inf")
+        self._tidy_from_s = self._use_from_s = float("-inf")
         # The last snapshot that `find` returned, with the state and the digest by which it was found. The reference is weak, because an unused
         # snapshot must be unmapped to be evicted.
         self._latest: tuple[State, str, weakref.ref[Snapshot]] | None = None
@@ -798,14 +798,16 @@ class FullCache:
         self.context.metrics.inc("snapshotCompactionCount")
 
     def _tidy_up(self, state: State) -> None:
-        """Record that the snapshots are in use, and remove expired ones in a thread, at most every 10 seconds. A segment that is in use stays until a
-        later call."""
+        """Record that the snapshots are in use, and remove expired ones in a thread, each at most every 10 seconds. A segment that is in use stays
+        until a later call."""
         now_s = self.context.clock.steady_s()
-        if now_s < self._tidy_from_s:
+        if now_s >= self._use_from_s:
+            self._use_from_s = now_s + _TIDY_EVERY_S
+            self.disk.use_table(self.key)
+        if now_s < self._tidy_from_s or not (state.left or len(state.versions) > 1):
             return
-        self._tidy_from_s = now_s + _TIDY_EVERY_S
-        self.disk.use_table(self.key)
         if state.left or self._stored.find_expired(state):
+            self._tidy_from_s = now_s + _TIDY_EVERY_S
             self._jobs.ask(None, tidy=True)
 
     @property
