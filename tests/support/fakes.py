@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,10 +37,11 @@ CACHES: dict[str, dict[str, str]] = {
 _hosts = itertools.count(7)  # two processes of a host draw different names
 
 
-def wait_until_settled(path: Path) -> None:
-    """Return once the file is older than the clock's granule: from then on its bytes are kept."""
-    while time.time() - path.stat().st_ctime <= 2 * LOCAL_GRANULE_S:
-        pass
+def wait_until_settled(*paths: Path) -> None:
+    """Return once the files are older than the clock's granule: from then on their bytes are kept."""
+    settled_s = max((path.stat().st_ctime for path in paths), default=0) + 2 * LOCAL_GRANULE_S
+    while time.time() <= settled_s:
+        threading.Event().wait(0.002)  # other tests go on
 
 
 class FakeClock:

@@ -53,21 +53,21 @@ def columns_from_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footers, "_AT_ONCE", 3)
 
 
-def put(path: Path, number: int, day: str = "1", value: int | None = None) -> Path:
-    """A file of ten rows with ids of its own."""
-    ids = [*range(number * 10, number * 10 + 10)]
-    target = path / f"day={day}" / f"f{number:03}.parquet"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"id": ids, "v": [number if value is None else value] * 10}), target)
-    wait_until_settled(target)
-    return target
+def put(path: Path, *numbers: int, days: Sequence[str] = "1", value: int | None = None) -> Path:
+    """Files of ten rows with ids of their own, in the directories of these days in turn; the last one's path."""
+    targets = [path / f"day={days[number % len(days)]}" / f"f{number:03}.parquet" for number in numbers]
+    for number, target in zip(numbers, targets, strict=True):
+        ids = [*range(number * 10, number * 10 + 10)]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": ids, "v": [number if value is None else value] * 10}), target)
+    wait_until_settled(*targets)
+    return targets[-1]
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "t"
-    for number in range(FILES):
-        put(path, number, "12%20x"[number % 3])
+    put(path, *range(FILES), days=("1", "2", "%20x"))
     (path / "_SUCCESS").write_bytes(b"")
     return path
 
@@ -118,7 +118,7 @@ def test_footers_are_read_once_per_host(
     assert second.get(-1) == []
     assert rows_of(second.scan(predicate="id = 33")) == {33: (3, "1")}
     assert opened_files == ["f002.parquet", "f003.parquet"]
-    put(table, FILES, "3")
+    put(table, FILES, days="3")
     opened_files.clear()
     assert [row["v"] for row in second.get(FILES * 10)] == [FILES]
     assert {*opened_files} == {f"f{FILES:03}.parquet"}
@@ -157,7 +157,7 @@ def test_partial_caches_carry_over(table: Path, tmp_path: Path, restart: Callabl
     for options in ({}, {"partition": "day=1"}):
         reader = opened(table, tmp_path / "cache", mode="partial", keys="id", **options)
         assert [[row["v"] for row in reader.get(key)] for key in (5, 35, 95)] == [[0], [3], [9]]
-        put(table, 3, "1", value=-3)
+        put(table, 3, value=-3)
         for _ in range(2):
             before = reader.metrics()
             assert [[row["v"] for row in reader.get(key)] for key in (5, 35, 95)] == [[0], [-3], [9]]
@@ -165,19 +165,18 @@ def test_partial_caches_carry_over(table: Path, tmp_path: Path, restart: Callabl
             assert after["hitCount"] - before["hitCount"] >= 2
             restart()
             reader = opened(table, tmp_path / "cache", mode="partial", keys="id", **options)
-        put(table, 3, "1")
+        put(table, 3)
 
 
 def test_a_partition_column_gets_another_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing is carried over: the partition of a removed file has no value of the new type."""
     monkeypatch.setattr(footers, "_FEW", 64)
-    for number in range(6):
-        put(tmp_path / "t", number, "1x"[number % 2])
+    put(tmp_path / "t", *range(6), days="1x")
     reader = opened(tmp_path / "t", tmp_path / "cache", mode="partial", keys="id")
     assert [row["day"] for key in (5, 15) for row in reader.get(key)] == ["1", "x"]
     for file in (tmp_path / "t" / "day=x").glob("*.parquet"):
         os.replace(file, tmp_path / "t" / "day=1" / file.name)
-        wait_until_settled(tmp_path / "t" / "day=1" / file.name)
+    wait_until_settled(*(tmp_path / "t").rglob("*.parquet"))
     assert [row["day"] for key in (5, 15) for row in reader.get(key)] == [1, 1]
 
 
@@ -205,8 +204,7 @@ def test_columns_follow_the_directory(steps: list[tuple[Any, ...]], mode: str) -
     """After each change, a reader finds what the files have, by each way to read."""
     with new_directory() as root, pytest.MonkeyPatch.context() as patch:
         path = root / "t"
-        for number in range(5):
-            put(path, number, "12"[number % 2])
+        put(path, *range(5), days="12")
         runtime = Runtime(HostClock(), random.Random())
         patch.setattr(api, "runtime", lambda: runtime)
         reader = opened(path, root / "cache", mode=mode, keys="id")
@@ -233,7 +231,7 @@ def _take(path: Path, step: tuple[Any, ...], runtime: Runtime) -> Runtime:
     if step[0] == "put":
         for file in path.glob(f"day=*/f{step[1]:03}.parquet"):
             file.unlink()
-        put(path, step[1], step[2], step[3])
+        put(path, step[1], days=step[2], value=step[3])
     elif step[0] == "remove" and len(files) > 1:
         files[step[1] % len(files)].unlink()
     elif step[0] == "touch":
@@ -244,7 +242,7 @@ def _take(path: Path, step: tuple[Any, ...], runtime: Runtime) -> Runtime:
         other.mkdir(exist_ok=True)
         for file in (path / f"day={step[1]}").glob("*.parquet"):
             os.replace(file, other / file.name)
-            wait_until_settled(other / file.name)
+        wait_until_settled(*other.glob("*.parquet"))
     return runtime
 
 
@@ -321,8 +319,7 @@ def test_the_format_is_found_as_from_objects(names: list[str]) -> None:
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     """Columns have only names that are UTF-8, so such a listing has objects."""
-    for number in range(6):
-        put(tmp_path / "t", number)
+    put(tmp_path / "t", *range(6))
     os.rename(put(tmp_path / "t", 6), os.fsencode(tmp_path) + b"/t/day=1/caf\xe9.parquet")
     assert isinstance(open_store(str(tmp_path), {}).list_status(str(tmp_path / "t"), lambda kind: None).files, tuple)
     reader = opened(tmp_path / "t", tmp_path / "cache", keys="id")
