@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pyspark_lookup.lookup.runtime
@@ -47,6 +47,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.versions.executions import Execution
 from tests.support.fakes import FaultyStore
+from tests.support.fuzzing import fuzzed
 from tests.support.lookup_functions import Desk, SyncFunction, provider
 from tests.support.version_tokens import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
 from tests.support.workers import in_fresh_process
@@ -524,7 +525,11 @@ def chains(draw: st.DrawFn) -> tuple[list[Key], list[Table], list[Stage]]:
     return batch, tables, stages
 
 
-@settings(max_examples=300, deadline=None)
+SEMI_JOIN = Stage(LookupSpec({}, pa.schema([("k0", pa.int64())]), pa.schema([]), ()), (0,), (0,), "left_semi")
+
+
+@example(([(1, 2)], [Table(1, {(1,): [(3, 4), (5, 6)]}, None)], [SEMI_JOIN]), 6, 200)
+@fuzzed(300)
 @given(chains(), st.integers(1, 6), st.integers(1, 200))
 def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], at_once: int, size: int) -> None:
     """Each row has the results of the joins in their order, however many are done at once; no row is looked up twice."""
