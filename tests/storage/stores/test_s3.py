@@ -1,5 +1,7 @@
 """Refusals and redirects of S3: an error of one line that says what to do, no useless retries, nothing sent to other hosts."""
 
+import asyncio
+import functools
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -75,8 +77,9 @@ REFUSALS: list[tuple[int, str, str, dict[str, str], type[errors.UfsError], str]]
 ]  # fmt: skip
 
 
-def test_a_refusal_says_what_to_do(store: S3Server) -> None:
+def test_a_refusal_says_what_to_do(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line that names the object, by an error of the class that fits; only transient failures are retried."""
+    monkeypatch.setattr(asyncio, "sleep", functools.partial(asyncio.sleep, 0))  # s3fs waits 0.1 s after each SlowDown
     host = make_host(PATH, None, max_retries=2)
     file = host.ufs.get_meta(PATH)
     calls: dict[str, tuple[str, Callable[[], object]]] = {
