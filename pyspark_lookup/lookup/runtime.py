@@ -319,7 +319,7 @@ class Runtime:
         def open_url(url: str, with_storage: bool, lent: Mapping[str, Any] | None = None) -> Store:
             return self._store(url, options, with_storage, lent)
 
-        stores = (source.open_store(options, open_url, self._shared, self.clock) for source in SOURCES)
+        stores = (source.open_store(options, open_url, self._shared, self.clock, self._rng) for source in SOURCES)
         return next((store for store in stores if store is not None), None) or self._store(options.files.path, options)
 
     def _store(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark_lookup.core.decoding import as_count, as_name, as_number, as_text
+from pyspark_lookup.errors import CatalogUnavailableError
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
@@ -25,6 +26,7 @@ from pyspark_lookup.versions.listed_columns import ListedColumns, files_from_jso
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 
 _LOCK_WAIT_S = 30.0
+_SILENT_FROM_S = 5.0  # a question without an answer that took less does not make others wait
 _READABLE_AT_MOST = 31
 _HELD_AT_MOST = 16
 _UNRECORDED = 0.1  # share of `lookup.busy-timeout` for which an unchanged version is not recorded again
@@ -54,6 +56,7 @@ class HostVersions:
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
         self._floors: dict[str, Held[Any | None]] = {}
+        self._catalog, self._lock_wait_s = "the table's catalog", _LOCK_WAIT_S
         self._columns: dict[str, ListedColumns] = {}  # the columns that this process used last, by name
         self._restore = restore
         self._has_commit = has_commit
@@ -393,20 +396,45 @@ class HostVersions:
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
 
+    def asks_catalog(self, name: str, call_s: float) -> None:
+        """From now on, questions under a lock may go to a catalog, which `name` names in errors. Each of its calls ends after `call_s`."""
+        self._catalog, self._lock_wait_s = name, call_s + _LOCK_WAIT_S
+
     @contextlib.contextmanager
     def lock(self, kind: str, name: str, is_needed: bool = True) -> Iterator[None]:
-        """Hold a lock of this host, if `is_needed`. If the lock is not free in time, or the cache directory fails, go on without the lock."""
-        lock = None
+        """Hold a lock of this host, if `is_needed`. If the lock is not free in time, or the cache directory fails, go on without the lock.
+
+        If a process that had the lock asked a catalog that gave no answer, this is the answer for all who waited for the lock meanwhile
+        (CatalogUnavailableError): otherwise each of them would wait for the silent catalog, one after the other.
+        """
+        lock, since_s = None, self._context.clock.steady_s()
         try:
             if is_needed and self._context.disk is not None:
-                lock = self._context.disk.acquire(kind, name, _LOCK_WAIT_S)
+                lock = self._context.disk.acquire(kind, name, self._lock_wait_s)
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
+        key, began_s = key_of(kind, name), self._context.clock.steady_s()
         try:
+            if lock is not None and self.was_silent(kind, name, since_s):
+                raise CatalogUnavailableError(
+                    f"{self._catalog} gave no answer to another process of this host, for which this one waited: try again later, or check its uri"
+                )
             yield
+        except CatalogUnavailableError:
+            ended_s = self._context.clock.steady_s()
+            if lock is not None and ended_s - began_s >= _SILENT_FROM_S:
+                silence = {"ended_s": ended_s, "boot": self._context.clock.boot}
+                self.attempt(lambda disk: disk.replace_record("silence", key, silence))
+            raise
         finally:
             if lock is not None:
                 lock.release()
+
+    def was_silent(self, kind: str, name: str, since_s: float) -> bool:
+        """Whether a catalog that was asked under a lock has kept this host waiting in vain, and that ended after `since_s` (steady clock)."""
+        disk = self._context.disk
+        silence = None if disk is None else disk.get_record("silence", key_of(kind, name), _parse_silence)
+        return silence is not None and silence["boot"] == self._context.clock.boot and silence["ended_s"] > since_s
 
 
 # --- checks of records -----------------------------------------------------------------------------
@@ -434,6 +462,10 @@ def _parse_floor(record: Any) -> dict[str, Any]:
 
 def _parse_missing(record: Any) -> dict[str, Any]:
     return {"since_s": as_number(record["since_s"]), "boot": as_text(record["boot"])}
+
+
+def _parse_silence(record: Any) -> dict[str, Any]:
+    return {"ended_s": as_number(record["ended_s"]), "boot": as_text(record["boot"])}
 
 
 def _parse_version_row(record: Any) -> dict[str, Any]:

@@ -316,17 +316,24 @@ class CurrentVersions:
         """The version that is current in the store now, which this host records. `patient`: as in `Question`."""
         return self.ask_since(table, self._context.clock.steady_s(), patient=patient)
 
-    def refresh(self, table: Table) -> TableVersion:
+    def refresh(self, table: Table, find_fresh: Callable[[], TableVersion | None] | None = None) -> TableVersion:
         """The store's current version, or this host's last version if the store has none now, for instance because a job is writing.
 
+        `find_fresh`: one process of the host asks at a time, and the others wait for what it records: a version that this function returns.
         Metrics count how often the host's last version is returned. Raises the store's error if this host has no version of the table, or if
         there is a table of another kind at the path now.
         """
-        record = self._host.last(table)
-        last_version = self._host.files(table, record["digest"]) if record else None
+
+        def ask() -> TableVersion:
+            return self.ask_since(table, self._context.clock.steady_s(), patient=self._last_version(table) is None)
+
         try:
-            return self.ask_since(table, self._context.clock.steady_s(), patient=last_version is None)
+            if find_fresh is None:
+                return ask()
+            with self._host.lock("refresh", table.id, self._kinds.source(table).one_asks):
+                return find_fresh() or ask()
         except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
+            last_version = self._last_version(table)
             if last_version is None or (isinstance(problem, CHANGED_KIND) and self._kinds.is_another_kind(table)):
                 raise
             if not self._kinds.source(table).is_authorised(table, last_version):
@@ -339,6 +346,10 @@ class CurrentVersions:
             )
             return last_version
 
+    def _last_version(self, table: Table) -> TableVersion | None:
+        record = self._host.last(table)
+        return self._host.files(table, record["digest"]) if record else None
+
     def read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The current version in CACHE mode: the last one that this host knows, or the store's if the host's is too old.
 
@@ -348,14 +359,13 @@ class CurrentVersions:
             return None
         if options.version.sync_interval_s == 0:
             return self.refresh(table)
+        find_fresh = functools.partial(self._count_fresh, table, options)
+        return find_fresh() or self.refresh(table, find_fresh)
+
+    def _count_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
         fresh = self._find_fresh(table, options)
-        if fresh is None:
-            with self._host.lock("refresh", table.id, self._kinds.source(table).one_asks):
-                # The process that had the lock before may have recorded a fresh version.
-                fresh = self._find_fresh(table, options)
-                if fresh is None:
-                    return self.refresh(table)
-        self._context.metrics.inc("metadataCacheCount")
+        if fresh is not None:
+            self._context.metrics.inc("metadataCacheCount")
         return fresh
 
     def _find_fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:

@@ -7,6 +7,7 @@ import bisect
 import dataclasses
 import datetime
 import itertools
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -160,11 +161,11 @@ class VersionSource(abc.ABC):
 
     @classmethod
     def open_store(
-        cls, options: LookupOptions, open_url: OpenUrl, shared: dict[Any, Any], clock: HostClock
+        cls, options: LookupOptions, open_url: OpenUrl, shared: dict[Any, Any], clock: HostClock, rng: random.Random
     ) -> Store | None:
         """The store of a table whose `path` is not a file URL, e.g. a name in a catalog; None if `path` is a file URL.
 
-        `shared`: as of `bind`.
+        Called before `bind`, with the same `shared`.
         """
         return None
 

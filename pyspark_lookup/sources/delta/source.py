@@ -14,6 +14,7 @@ import decimal
 import functools
 import json
 import math
+import random
 import re
 import struct
 import uuid
@@ -57,7 +58,7 @@ from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_pa
 from pyspark_lookup.sources.delta.base_files import EXACT_DIGITS, ROUNDED_BITS, BaseFiles
 from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog, RatifiedCommits
 from pyspark_lookup.sources.delta.state import DeltaState
-from pyspark_lookup.sources.delta.unity import UnityCatalog, UnityLender, UnityTable
+from pyspark_lookup.sources.delta.unity import CALL_S, UnityCatalog, UnityLender, UnityTable
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import (
     CATALOG_SCHEME,
@@ -289,6 +290,7 @@ class DeltaSource(VersionSource):
         self._in_catalog = in_catalog
         if in_catalog is not None:
             self.url_prefixes = (CATALOG_SCHEME,)
+            parts.host.asks_catalog(in_catalog.lender.name, CALL_S)
             principal = in_catalog.lender.catalog.principal
             self._authorisations = Authorisations(parts.context, in_catalog.authorise_every_s, principal)
         self._logs: dict[Place, DeltaLog] = {}
@@ -300,28 +302,28 @@ class DeltaSource(VersionSource):
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
         if not options.kind(CatalogOptions).is_unity:
             return cls
-        return functools.partial(cls, in_catalog=cls._share(options, shared, HostClock()))
+        return functools.partial(cls, in_catalog=cls._share(options, shared, HostClock(), random.Random()))
 
     @classmethod
-    def _share(cls, options: LookupOptions, shared: dict[Any, Any], clock: HostClock) -> InCatalog:
+    def _share(cls, options: LookupOptions, shared: dict[Any, Any], clock: HostClock, rng: random.Random) -> InCatalog:
         """What all sources and stores of this process share for the table that options name in a catalog."""
         named, login = options.kind(CatalogOptions), options.kind(CredentialOptions).identity
         key = cls, named.catalog, named.properties, login
         if key not in shared:
-            shared[key] = UnityCatalog.of_options(options, clock)
+            shared[key] = UnityCatalog.of_options(options, clock, rng.random)
         place = *key, options.files.path, named.authorise_every_s
         if place not in shared:
             lender = UnityLender(shared[key], options.files.path)
-            shared[place] = InCatalog(lender, CredentialHolder(lender, clock), named.authorise_every_s)
+            shared[place] = InCatalog(lender, CredentialHolder(lender, clock, rng.random), named.authorise_every_s)
         return cast("InCatalog", shared[place])
 
     @classmethod
     def open_store(
-        cls, options: LookupOptions, open_url: OpenUrl, shared: dict[Any, Any], clock: HostClock
+        cls, options: LookupOptions, open_url: OpenUrl, shared: dict[Any, Any], clock: HostClock, rng: random.Random
     ) -> Store | None:
         if not options.kind(CatalogOptions).is_unity:
             return None
-        return CatalogStore.open(options, open_url, cls._share(options, shared, clock).holder)
+        return CatalogStore.open(options, open_url, cls._share(options, shared, clock, rng).holder)
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:

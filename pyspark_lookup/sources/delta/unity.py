@@ -16,7 +16,7 @@ import re
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from pyspark_lookup.core.clock import HostClock
@@ -36,7 +36,7 @@ from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.sources.catalogs import CatalogOptions
 from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions, Credentials
 from pyspark_lookup.sources.delta.log import RatifiedCommits
-from pyspark_lookup.storage.stores import LentCredentials, azure_account
+from pyspark_lookup.storage.stores import LentCredentials, azure_account, renewed_after_s
 
 PROPERTIES = ("oauth2-server-uri", "scope", "type", "uri")
 """The properties of such a catalog."""
@@ -45,7 +45,7 @@ CLIENT_VARIABLES = ("UNITY_CATALOG_CLIENT_ID", "UNITY_CATALOG_CLIENT_SECRET")
 _API = "/api/2.1/unity-catalog"
 _TOKEN_PATH, _SCOPE = "/oidc/v1/token", "all-apis"
 """Where a Databricks workspace gives tokens for the credentials of a client, and for what."""
-_CALL_S, _CONNECT_S = 60.0, 10.0
+CALL_S, _CONNECT_S = 60.0, 10.0
 _ANSWER_BYTES = 64 * 1024**2
 _RENEWED_BEFORE_S = 30.0
 _SHOWN_CHARACTERS = 300
@@ -124,7 +124,8 @@ class UnityCatalog:
     """The Unity Catalog server with the address `uri`; None: the one that the environment names. Must not be used after a fork.
 
     `name`: the name of the catalog in errors. `login`: returns a `token`, or `client_id` and `client_secret`; None: the environment has them.
-    `token_uri`: where a token is given for the credentials of a client; None: where Databricks gives it. `clock`: for the lives of tokens.
+    `token_uri`: where a token is given for the credentials of a client; None: where Databricks gives it. `clock`: for the lives of tokens. `draw`: as of
+    `CredentialHolder`.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class UnityCatalog:
         uri: str | None,
         *,
         clock: HostClock,
+        draw: Callable[[], float],
         login: Credentials | None = None,
         token_uri: str | None = None,
         scope: str | None = None,
@@ -147,6 +149,7 @@ class UnityCatalog:
         self.name = f"the Unity catalog {name!r}"
         self._uri = uri.rstrip("/").removesuffix(_API)
         self._clock = clock
+        self._draw = draw
         self._login = login
         self._token_uri = token_uri or f"{self._uri}{_TOKEN_PATH}"
         self._scope = scope or _SCOPE
@@ -158,13 +161,13 @@ class UnityCatalog:
         self._has_delta_api = True
 
     @classmethod
-    def of_options(cls, options: LookupOptions, clock: HostClock) -> UnityCatalog:
+    def of_options(cls, options: LookupOptions, clock: HostClock, draw: Callable[[], float]) -> UnityCatalog:
         """The catalog that options name. Raises OptionError if neither they nor the environment have its address."""
         named = options.kind(CatalogOptions)
         assert named.catalog is not None
         properties, login = dict(named.properties), options.kind(CredentialOptions).function
         uri, token_uri, scope = map(properties.get, ("uri", "oauth2-server-uri", "scope"))
-        return cls(named.catalog, uri, clock=clock, login=login, token_uri=token_uri, scope=scope)
+        return cls(named.catalog, uri, clock=clock, draw=draw, login=login, token_uri=token_uri, scope=scope)
 
     # --- what the catalog says ----------------------------------------------------------------------
 
@@ -335,7 +338,7 @@ class UnityCatalog:
         try:
             answer = self._pool(url).request(
                 method, url, body=content, headers={"User-Agent": "lookupcache", **headers}, redirect=False,
-                retries=False, timeout=urllib3.Timeout(connect=_CONNECT_S, read=_CALL_S), preload_content=False,
+                retries=False, timeout=urllib3.Timeout(connect=_CONNECT_S, read=CALL_S), preload_content=False,
             )  # fmt: skip
             try:
                 data = answer.read(_ANSWER_BYTES + 1)
@@ -478,7 +481,7 @@ class UnityCatalog:
                 ),
                 None,
             )
-        return token, began_s + max(lives_s - _RENEWED_BEFORE_S, lives_s / 2)
+        return token, began_s + renewed_after_s(lives_s, _RENEWED_BEFORE_S, self._draw())
 
 
 def _as_one_line(token: str) -> str:

@@ -126,7 +126,7 @@ def _names(hint_text: str) -> list[str]:
 
 T = TypeVar("T")
 
-_CALL_S = 60.0  # because PyIceberg's client of REST catalogs waits without a limit
+CALL_S = 60.0  # because PyIceberg's client of REST catalogs waits without a limit
 _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 
 
@@ -165,7 +165,7 @@ class Catalog:
         self,
         name: str,
         properties: Sequence[tuple[str, str]],
-        call_s: float = _CALL_S,
+        call_s: float = CALL_S,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.name = name

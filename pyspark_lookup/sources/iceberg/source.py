@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -33,6 +34,7 @@ from pyspark_lookup.sources.catalogs import (
     replaced_table_error,
 )
 from pyspark_lookup.sources.iceberg.catalog import (
+    CALL_S,
     HINT,
     METADATA_DIRECTORY,
     METADATA_SUFFIX,
@@ -174,6 +176,7 @@ class IcebergSource(VersionSource):
         if opened is not None:
             lender = opened.lender
             self._authorisations = Authorisations(parts.context, opened.authorise_every_s, lender.catalog.principal)
+            parts.host.asks_catalog(lender.name, CALL_S)
             self._settings_key = key_of(parts.ufs.scope, lender.table)
             # The lender outlives this source, so it refers to the disk only.
             lender.read_settings = functools.partial(_read_settings, parts.context.disk, self._settings_key)
@@ -183,12 +186,12 @@ class IcebergSource(VersionSource):
         named = options.kind(CatalogOptions)
         if named.catalog is None or named.is_unity:
             return cls
-        lender, holder = cls._share(options, shared)
+        lender, holder = cls._share(options, shared, HostClock(), random.Random())
         return functools.partial(cls, opened=_OpenCatalog(lender, holder, named.authorise_every_s))
 
     @classmethod
     def _share(
-        cls, options: LookupOptions, shared: dict[Any, Any], clock: HostClock | None = None
+        cls, options: LookupOptions, shared: dict[Any, Any], clock: HostClock, rng: random.Random
     ) -> tuple[TableLender, CredentialHolder]:
         """The lender and the holder of the credentials of the table that options name; all sources and stores of this process share them."""
         named = options.kind(CatalogOptions)
@@ -199,7 +202,7 @@ class IcebergSource(VersionSource):
         place = *key, options.files.path
         if place not in shared:
             lender = TableLender(shared[key], options.files.path)
-            shared[place] = lender, CredentialHolder(lender, clock or HostClock())
+            shared[place] = lender, CredentialHolder(lender, clock, rng.random)
         return cast("tuple[TableLender, CredentialHolder]", shared[place])
 
     @classmethod
@@ -209,11 +212,12 @@ class IcebergSource(VersionSource):
         open_url: OpenUrl,
         shared: dict[Any, Any],
         clock: HostClock,
+        rng: random.Random,
     ) -> Store | None:
         named = options.kind(CatalogOptions)
         if named.catalog is None or named.is_unity:
             return None
-        return CatalogStore.open(options, open_url, cls._share(options, shared, clock)[1])
+        return CatalogStore.open(options, open_url, cls._share(options, shared, clock, rng)[1])
 
     @classmethod
     def has_own_file(cls, ufs: Ufs, marker_url: str) -> bool:

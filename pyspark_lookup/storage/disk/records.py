@@ -45,7 +45,7 @@ _DAY_S = 86400.0
 _HELD_AT_MOST_S = 3600.0  # after this time a cached value is read again, which marks its record as used
 _GRANULE_S = 0.02  # the resolution of file times: a file that changed this recently may change again without a new time
 _DAYS_KEPT = {
-    1: ("authorised", "execution", "plan", "unsettled", "asked", "missing"),
+    1: ("authorised", "execution", "plan", "unsettled", "asked", "missing", "silence"),
     7: (
         "bounds",
         "changed",

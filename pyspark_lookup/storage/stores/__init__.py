@@ -14,7 +14,14 @@ from fsspec.core import split_protocol
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.lookup_options import is_local
 from pyspark_lookup.storage.stores.fsspec import FsspecStore
-from pyspark_lookup.storage.stores.lent import CredentialHolder, LentCredentials, LentStore, azure_account, with_lent
+from pyspark_lookup.storage.stores.lent import (
+    CredentialHolder,
+    LentCredentials,
+    LentStore,
+    azure_account,
+    renewed_after_s,
+    with_lent,
+)
 from pyspark_lookup.storage.stores.listed_files import ListedFiles, key_of_column, split_urls
 from pyspark_lookup.storage.stores.local import LocalStore
 from pyspark_lookup.storage.stores.s3 import S3Store
@@ -69,6 +76,7 @@ __all__ = [
     "azure_account",
     "key_of_column",
     "open_store",
+    "renewed_after_s",
     "split_urls",
     "with_lent",
 ]

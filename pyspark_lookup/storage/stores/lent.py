@@ -33,14 +33,23 @@ from pyspark_lookup.storage.stores.store import Count, FileVersion, Listing, Sto
 
 T = TypeVar("T")
 
-RENEWED_BEFORE_S = 300.0
-"""Seconds before their end at which credentials are renewed; half of their life if they live for less than twice as long."""
+_RENEWED_BEFORE_S = 300.0
 _PAUSE_S = (
     30.0  # between two renewals that only a clock asks for: the catalog may be down, or state times that have passed
 )
 _SUSPECT_AFTER_S = (
     60.0  # a store that refuses younger credentials does not refuse them for their age, unless it says so
 )
+
+
+def renewed_after_s(lives_s: float, before_s: float, drawn: float) -> float:
+    """When to renew what lives for `lives_s`, in seconds after it was asked for: between twice `before_s` and `before_s` before its end.
+
+    So processes that asked at the same moment do not ask again at the same moment. `drawn`: a random number, 0 <= drawn < 1. What has a short life is
+    renewed when a quarter to a half of its life has passed.
+    """
+    earliest_s, latest_s = lives_s - min(2 * before_s, lives_s * 3 / 4), lives_s - min(before_s, lives_s / 2)
+    return latest_s - drawn * (latest_s - earliest_s) if lives_s < float("inf") else lives_s
 
 
 class LentCredentials:
@@ -92,16 +101,16 @@ class Lender(Protocol):
 
 
 class _Loan:
-    """What a catalog has lent in one answer. `asked_s`: when the request began (steady clock)."""
+    """What a catalog has lent in one answer. `asked_s`: when the request began (steady clock). `drawn`: as of `renewed_after_s`."""
 
     __slots__ = ("asked_s", "credentials", "ends_s", "renew_s")
 
-    def __init__(self, credentials: Sequence[LentCredentials], asked_s: float) -> None:
+    def __init__(self, credentials: Sequence[LentCredentials], asked_s: float, drawn: float) -> None:
         self.credentials = sorted(credentials, key=lambda lent: -len(lent.prefix))  # the longest prefix first
         self.asked_s = asked_s
         lives_s = min((c.expires_in_s for c in credentials if c.expires_in_s is not None), default=float("inf"))
         self.ends_s = asked_s + lives_s
-        self.renew_s = max(self.ends_s - min(RENEWED_BEFORE_S, lives_s / 2), asked_s + _PAUSE_S)
+        self.renew_s = asked_s + max(renewed_after_s(lives_s, _RENEWED_BEFORE_S, drawn), _PAUSE_S)
         """When other credentials are better than these (steady clock)."""
 
     def select(self, url: str) -> LentCredentials | None:
@@ -110,10 +119,14 @@ class _Loan:
 
 
 class CredentialHolder:
-    """The credentials of one table in this process. One thread at a time renews them. Must not be used after a fork."""
+    """The credentials of one table in this process. One thread at a time renews them. Must not be used after a fork.
 
-    def __init__(self, lender: Lender, clock: HostClock) -> None:
+    `draw`: returns random numbers, 0 <= number < 1, which spread renewals.
+    """
+
+    def __init__(self, lender: Lender, clock: HostClock, draw: Callable[[], float]) -> None:
         self.name = lender.name
+        self._draw = draw
         self._lender = lender
         self._clock = clock
         self._lock = threading.Lock()
@@ -128,7 +141,7 @@ class CredentialHolder:
 
         If the holder has credentials for the same prefixes that need not be renewed yet, it keeps those, so that connections stay open.
         """
-        new, loan = _Loan(credentials, asked_s), self._loan
+        new, loan = _Loan(credentials, asked_s, self._draw()), self._loan
         same = loan is not None and [one.prefix for one in loan.credentials] == [one.prefix for one in new.credentials]
         if loan is None or not same or asked_s >= loan.renew_s:
             self._loan = new
@@ -182,7 +195,7 @@ class CredentialHolder:
         if self._loan is not None and self._loan is not last:
             return self._loan
         self._tried_s = asked_s = self._clock.steady_s()
-        self._loan = loan = _Loan(self._lender.lend(), asked_s)
+        self._loan = loan = _Loan(self._lender.lend(), asked_s, self._draw())
         return loan
 
     def _covering(self, loan: _Loan, url: str) -> LentCredentials | None:

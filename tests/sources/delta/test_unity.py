@@ -338,7 +338,9 @@ def test_credentials_for_google_and_azure(
     lake.catalog.ahead_s = 86400.0
     answer = {**credentials, "expiration_time": int((time.time() + lake.catalog.ahead_s + 600) * 1000)}
     lake.catalog.fault = lambda method, path: (200, answer) if method == "POST" else None
-    (lent,) = UnityLender(UnityCatalog("unity", lake.catalog.uri, clock=lake.clock.host()), NAME).lend()
+    (lent,) = UnityLender(
+        UnityCatalog("unity", lake.catalog.uri, clock=lake.clock.host(), draw=random.random), NAME
+    ).lend()
     assert lent.options == options
     assert lent.covers(f"{location}/1.parquet")
     assert lent.expires_in_s == pytest.approx(600, abs=10)

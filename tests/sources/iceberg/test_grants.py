@@ -3,11 +3,13 @@
 After each test, nothing of a credential may be in any file, log, error, or value that was shown.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import json
 import logging
 import random
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from pyspark_lookup.lookup.lookup_join import Lookup, LookupSpec, issue_token
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.iceberg.catalog import Catalog, CatalogAnswer
 from pyspark_lookup.sources.registry import parse_options
+from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import LentCredentials
 from tests.support.command_line import Run, run
 from tests.support.fakes import FakeClock
@@ -408,6 +411,65 @@ def test_a_catalog_that_is_down(world: World, mode: str) -> None:
         world.refused(errors.CatalogUnavailableError, named, act)
     world.catalog.fault = None
     assert alice.ids(cached) == alice.ids(current) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("reads_cache", [True, False])
+def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch, reads_cache: bool) -> None:
+    """One process of the host waits for its answer in vain; those that waited for this one do not wait again, and get no rows that they may not get."""
+    processes = [world.process() for _ in range(5)]
+    arrived, calls, acquire = threading.Semaphore(0), [0], Disk.acquire
+
+    def acquire_and_tell(disk: Disk, kind: str, name: str, timeout_s: float) -> Any:
+        if kind in ("refresh", "authorise"):
+            arrived.release()
+        return acquire(disk, kind, name, timeout_s)
+
+    def say_nothing(*_: object, **__: object) -> CatalogAnswer:
+        calls[0] += 1
+        for _ in processes if calls[0] == 1 else ():
+            assert arrived.acquire(timeout=60)
+        world.clock.tick(60)
+        raise errors.CatalogUnavailableError("the Iceberg catalog 'tests' has not answered within 60 s")
+
+    more = {"metadata.source": "CACHE", "metadata.sync-interval": "1 min"} if reads_cache else {}
+    options = parse_options({"path": "ns.table", **processes[0].options("partial", **more)})
+    with processes[0].running():
+        engines = [process._runtime.engine(options) for process in processes]
+        table, version = engines[0].reader.resolver.discover(options)
+        sources = [engine.reader.kinds.source(table) for engine in engines]
+
+        def ask(number: int) -> object:
+            try:
+                if reads_cache:
+                    found = engines[number].reader.resolver.current_versions.read_cached(table, options)
+                    return None if found is None else found.digest
+                return sources[number].authorise(table, sources[number].catalog_id(version))
+            except errors.CatalogUnavailableError as problem:
+                return str(problem)
+
+        def ask_all() -> list[object]:
+            with concurrent.futures.ThreadPoolExecutor(len(processes)) as threads:
+                return [*threads.map(ask, range(len(processes)))]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "acquire", acquire_and_tell)
+            patch.setattr(Catalog, "load", say_nothing)
+            world.later(61 if reads_cache else EVERY_S)
+            if reads_cache:  # the principal is authorised until five minutes are over
+                assert ask_all() == [version.digest] * len(processes)
+                assert calls == [1]
+                world.later(EVERY_S)
+                calls[0], arrived = 0, threading.Semaphore(0)
+            answers = ask_all()
+        assert calls == [1]
+        shared = [
+            answer for answer in answers if "to another process of this host, for which this one waited" in str(answer)
+        ]
+        assert len(shared) == len(processes) - 1
+        assert all("the Iceberg catalog 'tests'" in str(answer) for answer in answers)
+        world.told += answers
+        # A query that begins afterwards asks again.
+        assert [ask(number) for number in range(2)] == [version.digest if reads_cache else None] * 2
 
 
 @pytest.mark.parametrize(("ahead_s", "in_config"), [(0.0, False), (86400.0, False), (-86400.0, True)])

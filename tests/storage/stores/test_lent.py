@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 import sys
 import threading
 import types
@@ -42,9 +43,9 @@ class Bank:
         return new
 
 
-def holding(bank: Bank) -> tuple[CredentialHolder, FakeClock]:
+def holding(bank: Bank, draw: Callable[[], float] = lambda: 0.0) -> tuple[CredentialHolder, FakeClock]:
     clock = FakeClock()
-    return CredentialHolder(bank, clock.host()), clock
+    return CredentialHolder(bank, clock.host(), draw), clock
 
 
 @pytest.mark.parametrize(("lives_s", "good_s"), [(3600.0, 3300.0), (200.0, 100.0), (40.0, 30.0), (-86400.0, 30.0)])
@@ -59,6 +60,29 @@ def test_renewed_before_their_end(lives_s: float, good_s: float) -> None:
     clock.tick(1)
     assert holder.select(FILE) is not first
     assert bank.asked == 2
+
+
+@pytest.mark.parametrize(("lives_s", "first_s", "last_s"), [(3600.0, 3000, 3300), (200.0, 50, 100), (900.0, 300, 600)])
+def test_processes_that_begin_together_do_not_renew_together(lives_s: float, first_s: int, last_s: int) -> None:
+    """A thousand that got theirs in the same second ask for new ones spread over minutes, none later than five minutes before the end."""
+    rng, bank = random.Random(1), Bank(lives_s=lives_s)
+    holders = [holding(bank, rng.random) for _ in range(1000)]
+    for holder, _ in holders:
+        holder.select(FILE)
+    renewals = []
+    for holder, clock in holders:
+        (loan,) = [part for part in vars(holder).values() if hasattr(part, "renew_s")]
+        clock.tick(loan.renew_s - clock.steady_s - 0.001)
+        asked = bank.asked
+        holder.select(FILE)
+        assert bank.asked == asked
+        clock.tick(0.002)
+        holder.select(FILE)
+        assert bank.asked == asked + 1
+        renewals.append(int(clock.steady_s - 1000.0))
+    assert first_s <= min(renewals) < max(renewals) <= last_s
+    most = max(renewals.count(second) for second in renewals)
+    assert most <= 4 * 1000 / (last_s - first_s)
 
 
 def test_without_a_stated_end_they_are_renewed_when_the_store_refuses_them() -> None:
