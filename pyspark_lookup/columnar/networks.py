@@ -105,7 +105,7 @@ def _is_written_as_ipv4(column: pa.Array) -> Numbers:
 
 
 def _to_networks(addresses: Addresses, bits: Numbers, most: Numbers) -> Networks:
-    """The networks that have the first `bits` of the `most` bits of their addresses."""
+    """The network of each address whose prefix is the first `bits` of the address's `most` bits."""
     valid = addresses.valid & (bits >= 0) & (bits <= most)
     upper, lower = _host_bits(np.where(valid, most - bits, 0))
     has_host_bits = valid & (((addresses.upper & upper) | (addresses.lower & lower)) != 0)

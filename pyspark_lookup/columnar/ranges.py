@@ -501,7 +501,7 @@ def _tables(starts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers | None, 
 
 
 def _bit_lengths(numbers: Numbers) -> Numbers:
-    """About as many bits as each number has: one more if it is rounded up to a power of two."""
+    """The number of bits of each number, or one more: the numbers are rounded to doubles first."""
     return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
 
 

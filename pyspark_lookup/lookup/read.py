@@ -685,7 +685,7 @@ class TableReader:
         self.fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """End what `hold` began for `user`: close what no other user holds. Files on disk stay."""
+        """Stop keeping open what `hold` keeps open for `user`, and close what no other user holds. Files on disk stay."""
         self._users.discard(user)
         if not self._users:
             self._scan.close()

@@ -120,8 +120,8 @@ class MergedIndex(FileIndex):
 class SmallFiles:
     """The merged files of one table, in the host's cache directory `disk`. `table`: a key of the table.
 
-    `open_files`: opens files without keeping their bytes in the cache directory. `merged_from`: how many files that are in no part yet it takes
-    to merge them. `wait_s`: how long to wait for another process that merges the table's files.
+    `open_files`: opens files without keeping their bytes in the cache directory. `merged_from`: files that are in no part yet are merged when there
+    are this many. `wait_s`: how long to wait for another process that merges the table's files.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class Instance:
         return _rows_in(self._run(self._calls, operation, self.function.lookup, keys), operation)
 
     def lookup_at_once(self, pieces: Sequence[pa.Table]) -> list[Any]:
-        """The results of calls of an asynchronous function that run at the same time, and beside one that is cancelled."""
+        """The results of calls of an asynchronous function that run at the same time. One more call begins with them, and is cancelled."""
         assert isinstance(self.function, AsyncLookupFunction)
         lookup = self.function.lookup
 

@@ -892,7 +892,7 @@ class FullTables:
             self._users.setdefault(full, weakref.WeakSet()).add(user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """End what `hold` began for `user`. If no other user holds the cache, close it. Files on disk stay."""
+        """Stop keeping the cache that `hold` keeps for `user`. If no other user holds it, close it. Files on disk stay."""
         full = self.get_cache(table, options)
         users = self._users.get(full) if full is not None else None
         if full is None or users is None:

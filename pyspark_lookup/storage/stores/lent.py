@@ -295,7 +295,7 @@ class LentStore:
 
     @property
     def _is_on_s3(self) -> bool:
-        """Whether all URLs so far are of S3, whose store has both abilities. The first URL is that of the table, before any store is opened."""
+        """Whether all URLs so far are of S3, whose store pins reads and lists the names after a given one. The first URL is that of the table."""
         return self._places == {"s3"}
 
     def url_of(self, path: str) -> str:

@@ -20,7 +20,7 @@ def condition_of(
 ) -> Condition | None:
     """A condition that holds for every row for which the predicate does, and for as few others as possible; None if there is none.
 
-    `placeholder`: the parameter with a number (from 1).
+    `placeholder`: returns the SQL of the parameter with a number (from 1).
     """
     parameters: list[tuple[Any, Column]] = []
     sql = _Translation(columns, placeholder, parameters).translate(predicate)

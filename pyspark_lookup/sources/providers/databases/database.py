@@ -209,7 +209,7 @@ class Database(abc.ABC):
             raise
 
     def login(self) -> dict[str, str]:
-        """`user` and `password`, as far as the function of `lookup.credentials` and the URL say them."""
+        """`user` and `password`, as far as the function of `lookup.credentials` and the URL state them."""
         login = {"user": self.address.user} if self.address.user else {}
         if self._credentials is not None:
             answer = self._credentials(self.address.url)
