@@ -65,7 +65,9 @@ def struct_type(schema: pa.Schema, readable: bool = True) -> StructType:
 def _for_spark(field: pa.Field) -> pa.Field:
     if features.VARIANTS or not has_variant(field.type):
         return field
-    reason = f"column {field.name!r} is a VARIANT, which Spark {features.VARIANTS.since} has and this Spark has not"
+    reason = (
+        f"column {field.name!r} is a VARIANT, which Spark {features.VARIANTS.since} has and this Spark does not have"
+    )
     return field.with_type(unreadable_type(reason))
 
 

@@ -94,9 +94,9 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
                 ),
                 problem,
             )
-        if response is not None and response.status_code < _SERVER_ERRORS and not _message(response):
-            raise_ours(_wrong_endpoint_error(name, response), problem)
-        raise_ours(_unavailable_error(name, problem), problem)
+        if response is None:
+            raise_ours(_unavailable_error(name, problem), problem)
+        raise_ours(_status_error(name, response), problem)
     # A table's properties may name another FileIO, which would then be used instead of `PointerFileIO`.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
@@ -214,8 +214,7 @@ _UNAUTHORISED = (401, 419)
 
 def _refuse(name: str, table: str, response: Any) -> NoReturn:
     """Raise the error that an answer with another status than 200 stands for."""
-    status, message = response.status_code, _message(response)
-    reason = f"{status}: {message}" if message else str(status)
+    status, message, reason = response.status_code, _message(response), _reason(response)
     if status in _UNAUTHORISED:
         refusal = UfsPermissionError(
             f"the Iceberg catalog {name!r} does not know who asks for {table} ({reason}): the token has expired or is wrong: renew it in "
@@ -229,9 +228,7 @@ def _refuse(name: str, table: str, response: Any) -> NoReturn:
         )
     if status == _NOT_FOUND and message:
         raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {message}")
-    if not message and status < _SERVER_ERRORS:
-        raise _wrong_endpoint_error(name, response)
-    raise _unavailable_error(name, f"answered with HTTP status {reason}")
+    raise _status_error(name, response)
 
 
 _SERVER_ERRORS = 500
@@ -245,6 +242,17 @@ def _message(response: Any) -> str:
     except (*UNREADABLE, AttributeError):
         return ""
     return foreign_text(text[:_LONGEST_REASON])
+
+
+def _reason(response: Any) -> str:
+    message = _message(response)
+    return f"{response.status_code}: {message}" if message else str(response.status_code)
+
+
+def _status_error(name: str, response: Any) -> CatalogUnavailableError:
+    if response.status_code < _SERVER_ERRORS and not _message(response):
+        return _wrong_endpoint_error(name, response)
+    return _unavailable_error(name, f"answered with HTTP status {_reason(response)}")
 
 
 def _wrong_endpoint_error(name: str, response: Any) -> CatalogUnavailableError:
