@@ -133,7 +133,7 @@ BAD_VALUES = [
     *(("lookup.settle", text, "'10 s'", {}) for text in BAD_DURATIONS),
     *(("lookup.scan.split-size", text, "'4 MiB'", {}) for text in BAD_SIZES),
     *(("lookup.columns", text, "column names separated by commas", {}) for text in BAD_NAMES),
-    ("lookup.cache.max-bytes", "1023k", str(MIB), {}), ("lookup.scan.split-size", "0", str(MIB), {}),
+    ("lookup.cache.max-bytes", "1023k", "from 1 MiB", {}), ("lookup.scan.split-size", "0", "from 1 MiB", {}),
     ("lookup.format", "parket", "did you mean parquet?", {}),
     ("lookup.format", "xyz", "parquet, arrow, csv, json, orc", {}),
     ("lookup.metadata.source", "UFO", "did you mean UFS?", {}), ("lookup.success-file", "yes", "true or false", {}),
