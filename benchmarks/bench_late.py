@@ -52,6 +52,7 @@ CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "200",
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 PARTS, PARCELS = 16, "part int, facts binary"
 Enrich = Callable[[DataFrame], DataFrame]

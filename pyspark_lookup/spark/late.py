@@ -67,11 +67,11 @@ _PARCELS = StructType(
     [
         StructField("part", IntegerType(), False),
         *(StructField(name, BinaryType()) for name in ("results", "facts", "keys")),
-        *(StructField(name, LongType(), False) for name in ("digest", "place", "now")),
+        *(StructField(name, LongType(), False) for name in ("digest", "place")),
     ]
 )
 # The time of the micro-batch, in microseconds. Spark writes it as a number into the code that it generates, and would compile the code of each
-# micro-batch again. It generates no code for `array_sort`, but that is slow, so the time comes from a relation of one row.
+# micro-batch again. It generates no code for `array_sort`, but that is slow, so each parcel gets the time, not each fact.
 _NOW = "element_at(array_sort(array(unix_micros(current_timestamp()))), 1)"
 _FRAME_BYTES = 16 * 2**20
 _NONE = "-"
@@ -109,15 +109,11 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     (version,) = (relation.tokens[lookup.version][:2] for relation in relations if lookup.version in relation.tokens)
     # Of Spark's built-in sources, only this one has a row in each micro-batch and leaves `availableNow` its limits.
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-    clock = spark.range(1).select(sf.expr(_NOW).alias("_lookup_clock"))
     facts = base
-    for one_row in (*(relation.versions for relation in relations), clock):
-        facts, ticks = (rows.crossJoin(sf.broadcast(one_row)) for rows in (facts, ticks))
-    visit = [
-        sf.col(column).alias(f"_lookup_{name}")
-        for column, name in ((version[0], "digest"), (version[1], "place"), ("_lookup_clock", "now"))
-    ]
-    hidden = ["_lookup_clock", *(column for relation in relations for column in relation.columns)]
+    for relation in relations:
+        facts, ticks = (rows.crossJoin(sf.broadcast(relation.versions)) for rows in (facts, ticks))
+    visit = [sf.col(column).alias(f"_lookup_{name}") for column, name in zip(version, ("digest", "place"), strict=True)]
+    hidden = [column for relation in relations for column in relation.columns]
     keys = [sf.expr(key.sql).alias(f"_lookup_key_{number}") for number, key in enumerate(lookup.keys)]
     rules = _rules(base, lookup, wait)
     spec, waiting_spec = _pass_text(lookup, lookup.spec), _pass_text(lookup, _without_cached_misses(lookup, wait))
@@ -128,11 +124,15 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     )
     empty = [sf.lit(None).cast("binary").alias(name) for name in ("results", "facts", "keys")]
     parcels = parcels.unionAll(ticks.select(sf.expr(f"explode(sequence(0, {PARTS - 1})) AS part"), *empty, *visit))
-    outcomes = parcels.groupBy("part").transformWithStateInPandas(
-        WaitingFacts(rules.to_text(), waiting_spec, lookup.table.url, lookup.name),
-        _OUTCOMES,
-        "Append",
-        "None" if wait.column is None else "EventTime",
+    outcomes = (
+        parcels.withColumn("now", sf.expr(_NOW))
+        .groupBy("part")
+        .transformWithStateInPandas(
+            WaitingFacts(rules.to_text(), waiting_spec, lookup.table.url, lookup.name),
+            _OUTCOMES,
+            "Append",
+            "None" if wait.column is None else "EventTime",
+        )
     )
     counts = sf.split("counts", " ")
     oldest = sf.timestamp_micros(sf.nullif(counts[len(_COUNTS)], sf.lit(_NONE)).cast("long"))
@@ -238,7 +238,7 @@ class _Lookups:
 class FactDispatcher:
     """A function for `mapInArrow` that looks up facts and returns parcels.
 
-    Its input has the columns of the facts, the keys, the two columns of the version, and the time of the micro-batch.
+    Its input has the columns of the facts, the keys, and the two columns of the version.
     """
 
     def __init__(self, name: str, rules: str, spec: str) -> None:
@@ -255,12 +255,12 @@ class FactDispatcher:
                 if not batch.num_rows:
                     continue
                 facts = pa.RecordBatch.from_arrays(_cast(batch.columns[:count], rules.facts), schema=rules.facts)
-                keys = _cast(batch.columns[count:-3], rules.keys)
-                digest, place, now = (column[0].as_py() for column in batch.columns[-3:])
+                keys = _cast(batch.columns[count:-2], rules.keys)
+                digest, place = (column[0].as_py() for column in batch.columns[-2:])
                 answers = look_up(keys, (digest, place))
                 parcels, size = list[tuple[Any, ...]](), 0
                 for parcel in divide(rules, facts, keys, look_up.cast(keys), answers):
-                    parcels.append((*dataclasses.astuple(parcel), digest, place, now))
+                    parcels.append((*dataclasses.astuple(parcel), digest, place))
                     size += sum(map(len, filter(None, (parcel.results, parcel.facts, parcel.keys))))
                     if size >= _FRAME_BYTES:
                         yield _parcel_batch(parcels)
