@@ -455,6 +455,8 @@ class CurrentVersions:
         if answer.is_kept:
             return answer.version
         learned = self._learn(table, answer.version, answer.started_s, renew) or self._learn_again(table, source)
+        if learned is answer.version:
+            return learned
         # The race: a process of another principal may have recorded a newer version, of another table that its catalog has under this name.
         ids = {version.metadata.table_id for version in (learned, answer.version) if version.metadata is not None}
         return answer.version if len(ids) > 1 and not source.is_authorised(table, learned) else learned

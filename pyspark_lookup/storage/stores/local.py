@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError, raise_ours
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.disk.directory import open_below, sync_directory
 from pyspark_lookup.storage.stores.listed_files import ListedFiles, listed_local_files
 from pyspark_lookup.storage.stores.store import (
@@ -117,7 +118,11 @@ class LocalStore:
     def get_meta(self, path: str, count: Count) -> FileVersion:
         count("head")
         local = self._path(path)
-        status = os.stat(local)
+        try:
+            status = os.stat(local)
+        except (FileNotFoundError, NotADirectoryError):
+            # Logs are followed by asking for their next file, which is usually missing. So this error is made here, without a look at its cause.
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist") from None
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
             raise UfsNotFoundError(f"{path} is {kind}, not a file")
