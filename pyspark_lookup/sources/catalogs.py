@@ -171,7 +171,7 @@ class Authorisations:
     """When a catalog last said that this process's principal may read a table. All processes of the host share this, by records on disk.
 
     `every_s`: for how long an answer holds. `principal`: returns the parts of the configuration that identify the principal, with its credentials.
-    Records contain no part of them, but a keyed digest of all; the key is random, and each cache directory has its own.
+    It is called each time, because a process may come to ask for another principal. Records contain no part of them, but a keyed digest of all; the key is random, and each cache directory has its own.
 
     The races: two processes may record at once, or one may record an older answer after a newer one, or after a refusal. Each record has the time
     at which its question was asked, so access ends `every_s` after the last question to which the catalog said yes, in any order.
@@ -181,11 +181,12 @@ class Authorisations:
         self._context = context
         self._every_s = every_s
         self._parts = principal
-        self._principal: str | None = None
+        self._principal: tuple[Sequence[Any], str] | None = None
         self._confirmations: dict[str, _Confirmation] = {}
 
     def _key(self, table: Table) -> str:
-        if self._principal is None:
+        parts = self._parts()
+        if self._principal is None or self._principal[0] != parts:
             nonce = f"{self._context.rng.getrandbits(256):064x}"
             try:
                 disk = self._context.disk
@@ -193,15 +194,18 @@ class Authorisations:
             except OSError:
                 self._context.metrics.inc("cacheFailureCount")
                 salt = nonce
-            parts = json.dumps(self._parts(), default=str).encode()
-            self._principal = hashlib.blake2b(parts, key=bytes.fromhex(salt), digest_size=16).hexdigest()
-        return key_of(table.scope, table.url, self._principal)
+            text = json.dumps(parts, default=str).encode()
+            self._principal = parts, hashlib.blake2b(text, key=bytes.fromhex(salt), digest_size=16).hexdigest()
+        return key_of(table.scope, table.url, self._principal[1])
 
     def confirm(self, table: Table, table_id: str | None, asked_s: float, lasting: bool = False) -> None:
         """Record that the catalog has answered about a table, and so lets the principal read it. `asked_s`: when it was asked (steady clock)."""
         key, confirmation = self._key(table), _Confirmation(table_id, asked_s, self._context.clock.boot, lasting)
         self._confirmations = {**self._confirmations, key: confirmation}
-        if self._context.disk is None or (lasting and self._find_recorded(key) is not None):
+        recorded = self._find_recorded(key) if lasting else None
+        if self._context.disk is None or (
+            recorded is not None and (recorded.lasting, recorded.table_id) == (True, table_id)
+        ):
             return
         try:
             self._context.disk.replace_record("authorised", key, dataclasses.asdict(confirmation))
@@ -247,11 +251,12 @@ class Authorisations:
         return confirmation is not None and confirmation.lasting
 
     def _holds(self, confirmation: _Confirmation, table_id: str | None) -> bool:
+        is_same = table_id in (None, confirmation.table_id)
         if confirmation.lasting:
-            return True
+            return is_same
         age_s = self._context.clock.steady_s() - confirmation.asked_s
         is_recent = confirmation.boot == self._context.clock.boot and 0 <= age_s < self._every_s
-        return is_recent and table_id in (None, confirmation.table_id)
+        return is_recent and is_same
 
     def _find_recorded(self, key: str) -> _Confirmation | None:
         disk = self._context.disk

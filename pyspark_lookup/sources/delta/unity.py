@@ -155,6 +155,7 @@ class UnityCatalog:
         self._scope = scope or _SCOPE
         self._environ = environ
         self._lock = threading.Lock()
+        self._last_credentials: Mapping[str, str] | None = None
         self._token: tuple[str, float] | None = None  # the token, and when it is to be replaced (steady clock)
         self._tables: dict[str, UnityTable] = {}
         self._client: Any = None
@@ -412,10 +413,15 @@ class UnityCatalog:
 
     def principal(self) -> tuple[object, ...]:
         """What identifies the principal: the server, and the credentials of this process."""
-        return self._uri, *sorted(self._credentials().items())
+        with self._lock:
+            credentials = self._last_credentials
+        return self._uri, *sorted((self._credentials() if credentials is None else credentials).items())
 
     def _credentials(self) -> Mapping[str, str]:
-        return self._from_environment() if self._login is None else self._login(self._uri)
+        credentials = self._from_environment() if self._login is None else self._login(self._uri)
+        with self._lock:
+            self._last_credentials = credentials
+        return credentials
 
     def _access_token(self, refused: str | None = None) -> str | None:
         """The token that a request carries; None: none is configured. `refused`: a token that the catalog has just refused."""

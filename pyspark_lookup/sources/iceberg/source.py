@@ -175,7 +175,8 @@ class IcebergSource(VersionSource):
         self._large = LargeSnapshots(parts.context, parts.host, self.mapped_from)
         if opened is not None:
             lender = opened.lender
-            self._authorisations = Authorisations(parts.context, opened.authorise_every_s, lender.catalog.principal)
+            principal = functools.cache(lender.catalog.principal)  # PyIceberg reads its configuration once, too
+            self._authorisations = Authorisations(parts.context, opened.authorise_every_s, principal)
             parts.host.asks_catalog(lender.name, CALL_S)
             self._settings_key = key_of(parts.ufs.scope, lender.table)
             # The lender outlives this source, so it refers to the disk only.
@@ -266,6 +267,7 @@ class IcebergSource(VersionSource):
                 # Record the settled pointer (see `Pointer.settled`), so that the next query can compare it.
                 if pointer.settled and not pointer_record.pointer.settled:
                     self._remember(table, _PointerRecord(pointer, pointer_record.digest))
+                self._confirm_lasting(table, self.catalog_id(cached_version))
                 return Answer(cached_version, question.started_s)
         for last in (False,) * (_POINTERS_TRIED - 1) + (True,):
             try:
@@ -282,6 +284,7 @@ class IcebergSource(VersionSource):
         if question.gone_digest in (version.digest, _resized_digest(version.digest)):
             version = self._keep(table, self._with_true_sizes(version))
         self._remember(table, _PointerRecord(pointer, version.digest))
+        self._confirm_lasting(table, self.catalog_id(version))
         return Answer(version, question.started_s)
 
     def candidates(
@@ -451,7 +454,7 @@ class IcebergSource(VersionSource):
                     if authorisations.allows(table, answer.table_id):
                         return answer
                     self._prove_access(table, opened.lender, answer)
-            authorisations.confirm(table, answer.table_id, asked_s, lasting=not answer.is_rest)
+                authorisations.confirm(table, answer.table_id, asked_s)
             return answer
 
         try:
@@ -463,6 +466,18 @@ class IcebergSource(VersionSource):
                 ),
                 problem,
             )
+
+    def _confirm_lasting(self, table: Table, table_id: str | None) -> None:
+        """Record that a catalog without grants names the table with this id, which only its metadata tells.
+
+        Other programs of this host may have a catalog with grants under the same name, and what is cached of its table.
+        """
+        if (
+            self._opened is not None
+            and table.url.startswith(CATALOG_SCHEME)
+            and not self._opened.lender.catalog.is_rest
+        ):
+            self._authorisations.confirm(table, table_id, self._parts.context.clock.steady_s(), lasting=True)
 
     def _keep_settings(self, lender: TableLender, settings: Mapping[str, str]) -> None:
         if settings != lender.settings:
@@ -514,6 +529,7 @@ class IcebergSource(VersionSource):
             if self._authorisations.allows(table, catalog_id):
                 return
             answer = self._ask_catalog(table, with_history=False)
+            self._confirm_lasting(table, catalog_id)
         if answer.is_rest and answer.table_id != catalog_id:
             raise replaced_table_error(self._opened.lender.name, self._opened.lender.table)
 

@@ -401,6 +401,24 @@ def test_a_function_gives_credentials(lake: Lake) -> None:
         logins["token"] = "token-of-ann-1"
 
 
+def test_a_process_that_has_come_to_ask_for_another_principal(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the catalog says to the second one is no leave for processes that still ask for the first."""
+    lake.write("a", rows(0))
+    lake.create("a", "ann", "bob")
+    cached = {"metadata_source": "CACHE", "metadata_sync-interval": "1 h"}
+    monkeypatch.setitem(logins, "token", "token-of-ann-1")
+    table = lake.table("partial", credentials=f"{__name__}:of_catalog", **cached)
+    assert table.get(1)
+    lake.catalog.readers[NAME].remove("ann")
+    del lake.catalog.tokens["token-of-ann-1"]
+    monkeypatch.setitem(logins, "token", "token-of-bob-1")
+    lake.clock.tick(301)
+    assert table.get(1)
+    lake.start("ann")
+    with pytest.raises(UfsPermissionError, match="with this token, which is wrong or has expired"):
+        lake.table("partial", **cached).get(1)
+
+
 FILTER = {"function_name": "main.travel.only_mine", "input_column_names": ["name"]}
 
 

@@ -640,6 +640,24 @@ def test_two_catalogs_of_one_name(world: World) -> None:
                 assert bob.ids(bob.open(mode, **more)) == [2]
 
 
+def test_a_catalog_of_the_same_name_without_grants(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program of this host has a catalog in a file under this name, and a table of this name in it: each has its own rows."""
+    sql, properties = sql_catalog(world.home)
+    local = IcebergTable.create(world.home / "local", COLUMNS, publish=in_catalog(sql, "ns.table"))
+    local.commit(local.data([{"id": 2, "name": "local"}]))
+    options = {"lookup.catalog": "tests", "lookup.keys": "id", "lookup.cache.dir": str(world.home / "cache")}
+    options |= {f"lookup.{name}": text for name, text in CACHED["partial"].items()} | MODES["partial"]
+    options["lookup.storage.endpoint_url"] = world.server.endpoint
+    governed, other = world.process(), world.process()
+    for process, config in [(governed, {"type": "rest", "uri": world.catalog.uri}), (other, properties)] * 2:
+        for name, text in config.items():
+            monkeypatch.setenv(f"PYICEBERG_CATALOG__TESTS__{name.upper()}", text)
+        with process.running():
+            found = LookupTable("ns.table", options).get_many([1, 2, 3]).column("id").to_pylist()
+        assert found == ([1, 2, 3] if process is governed else [2])
+    sql.close()
+
+
 def test_how_often_a_catalog_is_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """`lookup.catalog.authorise-every`: a duration, of which 0 means always; only the conf file can make it longer than by default."""
     alice = world.process()
