@@ -19,7 +19,7 @@ _HISTORIES = {"": 2, "delta": 1, "iceberg": 1, "changing": 1}
 """How many, of all kinds of tables, of those whose histories are the longest, and of providers that tell changes."""
 _LATE = {"iceberg"}
 """Of these, what takes half a minute and is left to the night."""
-_AT_END = 20
+_AT_END = 10
 FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
 PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put", FILES[1], 2)))
 

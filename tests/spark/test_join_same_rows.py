@@ -90,7 +90,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return facts, dim
 
 
-@pytest.mark.parametrize(("way", "how", "udfs"), by_day(itertools.product(WAYS, ["left", "inner"], UDFS), 5))
+@pytest.mark.parametrize(("way", "how", "udfs"), by_day(itertools.product(WAYS, ["left", "inner"], UDFS), 15))
 def test_keys_of_every_type_together(
     spark: SparkSession, sides: tuple[str, str], way: str, how: str, udfs: str
 ) -> None:

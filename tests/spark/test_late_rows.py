@@ -15,8 +15,7 @@ from pyspark_lookup import LookupTable, OptionError, explain_lookup, lookup_join
 from pyspark_lookup.errors import NotSupportedError, PysparkLookupError, SchemaError
 from pyspark_lookup.spark.features import STATEFUL_PROCESSORS
 from tests.support.lookup_service import options_of
-from tests.support.preloaded import python_variables
-from tests.support.spark_tables import CONNECT, Calls, conf, put, said_by, saved
+from tests.support.spark_tables import Calls, conf, put, saved
 from tests.support.sparks import needs, without
 
 pytestmark = [pytest.mark.spark, needs(STATEFUL_PROCESSORS)]
@@ -250,36 +249,3 @@ def test_providers(spark: SparkSession, tmp_path: Path, versioned: bool) -> None
     assert sorted(key for call in calls for key in call) == [3, 4]
     assert stream.results() == in_order([(1, 101, "Oslo"), (3, 103, "Hamar"), (3, 103, "Hamar")])
     assert (stream.metrics["waiting"], stream.metrics["woken"]) == (1, 2)
-
-
-_OVER_CONNECT = f"""{CONNECT}
-import os, sys
-from pyspark_lookup import lookup_join
-path, replacement, store, provider = sys.argv[1:]
-spark = connect.config("spark.sql.shuffle.partitions", 2).getOrCreate()
-spark.conf.set(store, provider)
-spark.range(5).write.parquet("facts")
-
-def run():
-    stream = lookup_join(spark.readStream.schema("id long").parquet("facts"), path, "id", wait="1 hour")
-    query = stream.writeStream.format("parquet").option("checkpointLocation", "checkpoint")
-    query.trigger(availableNow=True).start("out").awaitTermination()
-    print("ROWS", sorted(map(tuple, spark.read.parquet("out").collect())))
-
-run()
-os.replace(replacement, path)
-run()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.timeout(280)
-def test_over_spark_connect(tmp_path: Path) -> None:
-    """Facts wait there as in a classic session."""
-    path, replacement = put(tmp_path / "dim.parquet", 1, range(3)), put(tmp_path / "new.parquet", 2, range(5))
-    variables = python_variables(tmp_path)
-    assert said_by(tmp_path, _OVER_CONNECT, path, replacement, STORE, ROCKSDB, variables=variables) == [
-        "ROWS [(0, 1), (1, 1), (2, 1)]",
-        "ROWS [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)]",
-    ]

@@ -1,7 +1,6 @@
 """The files of a large directory as columns: nothing else about the table changes, whatever happens to it, and other processes map them."""
 
 import os
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import OptionError, PysparkLookupError
-from pyspark_lookup.lookup import lookup_table as api
-from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.scan import footers
 from pyspark_lookup.scan.formats.model import detect_format
 from pyspark_lookup.scan.open_file import Slice
@@ -38,7 +34,6 @@ from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import counting, opened
 from tests.support.large_tables import Lose
-from tests.support.partial_cache import new_directory
 
 FILES = 24
 
@@ -184,66 +179,10 @@ def test_a_partition_column_gets_another_type(tmp_path: Path, monkeypatch: pytes
 def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> None:
     reader = opened(table, tmp_path / "cache", partition=selected)
     in_objects = opened(table, tmp_path / "another", partition=selected)
-    rows = rows_of(reader.scan())
+    rows, of_day = rows_of(reader.scan()), rows_of(reader.scan(predicate="day = '2'"))
+    assert of_day == {key: row for key, row in rows.items() if row[1] == "2"}
     with mock.patch.object(ListedFiles, "least", 10**6):
         assert rows_of(in_objects.scan()) == rows
-
-
-STEPS = st.one_of(
-    st.tuples(st.just("put"), st.integers(0, 9), st.sampled_from("12"), st.integers(0, 3)),
-    st.tuples(st.just("remove"), st.integers(0, 9)),
-    st.tuples(st.just("touch"), st.integers(0, 9)),
-    st.tuples(st.just("move"), st.sampled_from("12")),
-    st.tuples(st.just("restart")),
-)
-
-
-@fuzzed(24)
-@given(steps=st.lists(STEPS, min_size=1, max_size=8), mode=st.sampled_from(["none", "partial", "full"]))
-def test_columns_follow_the_directory(steps: list[tuple[Any, ...]], mode: str) -> None:
-    """After each change, a reader finds what the files have, by each way to read."""
-    with new_directory() as root, pytest.MonkeyPatch.context() as patch:
-        path = root / "t"
-        put(path, *range(5), days="12")
-        runtime = Runtime(HostClock(), random.Random())
-        patch.setattr(api, "runtime", lambda: runtime)
-        reader = opened(path, root / "cache", mode=mode, keys="id")
-        for step in [("restart",), *steps]:
-            runtime = _take(path, step, runtime)
-            reader = opened(path, root / "cache", mode=mode, keys="id") if step[0] == "restart" else reader
-            rows = expected(path)
-            assert rows_of(reader.scan()) == rows
-            for key in (0, 15, 44, 71):
-                assert [(row["v"], str(row["day"])) for row in reader.get(key)] == ([rows[key]] if key in rows else [])
-            for predicate, holds in (
-                ("v >= 3", lambda v, day: v >= 3),
-                ("day = 2 AND v < 2", lambda v, day: day == "2" and v < 2),
-                ("day = 1 OR v = 1", lambda v, day: day == "1" or v == 1),
-            ):
-                found = rows_of(reader.scan(predicate=predicate))
-                assert found == {key: row for key, row in rows.items() if holds(*row)}
-
-
-def _take(path: Path, step: tuple[Any, ...], runtime: Runtime) -> Runtime:
-    files = sorted(path.glob("day=*/*.parquet"))
-    if step[0] == "restart":
-        return Runtime(HostClock(), random.Random())
-    if step[0] == "put":
-        for file in path.glob(f"day=*/f{step[1]:03}.parquet"):
-            file.unlink()
-        put(path, step[1], days=step[2], value=step[3])
-    elif step[0] == "remove" and len(files) > 1:
-        files[step[1] % len(files)].unlink()
-    elif step[0] == "touch":
-        os.utime(files[step[1] % len(files)])
-        wait_until_settled(files[step[1] % len(files)])
-    elif step[0] == "move" and (path / f"day={step[1]}").exists():
-        other = path / f"day={3 - int(step[1])}"
-        other.mkdir(exist_ok=True)
-        for file in (path / f"day={step[1]}").glob("*.parquet"):
-            os.replace(file, other / file.name)
-        wait_until_settled(*other.glob("*.parquet"))
-    return runtime
 
 
 PARTS = st.sampled_from(["a", "k=1", "_k=1", "_x", ".x", "_SUCCESS", "b.parquet", "_temporary", "_spark_metadata", "ü"])

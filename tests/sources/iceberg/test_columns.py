@@ -26,7 +26,7 @@ from tests.models.histories import ICEBERG, Setup, Step
 from tests.models.iceberg import Iceberg
 from tests.support.disks import flipped
 from tests.support.fakes import wait_until_settled
-from tests.support.fuzzing import by_day, seeds
+from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import counting, opened
 from tests.support.large_lakes import LargeIceberg, row, rows_in, rows_of, snapshot_files
@@ -142,7 +142,7 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
         process(count)
         goes_on = versions_of(reader("columns"))
         earlier: list[tuple[TableVersion, TableVersion]] = []
-        for number in range(14):
+        for number in range(14 if BY_NIGHT else 8):
             table.take(Step(rng.choice(STEPS), (), seed), rng)
             process(10**9)
             alone = versions_of(reader(f"objects{number}"))()
@@ -238,7 +238,7 @@ def test_the_index_of_equality_deletes(
     upsert(12)
     if harm == "full":
         monkeypatch.setattr(Disk, "create_segment", mock.Mock(side_effect=CacheFullError("no room")))
-    for round_ in range(4):
+    for round_ in range(4 if BY_NIGHT else 2):
         reader, expected = opened(table.home, tmp_path / "cache", mode, "id"), rows_in(table)
         assert rows_of(reader) == expected
         for key in rng.sample(range(100), 5):

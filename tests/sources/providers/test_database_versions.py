@@ -157,15 +157,6 @@ def test_histories(database: Database, cache_dir: Path, monkeypatch: pytest.Monk
     history.run(150 if BY_NIGHT else 30)
 
 
-@pytest.mark.nightly
-def test_more_histories(database: Database, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in seeds(6):
-        try:
-            History(Customers(database), cache_dir / str(seed), seed, 5, monkeypatch).run(60)
-        except AssertionError as problem:
-            pytest.fail(f"seed {seed}: {problem}", pytrace=False)
-
-
 def test_writers_wait_for_each_other(postgres: Database, postgres_server: PostgresServer) -> None:
     """No version becomes visible before one with a lower number: the second writer waits, and TRUNCATE is a change of all."""
     Customers(postgres)

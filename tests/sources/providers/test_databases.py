@@ -31,6 +31,7 @@ from pyspark_lookup.sources.providers.databases.database_table import DATABASES
 from pyspark_lookup.storage.context import in_thread
 from tests.support.databases import Database, Options
 from tests.support.fakes import FakeClock
+from tests.support.fuzzing import by_day
 from tests.support.lookup_functions import TEXTS, counted, ids
 from tests.support.postgres import PostgresServer
 from tests.support.spark_tables import CONNECT, said_by
@@ -699,6 +700,7 @@ def test_options_without_a_table(cache_dir: Path) -> None:
 
 @needs(DATA_SOURCES)
 @pytest.mark.spark
+@pytest.mark.parametrize("database", by_day(["postgres", "mariadb", "sqlite", "duckdb_file"], 4), indirect=True)
 def test_through_spark(spark: SparkSession, database: Database) -> None:
     """A read, a SELECT from a catalog's table and a join have the rows; a later query of cached keys loads none again."""
     before = len(database.statements())
