@@ -417,7 +417,7 @@ class HostVersions:
         try:
             if lock is not None and self.was_silent(kind, name, since_s):
                 raise CatalogUnavailableError(
-                    f"{self._catalog} gave no answer to another process of this host, for which this one waited: try again later, or check its uri"
+                    f"{self._catalog} gave no answer to another process of this host, and this one has waited for that answer: try again later, or check its uri"
                 )
             yield
         except CatalogUnavailableError:
@@ -431,7 +431,7 @@ class HostVersions:
                 lock.release()
 
     def was_silent(self, kind: str, name: str, since_s: float) -> bool:
-        """Whether a catalog that was asked under a lock has kept this host waiting in vain, and that ended after `since_s` (steady clock)."""
+        """Whether this host has waited in vain, until after `since_s` (steady clock), for a catalog that was asked under a lock."""
         disk = self._context.disk
         silence = None if disk is None else disk.get_record("silence", key_of(kind, name), _parse_silence)
         return silence is not None and silence["boot"] == self._context.clock.boot and silence["ended_s"] > since_s

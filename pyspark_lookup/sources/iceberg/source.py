@@ -247,7 +247,7 @@ class IcebergSource(VersionSource):
         super().check_options(options, kind)
         if AUTHORISE_EVERY in options.explicit and self._opened is not None and not self._opened.lender.catalog.is_rest:
             raise OptionError(
-                f"option {AUTHORISE_EVERY} is for catalogs with grants (Iceberg REST, Unity Catalog): {self._opened.lender.name} is none: remove the option"
+                f"option {AUTHORISE_EVERY} is for catalogs with grants (Iceberg REST, Unity Catalog): {self._opened.lender.name} has none: remove the option"
             )
 
     # --- versions ---------------------------------------------------------------------------------

@@ -463,7 +463,7 @@ def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch,
             answers = ask_all()
         assert calls == [1]
         shared = [
-            answer for answer in answers if "to another process of this host, for which this one waited" in str(answer)
+            answer for answer in answers if "to another process of this host, and this one has waited" in str(answer)
         ]
         assert len(shared) == len(processes) - 1
         assert all("the Iceberg catalog 'tests'" in str(answer) for answer in answers)
