@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class LargeDelta:
 
     def __init__(self, home: Path) -> None:
         self.path = home / "t"
-        fill(self)
+        fill(self.append)
 
     def append(self, *rows: Row) -> None:
         write_deltalake(str(self.path), pa.Table.from_pylist(rows), mode="append", partition_by=["region"])
@@ -69,10 +69,14 @@ class LargeIceberg:
         self.path = home / "t"
         columns = dict(zip(row(0), ("int", "string", "string"), strict=True))
         self.table = IcebergTable.create(self.path, columns, spec=[("region", "identity")])
-        fill(self)
+        fill(lambda *rows: self.table.commit(self.table.data(rows)))
+        self._settle()
 
     def append(self, *rows: Row) -> None:
         self.table.commit(self.table.data(rows))
+        self._settle()
+
+    def _settle(self) -> None:
         wait_until_settled(self.path / "metadata" / "version-hint.text")
 
     def change(self, step: int) -> None:
@@ -97,9 +101,9 @@ class LargeIceberg:
 LargeTable = LargeDelta | LargeIceberg
 
 
-def fill(table: LargeTable) -> None:
+def fill(append: Callable[..., object]) -> None:
     for number in range(FILES):
-        table.append(*(row(id_, ("eu", "ü/ %")[number % 2]) for id_ in range(number * 10, number * 10 + 10)))
+        append(*(row(id_, ("eu", "ü/ %")[number % 2]) for id_ in range(number * 10, number * 10 + 10)))
 
 
 def rows_in(table: IcebergTable) -> list[Row]:
