@@ -57,6 +57,7 @@ class Lake:
         self.catalog = UnityServer(self.store.lend)
         self.clock = FakeClock(time.time())
         self.errors: list[str] = []
+        self._sent: dict[str, dict[str, bytes]] = {}  # the objects of each bucket
         # The process's own credentials are not those of the tests' client.
         for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
             patch.setenv(f"AWS_{name}", "of-this-process")
@@ -78,12 +79,15 @@ class Lake:
 
     def send(self, directory: str) -> Mirror:
         bucket = f"u-{directory}-{self.home.name}".replace("_", "-").lower()[-60:].strip("-")
-        self.s3.client.create_bucket(Bucket=bucket)
+        if bucket not in self._sent:
+            self.s3.client.create_bucket(Bucket=bucket)
         mirror = Mirror(self.home / directory, "", None)
+        sent = self._sent.setdefault(bucket, {})
         for path in sorted(mirror.local.rglob("*")):
-            if path.is_file():
-                key = f"table/{path.relative_to(mirror.local)}"
-                self.s3.client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+            key = f"table/{path.relative_to(mirror.local)}"
+            if path.is_file() and sent.get(key) != (data := path.read_bytes()):
+                self.s3.client.put_object(Bucket=bucket, Key=key, Body=data)
+                sent[key] = data
         mirror.url = f"s3://{bucket}/table"
         return mirror
 
