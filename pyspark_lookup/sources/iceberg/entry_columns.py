@@ -314,8 +314,9 @@ class EntryBuilder:
         smaller parts are written again.
         """
         numbers = np.full(len(columns.manifests), -1)
+        live_locations = {*manifests}
         for number, location in enumerate(columns.manifests):
-            if location in {*manifests}:
+            if location in live_locations:
                 numbers[number] = len(self._manifests)
                 self._manifests.append(location)
         self._deletes += [(int(numbers[number]), entry) for number, entry in columns.deletes if numbers[number] >= 0]
