@@ -126,8 +126,16 @@ def principal(catalog: GovernedCatalog, name: str, patch: pytest.MonkeyPatch) ->
         (token for token, known in catalog.tokens.items() if known == name), f"dapi-{name}-SESAME{len(catalog.tokens)}"
     )
     catalog.tokens[token] = name
+    with configured(patch, token=token):
+        yield
+
+
+@contextlib.contextmanager
+def configured(patch: pytest.MonkeyPatch, **properties: str) -> Iterator[None]:
+    """PyIceberg's configuration has these properties of the catalog `tests`, as long as the block lasts."""
     with patch.context() as here:
-        here.setenv("PYICEBERG_CATALOG__TESTS__TOKEN", token)
+        for name, text in properties.items():
+            here.setenv(f"PYICEBERG_CATALOG__TESTS__{name.upper()}", text)
         for module in ("pyiceberg.catalog", pyiceberg_catalog.__name__):
             here.setattr(f"{module}._ENV_CONFIG", Config())
         yield

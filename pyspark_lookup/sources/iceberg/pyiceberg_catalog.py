@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 import pydantic
+import requests
 from pyiceberg.catalog import _ENV_CONFIG, Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
@@ -59,6 +61,14 @@ class PointerFileIO(FileIO):
         raise NotSupportedError(f"{location}: lookupcache does not delete files of Iceberg tables")
 
 
+class DirectRestCatalog(RestCatalog):
+    """PyIceberg's client of a REST catalog, which follows no redirects: another host would get the configured headers and the client's secret."""
+
+    def _config_headers(self, session: Any) -> None:
+        super()._config_headers(session)  # called before a session's first request
+        session.max_redirects = 0
+
+
 _CATALOG_PROPERTIES = {
     "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
     "init_catalog_tables": "false",  # an SQL catalog must not create its tables, because it is only read here
@@ -72,8 +82,13 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     CatalogUnavailableError if the catalog does not answer.
     """
     _check_servers(name, properties)
+    known = {**properties, **_CATALOG_PROPERTIES}
     try:
-        catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
+        if is_rest(name, properties):
+            config: dict[str, Any] = {**(_ENV_CONFIG.get_catalog_config(name) or {}), **known}
+            catalog: Catalog = DirectRestCatalog(name, **config)
+        else:
+            catalog = load_catalog(name, **known)
     except (ValueError, NotInstalledError, ImportError) as problem:
         if isinstance(problem, pydantic.ValidationError):
             raise_ours(_unavailable_error(name, problem), problem)
@@ -85,7 +100,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
             problem,
         )
     except Exception as problem:
-        response = getattr(problem.__cause__, "response", None)
+        response = getattr(problem.__cause__ or problem, "response", None)
         if getattr(response, "status_code", None) in (*_UNAUTHORISED, _FORBIDDEN):
             raise_ours(
                 UfsPermissionError(
@@ -184,13 +199,14 @@ def _url(catalog: Any, table: str) -> str:
 
 
 def _ask(catalog: Any, name: str, table: str, url: str, timeout_s: float, parameters: Mapping[str, str]) -> RestAnswer:
-    # Another host would get the headers of the configuration, of which some are credentials.
-    question = functools.partial(catalog._session.get, url, params=parameters, timeout=timeout_s, allow_redirects=False)
+    question = functools.partial(catalog._session.get, url, params=parameters, timeout=timeout_s)
     try:
         response = question()
         if response.status_code in _UNAUTHORISED:
             catalog._refresh_token()
             response = question()
+    except requests.TooManyRedirects as problem:
+        _refuse(name, table, problem.response)
     except Exception as problem:
         raise_ours(_unavailable_error(name, problem), problem)
     if response.status_code != _OK:

@@ -30,11 +30,11 @@ from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.stores import LentCredentials
 from tests.support.command_line import Run, run
 from tests.support.fakes import FakeClock
-from tests.support.governed_catalog import GovernedCatalog, GovernedTable, principal
+from tests.support.governed_catalog import GovernedCatalog, GovernedTable, configured, principal
 from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, opened
-from tests.support.rest_catalog import error_body
+from tests.support.rest_catalog import RestCatalog, error_body
 from tests.support.s3server import S3Server
 from tests.support.short_credentials import ShortCredentials
 
@@ -555,6 +555,22 @@ def test_credentials_of_a_configuration_are_for_its_servers(world: World, monkey
     assert world.asked() == []
     alice = world.process()
     assert alice.ids(alice.open()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("path", ["/v1/config", "/v1/oauth/tokens"])
+def test_redirects_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """A client's secret and the headers of a configuration stay with the catalog that they are for, also before the first table is asked for."""
+    secret = {"credential": "client:SESAME"} if path != "/v1/config" else {}
+    options = {"lookup.catalog": "tests", "lookup.cache.dir": str(tmp_path)}
+    with (
+        RestCatalog() as rest,
+        configured(monkeypatch, type="rest", uri=rest.uri, oauth2_server_uri=rest.uri + "/v1/oauth/tokens", **secret),
+    ):
+        rest.fault = lambda _, asked: (307, b"") if asked == path else None
+        with pytest.raises(errors.CatalogUnavailableError, match="HTTP status 307: check its endpoint") as caught:
+            LookupTable("ns.table", options).scan()
+    assert "SESAME" not in str(caught.value)
+    assert {request.split()[1] for request in rest.requests} == {path}
 
 
 FAULTS: list[tuple[tuple[int, Any], type[Exception], str]] = [
