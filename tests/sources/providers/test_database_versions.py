@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -270,7 +272,7 @@ def copy(url: str, cache: Path, answer: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [400_000])
 def test_copies_are_streamed(database: Database, tmp_path: Path, count: int) -> None:
-    """A copy of 400 MB takes less than 200 MB more memory than a copy of one row."""
+    """A copy of 400 MB takes less than 200 MB more memory than a copy of one row. DuckDB itself also keeps the blocks of its file in memory."""
     filled = {
         "postgresql": f"INSERT INTO wide SELECT i, repeat(md5(i::text), 32) FROM generate_series(1, {count}) i",
         "mariadb": f"INSERT INTO wide SELECT seq, repeat(md5(seq), 32) FROM seq_1_to_{count}",
@@ -287,4 +289,9 @@ def test_copies_are_streamed(database: Database, tmp_path: Path, count: int) -> 
         rows, most = map(int, answer.read_text().split())
         assert rows == (count if grown else 1)
         grown.append(most)
-    assert grown[1] - grown[0] < 200e6
+    kept = (
+        os.path.getsize(urllib.parse.unquote(database.url.removeprefix("duckdb:///")))
+        if database.scheme == "duckdb"
+        else 0
+    )
+    assert grown[1] - grown[0] - kept < 200e6
