@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 import pydantic
-import requests
 from pyiceberg.catalog import _ENV_CONFIG, Catalog, load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
@@ -205,9 +204,10 @@ def _ask(catalog: Any, name: str, table: str, url: str, timeout_s: float, parame
         if response.status_code in _UNAUTHORISED:
             catalog._refresh_token()
             response = question()
-    except requests.TooManyRedirects as problem:
-        _refuse(name, table, problem.response)
     except Exception as problem:
+        redirect = getattr(problem, "response", None)
+        if redirect is not None:
+            _refuse(name, table, redirect)
         raise_ours(_unavailable_error(name, problem), problem)
     if response.status_code != _OK:
         _refuse(name, table, response)
