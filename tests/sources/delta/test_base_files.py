@@ -21,6 +21,7 @@ from pyspark_lookup.sources.delta import base_files, source
 from pyspark_lookup.sources.delta.actions import Add, Statistics
 from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, sum_keys
 from pyspark_lookup.sources.delta.source import DeltaSource
+from pyspark_lookup.sources.delta.state import DataFiles
 from tests.support.delta_tables import append_commit
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import opened
@@ -67,10 +68,14 @@ def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) ->
             del files[base.key(row)[0]]
         added = some(600 if step == 6 else 40)
         files |= {add.path: add for add in added}
+        sums = DataFiles({add.key: add for add in added}, base, frozenset(gone)).sums
         base = base.next_base(np.array(gone), added)
         assert len(base.parts) <= 4
         assert [base.add(row) for row in range(base.rows)] == [files[path] for path in sorted(files)]
-        assert base.sums == sum_keys(add.key for add in files.values())
+        assert base.statistics("c", pa.int64(), lambda text: None).rows.tolist() == [
+            files[path].modified_ms for path in sorted(files)
+        ]
+        assert base.sums == sums == sum_keys(add.key for add in files.values())
 
 
 def test_a_file_with_two_vectors(table: Path, tmp_path: Path) -> None:
