@@ -603,7 +603,7 @@ def test_options_that_are_missing() -> None:
     for options, expected in (
         ({"lookup.provider": "http", "lookup.keys": "id"}, r"option lookup.http.url is missing"),
         ({"lookup.provider": "http", "lookup.keys": "id", "lookup.http.url": f"{A}/{{id}}"}, r"option lookup.schema is missing"),
-        ({"path": "/t", "lookup.http.timeout": "5 s"}, r"options lookup.http.… are for lookup.provider = 'http': set it, too, or remove them"),
+        ({"path": "/t", "lookup.http.timeout": "5 s"}, r"option lookup.http.timeout is for lookup.provider = 'http': set that, too"),
         ({"path": "/t", "lookup.credentials": "a:b"}, r"option lookup.credentials is for tables of databases"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=expected):
