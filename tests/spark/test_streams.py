@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import gc
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -189,7 +190,17 @@ def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
         done = pool.submit(writer.parquet, str(home / "dim"))
         try:
             until(lambda: waits.exists() or done.done())
-            until(lambda: len([path for path in home.rglob("dim/**/part-*") if "-00000-" not in path.name]) >= 4)
+            # `os.walk`, unlike `rglob`, passes over directories that Spark removes meanwhile.
+            until(
+                lambda: (
+                    sum(
+                        name.startswith("part-") and "-00000-" not in name
+                        for *_, names in os.walk(home / "dim")
+                        for name in names
+                    )
+                    >= 4
+                )
+            )
             yield
         finally:
             goes.touch()
