@@ -308,9 +308,6 @@ class SnapshotReader:
         self._fulls = fulls
         self._metrics = metrics
 
-    def _find_full(self, table: Table, options: LookupOptions) -> FullCache | None:
-        return self._fulls.get_cache(table, options) if options.cache.mode is CacheMode.FULL else None
-
     def resolve(
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None, exact: bool = False
     ) -> tuple[Resolution, Snapshot | None]:
@@ -328,7 +325,7 @@ class SnapshotReader:
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None, exact: bool
     ) -> tuple[Resolution, Snapshot | None]:
         table, options = plan.table, plan.options
-        full = self._find_full(table, options)
+        full = self._fulls.get_cache(table, options)
         if full is not None and options.version.source is MetadataSource.CACHE:
             latest = self.current(table, options)
             if latest is not None:
@@ -355,7 +352,7 @@ class SnapshotReader:
         None without such a full cache. Also None if the snapshot lacks a commit of this host: then a reload starts, and the caller must ask the
         store; and if the table's catalog must be asked whether this principal may read the table.
         """
-        full = self._find_full(table, options)
+        full = self._fulls.get_cache(table, options)
         latest = full.current() if full is not None and options.version.source is MetadataSource.CACHE else None
         if latest is not None and not self._is_authorised(table, latest[0]):
             return None
@@ -391,12 +388,12 @@ class SnapshotReader:
 
         `wait_s`: how long to wait for a build (None: `lookup.full-cache.build-wait`). `exact`: as in `FullCache.build`.
         """
-        full = self._find_full(table, options)
+        full = self._fulls.get_cache(table, options)
         return None if full is None else _get_from(full, options, version, wait_s, exact)
 
     def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, as `get` returns it, if it has all columns that the plan needs; otherwise None."""
-        return self._find_in(self._find_full(plan.table, plan.options), plan, version, exact)
+        return self._find_in(self._fulls.get_cache(plan.table, plan.options), plan, version, exact)
 
     def _find_in(self, full: FullCache | None, plan: ReadPlan, version: TableVersion, exact: bool) -> Snapshot | None:
         return None if full is None else self.covering(plan, _get_from(full, plan.options, version, None, exact))

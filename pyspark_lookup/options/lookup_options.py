@@ -187,10 +187,8 @@ class LookupOptions:
     def _check(self, keys: Collection[str]) -> None:
         """Raise OptionError if options contradict each other, or one that others need is missing. `keys`: those of the options that are set."""
         fields = _fields(tuple(map(type, self.kinds)))
-        groups, scheme = (
-            {fields[key].group for key in keys},
-            self.files.path.partition("://")[0].partition("+")[0].lower(),
-        )
+        groups = {fields[key].group for key in keys}
+        scheme = self.files.path.partition("://")[0].partition("+")[0].lower()
         for kind in self.kinds:
             if type(kind) in groups or scheme in kind.schemes or not kind.checked_with.isdisjoint(keys):
                 kind.check(self)

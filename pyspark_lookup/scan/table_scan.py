@@ -578,8 +578,8 @@ class Scan(TableScan):
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """Implements `TableScan.read_deleted`. Reads delete files through the cache."""
         by_position = self._deleted.read_positions(table.url, files)
-        concerned = [file for file in files if file.equality]
-        by_value = self._equality_indexes(table).read_positions(concerned) if concerned else {}
+        with_deletes = [file for file in files if file.equality]
+        by_value = self._equality_indexes(table).read_positions(with_deletes) if with_deletes else {}
         return merge_positions(by_position, by_value)
 
     def deleted_values(self, table: Table, group: EqualityGroup) -> Iterable[DeletedValues]:

@@ -26,7 +26,7 @@ from pyspark_lookup.versions.listed_columns import ListedColumns, files_from_jso
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 
 _LOCK_WAIT_S = 30.0
-_SILENT_FROM_S = 5.0  # a question without an answer that took less does not make others wait
+_SILENT_FROM_S = 5.0  # a request without an answer that took less does not make others wait
 _READABLE_AT_MOST = 31
 _HELD_AT_MOST = 16
 _UNRECORDED = 0.1  # share of `lookup.busy-timeout` for which an unchanged version is not recorded again
@@ -397,7 +397,7 @@ class HostVersions:
             self._context.metrics.inc("cacheFailureCount")
 
     def asks_catalog(self, name: str, call_s: float) -> None:
-        """From now on, questions under a lock may go to a catalog, which `name` names in errors. Each of its calls ends after `call_s`."""
+        """From now on, requests under a lock may go to a catalog, which `name` names in errors. Each of its calls ends after `call_s`."""
         self._catalog, self._lock_wait_s = name, call_s + _LOCK_WAIT_S
 
     @contextlib.contextmanager

@@ -81,13 +81,11 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     CatalogUnavailableError if the catalog does not answer.
     """
     _check_servers(name, properties)
-    known = {**properties, **_CATALOG_PROPERTIES}
     try:
         if is_rest(name, properties):
-            config: dict[str, Any] = {**(_ENV_CONFIG.get_catalog_config(name) or {}), **known}
-            catalog: Catalog = DirectRestCatalog(name, **config)
+            catalog: Catalog = DirectRestCatalog(name, **_configuration(name, properties), **_CATALOG_PROPERTIES)
         else:
-            catalog = load_catalog(name, **known)
+            catalog = load_catalog(name, **properties, **_CATALOG_PROPERTIES)
     except (ValueError, NotInstalledError, ImportError) as problem:
         if isinstance(problem, pydantic.ValidationError):
             raise_ours(_unavailable_error(name, problem), problem)
@@ -121,7 +119,7 @@ def _check_servers(name: str, properties: Mapping[str, str]) -> None:
 
     Whoever writes the options, such as those of a table in Spark's catalog, would get the credentials of each reader.
     """
-    config = {key: str(text) for key, text in (_ENV_CONFIG.get_catalog_config(name) or {}).items()}
+    config = {key: str(text) for key, text in _configuration(name, {}).items()}
     if "uri" not in config or not any(tells_secret(key, text) for key, text in config.items() if key not in _SERVERS):
         return
     known = {find_origin(config[key]) for key in _SERVERS if key in config}
@@ -133,9 +131,14 @@ def _check_servers(name: str, properties: Mapping[str, str]) -> None:
             )
 
 
+def _configuration(name: str, properties: Mapping[str, str]) -> dict[str, Any]:
+    """PyIceberg's configuration of a catalog, in which `properties` come first."""
+    return {**(_ENV_CONFIG.get_catalog_config(name) or {}), **properties}
+
+
 def is_rest(name: str, properties: Mapping[str, str]) -> bool:
     """Whether a catalog is a REST catalog, by its configuration. Makes no call. False for a catalog that is not configured."""
-    config = {**(_ENV_CONFIG.get_catalog_config(name) or {}), **properties}
+    config = _configuration(name, properties)
     kind = str(config.get("type") or "").lower()
     return kind == "rest" or (not kind and str(config.get("uri") or "").startswith("http"))
 

@@ -351,16 +351,16 @@ class _Versions:
         rows = self._ask(lambda connection: connection.query(statement, 1))
         if rows is None or rows.num_rows != 1 or rows.num_columns != 1 or rows.column(0).null_count:
             if rows is None:
-                says = "returned several rows"
+                outcome = "returned several rows"
             else:
                 is_value = rows.num_rows == 1 == rows.num_columns
-                says = (
+                outcome = (
                     "returned NULL"
                     if is_value
                     else f"did not return a single value (rows: {rows.num_rows}, columns: {rows.num_columns})"
                 )
             raise FinalLookupError(
-                f"option lookup.version-query {says}: make it return one value, such as coalesce(max(n), 0)"
+                f"option lookup.version-query {outcome}: make it return one value, such as coalesce(max(n), 0)"
             )
         return one_array(rows.column(0))
 
