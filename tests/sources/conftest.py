@@ -16,7 +16,7 @@ __all__ = ["lose", "mapped_from", "restart", "site"]
 
 
 @pytest.fixture
-def rest() -> Iterator[RestCatalog]:
+def rest_catalog() -> Iterator[RestCatalog]:
     with RestCatalog() as server:
         yield server
 

@@ -33,10 +33,10 @@ def write_delta(root: Path) -> Callable[[], None]:
     log = root / "_delta_log"
 
     def clean_up() -> None:
-        gone = [*log.glob("*.json"), *log.glob("*.checkpoint.parquet")]
+        old_files = [*log.glob("*.json"), *log.glob("*.checkpoint.parquet")]
         write_deltalake(str(root), pa.table({"id": [10]}), mode="append")
         DeltaTable(str(root)).create_checkpoint()
-        for file in gone:
+        for file in old_files:
             file.unlink()
 
     return clean_up
@@ -110,14 +110,14 @@ def test_a_cold_read_survives_clean_up_at_any_moment(
     while True:
         calls = iter(range(call, -1, -1))
 
-        def clean_up_before(kind: str, subject: object, calls: Iterator[int] = calls) -> None:
+        def inject_clean_up(kind: str, subject: object, calls: Iterator[int] = calls) -> None:
             if next(calls, None) == 0:
                 clean_up()
 
         host = Runtime(HostClock(), random.Random(call))
         with monkeypatch.context() as patch:
             patch.setattr(api, "runtime", lambda host=host: host)
-            patch.setattr(runtime, "open_store", lambda *args: FaultyStore(open_store(*args), clean_up_before))
+            patch.setattr(runtime, "open_store", lambda *args: FaultyStore(open_store(*args), inject_clean_up))
             answer = ids(home / "t", tmp_path / f"cache-{call}", options)
         if next(calls, None) is not None:
             break  # there were fewer calls

@@ -164,12 +164,12 @@ def test_a_host_that_knows_a_table_judges_pins_as_another_does(write: Callable[[
     """Each option that names a version gives the rows or the error that it gives on a host that has never seen the table."""
     root = write(tmp_path)
     for mode in ({}, {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"}):
-        used = {"lookup.cache.dir": str(tmp_path / f"used{len(mode)}"), **mode}
-        LookupTable(str(root), used).scan()
+        used_host = {"lookup.cache.dir": str(tmp_path / f"used{len(mode)}"), **mode}
+        LookupTable(str(root), used_host).scan()
         for key, values in PINS.items():
             for number, value in enumerate(values):
-                new = {"lookup.cache.dir": str(tmp_path / f"new-{len(mode)}-{key}-{number}"), **mode}
-                answers = [read(str(root), {**host, key: value}) for host in (new, used)]
+                new_host = {"lookup.cache.dir": str(tmp_path / f"new-{len(mode)}-{key}-{number}"), **mode}
+                answers = [read(str(root), {**host, key: value}) for host in (new_host, used_host)]
                 assert answers[0] == answers[1], (key, value)
 
 

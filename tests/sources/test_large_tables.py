@@ -81,7 +81,7 @@ def test_a_commit_costs_what_it_adds(
         before = reader.metrics()["hitCount"]
         assert counting(reader, lambda reader=reader: reader.get(100))[:3] == cost  # type: ignore[misc]
         assert reader.metrics()["hitCount"] == before + 1
-        assert sorted(found["name"] for found in reader.get(5)) == ["again", "n005"]
+        assert sorted(match["name"] for match in reader.get(5)) == ["again", "n005"]
         restart()
         reader = opened(table.path, cache, "partial", "id", **options)
 
@@ -101,7 +101,7 @@ def test_bounds_are_parsed_once_per_host(
     assert sorted(parsed) == kind.parsed
 
 
-LOST = {
+FILES_TO_LOSE = {
     "delta": {"columns": ["snapshots/*/base-*"]},
     "iceberg": {
         "entries": ["snapshots/*/entries-*"], "statistics": ["snapshots/*/statistics-*"], "records of manifests": ["records/manifest/*"],
@@ -110,16 +110,21 @@ LOST = {
 }  # fmt: skip
 
 
-CASES = [(kind, which, harm) for kind, lost in LOST.items() for which in lost for harm in ("removed", "damaged")]
+CASES = [
+    (kind, which, harm)
+    for kind, patterns in FILES_TO_LOSE.items()
+    for which in patterns
+    for harm in ("removed", "damaged")
+]
 
 
 @pytest.mark.parametrize(
-    ("kind", "which", "lose"),
-    [*CASES, *((kind, which, "full") for kind, (which, *_) in LOST.items())],
+    ("kind", "label", "lose"),
+    [*CASES, *((kind, label, "full") for kind, (label, *_) in FILES_TO_LOSE.items())],
     indirect=["kind", "lose"],
 )
 def test_columns_that_are_lost(
-    kind: Kind, table: LargeTable, cache: Path, restart: Restart, lose: Lose, which: str
+    kind: Kind, table: LargeTable, cache: Path, restart: Restart, lose: Lose, label: str
 ) -> None:
     """Then the log, or the manifests, are read again; without room on the disk the columns are in memory."""
     for _ in range(2):
@@ -128,8 +133,8 @@ def test_columns_that_are_lost(
         assert rows_of(reader) == table.rows()
         table.append(row(15))
         assert rows_of(reader) == table.rows()
-        names = next(lost[which] for lost in LOST.values() if which in lost)
-        lose(path for name in names for path in cache.glob(f"**/{name}"))
+        globs = next(patterns[label] for patterns in FILES_TO_LOSE.values() if label in patterns)
+        lose(path for pattern in globs for path in cache.glob(f"**/{pattern}"))
         restart()
 
 
@@ -162,5 +167,5 @@ def test_a_table_that_was_emptied(table: LargeTable, tmp_path: Path, restart: Re
 @pytest.mark.parametrize("selected", ["region=eu", "max_pt()"])
 def test_partitions_are_selected(table: LargeTable, cache: Path, selected: str) -> None:
     region = "eu" if "eu" in selected else "ü/ %"
-    wanted = [found for found in table.rows() if found["region"] == region]
-    assert rows_of(opened(table.path, cache, partition=selected)) == wanted
+    expected = [table_row for table_row in table.rows() if table_row["region"] == region]
+    assert rows_of(opened(table.path, cache, partition=selected)) == expected

@@ -65,7 +65,7 @@ class Use:
 ALL = frozenset(KINDS)
 FILES, SYSTEMS = {"file", "directory", "glob"}, {"provider", "http", "redis", "database"}
 ICEBERG, CATALOGS = {"iceberg", "rest", "sql"}, {"unity", "rest", "sql"}
-KEPT = ALL - FILES - SYSTEMS
+VERSIONED = ALL - FILES - SYSTEMS
 SCANNED = ALL - {"http", "redis"}
 AT_WRITE = "a write to such a table is an error, and a LookupTable has the options of its writes"
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
@@ -104,8 +104,8 @@ USES = [
     Use("lookup.scan.split-size", ALL - SYSTEMS, "1 MiB", harmless=SYSTEMS, why="one task reads the rows of another system, whatever their size"),
     Use("lookup.metadata.source", ALL, "CACHE", {"lookup.metadata.sync-interval": "1 s"}),
     Use("lookup.metadata.sync-interval", ALL, "1 s", CACHE),
-    Use("lookup.version", KEPT, "1"),
-    Use("lookup.timestamp", KEPT, "2026-01-01"),
+    Use("lookup.version", VERSIONED, "1"),
+    Use("lookup.timestamp", VERSIONED, "2026-01-01"),
     Use("lookup.valid-write-ids", {"managed"}, "t:1:9223372036854775807::"),
     Use("lookup.floor", {"managed"}, "t:1", harmless=ALL - {"managed"}, why="lookups set it themselves, and the path may have another kind of table by then"),
     Use("lookup.version-at", ALL, "PLAN"),

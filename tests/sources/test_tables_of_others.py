@@ -22,7 +22,7 @@ ARCHIVES = Path(os.environ.get("LOOKUPCACHE_TABLES") or Path(__file__).parents[3
 NO_SCHEMA = [
     "canonicalized-paths-normal-a", "canonicalized-paths-normal-b", "canonicalized-paths-special-a",
     "canonicalized-paths-special-b", "corrupted-last-checkpoint", "deltalog-commit-info", "update-deleted-directory",
-    *(f"deltalog-state-reconstruction-from-checkpoint-missing-{what}" for what in ("metadata", "protocol")),
+    *(f"deltalog-state-reconstruction-from-checkpoint-missing-{action}" for action in ("metadata", "protocol")),
 ]  # fmt: skip
 NO_FILES = [
     "checkpoint", "checkpoint_with_partitions", "checkpoints", "checkpoints_vacuumed", "latest_not_checkpointed",
@@ -90,7 +90,9 @@ def iceberg_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(table: Path, names: set[str], cache: Path, mode: str, expected: Callable[[Path], pa.Table]) -> None:
     """A table is refused as it should be, or has the rows that are expected."""
-    refusal, count = (next((known[name] for name in names if name in known), None) for known in (REFUSED, ROWS))
+    refusal, count = (
+        next((outcomes[name] for name in names if name in outcomes), None) for outcomes in (REFUSED, ROWS)
+    )
     if refusal is not None:
         with pytest.raises(PysparkLookupError, match=refusal):
             opened(table, cache).scan()

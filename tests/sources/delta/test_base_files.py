@@ -52,24 +52,24 @@ def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) ->
     builder = BaseBuilder(None, "t")
     rng, serial = random.Random(0), itertools.count()
 
-    def some(count: int) -> list[Add]:
+    def make_files(count: int) -> list[Add]:
         numbers = [next(serial) for _ in range(count)]
         return [
             Add(f"{rng.random()}-{n}", (("p", str(n % 3)),), n + 1, n, f'{{"numRecords": {n}}}', None) for n in numbers
         ]
 
-    files = {add.path: add for add in some(1000)}
+    files = {add.path: add for add in make_files(1000)}
     for add in files.values():
         builder.add_file(add)
     base = builder.finish()
     for step in range(12):
-        gone = sorted(rng.sample(range(base.rows), base.rows // 3))
-        for row in gone:
+        removed_rows = sorted(rng.sample(range(base.rows), base.rows // 3))
+        for row in removed_rows:
             del files[base.key(row)[0]]
-        added = some(600 if step == 6 else 40)
+        added = make_files(600 if step == 6 else 40)
         files |= {add.path: add for add in added}
-        sums = DataFiles({add.key: add for add in added}, base, frozenset(gone)).sums
-        base = base.next_base(np.array(gone), added)
+        sums = DataFiles({add.key: add for add in added}, base, frozenset(removed_rows)).sums
+        base = base.next_base(np.array(removed_rows), added)
         assert len(base.parts) <= 4
         assert [base.add(row) for row in range(base.rows)] == [files[path] for path in sorted(files)]
         assert base.statistics("c", pa.int64(), lambda text: None).rows.tolist() == [
@@ -103,12 +103,12 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "exact": (pa.decimal128(9, 2), st.decimals(-(10**8), 10**8, places=3).map(float)),
     "flag": (pa.bool_(), st.booleans()),
 }
-ODD = [
+UNUSUAL_TEXTS = [
     "", "{", "[]", "null", '{"numRecords": 1} {}', '{"numRecords": -1}', '{\n"numRecords": 3}', '{"numRecords": "3"}',
 ]  # fmt: skip
 
 
-def texts_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str | None]:
+def generate_texts(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str | None]:
     """The statistics of a file as writers have them, or as none has them."""
     part = st.dictionaries(st.sampled_from(["c", "d"]), values | st.none(), max_size=2)
     nulls = st.dictionaries(st.sampled_from(["c", "d"]), st.integers(-1, 5), max_size=2)
@@ -119,18 +119,18 @@ def texts_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str | None]:
     return usual.map(json.dumps) | st.none() | usual.map(lambda stats: json.dumps(stats, ensure_ascii=False))
 
 
-def _fitting(stats: ColumnStats | None, kind: pa.DataType) -> ColumnStats | None:
+def drop_unfitting_bounds(stats: ColumnStats | None, kind: pa.DataType) -> ColumnStats | None:
     """The statistics without the bounds that are beyond a decimal type, because columns cannot have them."""
     if stats is None or stats.low is None or not pa.types.is_decimal(kind):
         return stats
 
-    def fits(bound: Any) -> bool:
+    def fits(value: Any) -> bool:
         try:
-            return pa.scalar(bound, kind).is_valid
+            return pa.scalar(value, kind).is_valid
         except pa.ArrowInvalid:
             return False
 
-    low, high = (bound if fits(bound) else None for bound in (stats.low, stats.high))
+    low, high = (value if fits(value) else None for value in (stats.low, stats.high))
     return None if low is None and stats.null_count is None else dataclasses.replace(stats, low=low, high=high)
 
 
@@ -138,16 +138,16 @@ def _fitting(stats: ColumnStats | None, kind: pa.DataType) -> ColumnStats | None
 def test_bounds_are_parsed_together_as_alone(name: str) -> None:
     """Of many files at once, bounds are those of each file alone, whatever the texts are."""
     kind, values = KINDS[name]
-    usual = texts_of(values)
+    usual = generate_texts(values)
 
     @fuzzed(60)
-    @given(st.lists(usual, max_size=6) | st.lists(usual | st.sampled_from(ODD), max_size=6))
+    @given(st.lists(usual, max_size=6) | st.lists(usual | st.sampled_from(UNUSUAL_TEXTS), max_size=6))
     def check(texts: list[str | None]) -> None:
         def parse(text: str | None) -> Any:
             return source._to_column_stats(Statistics.parse(text or None), "c", kind)
 
         columns = parse_bounds(pa.array(texts, pa.large_string()), "c", kind, parse)
-        alone = [_fitting(parse(text), kind) for text in texts]
+        alone = [drop_unfitting_bounds(parse(text), kind) for text in texts]
         assert [columns.row(place) for place in range(len(texts))] == alone
 
     check()

@@ -24,21 +24,21 @@ class Remote(Mirror):
         options = {"lookup.cache.dir": str(self._home / host), "lookup.keys": "id", **MODES[mode]}
         return LookupTable(self.url, options | {f"lookup.{name}": text for name, text in self.storage.items()})
 
-    def write(self, rows: dict[str, list[Any]], **given: Any) -> None:
-        write_deltalake(str(self.local), pa.table(rows), mode="append", **given)
+    def write(self, rows: dict[str, list[Any]], **settings: Any) -> None:
+        write_deltalake(str(self.local), pa.table(rows), mode="append", **settings)
         self.send()
 
 
 @pytest.fixture(params=["disk", "s3"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
-    made = Remote(tmp_path, request.getfixturevalue("s3") if request.param == "s3" else None)
+    remote = Remote(tmp_path, request.getfixturevalue("s3") if request.param == "s3" else None)
     configuration = {"delta.enableDeletionVectors": "true"}
     for number in range(5):
-        given: dict[str, Any] = {"configuration": configuration} if not number else {}
-        made.write({"id": [*range(number * 10, number * 10 + 10)], "name": [f"n{number}"] * 10}, **given)
-    DeltaTable(str(made.local)).create_checkpoint()
-    made.write({"id": [100], "name": ["last"]})
-    return made
+        settings: dict[str, Any] = {"configuration": configuration} if not number else {}
+        remote.write({"id": [*range(number * 10, number * 10 + 10)], "name": [f"n{number}"] * 10}, **settings)
+    DeltaTable(str(remote.local)).create_checkpoint()
+    remote.write({"id": [100], "name": ["last"]})
+    return remote
 
 
 def unchanged(remote: Remote) -> tuple[int, int, int]:
@@ -66,8 +66,8 @@ def test_a_host_that_comes_late_starts_from_the_checkpoint(remote: Remote) -> No
     """It reads the checkpoint and what follows it, and no other commit."""
     for number in range(5):
         (remote.local / "_delta_log" / f"{number:020}.json").write_text("not to be read")
-    late = remote.open("none", "late")
-    assert late.scan().num_rows == 51
+    new_host = remote.open("none", "late")
+    assert new_host.scan().num_rows == 51
 
 
 def test_vectors_and_rewritten_files(remote: Remote) -> None:
@@ -98,11 +98,11 @@ def test_vectors_that_share_a_file(remote: Remote) -> None:
 def test_what_an_updated_table_keeps(remote: Remote) -> None:
     """A partial cache keeps all keys over OPTIMIZE, those outside the rewritten files over UPDATE, and those outside a new file's bounds."""
     table = remote.open("partial")
-    asked = [3, 13, 23, 33, 43, 100, 500]
+    keys = [3, 13, 23, 33, 43, 100, 500]
 
     def misses() -> int:
         before = table.metrics()["missCount"]
-        table.get_many(asked)
+        table.get_many(keys)
         return table.metrics()["missCount"] - before
 
     assert (misses(), misses()) == (7, 0)
@@ -123,12 +123,12 @@ def test_a_full_cache_goes_on_while_it_adopts_an_optimized_table(remote: Remote)
     rows = sorted(table.scan().to_pylist(), key=lambda row: row["id"])
     before = {*remote.local.glob("*.parquet")}
     DeltaTable(str(remote.local)).optimize.compact()
-    (written,) = {*remote.local.glob("*.parquet")} - before
-    aside = written.rename(remote.local.parent / "aside")
+    (new_file,) = {*remote.local.glob("*.parquet")} - before
+    aside = new_file.rename(remote.local.parent / "aside")
     remote.send()
     assert table.get(3) == [{"id": 3, "name": "n0"}]
     assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows
-    size = aside.rename(written).stat().st_size
+    size = aside.rename(new_file).stat().st_size
     remote.send()
     assert counting(table, table.reload)[3] <= size
     add = next(iter(files_of(remote.local, 6).values()))

@@ -85,13 +85,18 @@ def test_names_that_mean_other_columns(tmp_path: Path, mode: str, change: str) -
     metadata = write_mapped(path, before, ROWS, MAPPED)
     table = opened(path, tmp_path / "cache", mode, "a")
     assert table.get_many([1, 2, 7]).num_rows == 2
-    for now, found in ((columns, row), (before, {"a": 2, "b": 7}), (before[:1], {"a": 2}), (before, {"a": 2, "b": 7})):
-        append_commit(path, [{"metaData": {**metadata, "schemaString": schema(now)}}])
-        assert table.get(2) == [found]
-        assert opened(path, tmp_path / "cache", mode, "a").get(2) == [found]
+    for mapping, expected in (
+        (columns, row),
+        (before, {"a": 2, "b": 7}),
+        (before[:1], {"a": 2}),
+        (before, {"a": 2, "b": 7}),
+    ):
+        append_commit(path, [{"metaData": {**metadata, "schemaString": schema(mapping)}}])
+        assert table.get(2) == [expected]
+        assert opened(path, tmp_path / "cache", mode, "a").get(2) == [expected]
 
 
-def test_a_mapping_that_only_writers_are_asked_for(tmp_path: Path) -> None:
+def test_a_mapping_that_only_writers_need(tmp_path: Path) -> None:
     """Delta on Spark has left the feature out for readers, where a table came from version 2 of the protocol."""
     features = {"readerFeatures": list[str](), "writerFeatures": ["columnMapping"]}
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
@@ -104,7 +109,7 @@ def test_a_mapping_that_only_writers_are_asked_for(tmp_path: Path) -> None:
 def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, shape: str) -> None:
     """The fields of a struct are told by their mapping, also where the file's have the planned names and types."""
     path, values = tmp_path / "t", {"a": 10, "b": 20}
-    wrap = {"struct": lambda one: one, "map": lambda one: [("k", one)]}.get(shape, lambda one: [one])
+    wrap = {"struct": lambda value: value, "map": lambda value: [("k", value)]}.get(shape, lambda value: [value])
     kind = pa.struct({"a": pa.int64(), "b": pa.int64()})
     kind = {"struct": kind, "map": pa.map_(pa.string(), kind), "list": pa.list_(kind)}[shape]
     rows = pa.table({"id": [1, 2], "of": pa.array([wrap(values), None], kind)})
@@ -112,14 +117,14 @@ def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, sha
 
     def commit(fields: Sequence[tuple[str, str]]) -> None:
         inner = json.loads(schema(fields))
-        of = {"type": "array", "elementType": inner, "containsNull": True}
+        nested = {"type": "array", "elementType": inner, "containsNull": True}
         if shape == "map":
-            of = {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True}
+            nested = {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True}
         whole = json.loads(schema([("id", "id"), ("of", "of")]))
-        whole["fields"][1]["type"] = inner if shape == "struct" else of
+        whole["fields"][1]["type"] = inner if shape == "struct" else nested
         append_commit(path, [{"metaData": {**metadata, "schemaString": json.dumps(whole)}}])
 
-    for fields, found in (
+    for fields, expected in (
         ([("a", "a"), ("b", "b")], values),
         ([("a", "a"), ("b", "new")], {"a": 10, "b": None}),
         ([("a", "b"), ("b", "a")], {"a": 20, "b": 10}),
@@ -127,7 +132,7 @@ def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, sha
     ):
         commit(fields)
         table = opened(path, tmp_path / "cache", mode, "id")
-        assert table.get(1) == [{"id": 1, "of": wrap(found)}]
+        assert table.get(1) == [{"id": 1, "of": wrap(expected)}]
         assert table.get(2) == [{"id": 2, "of": None}]
 
 
@@ -135,11 +140,11 @@ def write_raw(path: Path, fields: dict[str, Any], rows: pa.Table, parts: dict[st
     """A table with one file, whatever the log says of it. `fields`: their types; `parts`: partition columns, and values if not None."""
     metadata = write_mapped(path, [], rows, {"minReaderVersion": 1, "minWriterVersion": 2})
     types = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]
-    said = {"schemaString": json.dumps({"type": "struct", "fields": types}), "partitionColumns": [*parts]}
+    definition = {"schemaString": json.dumps({"type": "struct", "fields": types}), "partitionColumns": [*parts]}
     add = json.loads((path / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])["add"]
     add["partitionValues"] = {name: value for name, value in parts.items() if value is not None}
     remove = {"path": add["path"], "dataChange": True}
-    append_commit(path, [{"metaData": {**metadata, "configuration": {}, **said}}, {"remove": remove}])
+    append_commit(path, [{"metaData": {**metadata, "configuration": {}, **definition}}, {"remove": remove}])
     append_commit(path, [{"add": add}])
 
 
@@ -149,7 +154,7 @@ ARRAY, STRUCT = {"type": "array", "elementType": "integer", "containsNull": True
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "found"),
+    ("kind", "values", "expected"),
     [
         ("string", pa.array([b"abc"]), "abc"),
         ("short", pa.array([5], pa.int32()), 5),
@@ -158,14 +163,14 @@ ARRAY, STRUCT = {"type": "array", "elementType": "integer", "containsNull": True
         (STRUCT, pa.array([{"a": 1, "b": None}], pa.struct({"a": pa.int32(), "b": pa.null()})), {"a": 1, "b": None}),
     ],
 )
-def test_files_that_say_less_than_the_log(tmp_path: Path, kind: Any, values: pa.Array, found: object) -> None:
+def test_files_that_say_less_than_the_log(tmp_path: Path, kind: Any, values: pa.Array, expected: object) -> None:
     """Some writers annotate neither text nor short numbers, or write no type for what is null everywhere."""
     write_raw(tmp_path / "t", {"id": "long", "v": kind}, pa.table({"id": [1], "v": values}), {})
     for mode in MODES:
-        assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, "v": found}]
-        if isinstance(found, str | int):
-            assert opened(tmp_path / "t", tmp_path / "cache", mode, "v").get(found) == [{"id": 1, "v": found}]
-            assert opened(tmp_path / "t", tmp_path / "cache", where=f"v = {found!r}").scan().num_rows == 1
+        assert opened(tmp_path / "t", tmp_path / "cache", mode, "id").get(1) == [{"id": 1, "v": expected}]
+        if isinstance(expected, str | int):
+            assert opened(tmp_path / "t", tmp_path / "cache", mode, "v").get(expected) == [{"id": 1, "v": expected}]
+            assert opened(tmp_path / "t", tmp_path / "cache", where=f"v = {expected!r}").scan().num_rows == 1
 
 
 def test_partition_values_as_some_writers_have_them(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def first(path: Path, name: str) -> Path:
     return next(path.rglob(name))
 
 
-DAMAGED, GONE = errors.DamagedFileError, (errors.VersionGoneError, "deletion_vector_.*current version 4")
+DAMAGED, VERSION_GONE = errors.DamagedFileError, (errors.VersionGoneError, "deletion_vector_.*current version 4")
 VECTORS, CHECKPOINTS = "deletion_vector_*", "*.checkpoint.parquet"
 HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], str]] = {
     "a commit is cut": (lambda path: cut(commit(path, 4)), DAMAGED, f"{4:020}.json is not a Delta commit"),
@@ -67,8 +67,8 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], st
         f"holds no commit, but a checkpoint of version 2, which may not be the newest: restore {2:020}.json",
     ),
     "a vector is flipped": (lambda path: flip(first(path, VECTORS)), DAMAGED, "deletion_vector_.*checksum"),
-    "a vector is missing": (lambda path: first(path, VECTORS).unlink(), *GONE),
-    "a vector is a directory": (lambda path: (file := first(path, VECTORS)).unlink() or file.mkdir(), *GONE),
+    "a vector is missing": (lambda path: first(path, VECTORS).unlink(), *VERSION_GONE),
+    "a vector is a directory": (lambda path: (file := first(path, VECTORS)).unlink() or file.mkdir(), *VERSION_GONE),
     "a file is missing": (
         lambda path: first(path, "part-*").unlink(),
         errors.VersionGoneError,
@@ -79,14 +79,14 @@ HARM: dict[str, tuple[Callable[[Path], Any], type[errors.PysparkLookupError], st
 
 @pytest.mark.parametrize("harm", HARM)
 def test_harm_is_told(path: Path, tmp_path: Path, harm: str) -> None:
-    do, error, words = HARM[harm]
-    do(path)
+    damage, error, words = HARM[harm]
+    damage(path)
     with pytest.raises(error, match=words):
         opened(path, tmp_path / "cache").scan()
 
 
 @pytest.mark.parametrize("harm", [cut, flip])
-def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_a_damaged_checkpoint_is_skipped(path: Path, tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """While the commits before it are there; else the error names it. So is a hint that leads nowhere."""
     harm(first(path, CHECKPOINTS))
     (path / "_delta_log" / "_last_checkpoint").write_text('{"version": 17}')
@@ -182,15 +182,15 @@ def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mode", "form"), [*zip(MODES, ["file://{}", "{}", "FILE://localhost{}"], strict=True)])
 def test_files_of_another_table(tmp_path: Path, mode: str, form: str) -> None:
     """As shallow clones have them: absolute paths lead to them and their vectors, whatever characters they have; the clone goes on by itself."""
-    of, clone = tmp_path / "a b%ü", tmp_path / "clone"
-    write_deltalake(str(of), pa.table({"id": [1, 2]}))
-    (add,) = files_of(of, 0).values()
+    original, clone = tmp_path / "a b%ü", tmp_path / "clone"
+    write_deltalake(str(original), pa.table({"id": [1, 2]}))
+    (add,) = files_of(original, 0).values()
     write_deltalake(str(clone), pa.table({"id": [3]}))
-    place = form.format((of / add["path"]).as_uri().removeprefix("file://"))
-    append_commit(clone, [{"add": {**add, "path": place, "deletionVector": vector_of(of, [1], "p")}}])
+    place = form.format((original / add["path"]).as_uri().removeprefix("file://"))
+    append_commit(clone, [{"add": {**add, "path": place, "deletionVector": vector_of(original, [1], "p")}}])
     table = opened(clone, tmp_path / "cache", mode, "id")
     assert table.get_many([1, 2, 3]).column("id").to_pylist() == [1, 3]
-    write_deltalake(str(of), pa.table({"id": [4]}), mode="overwrite")
+    write_deltalake(str(original), pa.table({"id": [4]}), mode="overwrite")
     assert table.get_many([1, 2, 3, 4]).column("id").to_pylist() == [1, 3]
 
 

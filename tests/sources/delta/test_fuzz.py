@@ -35,7 +35,7 @@ from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, miss
 from tests.support.lake_tables import MODES, roaring, sealed
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
-HERE = "file:///HERE"
+PLACEHOLDER_URL = "file:///HERE"
 """Stands in a log for the URL of the directory with the table."""
 SHAPES = {"classic": "none", "parts": "name", "v2 json": "id", "v2 parquet": "none"}
 """The form of a table's checkpoint, and the mode of its column mapping."""
@@ -87,8 +87,8 @@ class _Writer:
         fields = []
         for name, kind, number in columns:
             mapped = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": self.stored(name)}
-            of = kind if isinstance(kind, str) else {"type": "struct", "fields": self.schema(kind["fields"])}
-            fields.append({"name": name, "type": of, "nullable": True, "metadata": mapped if self.mapping != "none" else {}})  # fmt: skip
+            stored_type = kind if isinstance(kind, str) else {"type": "struct", "fields": self.schema(kind["fields"])}
+            fields.append({"name": name, "type": stored_type, "nullable": True, "metadata": mapped if self.mapping != "none" else {}})  # fmt: skip
         return fields
 
     def add(self, number: int, part: str | None, rows: int = 6) -> dict[str, Any]:
@@ -96,20 +96,20 @@ class _Writer:
         ids = [number * 10 + n for n in range(rows)]
         names = [None if n == 2 else f"n{n % 4}" for n in ids]
         at = [datetime.datetime(2024, 1, 1 + number, n, tzinfo=datetime.timezone.utc) for n in range(rows)]
-        both = [None if n % 5 == 4 else {self.stored("x"): n, self.stored("y"): f"y{n}"} for n in ids]
+        structs = [None if n % 5 == 4 else {self.stored("x"): n, self.stored("y"): f"y{n}"} for n in ids]
         inner = pa.struct([self._field("x", pa.int64(), 7), self._field("y", pa.string(), 8)])
         fields = [self._field("id", pa.int64(), 1), self._field("name", pa.string(), 4)]
         fields += [self._field("at", pa.timestamp("us", "UTC"), 5), self._field("both", inner, 6)]
-        found = pa.Table.from_arrays(
-            [pa.array(of, field.type) for of, field in zip((ids, names, at, both), fields, strict=True)],
+        table = pa.Table.from_arrays(
+            [pa.array(values, field.type) for values, field in zip((ids, names, at, structs), fields, strict=True)],
             schema=pa.schema(fields),
         )
         name = f"part=b c/{number}.parquet" if part == "b c" else f"{number}.parquet"
         (self.path / name).parent.mkdir(exist_ok=True)
-        pq.write_table(found, self.path / name)
-        known = [name for name in names if name is not None]
-        bounds = [{self.stored("id"): pick(ids), self.stored("name"): pick(known)} for pick in (min, max)]
-        nulls = {self.stored("id"): 0, self.stored("name"): rows - len(known)}
+        pq.write_table(table, self.path / name)
+        non_null_names = [name for name in names if name is not None]
+        bounds = [{self.stored("id"): pick(ids), self.stored("name"): pick(non_null_names)} for pick in (min, max)]
+        nulls = {self.stored("id"): 0, self.stored("name"): rows - len(non_null_names)}
         stats = {"numRecords": rows, "minValues": bounds[0], "maxValues": bounds[1], "nullCount": nulls}
         return {
             "path": name.replace(" ", "%20"),
@@ -124,22 +124,22 @@ class _Writer:
         return pa.field(self.stored(name), kind, metadata={"PARQUET:field_id": str(number)})
 
     def commit(self, version: int, *actions: dict[str, Any]) -> None:
-        said = [{"commitInfo": {"timestamp": 1_700_000_000_000 + version, "operation": "WRITE"}}, *actions]
-        (self.log / f"{version:020}.json").write_text("".join(json.dumps(action) + "\n" for action in said))
+        lines = [{"commitInfo": {"timestamp": 1_700_000_000_000 + version, "operation": "WRITE"}}, *actions]
+        (self.log / f"{version:020}.json").write_text("".join(json.dumps(action) + "\n" for action in lines))
 
     def vector(self, storage: str, places: Sequence[int], runs: bool = False) -> dict[str, Any]:
         """A vector, in its file behind another one."""
         if storage == "i":
             return vector_of(self.path, places, storage, runs)
         vector = vectors_of(self.path, [[1, 2], places], storage, runs, uuid.UUID(int=len(places)))[1]
-        return vector | {"pathOrInlineDv": vector["pathOrInlineDv"].replace(self.path.parent.as_uri(), HERE)}
+        return vector | {"pathOrInlineDv": vector["pathOrInlineDv"].replace(self.path.parent.as_uri(), PLACEHOLDER_URL)}
 
     def checkpoint(self, shape: str, actions: Sequence[dict[str, Any]]) -> None:
         """Write a checkpoint, and the hint that leads to it."""
         first = f"{CHECKPOINT:020}.checkpoint"
         hint: dict[str, Any] = {"version": CHECKPOINT, "size": len(actions)}
         files = [action for action in actions if "add" in action or "remove" in action]
-        others = [{"checkpointMetadata": {"version": CHECKPOINT}}, *(a for a in actions if a not in files)]
+        other_actions = [{"checkpointMetadata": {"version": CHECKPOINT}}, *(a for a in actions if a not in files)]
         if shape == "classic":
             self._rows(self.log / f"{first}.parquet", actions)
         elif shape == "parts":
@@ -151,13 +151,13 @@ class _Writer:
             for number in range(2):
                 side = self.log / "_sidecars" / f"{uuid.UUID(int=number)}.parquet"
                 self._rows(side, files[number::2])
-                said = {"path": side.name, "sizeInBytes": side.stat().st_size, "modificationTime": 1}
-                others.append({"sidecar": said})
+                sidecar = {"path": side.name, "sizeInBytes": side.stat().st_size, "modificationTime": 1}
+                other_actions.append({"sidecar": sidecar})
             place = self.log / f"{first}.{uuid.UUID(int=9)}.{'json' if shape == 'v2 json' else 'parquet'}"
             if shape == "v2 json":
-                place.write_text("".join(json.dumps(action) + "\n" for action in others))
+                place.write_text("".join(json.dumps(action) + "\n" for action in other_actions))
             else:
-                self._rows(place, others)
+                self._rows(place, other_actions)
             hint["v2Checkpoint"] = {"path": place.name}
         (self.log / "_last_checkpoint").write_text(json.dumps(hint))
 
@@ -169,51 +169,55 @@ class _Writer:
 
 def _as_row(action: dict[str, Any]) -> dict[str, Any]:
     """An action as a row: maps as pairs, and statistics in both forms."""
-    ((name, of),) = action.items()
-    row = {key: list(value.items()) if key in ("partitionValues", "configuration") else value for key, value in of.items()}  # fmt: skip
-    if name == "add" and "col-" not in of["stats"]:
-        row["stats_parsed"] = json.loads(of["stats"])
+    ((name, fields),) = action.items()
+    row = {key: list(value.items()) if key in ("partitionValues", "configuration") else value for key, value in fields.items()}  # fmt: skip
+    if name == "add" and "col-" not in fields["stats"]:
+        row["stats_parsed"] = json.loads(fields["stats"])
     return {name: row}
 
 
 def write_world(path: Path, shape: str) -> None:
     """A table of seven versions, in `path`."""
     mapping = SHAPES[shape]
-    of = _Writer(path, mapping)
+    writer = _Writer(path, mapping)
     features = ["deletionVectors", "columnMapping", "v2Checkpoint"]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
     configuration = {"delta.enableDeletionVectors": "true"}
     configuration |= {} if mapping == "none" else {"delta.columnMapping.mode": mapping}
     metadata = {
         "id": "0000-of-this-table", "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": of.schema()}), "partitionColumns": ["part", "num"],
+        "schemaString": json.dumps({"type": "struct", "fields": writer.schema()}), "partitionColumns": ["part", "num"],
         "configuration": configuration, "createdTime": 1,
     }  # fmt: skip
-    one, two, three = of.add(0, "a"), of.add(1, None), of.add(2, "b c")
-    of.commit(0, {"protocol": protocol}, {"metaData": metadata}, {"add": one}, {"add": two})
-    of.commit(1, {"add": three}, {"txn": {"appId": "x", "version": 1}})
-    inline = {**one, "deletionVector": of.vector("i", [0, 3])}
-    of.commit(2, {"remove": {"path": one["path"], "deletionTimestamp": 1, "dataChange": True}}, {"add": inline})
-    folded = {**of.add(3, "b c", 12), "dataChange": False}
-    gone = [{"remove": {"path": old["path"], "deletionTimestamp": 1, "dataChange": False}} for old in (two, three)]
-    of.commit(3, *gone, {"add": folded})
-    of.checkpoint(shape, [{"protocol": protocol}, {"metaData": metadata}, {"add": inline}, *gone, {"add": folded}])
-    in_file = {**folded, "dataChange": True, "deletionVector": of.vector("u", [1, 4, 5, 6, 11], runs=True)}
+    first, second, third = writer.add(0, "a"), writer.add(1, None), writer.add(2, "b c")
+    writer.commit(0, {"protocol": protocol}, {"metaData": metadata}, {"add": first}, {"add": second})
+    writer.commit(1, {"add": third}, {"txn": {"appId": "x", "version": 1}})
+    inline = {**first, "deletionVector": writer.vector("i", [0, 3])}
+    writer.commit(2, {"remove": {"path": first["path"], "deletionTimestamp": 1, "dataChange": True}}, {"add": inline})
+    folded = {**writer.add(3, "b c", 12), "dataChange": False}
+    removes = [
+        {"remove": {"path": old["path"], "deletionTimestamp": 1, "dataChange": False}} for old in (second, third)
+    ]
+    writer.commit(3, *removes, {"add": folded})
+    writer.checkpoint(
+        shape, [{"protocol": protocol}, {"metaData": metadata}, {"add": inline}, *removes, {"add": folded}]
+    )
+    in_file = {**folded, "dataChange": True, "deletionVector": writer.vector("u", [1, 4, 5, 6, 11], runs=True)}
     removed = {"path": folded["path"], "deletionTimestamp": 1, "dataChange": True, "partitionValues": {}, "size": 1}
-    of.commit(4, {"remove": removed}, {"add": in_file}, {"add": of.add(4, "ü/%")})
-    elsewhere = {**of.add(5, "a"), "deletionVector": of.vector("p", [2])}
-    of.commit(5, {"add": elsewhere}, {"domainMetadata": {"domain": "x", "configuration": "{}", "removed": False}})
-    again = {**inline, "deletionVector": of.vector("i", [0, 3, 5], runs=True)}
-    of.commit(6, {"remove": {**inline, "deletionTimestamp": 1}}, {"add": again})
+    writer.commit(4, {"remove": removed}, {"add": in_file}, {"add": writer.add(4, "ü/%")})
+    elsewhere = {**writer.add(5, "a"), "deletionVector": writer.vector("p", [2])}
+    writer.commit(5, {"add": elsewhere}, {"domainMetadata": {"domain": "x", "configuration": "{}", "removed": False}})
+    extended = {**inline, "deletionVector": writer.vector("i", [0, 3, 5], runs=True)}
+    writer.commit(6, {"remove": {**inline, "deletionTimestamp": 1}}, {"add": extended})
 
 
-def copy_world(made: Path, path: Path) -> Path:
+def copy_world(source: Path, path: Path) -> Path:
     """A copy of its own at `path`, which is of the same name."""
-    shutil.copytree(made, path)
+    shutil.copytree(source, path)
     for file in (path / "_delta_log").glob("*.json"):
         data = file.read_bytes()
-        if HERE.encode() in data:
-            file.write_bytes(data.replace(HERE.encode(), path.parent.as_uri().encode()))
+        if PLACEHOLDER_URL.encode() in data:
+            file.write_bytes(data.replace(PLACEHOLDER_URL.encode(), path.parent.as_uri().encode()))
     return path
 
 
@@ -234,10 +238,10 @@ def world(shape: str) -> tuple[Path, Rows]:
 
 
 @contextlib.contextmanager
-def copied(shape: str, made: Path | None = None) -> Iterator[Path]:
+def copied(shape: str, source: Path | None = None) -> Iterator[Path]:
     """A copy of one's own to be damaged; beside it there is room for a cache directory."""
     with tempfile.TemporaryDirectory() as home:
-        yield copy_world(made or world(shape)[0], Path(home) / NAME)
+        yield copy_world(source or world(shape)[0], Path(home) / NAME)
 
 
 def commit(path: Path, version: int) -> Path:
@@ -253,10 +257,10 @@ def at_once(name: str, run: Callable[[], None]) -> None:
 @contextlib.contextmanager
 def in_bounds() -> Iterator[None]:
     """Neither time nor memory without end."""
-    began = time.process_time()
+    started_s = time.process_time()
     with memory_at_most():
         yield
-    assert time.process_time() - began < CASE_AT_MOST_S
+    assert time.process_time() - started_s < CASE_AT_MOST_S
 
 
 class Reader:
@@ -264,11 +268,11 @@ class Reader:
 
     def __init__(self, path: Path, cache: Path, mode: str = "none", **options: Any) -> None:
         more = {f"lookup.{key}": str(value) for key, value in options.items()}
-        self.given = {"path": str(path), **MODES[mode], **more}
+        self.options = {"path": str(path), **MODES[mode], **more}
         self.host = make_host(str(path), cache, FakeClock(5_000_000_000.0), start=at_once)
 
     def plan(self, **more: str) -> ReadPlan:
-        return self.host.plan(parse_options({**self.given, **more}))[1]
+        return self.host.plan(parse_options({**self.options, **more}))[1]
 
     def scan(self) -> Rows:
         plan = self.plan()
@@ -278,11 +282,11 @@ class Reader:
     def get_many(self) -> Rows:
         """The rows of all keys."""
         plan, keys = self.plan(**{"lookup.keys": "id"}), pa.table({"id": pa.array([*range(62), -5, None], pa.int64())})
-        found = get_many(self.host.reader, plan, keys, ["id"], None)
-        return shown(found.select(plan.projection.columns.names).to_pylist())
+        rows = get_many(self.host.reader, plan, keys, ["id"], None)
+        return shown(rows.select(plan.projection.columns.names).to_pylist())
 
     def history(self) -> Any:
-        return self.host.resolver.kinds.history(parse_options(self.given))
+        return self.host.resolver.kinds.history(parse_options(self.options))
 
 
 def judge(
@@ -298,14 +302,14 @@ def judge(
             rf"{NAME}|deletion vector of \S+\.parquet|column '.*' (is of type|cannot be read)", str(problem)
         ), problem
     try:
-        found = reader.get_many()
+        answer = reader.get_many()
     except PysparkLookupError:
         return
-    assert any(found <= rows for rows in accepted)
+    assert any(answer <= rows for rows in accepted)
     statistics = [add.get("stats") for state in states for add in state.files.values()]
-    if all(isinstance(one, str) and one in known_statistics() for one in statistics):
+    if all(isinstance(text, str) and text in known_statistics() for text in statistics):
         keyed = [{row: count for row, count in rows.items() if "('id', None)" not in row} for rows in accepted]
-        assert found in map(collections.Counter, keyed)
+        assert answer in map(collections.Counter, keyed)
 
 
 @functools.cache
@@ -315,10 +319,10 @@ def known_statistics() -> set[str]:
     return {add["stats"] for line in lines if (add := json.loads(line).get("add"))}
 
 
-def tried(data: st.DataObject, hurt: Hurt) -> None:
+def check_damage(data: st.DataObject, hurt: Hurt) -> None:
     """A table is damaged before a host learns of it, or when it knows some of its versions."""
     shape = data.draw(st.sampled_from(list(SHAPES)))
-    known = data.draw(st.sampled_from([None, None, None, 4, LAST]))
+    known_version = data.draw(st.sampled_from([None, None, None, 4, LAST]))
     mode = data.draw(st.sampled_from(["none", "none", "partial", "full"]))
     truth = world(shape)[1]
     with copied(shape) as path, in_bounds():
@@ -326,17 +330,19 @@ def tried(data: st.DataObject, hurt: Hurt) -> None:
         if data.draw(st.booleans()):
             for version in range(CHECKPOINT):
                 commit(path, version).unlink()
-        if known is not None:
-            later = {file: file.read_bytes() for file in (commit(path, n) for n in range(known + 1, LAST + 1))}
+        if known_version is not None:
+            later = {file: file.read_bytes() for file in (commit(path, n) for n in range(known_version + 1, LAST + 1))}
             for file in later:
                 file.unlink()
             Reader(path, cache, mode).get_many()
             for file, text in later.items():
                 file.write_bytes(text)
         since = hurt(data, path)
-        judge(path, cache, mode, evaluated(path), [truth] if known is not None and since <= known else [])
+        judge(
+            path, cache, mode, evaluated(path), [truth] if known_version is not None and since <= known_version else []
+        )
         version = data.draw(st.integers(0, LAST))
-        if known is None:
+        if known_version is None:
             judge(path, cache, "none", evaluated(path, version), version=version)
         with contextlib.suppress(PysparkLookupError):
             Reader(path, cache).history()
@@ -380,10 +386,12 @@ def other_lines(data: st.DataObject, lines: list[str]) -> list[str]:
             return [*lines[:at], lines[at][:cut], *data.draw(st.sampled_from([[], lines[at + 1 :]]))]
         case "twice":  # two values of one name: the last one counts
             second = other_action(data, action)
-            both = [
-                json.dumps(one)[1:-1] for one in data.draw(st.permutations([action, second])) if isinstance(one, dict)
+            bodies = [
+                json.dumps(part)[1:-1]
+                for part in data.draw(st.permutations([action, second]))
+                if isinstance(part, dict)
             ]
-            lines[at] = "{" + ", ".join(filter(None, both)) + "}"
+            lines[at] = "{" + ", ".join(filter(None, bodies)) + "}"
         case "deep":
             depth = data.draw(st.sampled_from([100, 5000, 100_000]))
             opening, closing = data.draw(st.sampled_from([("[", "]"), ('{"a":', "}")]))
@@ -398,10 +406,10 @@ def other_lines(data: st.DataObject, lines: list[str]) -> list[str]:
 
 def hurt_commit(data: st.DataObject, path: Path) -> int:
     versions = sorted(commits_of(path))
-    version, other = (data.draw(st.sampled_from(versions)) for _ in range(2))
+    version, other_version = (data.draw(st.sampled_from(versions)) for _ in range(2))
     file = commit(path, version)
     if data.draw(st.integers(0, 3)) == 0:
-        file.write_bytes(data.draw(damaged(file.read_bytes(), [commit(path, other).read_bytes()])))
+        file.write_bytes(data.draw(damaged(file.read_bytes(), [commit(path, other_version).read_bytes()])))
     else:
         lines = other_lines(data, file.read_text().splitlines())
         file.write_text("".join(f"{line}\n" for line in lines))
@@ -411,14 +419,14 @@ def hurt_commit(data: st.DataObject, path: Path) -> int:
 @given(data=st.data())
 @fuzzed(60)
 def test_a_damaged_commit(data: st.DataObject) -> None:
-    tried(data, hurt_commit)
+    check_damage(data, hurt_commit)
 
 
 def other_name(name: str) -> st.SearchStrategy[str]:
     """A name in which another number is another one, as of a part."""
     numbers = re.findall(r"\d+", name)
-    others = st.sampled_from(["0", "1", "2", "4", "5", "6", "7", "9" * 20])
-    return st.tuples(st.sampled_from(numbers), others).map(
+    replacements = st.sampled_from(["0", "1", "2", "4", "5", "6", "7", "9" * 20])
+    return st.tuples(st.sampled_from(numbers), replacements).map(
         lambda pair: name.replace(pair[0], pair[1][: len(pair[0])].zfill(len(pair[0])))
     )
 
@@ -431,8 +439,8 @@ def hurt_checkpoint(data: st.DataObject, path: Path) -> int:
     if data.draw(st.integers(0, 9)) == 0:
         file.rename(file.with_name(data.draw(other_name(file.name))))
     elif data.draw(st.booleans()):
-        others = [file.read_bytes() for file in [*files, commit(path, LAST)]]
-        file.write_bytes(data.draw(damaged(file.read_bytes(), others)))
+        other_contents = [file.read_bytes() for file in [*files, commit(path, LAST)]]
+        file.write_bytes(data.draw(damaged(file.read_bytes(), other_contents)))
     elif file.suffix == ".json":
         file.write_text("".join(f"{line}\n" for line in other_lines(data, file.read_text().splitlines())))
     else:
@@ -457,7 +465,7 @@ def hurt_checkpoint(data: st.DataObject, path: Path) -> int:
 @given(data=st.data())
 @fuzzed(50)
 def test_a_damaged_checkpoint(data: st.DataObject) -> None:
-    tried(data, hurt_checkpoint)
+    check_damage(data, hurt_checkpoint)
 
 
 @pytest.mark.parametrize("name", ["metaData", "protocol"])
@@ -489,20 +497,20 @@ def hurt_vector(data: st.DataObject, path: Path) -> int:
     else:
         offset = vector.get("offset", 0)
         inline = vector["storageType"] == "i"
-        data_now = (
+        old_bitmap = (
             decoded_z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]]
             if inline
             else place.read_bytes()[offset + 4 : -4]
         )
-        now = data.draw(damaged(data_now, [roaring(range(5000)), roaring([2**32, 5]), roaring(range(3, 9), True)]))
-        vector["sizeInBytes"] = len(now)
+        bitmap = data.draw(damaged(old_bitmap, [roaring(range(5000)), roaring([2**32, 5]), roaring(range(3, 9), True)]))
+        vector["sizeInBytes"] = len(bitmap)
         if inline:
-            vector["pathOrInlineDv"] = encode_z85(now)
+            vector["pathOrInlineDv"] = encode_z85(bitmap)
         else:
-            place.write_bytes(place.read_bytes()[:offset] + sealed(now))
+            place.write_bytes(place.read_bytes()[:offset] + sealed(bitmap))
         with contextlib.suppress(Exception):
             if data.draw(st.booleans()):
-                vector["cardinality"] = len(vector_values(now))
+                vector["cardinality"] = len(vector_values(bitmap))
     commit(path, version).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return version
 
@@ -510,7 +518,7 @@ def hurt_vector(data: st.DataObject, path: Path) -> int:
 @given(data=st.data())
 @fuzzed(40)
 def test_a_damaged_vector(data: st.DataObject) -> None:
-    tried(data, hurt_vector)
+    check_damage(data, hurt_vector)
 
 
 @functools.cache
@@ -518,29 +526,29 @@ def bitmaps() -> list[bytes]:
     rng = random.Random(5)
     sparse = [rng.randrange(2**34) for _ in range(50)]
     dense = [n for n in range(2**17) if rng.random() < 0.1]
-    found = [[], [0], [65535, 65536], range(70_000), sparse, dense, range(0, 2**20, 2**16), [2**32 - 1, 2**32]]
-    return [roaring(places, runs) for places in found for runs in (False, True) if places or not runs]
+    row_sets = [[], [0], [65535, 65536], range(70_000), sparse, dense, range(0, 2**20, 2**16), [2**32 - 1, 2**32]]
+    return [roaring(places, runs) for places in row_sets for runs in (False, True) if places or not runs]
 
 
 def test_bitmaps_of_all_kinds() -> None:
     for blob in bitmaps():
-        assert places_of(blob, len(vector_values(blob))).tolist() == sorted(vector_values(blob))
+        assert decode_bitmap(blob, len(vector_values(blob))).tolist() == sorted(vector_values(blob))
 
 
 def test_bitmaps_with_parts_that_are_empty() -> None:
     """Writers list a part for each 2^32 rows up to the last, with rows or without. Bytes of no part are damage."""
-    (one,) = [blob for blob in bitmaps() if vector_values(blob) == {0}][:1]
-    part = one[16:]  # behind the number of the part
+    (bitmap,) = [blob for blob in bitmaps() if vector_values(blob) == {0}][:1]
+    part = bitmap[16:]  # behind the number of the part
     empty = struct.pack("<II", 12346, 0)
     numbered = [struct.pack("<I", number) + (part if number == 2 else empty) for number in range(3)]
-    blob = one[:4] + struct.pack("<Q", 3) + b"".join(numbered)
-    assert places_of(blob, 1).tolist() == [2 * 2**32]
-    assert places_of(one[:4] + struct.pack("<Q", 1) + numbered[0], 0).tolist() == []
+    blob = bitmap[:4] + struct.pack("<Q", 3) + b"".join(numbered)
+    assert decode_bitmap(blob, 1).tolist() == [2 * 2**32]
+    assert decode_bitmap(bitmap[:4] + struct.pack("<Q", 1) + numbered[0], 0).tolist() == []
     with pytest.raises(DamagedFileError, match="outside its containers"):
-        places_of(blob + b"\0", 1)
+        decode_bitmap(blob + b"\0", 1)
 
 
-def places_of(blob: bytes, rows: int) -> Any:
+def decode_bitmap(blob: bytes, rows: int) -> Any:
     """What the package makes of a bitmap in a file."""
     vector = DeletionVector("of.parquet", "p", "x", 1, len(blob), rows, f"file:///{NAME}/x")
     return vector.positions(sealed(blob))["of.parquet"]
@@ -549,8 +557,8 @@ def places_of(blob: bytes, rows: int) -> Any:
 def test_a_text_that_is_filled_up() -> None:
     """Z85 of bytes that four does not divide, as Rust writes it: of the row 3, by delta-kernel-rs."""
     text = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg##093"
-    found = DeletionVector("of.parquet", "i", text, 0, 34, 1, None).positions(b"")
-    assert found["of.parquet"].tolist() == [3]
+    positions = DeletionVector("of.parquet", "i", text, 0, 34, 1, None).positions(b"")
+    assert positions["of.parquet"].tolist() == [3]
     for wrong in (text[:-5] + "####0", text[:-5] + "##zzz", text[:-1]):
         with pytest.raises(DamagedFileError):
             DeletionVector("of.parquet", "i", wrong, 0, 34, 1, None).positions(b"")
@@ -566,10 +574,10 @@ def test_a_damaged_bitmap(data: st.DataObject) -> None:
         values = vector_values(blob)
     with in_bounds():
         try:
-            found = places_of(blob, len(values or ()))
+            rows = decode_bitmap(blob, len(values or ()))
         except DamagedFileError as problem:
             assert values is None
             assert NAME in str(problem)
         else:
             assert values is not None
-            assert found.tolist() == sorted(values)
+            assert rows.tolist() == sorted(values)

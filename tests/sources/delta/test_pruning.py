@@ -48,13 +48,13 @@ def set_bounds(table: Path, column: str, low: Any, high: Any) -> None:
     rewrite_adds(table, change)
 
 
-def bytes_read(table: Path, cache: Path, **options: Any) -> tuple[int, int]:
+def count_gets(table: Path, cache: Path, **options: Any) -> tuple[int, int]:
     """(rows, how many GETs they cost) on a new host, but for those of the log."""
     reader = opened(table, cache, **options)
     assert reader.version
-    found: list[int] = []
-    _, _, gets, _ = counting(reader, lambda: found.append(reader.scan().num_rows))
-    return found[0], gets
+    row_counts: list[int] = []
+    _, _, gets, _ = counting(reader, lambda: row_counts.append(reader.scan().num_rows))
+    return row_counts[0], gets
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def bytes_read(table: Path, cache: Path, **options: Any) -> tuple[int, int]:
     ],
 )
 def test_the_log_rules_files_out(table: Path, tmp_path: Path, options: dict[str, str], rows: int, files: int) -> None:
-    found, gets = bytes_read(table, tmp_path / "cache", **options)
-    assert found == rows
+    actual, gets = count_gets(table, tmp_path / "cache", **options)
+    assert actual == rows
     assert (gets > 0, gets <= 2 * files) == (files > 0, True)  # a footer and what it names, for each
 
 
@@ -92,7 +92,7 @@ def test_what_statistics_do_not_say(table: Path, tmp_path: Path, says: str) -> N
     rewrite_adds(table, change)
     counts = {"name = 'n031'": 1, "name IS NULL": 4, "name IS NOT NULL": 36, "id = 15": 1, "id < 0": 0}
     for where, rows in counts.items():
-        assert bytes_read(table, tmp_path / where.replace(" ", ""), where=where)[0] == rows
+        assert count_gets(table, tmp_path / where.replace(" ", ""), where=where)[0] == rows
     assert opened(table, tmp_path / "keys", keys="name").get("n031")[0]["id"] == 31
 
 
@@ -129,16 +129,16 @@ CACHED = {"metadata.source": "CACHE", "metadata.sync-interval": "-1"}
 
 
 @pytest.mark.parametrize("mode", ["none", "partial"])
-@pytest.mark.parametrize("gone", ["FAIL", "NEWER"])
-def test_vacuum_under_a_query(table: Path, tmp_path: Path, mode: str, gone: str) -> None:
+@pytest.mark.parametrize("on_version_gone", ["FAIL", "NEWER"])
+def test_vacuum_under_a_query(table: Path, tmp_path: Path, mode: str, on_version_gone: str) -> None:
     """A version that has lost files is an error that names it, unless the newer one may be read instead."""
-    reader = opened(table, tmp_path / "cache", mode, "id", **CACHED, **{"on-version-gone": gone})
+    reader = opened(table, tmp_path / "cache", mode, "id", **CACHED, **{"on-version-gone": on_version_gone})
     assert reader.version
     delta = DeltaTable(str(table))
     delta.optimize.compact()
     delta.delete("id = 15")
     delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
-    if gone == "NEWER":
+    if on_version_gone == "NEWER":
         assert (reader.get(15), len(reader.get(14))) == ([], 1)
     else:
         with pytest.raises(VersionGoneError, match=r"version 3\b"):
@@ -156,9 +156,9 @@ def test_statistics_that_are_rounded(tmp_path: Path) -> None:
     table = opened(tmp_path / "t", tmp_path / "cache", keys="d")
     assert [table.get(number)[0]["d"] for number in numbers] == numbers
     for number in numbers:
-        assert bytes_read(tmp_path / "t", tmp_path / "cache", where=f"d = {number}")[0] == 1
+        assert count_gets(tmp_path / "t", tmp_path / "cache", where=f"d = {number}")[0] == 1
     for where in ("f < -0.1", "f = -0.10000000149011612D", "f = CAST(-0.1 AS FLOAT)"):
-        assert bytes_read(tmp_path / "t", tmp_path / "cache", where=where)[0] == len(numbers), where
+        assert count_gets(tmp_path / "t", tmp_path / "cache", where=where)[0] == len(numbers), where
 
 
 @pytest.mark.parametrize("high", ["a" * 32 + "\ufffd", "a" * 31 + "?\ufffd", "a" * 31 + "\ud83d\ufffd"])
@@ -169,7 +169,7 @@ def test_texts_that_were_cut(tmp_path: Path, high: str) -> None:
     set_bounds(path, "name", "a", high)
     for _ in range(2):
         assert opened(path, tmp_path / "cache", "partial", "name").get(name) == [{"name": name}]
-    assert bytes_read(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1
+    assert count_gets(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1
 
 
 NO_BOUNDS = ['"5"', "true", '{"a": 1}', "-3", "NaN", "1e300000000", "-1e300000000", f"1e{10**20}", "9" * 4000]

@@ -34,9 +34,9 @@ def set_time(table: Path, version: int, at: datetime.datetime) -> None:
     os.utime(table / "_delta_log" / f"{version:020}.json", (at.timestamp(), at.timestamp()))
 
 
-def rows_at(table: Path, cache: Path, at: datetime.datetime) -> list[int]:
-    found = opened(table, cache, "none", "id", timestamp=at.isoformat()).scan()
-    return sorted(found.column("id").to_pylist())
+def read_ids(table: Path, cache: Path, at: datetime.datetime) -> list[int]:
+    rows = opened(table, cache, "none", "id", timestamp=at.isoformat()).scan()
+    return sorted(rows.column("id").to_pylist())
 
 
 def test_each_version_has_a_time(tmp_path: Path) -> None:
@@ -45,16 +45,16 @@ def test_each_version_has_a_time(tmp_path: Path) -> None:
     write_days(table, 4)
     for day in range(4):
         for after in (datetime.timedelta(0), DAY - datetime.timedelta(milliseconds=1)):
-            assert rows_at(table, cache, BEGIN + day * DAY + after) == [*range(day + 1)]
-    assert rows_at(table, cache, BEGIN + 10000 * DAY) == [*range(4)]
+            assert read_ids(table, cache, BEGIN + day * DAY + after) == [*range(day + 1)]
+    assert read_ids(table, cache, BEGIN + 10000 * DAY) == [*range(4)]
     with pytest.raises(VersionGoneError, match=r"lookup\.timestamp.* 0, is of 2026-03-01T00:00:00\+00:00"):
-        rows_at(table, cache, BEGIN - DAY)
+        read_ids(table, cache, BEGIN - DAY)
     # Times as `versions` shows them name these versions, also where the clock went back in between.
     cache = tmp_path / "late"
     set_time(table, 2, BEGIN + DAY / 2)  # before the commit that it follows
     reader = opened(table, cache)
     for row in reader.versions():
-        assert rows_at(table, cache, row["committed_at"]) == [*range(row["version"] + 1)]
+        assert read_ids(table, cache, row["committed_at"]) == [*range(row["version"] + 1)]
     assert [row["committed_at"] - BEGIN for row in reader.versions()][2] == DAY + datetime.timedelta(milliseconds=1)
 
 
@@ -81,12 +81,12 @@ def test_in_commit_timestamps(tmp_path: Path, copied: str) -> None:
         for number in (0, 1):
             set_time(table, number, BEGIN + 30 * DAY)
         with pytest.raises(VersionGoneError):
-            rows_at(table, cache, BEGIN + DAY)
+            read_ids(table, cache, BEGIN + DAY)
     for day in range(0 if copied != "all" else 2, 4):
-        assert len(rows_at(table, cache, BEGIN + day * DAY + DAY / 2)) == day + 1
-    shown = [row["committed_at"] for row in opened(table, cache).versions()]
-    assert shown == sorted(shown)
-    assert shown[2:] == [BEGIN + 2 * DAY, BEGIN + 3 * DAY]
+        assert len(read_ids(table, cache, BEGIN + day * DAY + DAY / 2)) == day + 1
+    times = [row["committed_at"] for row in opened(table, cache).versions()]
+    assert times == sorted(times)
+    assert times[2:] == [BEGIN + 2 * DAY, BEGIN + 3 * DAY]
 
 
 @pytest.mark.parametrize("ahead_s", [365 * 86400.0, -365 * 86400.0], ids=["ahead", "behind"])
@@ -101,17 +101,19 @@ def test_one_host_has_a_wrong_clock(site: Site, ahead_s: float) -> None:
     for path in (site.path / "_lookup/log").iterdir():  # an hour between any two events
         at_s = time.time() + 3600 * (int(path.stem) - 1000)
         os.utime(path, (at_s, at_s))
-    shown = [(row["version"], row["committed_at"]) for row in table.versions()]
-    assert [at for _, at in shown] == sorted(at for _, at in shown)
-    ids = [ids_of(table_at(site, at).scan()) for _, at in shown]
+    versions = [(row["version"], row["committed_at"]) for row in table.versions()]
+    assert [at for _, at in versions] == sorted(at for _, at in versions)
+    ids = [ids_of(open_table(site, at).scan()) for _, at in versions]
     assert ids == [[], [0], [1], [2], [3]]
-    assert [ids_of(table_at(site, at - SECOND).scan()) for _, at in shown[1:]] == ids[:-1]
-    assert ids_of(table_at(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
-    os.utime(site.path / f"_lookup/log/{shown[2][0]:020d}.json", (time.time() + 7200,) * 2)  # the store's own was ahead
-    assert ids_of(table_at(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    assert [ids_of(open_table(site, at - SECOND).scan()) for _, at in versions[1:]] == ids[:-1]
+    assert ids_of(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    os.utime(
+        site.path / f"_lookup/log/{versions[2][0]:020d}.json", (time.time() + 7200,) * 2
+    )  # the store's own was ahead
+    assert ids_of(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
     with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
-        table_at(site, BEGIN).scan()
+        open_table(site, BEGIN).scan()
 
 
-def table_at(site: Site, at: datetime.datetime) -> LookupTable:
+def open_table(site: Site, at: datetime.datetime) -> LookupTable:
     return site.table({"lookup.timestamp": at.isoformat()})

@@ -57,7 +57,7 @@ class Lake:
         self.catalog = UnityServer(self.store.lend)
         self.clock = FakeClock(time.time())
         self.errors: list[str] = []
-        self._sent: dict[str, dict[str, bytes]] = {}  # the objects of each bucket
+        self._objects: dict[str, dict[str, bytes]] = {}  # the objects of each bucket
         # The process's own credentials are not those of the tests' client.
         for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
             patch.setenv(f"AWS_{name}", "of-this-process")
@@ -71,23 +71,23 @@ class Lake:
         self.runtime = runtime = Runtime(self.clock.host(), random.Random())
         self.patch.setattr(api, "runtime", lambda: runtime)
 
-    def write(self, directory: str, written: pa.Table) -> Mirror:
+    def write(self, directory: str, data: pa.Table) -> Mirror:
         """Append rows to the table in a directory."""
         mirror = Mirror(self.home / directory, f"unity-{self.home.name}-{directory}", None)
-        write_deltalake(str(mirror.local), written, mode="append")
+        write_deltalake(str(mirror.local), data, mode="append")
         return self.send(directory)
 
     def send(self, directory: str) -> Mirror:
         bucket = f"u-{directory}-{self.home.name}".replace("_", "-").lower()[-60:].strip("-")
-        if bucket not in self._sent:
+        if bucket not in self._objects:
             self.s3.client.create_bucket(Bucket=bucket)
         mirror = Mirror(self.home / directory, "", None)
-        sent = self._sent.setdefault(bucket, {})
+        objects = self._objects.setdefault(bucket, {})
         for path in sorted(mirror.local.rglob("*")):
             key = f"table/{path.relative_to(mirror.local)}"
-            if path.is_file() and sent.get(key) != (data := path.read_bytes()):
+            if path.is_file() and objects.get(key) != (data := path.read_bytes()):
                 self.s3.client.put_object(Bucket=bucket, Key=key, Body=data)
-                sent[key] = data
+                objects[key] = data
         mirror.url = f"s3://{bucket}/table"
         return mirror
 
@@ -152,8 +152,8 @@ def test_a_table_is_read_by_its_name(lake: Lake, mode: str) -> None:
     lake.start("ann")
     lake.catalog.count()
     assert table.metrics()["ufsGetBytes"] > 0
-    other = lake.table(mode)
-    assert ids(other) == [0, 1, 2, 3]
+    reopened = lake.table(mode)
+    assert ids(reopened) == [0, 1, 2, 3]
     assert lake.catalog.count() == [
         TABLE,
         LEND,
@@ -176,9 +176,9 @@ def test_a_table_that_the_catalog_manages(lake: Lake, has_delta_api: bool) -> No
     table = lake.table("full")
     assert table.scan().num_rows == 2
     assert lake.catalog.count() == [TABLE, LEND, MANAGED, *([] if has_delta_api else [COMMITS])]
-    each = [MANAGED] if has_delta_api else [TABLE, COMMITS]
+    calls_per_query = [MANAGED] if has_delta_api else [TABLE, COMMITS]
     assert counting(table, table.scan)[:3] == (0, 0, 0)
-    assert lake.catalog.count() == each
+    assert lake.catalog.count() == calls_per_query
     managed.staged, managed.latest = {1: commits[0], 2: commits[1]}, 2
     assert counting(table, table.scan)[:2] == (0, 0)
     assert table.scan().num_rows == 6
@@ -190,10 +190,10 @@ def test_a_table_that_the_catalog_manages(lake: Lake, has_delta_api: bool) -> No
     lake.send("m")
     managed.staged, managed.latest = {2: commits[1], 3: commits[2]}, 3
     assert table.scan().num_rows == 8
-    late = lake.table("none", cache_dir=str(lake.home / "late"))
-    assert late.scan().num_rows == 8
-    assert [row["version"] for row in late.versions()] == [0, 1, 2, 3]
-    assert [row["committed_at"].timestamp() for row in late.versions()] == [1, 2, 3, 4]
+    new_host = lake.table("none", cache_dir=str(lake.home / "late"))
+    assert new_host.scan().num_rows == 8
+    assert [row["version"] for row in new_host.versions()] == [0, 1, 2, 3]
+    assert [row["committed_at"].timestamp() for row in new_host.versions()] == [1, 2, 3, 4]
     assert lake.table(version="2").scan().num_rows == 6
     # Published between the catalog's answer and the next question: the catalog no longer names them.
     publish(lake.home / "m", commits[2])
@@ -547,27 +547,27 @@ def test_a_process_that_is_told_the_version(lake: Lake) -> None:
     token = VersionToken.from_version(first.kinds, *resolve_and_secure(first, options, ONE, None))
     lake.write("a", rows(2))
 
-    def told() -> list[str]:
+    def look_up_version() -> list[str]:
         lake.start("ann")
         lake.catalog.count()
         reader = lake.runtime.engine(options).reader
         assert version_of_token(reader, options, token, ONE)[1].metadata.position == 0  # type: ignore[union-attr]
         return lake.catalog.count()
 
-    assert told() == []
+    assert look_up_version() == []
     lake.clock.tick(301)
-    assert told() == [TABLE, LEND]
-    assert told() == []
+    assert look_up_version() == [TABLE, LEND]
+    assert look_up_version() == []
     lake.catalog.tables[NAME].info["row_filter"] = FILTER
     lake.clock.tick(301)
     with pytest.raises(NotSupportedError, match="has a row filter"):
-        told()
+        look_up_version()
     lake.catalog.tables[NAME].info.clear()
     lake.catalog.readers[NAME].clear()
     with pytest.raises(UfsPermissionError, match="does not let this principal read"):
-        told()
+        look_up_version()
     lake.catalog.readers[NAME].add("ann")
-    assert told() == [TABLE, LEND]
+    assert look_up_version() == [TABLE, LEND]
     # Another table of this name: a process that has read the first one goes over to it, though another has had it confirmed.
     lake.write("b", rows(5))
     lake.create("b")
@@ -576,4 +576,4 @@ def test_a_process_that_is_told_the_version(lake: Lake) -> None:
     assert ids(table) == [5, 6]
     lake.clock.tick(301)
     with pytest.raises(VersionGoneError, match=r"the name main\.travel\.airports means another table"):
-        told()
+        look_up_version()

@@ -38,8 +38,11 @@ class Remote(Mirror):
             self._closing.callback(catalog.close)
             publish = in_catalog(catalog, "ns.table")
         elif kind == "rest":
-            self.rest = self._closing.enter_context(RestCatalog())
-            self._catalog, publish = {"type": "rest", "uri": self.rest.uri}, self.rest.publisher("ns.table")
+            self.rest_catalog = self._closing.enter_context(RestCatalog())
+            self._catalog, publish = (
+                {"type": "rest", "uri": self.rest_catalog.uri},
+                self.rest_catalog.publisher("ns.table"),
+            )
         self.table = IcebergTable.create(self.local, COLUMNS, version, publish=publish, location=self.url)
 
     def close(self) -> None:
@@ -48,15 +51,15 @@ class Remote(Mirror):
     def write(self, rows: list[dict[str, Any]]) -> int:
         return self.commit(self.table.data(rows))
 
-    def commit(self, *given: Any, **named: Any) -> int:
-        made = self.table.commit(*given, **named)
+    def commit(self, *args: Any, **kwargs: Any) -> int:
+        snapshot = self.table.commit(*args, **kwargs)
         self.send()
-        return made
+        return snapshot
 
     def data_files(self) -> list[Entry]:
         """The live data files, in the order in which they were added."""
-        found = [entry for entry in self.table.live() if entry.file["content"] == DATA]
-        return sorted(found, key=lambda entry: entry.sequence)
+        entries = [entry for entry in self.table.live() if entry.file["content"] == DATA]
+        return sorted(entries, key=lambda entry: entry.sequence)
 
     def open(self, mode: str = "full", cache: Path | None = None, **options: str) -> LookupTable:
         name = self.url if self._catalog is None else "ns.table"
@@ -65,20 +68,20 @@ class Remote(Mirror):
     def calls(self, act: Callable[[], Any]) -> list[str]:
         """What the catalog is asked meanwhile."""
         if self.kind == "rest":
-            before = len(self.rest.requests)
+            before = len(self.rest_catalog.requests)
             act()
-            return self.rest.requests[before:]
-        found: list[str] = []
+            return self.rest_catalog.requests[before:]
+        statements: list[str] = []
 
         def note(_: Any, __: Any, statement: str, *___: Any) -> None:
-            found.append(statement)
+            statements.append(statement)
 
         event.listen(Engine, "before_cursor_execute", note)
         try:
             act()
         finally:
             event.remove(Engine, "before_cursor_execute", note)
-        return found
+        return statements
 
     @property
     def pointer(self) -> tuple[int, int]:
@@ -87,16 +90,16 @@ class Remote(Mirror):
 
 
 def _make(request: pytest.FixtureRequest, home: Path, store: str, kind: str, version: int = 2) -> Remote:
-    made = Remote(home, kind, request.getfixturevalue("s3") if store == "s3" else None, version)
-    request.addfinalizer(made.close)
+    remote = Remote(home, kind, request.getfixturevalue("s3") if store == "s3" else None, version)
+    request.addfinalizer(remote.close)
     for number in range(FILES):
-        made.write([{"id": number * 10 + place, "name": f"n{number}"} for place in range(10)])
-    return made
+        remote.write([{"id": number * 10 + place, "name": f"n{number}"} for place in range(10)])
+    return remote
 
 
 STORES = [("disk", "hint"), ("disk", "sql"), ("disk", "rest"), ("s3", "hint")]
 # By day each of them in one mode.
-EVERY = by_day([(*one, [*MODES][(place + more) % 3]) for place, one in enumerate(STORES) for more in range(3)], 3)
+EVERY = by_day([(*store, [*MODES][(number + n) % 3]) for number, store in enumerate(STORES) for n in range(3)], 3)
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +114,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 
 
 @pytest.fixture(params=[("disk", "sql"), ("s3", "hint")], ids="-".join)
-def either(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+def remote_v3(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
     """Of format 3."""
     store, kind = request.param
     return _make(request, tmp_path, store, kind, 3)
@@ -125,9 +128,9 @@ def costs(remote: Remote, table: LookupTable, act: Callable[[], Any]) -> tuple[i
 
 def requests_and_calls(remote: Remote, table: LookupTable, act: Callable[[], Any]) -> tuple[list[int], int]:
     """([heads, lists, gets] of the store, calls of the catalog)."""
-    found: list[int] = []
-    calls = remote.calls(lambda: found.extend(counting(table, act)))
-    return found[:3], len(calls)
+    counts: list[int] = []
+    calls = remote.calls(lambda: counts.extend(counting(table, act)))
+    return counts[:3], len(calls)
 
 
 @pytest.mark.parametrize(("store", "kind", "mode"), EVERY)
@@ -155,47 +158,47 @@ def test_a_host_that_comes_late(remote: Remote, tmp_path: Path) -> None:
     for path in remote.local.glob("metadata/v*.metadata.json"):
         if path != remote.table.metadata:
             path.unlink()
-    late = remote.open("none", tmp_path / "late")
-    (_, _, gets), calls = requests_and_calls(remote, late, lambda: late.get(3))
-    assert late.scan().num_rows == FILES * 10
+    new_host = remote.open("none", tmp_path / "late")
+    (_, _, gets), calls = requests_and_calls(remote, new_host, lambda: new_host.get(3))
+    assert new_host.scan().num_rows == FILES * 10
     read = {"hint": 2, "sql": 1, "rest": 0}[remote.kind] + 1 + FILES  # …, the list, the manifests
     assert gets - read in (1, 2)
     assert calls <= 5  # a REST catalog is asked for its configuration first; an SQL one opens its connection
 
 
 @pytest.mark.parametrize("kind", ["equality", "positions", "vector"])
-def test_full_deletes_without_data_files(either: Remote, kind: str) -> None:
+def test_full_deletes_without_data_files(remote_v3: Remote, kind: str) -> None:
     """100 deletes by value, by position or by vector are applied to what the snapshot has."""
-    either.write([{"id": 1000 + number, "name": "many"} for number in range(500)])
-    table = either.open()
+    remote_v3.write([{"id": 1000 + number, "name": "many"} for number in range(500)])
+    table = remote_v3.open()
     assert table.scan().num_rows == FILES * 10 + 500
-    last = either.data_files()[-1].file
+    last = remote_v3.data_files()[-1].file
     ways: dict[str, Callable[[], list[File]]] = {
-        "equality": lambda: [either.table.equality([{"id": 1000 + number} for number in range(100)], ["id"])],
-        "positions": lambda: [either.table.positions([(last, number) for number in range(100)])],
-        "vector": lambda: either.table.vectors([(last, range(100))]),
+        "equality": lambda: [remote_v3.table.equality([{"id": 1000 + number} for number in range(100)], ["id"])],
+        "positions": lambda: [remote_v3.table.positions([(last, number) for number in range(100)])],
+        "vector": lambda: remote_v3.table.vectors([(last, range(100))]),
     }
-    made = ways[kind]()
-    for entry in either.data_files():  # a byte of those that are there now would be an error
-        path = either.table.local(entry.file["file_path"])
+    deletes = ways[kind]()
+    for entry in remote_v3.data_files():  # a byte of those that are there now would be an error
+        path = remote_v3.table.local(entry.file["file_path"])
         path.write_bytes(b"\0" * path.stat().st_size)
-    either.send()
-    either.commit(made)
-    newest = sorted(either.local.glob("metadata/*"), key=lambda path: path.stat().st_mtime_ns)[-5:]
+    remote_v3.send()
+    remote_v3.commit(deletes)
+    newest = sorted(remote_v3.local.glob("metadata/*"), key=lambda path: path.stat().st_mtime_ns)[-5:]
     metadata_bytes = sum(path.stat().st_size for path in newest)  # of metadata.json, the list and the manifests
-    assert counting(table, table.scan)[3] <= made[0]["file_size_in_bytes"] + metadata_bytes
+    assert counting(table, table.scan)[3] <= deletes[0]["file_size_in_bytes"] + metadata_bytes
     assert sorted(table.scan().column("id").to_pylist()) == [*range(FILES * 10), *range(1100, 1500)]
     assert (table.get(1050), len(table.get(1100))) == ([], 1)
 
 
 @pytest.mark.parametrize("mode", ["none", "partial"])
-def test_each_delete_file_is_read_once(either: Remote, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_delete_file_is_read_once(remote_v3: Remote, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host asks for all deletes by value at once, and for those of later commits only; another process of the host asks for none."""
-    asked: list[list[str]] = []
+    requested_urls: list[list[str]] = []
     read_many = Ufs.read_many
 
     def note(self: Ufs, requests: Any) -> Any:
-        asked.append([file.url for file, _ in requests])
+        requested_urls.append([file.url for file, _ in requests])
         return read_many(self, requests)
 
     monkeypatch.setattr(Ufs, "read_many", note)
@@ -204,18 +207,18 @@ def test_each_delete_file_is_read_once(either: Remote, mode: str, monkeypatch: p
     def upsert(count: int) -> None:
         for number in range(count):
             rows = [{"id": number, "name": "upserted"}, {"id": 60 + number, "name": "new"}]
-            deletes.append(either.table.equality(rows, ["id"]))
-            either.commit([deletes[-1], *either.table.data(rows)])
+            deletes.append(remote_v3.table.equality(rows, ["id"]))
+            remote_v3.commit([deletes[-1], *remote_v3.table.data(rows)])
 
     def rounds() -> list[int]:
         """Of how many delete files each of the last requests was."""
         names = {file["file_path"].rpartition("/")[2] for file in deletes}
-        found = [sum(url.rpartition("/")[2] in names for url in urls) for urls in asked]
-        asked.clear()
-        return [count for count in found if count]
+        counts = [sum(url.rpartition("/")[2] in names for url in urls) for urls in requested_urls]
+        requested_urls.clear()
+        return [count for count in counts if count]
 
     upsert(12)
-    table = either.open(mode)
+    table = remote_v3.open(mode)
     assert table.get(3) == [{"id": 3, "name": "upserted"}]
     assert rounds() == [12]
     assert [len(table.get(number)) for number in (5, 30, 61)] == [1, 1, 1]
@@ -223,36 +226,39 @@ def test_each_delete_file_is_read_once(either: Remote, mode: str, monkeypatch: p
     upsert(2)
     assert table.get(1) == [{"id": 1, "name": "upserted"}]
     assert rounds() == [2]
-    assert either.open(mode).get(2) == [{"id": 2, "name": "upserted"}]
+    assert remote_v3.open(mode).get(2) == [{"id": 2, "name": "upserted"}]
     assert rounds() == []
 
 
-def misses(table: LookupTable, asked: list[int]) -> int:
+def misses(table: LookupTable, keys: list[int]) -> int:
     before = table.metrics()["missCount"]
-    table.get_many(asked)
+    table.get_many(keys)
     return int(table.metrics()["missCount"] - before)
 
 
-def test_what_a_partial_cache_keeps(either: Remote) -> None:
+def test_what_a_partial_cache_keeps(remote_v3: Remote) -> None:
     """Compactions and rewritten manifests evict nothing; new files and deletes evict what lies in their bounds, or those of their files."""
-    table, asked = either.open("partial"), [3, 13, 23, 33, 43, 500]
-    assert (misses(table, asked), misses(table, asked)) == (6, 0)
-    either.commit(rewrite=True)  # new manifests, of the same files
-    assert (misses(table, asked), misses(table, asked)) == (0, 0)
-    for replaced in (either.data_files()[:2], either.data_files()[2:4]):  # two compactions between two queries
-        rows = [row for entry in replaced for _, row in either.table.rows_of(entry)]
-        either.commit(either.table.data(rows), replaced, "replace")
-    assert (misses(table, asked), misses(table, asked)) == (0, 0)
-    either.write([{"id": 20, "name": "a"}, {"id": 40, "name": "b"}])
-    assert (misses(table, asked), misses(table, asked)) == (2, 0)  # 23 and 33 lie between them
-    either.commit([either.table.equality([{"id": 1}, {"id": 15}], ["id"])])
-    assert (misses(table, asked), misses(table, asked)) == (2, 0)  # 3 and 13
+    table, keys = remote_v3.open("partial"), [3, 13, 23, 33, 43, 500]
+    assert (misses(table, keys), misses(table, keys)) == (6, 0)
+    remote_v3.commit(rewrite=True)  # new manifests, of the same files
+    assert (misses(table, keys), misses(table, keys)) == (0, 0)
+    for replaced in (remote_v3.data_files()[:2], remote_v3.data_files()[2:4]):  # two compactions between two queries
+        rows = [row for entry in replaced for _, row in remote_v3.table.rows_of(entry)]
+        remote_v3.commit(remote_v3.table.data(rows), replaced, "replace")
+    assert (misses(table, keys), misses(table, keys)) == (0, 0)
+    remote_v3.write([{"id": 20, "name": "a"}, {"id": 40, "name": "b"}])
+    assert (misses(table, keys), misses(table, keys)) == (2, 0)  # 23 and 33 lie between them
+    remote_v3.commit([remote_v3.table.equality([{"id": 1}, {"id": 15}], ["id"])])
+    assert (misses(table, keys), misses(table, keys)) == (2, 0)  # 3 and 13
     assert (table.get(1), len(table.get(3))) == ([], 1)
-    either.commit([either.table.equality([{"name": "n4"}], ["name"])])  # says nothing of keys
+    remote_v3.commit([remote_v3.table.equality([{"name": "n4"}], ["name"])])  # says nothing of keys
     assert table.get(43) == []
-    misses(table, asked)
-    (place,) = [
-        (one.file, at) for one in either.data_files() for at, row in either.table.rows_of(one) if row["id"] == 3
+    misses(table, keys)
+    (position,) = [
+        (entry.file, at)
+        for entry in remote_v3.data_files()
+        for at, row in remote_v3.table.rows_of(entry)
+        if row["id"] == 3
     ]
-    either.commit([either.table.positions([place])])
-    assert (0 < misses(table, asked) < 6, table.get(3)) == (True, [])
+    remote_v3.commit([remote_v3.table.positions([position])])
+    assert (0 < misses(table, keys) < 6, table.get(3)) == (True, [])

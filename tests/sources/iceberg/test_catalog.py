@@ -38,8 +38,8 @@ def ids(table: Path | str, cache: Path, mode: str = "none", **options: Any) -> l
     return sorted(opened(table, cache, mode, "id", **options).scan().column("id").to_pylist())
 
 
-def make(home: Path, count: int = 3, form: int = 2, **given: Any) -> IcebergTable:
-    table = IcebergTable.create(home, COLUMNS, form, **given)
+def make(home: Path, count: int = 3, form: int = 2, **options: Any) -> IcebergTable:
+    table = IcebergTable.create(home, COLUMNS, form, **options)
     table.commit(table.data([{"id": number, "name": f"n{number}"} for number in range(count)]))
     return table
 
@@ -53,11 +53,11 @@ class Named:
     """A way to name a table: by its directory (`hint`), by its metadata file, or in a catalog."""
 
     def __init__(
-        self, kind: str, home: Path, catalog: SqlCatalog, properties: dict[str, str], rest: RestCatalog
+        self, kind: str, home: Path, catalog: SqlCatalog, properties: dict[str, str], rest_catalog: RestCatalog
     ) -> None:
         self.kind, self.home, self.catalog = kind, home, catalog
-        self.publish = {"sql": in_catalog(catalog, "ns.table"), "rest": rest.publisher("ns.table")}.get(kind)
-        self.properties = {"sql": properties, "rest": {"type": "rest", "uri": rest.uri}}.get(kind)
+        self.publish = {"sql": in_catalog(catalog, "ns.table"), "rest": rest_catalog.publisher("ns.table")}.get(kind)
+        self.properties = {"sql": properties, "rest": {"type": "rest", "uri": rest_catalog.uri}}.get(kind)
 
     def open(self, table: IcebergTable, mode: str) -> LookupTable:
         name = {"hint": str(table.home), "file": str(table.metadata)}.get(self.kind, "ns.table")
@@ -65,9 +65,9 @@ class Named:
 
 
 @pytest.fixture(params=["hint", "file", "sql", "rest"])
-def named(request: pytest.FixtureRequest, rest: RestCatalog, tmp_path: Path) -> Iterator[Named]:
+def named(request: pytest.FixtureRequest, rest_catalog: RestCatalog, tmp_path: Path) -> Iterator[Named]:
     catalog, properties = sql_catalog(tmp_path)
-    yield Named(request.param, tmp_path, catalog, properties, rest)
+    yield Named(request.param, tmp_path, catalog, properties, rest_catalog)
     catalog.close()
 
 
@@ -84,16 +84,16 @@ def test_every_way_to_name_a_table(named: Named, mode: str) -> None:
 
 def test_two_catalogs_of_one_name(tmp_path: Path) -> None:
     """Tables of one name in catalogs that differ in their properties are two tables, on one host."""
-    known = []
+    catalogs = []
     for number in range(2):
         home = tmp_path / str(number)
         home.mkdir()
         catalog, properties = sql_catalog(home)
         make(home / "t", 2 + number, publish=in_catalog(catalog, "ns.table"))
-        known.append(properties)
+        catalogs.append(properties)
         catalog.close()
     for _ in range(2):
-        for number, properties in enumerate(known):
+        for number, properties in enumerate(catalogs):
             assert len(ids("ns.table", tmp_path / "cache", "full", catalog=properties)) == 2 + number
 
 
@@ -111,18 +111,18 @@ def test_a_table_that_was_made_anew(named: Named, mode: str) -> None:
     assert table.metadata.name == metadata
     if named.kind == "sql":  # such a catalog tells nothing but the name, which is a new one
         table.save()
-    for one in (reader, named.open(table, mode)):
-        assert one.get_many([0, 1, 7]).column("id").to_pylist() == [7]
+    for opened_table in (reader, named.open(table, mode)):
+        assert opened_table.get_many([0, 1, 7]).column("id").to_pylist() == [7]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_table_that_took_the_name_of_another(rest: RestCatalog, tmp_path: Path, mode: str) -> None:
+def test_a_table_that_took_the_name_of_another(rest_catalog: RestCatalog, tmp_path: Path, mode: str) -> None:
     """Renamed in the catalog, between one query and the next."""
-    tables = [make(tmp_path / f"t{count}", count, publish=rest.publisher("ns.one")) for count in (5, 3)]
-    reader = opened("ns.one", tmp_path / "cache", mode, "id", {"type": "rest", "uri": rest.uri})
+    tables = [make(tmp_path / f"t{count}", count, publish=rest_catalog.publisher("ns.one")) for count in (5, 3)]
+    reader = opened("ns.one", tmp_path / "cache", mode, "id", {"type": "rest", "uri": rest_catalog.uri})
     assert reader.get_many([*range(9)]).num_rows == 3
     for table, count in zip(tables, (5, 3), strict=True):
-        rest.publisher("ns.one")(table.metadata.as_uri())
+        rest_catalog.publisher("ns.one")(table.metadata.as_uri())
         assert reader.get_many([*range(9)]).num_rows == count
 
 
@@ -132,10 +132,10 @@ def test_files_in_several_places(tmp_path: Path) -> None:
     files = []
     for number, place in enumerate(("elsewhere", "a b", "a%20b", "k=v#1", "ü", "a+b", "100%")):
         (file,) = table.data([{"id": number, "name": place}])
-        there = tmp_path / "data" / place / "x.parquet"
-        there.parent.mkdir(parents=True)
-        table.local(file["file_path"]).rename(there)
-        files.append(file | {"file_path": f"file:{there}" if number % 2 else f"file://{there}"})
+        path = tmp_path / "data" / place / "x.parquet"
+        path.parent.mkdir(parents=True)
+        table.local(file["file_path"]).rename(path)
+        files.append(file | {"file_path": f"file:{path}" if number % 2 else f"file://{path}"})
     table.commit(files)
     for mode in ("none", "full"):
         assert ids(table.home, tmp_path / "cache", mode) == [*range(len(files))]
@@ -157,19 +157,19 @@ def test_a_table_that_was_moved(tmp_path: Path, location: str) -> None:
     assert ids(tmp_path / "copy", tmp_path / "cache") == [0, 1, 3]
 
 
-def spelled(table: IcebergTable, made: File, change: Callable[[str], str], bounds: str) -> File:
+def respell(table: IcebergTable, delete_file: File, change: Callable[[str], str], bounds: str) -> File:
     """A position delete file whose rows call their data files otherwise."""
-    path = table.local(made["file_path"])
+    path = table.local(delete_file["file_path"])
     rows = pq.read_table(path)
     names = [change(name) for name in rows.column("file_path").to_pylist()]
     pq.write_table(rows.set_column(0, rows.schema.field(0), pa.array(names)), path)
-    made = made | {"file_size_in_bytes": path.stat().st_size}
+    delete_file = delete_file | {"file_size_in_bytes": path.stat().st_size}
     if bounds == "none":
-        return made
+        return delete_file
     low, high = min(names), max(names)
     if bounds == "cut":
         low, high = low[:16], high[:15] + chr(ord(high[15]) + 1)
-    return made | {"lower_bounds": {PATH_ID: low.encode()}, "upper_bounds": {PATH_ID: high.encode()}}
+    return delete_file | {"lower_bounds": {PATH_ID: low.encode()}, "upper_bounds": {PATH_ID: high.encode()}}
 
 
 @pytest.mark.parametrize("bounds", ["none", "whole", "cut"])
@@ -189,11 +189,11 @@ def test_positions_that_spell_paths_otherwise(
     files = [table.data([{"id": number, "name": "x"}, {"id": number + 10, "name": "x"}])[0] for number in range(3)]
     table.commit(files)
     files.sort(key=lambda file: file["file_path"])
-    made = table.positions([(file, 0) for file in files[:2]], bounds=False)
-    table.commit([spelled(table, made, change, bounds)])
+    deletes = table.positions([(file, 0) for file in files[:2]], bounds=False)
+    table.commit([respell(table, deletes, change, bounds)])
     assert len(ids(table.home, tmp_path / "cache")) == 4
-    other = table.positions([(file, 0) for file in files[:2]], bounds=False)
-    table.commit([spelled(table, other, lambda name: f"{name}.gone", bounds)])
+    stray_deletes = table.positions([(file, 0) for file in files[:2]], bounds=False)
+    table.commit([respell(table, stray_deletes, lambda name: f"{name}.gone", bounds)])
     assert len(ids(table.home, tmp_path / "cache", "full")) == 4
 
 
@@ -204,8 +204,8 @@ def test_files_without_field_ids(tmp_path: Path, form: str) -> None:
     table.commit(table.data([{"id": 1, "name": "a", "place": {"x": 5, "y": "q"}}], form, ids=False))
 
     def row(cache: str = "cache", **more: Any) -> dict[str, Any]:
-        (found,) = opened(table.home, tmp_path / cache, **more).scan().to_pylist()
-        return dict(found)
+        (record,) = opened(table.home, tmp_path / cache, **more).scan().to_pylist()
+        return dict(record)
 
     if form == "orc":
         assert row() == {"id": 1, "name": "a", "place": {"x": 5, "y": "q"}}
@@ -223,9 +223,13 @@ def test_files_without_field_ids(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["hint", "rest"])
-def test_defaults(rest: RestCatalog, tmp_path: Path, kind: str) -> None:
+def test_defaults(rest_catalog: RestCatalog, tmp_path: Path, kind: str) -> None:
     """Of each type, of columns and of fields in structs, for rows that were written before."""
-    publish, known = (rest.publisher("ns.table"), {"type": "rest", "uri": rest.uri}) if kind == "rest" else (None, None)
+    publish, properties = (
+        (rest_catalog.publisher("ns.table"), {"type": "rest", "uri": rest_catalog.uri})
+        if kind == "rest"
+        else (None, None)
+    )
     table = IcebergTable.create(tmp_path / "t", {"id": "int", "place": STRUCT}, 3, publish=publish)
     table.commit(table.data([{"id": 1, "place": {"x": 1, "y": "a"}}, {"id": 2, "place": None}]))
     for name, (type_, default) in {
@@ -239,13 +243,13 @@ def test_defaults(rest: RestCatalog, tmp_path: Path, kind: str) -> None:
     more = {"id": table.next_id, "name": "z", "required": False, "type": "long", **nine}
     table.change_column("place", type={"type": "struct", "fields": [*place["type"]["fields"], more]})
     table.commit(table.data([{"id": 3, "place": None}]))
-    name = "ns.table" if known else table.home
+    name = "ns.table" if properties else table.home
     for mode in ("none", "full"):
-        reader = opened(name, tmp_path / "cache", mode, "id", known)
+        reader = opened(name, tmp_path / "cache", mode, "id", properties)
         assert rows_of(reader.scan()) == rows_of(read(table.metadata))
         check(reader, table)
     where = "l = 1099511627776 AND t2 AND d = DATE '2020-02-29'"
-    assert ids(name, tmp_path / "cache", catalog=known, where=where) == [1, 2]
+    assert ids(name, tmp_path / "cache", catalog=properties, where=where) == [1, 2]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -332,16 +336,16 @@ def test_decimals_of_more_than_28_digits(tmp_path: Path, mode: str, spec: Any) -
     assert [len(reader.get(value)) for value in values] == [0, 1, 1]
 
 
-@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("read_between", [True, False])
 @pytest.mark.parametrize("kind", ["equality", "positions", "vectors"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_file_that_is_added_again(tmp_path: Path, mode: str, kind: str, seen: bool) -> None:
+def test_a_file_that_is_added_again(tmp_path: Path, mode: str, kind: str, read_between: bool) -> None:
     """What was deleted of it before is back, whether or not this host saw it gone: it has a later sequence number than the deletes."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
-    one = table.data([{"id": 1, "name": "a"}, {"id": 2, "name": "a"}])
-    other = table.data([{"id": 1, "name": "b"}, {"id": 3, "name": "b"}])
-    table.commit([*one, *other])
-    places = sorted([(one[0], 0), (other[0], 0)], key=lambda place: str(place[0]["file_path"]))
+    first = table.data([{"id": 1, "name": "a"}, {"id": 2, "name": "a"}])
+    second = table.data([{"id": 1, "name": "b"}, {"id": 3, "name": "b"}])
+    table.commit([*first, *second])
+    places = sorted([(first[0], 0), (second[0], 0)], key=lambda place: str(place[0]["file_path"]))
     deletes = {
         "equality": lambda: [table.equality([{"id": 1}], ["id"])],
         "positions": lambda: [table.positions(places)],
@@ -350,11 +354,11 @@ def test_a_file_that_is_added_again(tmp_path: Path, mode: str, kind: str, seen: 
     table.commit(deletes())
     reader = opened(table.home, tmp_path / "cache", mode, "id")
     assert [len(reader.get(key)) for key in (1, 2, 3)] == [0, 1, 1]
-    table.commit(remove=[entry for entry in table.live() if entry.file["file_path"] == one[0]["file_path"]])
-    assert not seen or [len(reader.get(key)) for key in (1, 2, 3)] == [0, 0, 1]
-    table.commit(one)
-    for again in (reader, opened(table.home, tmp_path / "cache", mode, "id")):
-        assert [len(again.get(key)) for key in (1, 2, 3)] == [1, 1, 1]
+    table.commit(remove=[entry for entry in table.live() if entry.file["file_path"] == first[0]["file_path"]])
+    assert not read_between or [len(reader.get(key)) for key in (1, 2, 3)] == [0, 0, 1]
+    table.commit(first)
+    for opened_table in (reader, opened(table.home, tmp_path / "cache", mode, "id")):
+        assert [len(opened_table.get(key)) for key in (1, 2, 3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -376,21 +380,21 @@ def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, mode: str, c
 
 
 @pytest.mark.parametrize(
-    ("between", "known"), [("commit", True), ("commit", False), ("empty", True), ("missing", True)]
+    ("between", "has_version"), [("commit", True), ("commit", False), ("empty", True), ("missing", True)]
 )
 def test_a_hint_that_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str, known: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str, has_version: bool
 ) -> None:
     """It changes between the look at it and its read; or is empty, or away, for the moment that its writer takes."""
     table = make(tmp_path / "t")
     hint = table.home / "metadata" / "version-hint.text"
     reader = opened(table.home, tmp_path / "cache", "none", "id")
-    if known:
+    if has_version:
         assert reader.get_many([0, 8, 9]).num_rows == 1
     table.commit(table.data([{"id": 8, "name": "new"}]))
     text, looks, get_meta = hint.read_text(), 0, Ufs.get_meta
 
-    def looked_at(self: Ufs, path: str) -> FileVersion:
+    def get_changing_meta(self: Ufs, path: str) -> FileVersion:
         nonlocal looks
         if not path.endswith(hint.name):
             return get_meta(self, path)
@@ -399,12 +403,12 @@ def test_a_hint_that_is_being_written(
             hint.write_text("" if looks == 1 else text)
             if looks == 1 and between == "missing":
                 hint.unlink()
-        found = get_meta(self, path)
+        meta = get_meta(self, path)
         if looks == 1 and between == "commit":
             table.commit(table.data([{"id": 9, "name": "newer"}]))
-        return found
+        return meta
 
-    monkeypatch.setattr(Ufs, "get_meta", looked_at)
+    monkeypatch.setattr(Ufs, "get_meta", get_changing_meta)
     assert reader.get_many([0, 8, 9]).num_rows == (3 if between == "commit" else 2)
     assert looks > 1
 
@@ -420,8 +424,8 @@ def test_a_file_of_another_store() -> None:
     """It is refused, and named, before any store is asked."""
     for root, files in OTHER_STORES.items():
         for file in files:
-            told = rf"^{root}: its metadata names {file}, a file in another store than the table's, which is not supported: read the table with"
-            with pytest.raises(NotSupportedError, match=told):
+            message = rf"^{root}: its metadata names {file}, a file in another store than the table's, which is not supported: read the table with"
+            with pytest.raises(NotSupportedError, match=message):
                 Locations(root, root).resolve_url(file)
     for file in ("s3a://bucket/t/m.avro", "s3n://other/m.avro", "s3://bucket/x"):
         assert Locations("s3://bucket/t", "s3://bucket/t").resolve_url(file).startswith("s3://")

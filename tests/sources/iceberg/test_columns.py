@@ -46,7 +46,7 @@ def process(monkeypatch: pytest.MonkeyPatch, restart: Callable[[], None], mapped
     return begin
 
 
-def versions_of(reader: LookupTable) -> Callable[[], TableVersion]:
+def follow_versions(reader: LookupTable) -> Callable[[], TableVersion]:
     """The current version, as the process of now knows it, also when another one has begun."""
     engine = reader._engine()
     return lambda: engine.reader.resolver.discover(reader._options)[1]
@@ -58,7 +58,7 @@ _ZONE, _UTC = (
 )  # one time zone, as columns and as objects spell it
 
 
-def described(file: FileVersion) -> dict[str, Any]:
+def describe(file: FileVersion) -> dict[str, Any]:
     """All that a version says of a file. A version on record leaves out the sequence numbers that no equality deletes need."""
     assert file.statistics is not None
     sequence = file.sequence if file.equality else 0
@@ -71,19 +71,19 @@ def described(file: FileVersion) -> dict[str, Any]:
     }
 
 
-def compare(found: TableVersion, alone: TableVersion) -> None:
+def compare(actual: TableVersion, alone: TableVersion) -> None:
     """Both versions have the same files, which are described in the same words."""
-    assert found.metadata == alone.metadata
-    by_url = lambda one: (one["file"][0], one["file"][2])  # noqa: E731
-    assert sorted(map(described, found.files), key=by_url) == sorted(map(described, alone.files), key=by_url)
-    assert {group.names for group in found.equality} == {group.names for group in alone.equality}
-    assert {deletes.name for deletes in found.deletes} == {deletes.name for deletes in alone.deletes}
-    assert (found.bytes, found.cacheable, found.is_settled) == (alone.bytes, alone.cacheable, alone.is_settled)
+    assert actual.metadata == alone.metadata
+    by_url = lambda description: (description["file"][0], description["file"][2])  # noqa: E731
+    assert sorted(map(describe, actual.files), key=by_url) == sorted(map(describe, alone.files), key=by_url)
+    assert {group.names for group in actual.equality} == {group.names for group in alone.equality}
+    assert {deletes.name for deletes in actual.deletes} == {deletes.name for deletes in alone.deletes}
+    assert (actual.bytes, actual.cacheable, actual.is_settled) == (alone.bytes, alone.cacheable, alone.is_settled)
 
 
-def predicates_of(table: Iceberg, rng: random.Random) -> list[Predicate]:
+def make_predicates(table: Iceberg, rng: random.Random) -> list[Predicate]:
     """Some conditions on values that the table may have."""
-    found: list[Predicate] = []
+    predicates: list[Predicate] = []
     for field in table.table.fields:
         if isinstance(field["type"], dict):
             continue
@@ -91,10 +91,10 @@ def predicates_of(table: Iceberg, rng: random.Random) -> list[Predicate]:
         values = [value for value in (table.value(field) for _ in range(3)) if value is not None]
         values = [str(value) if field["type"] == "uuid" else value for value in values]
         for value in values:
-            found.append(Compare(name, rng.choice(["=", "<", ">=", "<>"]), value))
-        found += [In(name, tuple(values), rng.random() < 0.2), IsNull(name, rng.random() < 0.5)]
-    some = rng.sample(found, min(len(found), 12))
-    return [*some, And((some[0], some[-1])), Or((some[1], some[-2]))]
+            predicates.append(Compare(name, rng.choice(["=", "<", ">=", "<>"]), value))
+        predicates += [In(name, tuple(values), rng.random() < 0.2), IsNull(name, rng.random() < 0.5)]
+    sample = rng.sample(predicates, min(len(predicates), 12))
+    return [*sample, And((sample[0], sample[-1])), Or((sample[1], sample[-2]))]
 
 
 def check_pruning(version: TableVersion, nodes: Sequence[Predicate]) -> None:
@@ -102,7 +102,7 @@ def check_pruning(version: TableVersion, nodes: Sequence[Predicate]) -> None:
     assert isinstance(version.files, ColumnFiles) and version.metadata is not None
     _, partitions = version.metadata.columns
     for node in nodes:
-        left = [file.url for file in version.files.prune(node, partitions, partition_value)]
+        urls = [file.url for file in version.files.prune(node, partitions, partition_value)]
 
         def stats(file: FileVersion, name: str) -> ColumnStats | None:
             if name in partitions.names:
@@ -110,12 +110,12 @@ def check_pruning(version: TableVersion, nodes: Sequence[Predicate]) -> None:
                 return ColumnStats.from_constant(partition_value(text, partitions.field(name).type))
             return None if file.statistics is None else file.statistics.bounds.get(name)
 
-        alone = [
+        expected = [
             file.url
             for file in version.files
             if may_match(node, lambda name, file=file: stats(file, name))  # type: ignore[misc]
         ]
-        assert left == alone, node
+        assert urls == expected, node
 
 
 STEPS = [op for op in ICEBERG if op not in ("write_branch",)]
@@ -133,32 +133,32 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
     monkeypatch.setattr(entry_columns, "_BUFFERED_ENTRIES", rng.choice([1, 1024]))
     count = rng.choice([1, 4])
     table = Iceberg(Ground(tmp_path, Setup()), rng)
-    name, given = getattr(table, "name", str(tmp_path / "dim.parquet")), getattr(table, "options", {})
+    name, options = getattr(table, "name", str(tmp_path / "dim.parquet")), getattr(table, "options", {})
 
     def reader(host: str) -> LookupTable:
-        return LookupTable(name, {"lookup.cache.dir": str(tmp_path / host), "lookup.keys": "id", **given})
+        return LookupTable(name, {"lookup.cache.dir": str(tmp_path / host), "lookup.keys": "id", **options})
 
     try:
         process(count)
-        goes_on = versions_of(reader("columns"))
+        goes_on = follow_versions(reader("columns"))
         earlier: list[tuple[TableVersion, TableVersion]] = []
         for number in range(14 if BY_NIGHT else 8):
             table.take(Step(rng.choice(STEPS), (), seed), rng)
             process(10**9)
-            alone = versions_of(reader(f"objects{number}"))()
+            alone = follow_versions(reader(f"objects{number}"))()
             process(count)
-            for found in (goes_on(), versions_of(reader("columns"))()):
-                compare(found, alone)
-                assert isinstance(found.files, ColumnFiles) or len(found.files) < count
-            if isinstance(found.files, ColumnFiles):
-                check_pruning(found, predicates_of(table, rng))
-                earlier.append((found, alone))
+            for version in (goes_on(), follow_versions(reader("columns"))()):
+                compare(version, alone)
+                assert isinstance(version.files, ColumnFiles) or len(version.files) < count
+            if isinstance(version.files, ColumnFiles):
+                check_pruning(version, make_predicates(table, rng))
+                earlier.append((version, alone))
                 old, old_alone = rng.choice(earlier)
-                for ours, theirs in ((found, old), (old, found)):
-                    changes = differing_files(ours, theirs)
-                    expected = differing_files(*((alone, old_alone) if ours is found else (old_alone, alone)))
+                for start, end in ((version, old), (old, version)):
+                    changes = differing_files(start, end)
+                    expected = differing_files(*((alone, old_alone) if start is version else (old_alone, alone)))
                     assert changes is not None and expected is not None
-                    assert [some.keys() for some in changes] == [some.keys() for some in expected]
+                    assert [files.keys() for files in changes] == [files.keys() for files in expected]
         assert earlier or count > 1
     finally:
         table.close()
@@ -176,11 +176,11 @@ def test_versions_are_on_record(large: LargeIceberg, tmp_path: Path, process: Be
     assert opened(large.path, tmp_path / "cache", keys="id").get(15)
     for path in large.path.glob("metadata/*.avro"):
         path.unlink()
-    for other in (10, 1000):
-        process(other)
-        late = opened(large.path, tmp_path / "cache", keys="id")
-        assert counting(late, lambda late=late: late.version)[:3] == (1, 0, 0)  # type: ignore[misc]
-        assert late.get(15) == [row(15, "ü/ %")]
+    for other_count in (10, 1000):
+        process(other_count)
+        new_process = opened(large.path, tmp_path / "cache", keys="id")
+        assert counting(new_process, lambda new_process=new_process: new_process.version)[:3] == (1, 0, 0)  # type: ignore[misc]
+        assert new_process.get(15) == [row(15, "ü/ %")]
 
 
 def test_a_pinned_snapshot_has_its_own_columns(
@@ -191,15 +191,15 @@ def test_a_pinned_snapshot_has_its_own_columns(
     first, before = large.version(), large.rows()
     large.table.commit(rewrite=True)
     large.append(row(1000))
-    made: set[str] = set()
+    earlier_files: set[str] = set()
     for _ in range(3):
         assert rows_of(opened(large.path, tmp_path / "cache")) == large.rows()
         assert rows_of(opened(large.path, tmp_path / "cache", version=first)) == before
-        found = snapshot_files(tmp_path / "cache", "entries-")
-        assert not made or found == made
-        made = found
+        files = snapshot_files(tmp_path / "cache", "entries-")
+        assert not earlier_files or files == earlier_files
+        earlier_files = files
         process()
-    assert len({name for name in made if "-" not in name.removeprefix("entries-")}) == 2
+    assert len({name for name in earlier_files if "-" not in name.removeprefix("entries-")}) == 2
 
 
 def test_records_have_no_secret(large: LargeIceberg, tmp_path: Path, process: Begin) -> None:
@@ -231,7 +231,7 @@ def test_the_index_of_equality_deletes(
     def upsert(count: int) -> None:
         for number in range(count):
             rows = [row(key, name=f"v{number}") for key in rng.sample(range(100), 3)]
-            deleted = table.equality([{"id": one["id"]} for one in rows], ["id"])
+            deleted = table.equality([{"id": record["id"]} for record in rows], ["id"])
             deletes.append(table.local(deleted["file_path"]))
             table.commit([deleted, *table.data(rows)])
 
@@ -242,7 +242,7 @@ def test_the_index_of_equality_deletes(
         reader, expected = opened(table.home, tmp_path / "cache", mode, "id"), rows_in(table)
         assert rows_of(reader) == expected
         for key in rng.sample(range(100), 5):
-            assert reader.get(key) == [one for one in expected if one["id"] == key]
+            assert reader.get(key) == [record for record in expected if record["id"] == key]
         if harm == "nothing" and round_:
             wait_until_settled(table.home / "metadata" / "version-hint.text")
         parts = [*(tmp_path / "cache").glob("**/snapshots/*/part-*")]
@@ -261,8 +261,8 @@ def test_the_index_of_equality_deletes(
         if harm == "nothing":
             for path in deletes:  # a new process does not look at them
                 path.rename(path.with_suffix(".gone"))
-            late = opened(table.home, tmp_path / "cache", mode, "id")
-            assert rows_of(late) == rows_of(reader)
+            new_process = opened(table.home, tmp_path / "cache", mode, "id")
+            assert rows_of(new_process) == rows_of(reader)
             for path in deletes:
                 path.with_suffix(".gone").rename(path)
         upsert(rng.choice([1, 3]))
@@ -308,5 +308,5 @@ def test_indexes_that_two_processes_extend(tmp_path: Path, process: Begin) -> No
     for path in table.home.glob("data/*"):
         if path.name in {entry.file["file_path"].rpartition("/")[2] for entry in table.live() if entry.file["content"]}:
             path.unlink()
-    late = opened(table.home, tmp_path / "cache", keys="id")
-    assert [len(late.get(key)) for key in (0, 29, 30)] == [0, 0, 1]
+    new_process = opened(table.home, tmp_path / "cache", keys="id")
+    assert [len(new_process.get(key)) for key in (0, 29, 30)] == [0, 0, 1]

@@ -58,14 +58,14 @@ def cut(path: Path) -> None:
 
 
 def newest_manifest(table: IcebergTable) -> Path:
-    lists = {table.local(one["manifest-list"]) for one in table.meta["snapshots"]}
-    made = [path for path in table.home.glob("metadata/*.avro") if path not in lists]
-    return max(made, key=lambda path: path.stat().st_mtime_ns)
+    lists = {table.local(snapshot["manifest-list"]) for snapshot in table.meta["snapshots"]}
+    manifests = [path for path in table.home.glob("metadata/*.avro") if path not in lists]
+    return max(manifests, key=lambda path: path.stat().st_mtime_ns)
 
 
 def first(which: Callable[[File], bool]) -> Callable[[IcebergTable], Path]:
     """The first live file of a kind."""
-    return lambda table: table.local(next(one.file for one in table.live() if which(one.file))["file_path"])
+    return lambda table: table.local(next(entry.file for entry in table.live() if which(entry.file))["file_path"])
 
 
 FILES: dict[str, Callable[[IcebergTable], Path]] = {
@@ -77,7 +77,7 @@ FILES: dict[str, Callable[[IcebergTable], Path]] = {
     "vector": first(is_vector),
     "data": first(lambda file: file["content"] == DATA),
 }
-GONE = (errors.VersionGoneError, errors.UfsNotFoundError)
+MISSING = (errors.VersionGoneError, errors.UfsNotFoundError)
 
 
 @pytest.mark.parametrize("mode", ["none", "full"])
@@ -87,7 +87,7 @@ def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Cal
     """By the name of the file, and of the snapshot that needs it."""
     path = FILES[which](table)
     path.write_bytes(path.read_bytes()[:20]) if which == "vector" and harm is cut else harm(path)
-    with pytest.raises((errors.DamagedFileError, *GONE)) as caught:
+    with pytest.raises((errors.DamagedFileError, *MISSING)) as caught:
         ids(table.home, tmp_path / "cache", mode)
     assert path.name in str(caught.value)
     if which in ("list", "manifest"):
@@ -100,7 +100,7 @@ def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
     table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
     (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
     table.commit([file])
-    vector, other = (table.vectors([(file, [place])])[0] for place in (2, 3))
+    vector, second = (table.vectors([(file, [place])])[0] for place in (2, 3))
     path = table.local(vector["file_path"])
     data, start = bytearray(path.read_bytes()), vector["content_offset"]
     match change:
@@ -111,9 +111,9 @@ def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
         case "no place":
             vector["content_offset"] = None
     path.write_bytes(bytes(data))
-    table.commit([vector, other] if change == "two" else [vector])
-    told = {"no place": "deletion vector", "two": "two deletion vectors"}.get(change, path.name)
-    with pytest.raises(errors.DamagedFileError, match=told):
+    table.commit([vector, second] if change == "two" else [vector])
+    message = {"no place": "deletion vector", "two": "two deletion vectors"}.get(change, path.name)
+    with pytest.raises(errors.DamagedFileError, match=message):
         ids(table.home, tmp_path / "cache")
 
 
@@ -151,29 +151,31 @@ CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "told"), CATALOG_FAULTS)
-def test_a_catalog_that_fails(rest: RestCatalog, tmp_path: Path, fault: Callable[[], Any], told: str) -> None:
+@pytest.mark.parametrize(("fault", "message"), CATALOG_FAULTS)
+def test_a_catalog_that_fails(
+    rest_catalog: RestCatalog, tmp_path: Path, fault: Callable[[], Any], message: str
+) -> None:
     """In UFS mode an error that names it; in CACHE mode the last version, counted, also of a table that is opened anew."""
-    table = write(tmp_path / "t", rest.publisher("ns.table"))
+    table = write(tmp_path / "t", rest_catalog.publisher("ns.table"))
 
     def readers(host: str) -> list[LookupTable]:
-        catalog, cache = {"type": "rest", "uri": rest.uri}, tmp_path / host
+        catalog, cache = {"type": "rest", "uri": rest_catalog.uri}, tmp_path / host
         return [opened("ns.table", cache, "partial", "id", catalog, **more) for more in ({}, CACHED)]
 
-    known, late = readers("cache"), readers("late")
-    assert [reader.get_many(ROWS).num_rows for reader in known] == [len(ROWS)] * 2
-    rest.fault = lambda method, path: fault() if "tables" in path else None
-    for current, cached in (known, readers("cache")):
-        with pytest.raises(errors.CatalogUnavailableError, match=f"catalog 'tests'.*{told}"):
+    warm, cold = readers("cache"), readers("late")
+    assert [reader.get_many(ROWS).num_rows for reader in warm] == [len(ROWS)] * 2
+    rest_catalog.fault = lambda method, path: fault() if "tables" in path else None
+    for current, cached in (warm, readers("cache")):
+        with pytest.raises(errors.CatalogUnavailableError, match=f"catalog 'tests'.*{message}"):
             current.get_many(ROWS)
         before = cached.metrics()["staleServedCount"]
         assert cached.get_many(ROWS).num_rows == len(ROWS)
         assert cached.metrics()["staleServedCount"] > before
     with pytest.raises(errors.CatalogUnavailableError, match="catalog 'tests'"):
-        late[1].scan()
-    rest.fault = None
+        cold[1].scan()
+    rest_catalog.fault = None
     table.commit(table.data([{"id": 10, "name": "new"}]))
-    assert [reader.scan().num_rows for reader in known] == [len(ROWS) + 1] * 2
+    assert [reader.scan().num_rows for reader in warm] == [len(ROWS) + 1] * 2
 
 
 def test_a_catalog_that_says_nothing() -> None:
@@ -186,13 +188,13 @@ def test_a_catalog_that_says_nothing() -> None:
                 catalog.load("ns.table")
 
 
-def test_what_a_catalog_does_not_know(rest: RestCatalog, tmp_path: Path) -> None:
+def test_what_a_catalog_does_not_know(rest_catalog: RestCatalog, tmp_path: Path) -> None:
     """A table, a namespace, a catalog that nobody has configured; a table that was dropped; and a catalog that is damaged."""
     catalog, properties = sql_catalog(tmp_path)
-    for known in (properties, {"type": "rest", "uri": rest.uri}):
+    for catalog_properties in (properties, {"type": "rest", "uri": rest_catalog.uri}):
         for name in ("ns.nothing", "nowhere.at.all"):
             with pytest.raises(errors.UfsNotFoundError, match=rf"'tests' has no table {name}"):
-                ids(name, tmp_path / "cache", catalog=known)
+                ids(name, tmp_path / "cache", catalog=catalog_properties)
     with pytest.raises(errors.OptionError, match=r"lookup\.catalog = 'nobody'"):
         LookupTable("ns.table", {"lookup.catalog": "nobody", "lookup.cache.dir": str(tmp_path / "cache")}).scan()
     with pytest.raises(errors.OptionError, match=r"lookup\.catalog = 'tests'"):
@@ -217,25 +219,28 @@ def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
         with pytest.raises(errors.OptionError, match=rf"lookup\.catalog\.{name} looks like a credential") as caught:
             ids("ns.table", tmp_path / "cache", catalog={"uri": "http://127.0.0.1:9", name: "hidden-treasure"})
         assert "hidden-treasure" not in str(caught.value)
-    with pytest.raises(errors.PysparkLookupError) as shown:
+    with pytest.raises(errors.PysparkLookupError) as error:
         ids("ns.table", tmp_path / "cache", catalog={"type": "rest", "uri": "http://me:hidden-treasure@127.0.0.1:9"})
-    assert "hidden-treasure" not in str(shown.value)
+    assert "hidden-treasure" not in str(error.value)
 
 
 def test_formats_that_are_not_known(table: IcebergTable, tmp_path: Path) -> None:
     """Format 4, encryption, AVRO files, names that differ in case only."""
     whole = dict(table.meta)
-    for change, told in (({"encryption-keys": [{"key-id": "1"}]}, "encrypted"), ({"format-version": 4}, "version 4")):
+    for change, message in (
+        ({"encryption-keys": [{"key-id": "1"}]}, "encrypted"),
+        ({"format-version": 4}, "version 4"),
+    ):
         table.meta = whole | change
         table.save()
-        with pytest.raises(errors.NotSupportedError, match=told):
+        with pytest.raises(errors.NotSupportedError, match=message):
             ids(table.home, tmp_path / "cache")
     table.meta = whole
     snapshot = table.meta["current-snapshot-id"]
     (file,) = table.data([{"id": 20, "name": "x"}])
-    made = table.commit([file | {"file_format": "AVRO"}])
-    told = rf"snapshot {made} .*{Path(file['file_path']).name} is a file of format AVRO"
-    with pytest.raises(errors.NotSupportedError, match=told):
+    new_snapshot = table.commit([file | {"file_format": "AVRO"}])
+    message = rf"snapshot {new_snapshot} .*{Path(file['file_path']).name} is a file of format AVRO"
+    with pytest.raises(errors.NotSupportedError, match=message):
         ids(table.home, tmp_path / "cache")
     assert ids(table.home, tmp_path / "cache", version=snapshot) == ROWS
     table.set_current(snapshot)
@@ -272,14 +277,14 @@ def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packe
     name = rows[0]["manifest_path"] if which == "list" else rows[0]["data_file"]["file_path"]
     text = _varint(len(name)) + name.encode()
     for number, length in enumerate((2**31, 2**63 - 1, -1)):
-        found = [
+        variants = [
             data[:start] + _varint(len(rows)) + _varint(length) + data[start + 3 :],
             data[:start] + _varint(length) + data[start + 1 :],
         ]
         if not packed:
-            found.append(data.replace(text, _varint(length) + name.encode()))
-        for place, one in enumerate(found):
-            path.write_bytes(one)
+            variants.append(data.replace(text, _varint(length) + name.encode()))
+        for place, content in enumerate(variants):
+            path.write_bytes(content)
             with contextlib.suppress(errors.PysparkLookupError):  # a count of rows may be believed, if it is less
                 assert ids(table.home, tmp_path / f"cache{number}-{place}") == ROWS
 
@@ -310,63 +315,63 @@ def test_bytes_that_are_others(table: IcebergTable, tmp_path: Path, which: str) 
 
     @fuzzed(12 if which != "metadata" else 20)
     @given(st.data())
-    def tried(data: st.DataObject) -> None:
+    def check(data: st.DataObject) -> None:
         if which == "metadata" and data.draw(st.booleans()):
-            found = json.dumps(data.draw(altered(json.loads(whole)))).encode()
+            content = json.dumps(data.draw(altered(json.loads(whole)))).encode()
         else:
             # Not the footer of Parquet: pyarrow ends the process at some.
             body = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little") if whole[:4] == b"PAR1" else len(whole)
-            found = data.draw(damaged(whole[:body])) + whole[body:]
-        path.write_bytes(found)
+            content = data.draw(damaged(whole[:body])) + whole[body:]
+        path.write_bytes(content)
         try:
-            judge(table, tmp_path / f"cache-{next(count)}", path, found)
+            judge(table, tmp_path / f"cache-{next(count)}", path, content)
         finally:
             path.write_bytes(whole)
 
-    tried()
+    check()
 
 
-def judge(table: IcebergTable, cache: Path, path: Path, found: bytes) -> None:
+def judge(table: IcebergTable, cache: Path, path: Path, content: bytes) -> None:
     try:
         rows = ids(table.home, cache)
     except errors.UnreadableColumnError as problem:
         assert "out with lookup.columns" in str(problem)  # the column is named, not the file
     except errors.PysparkLookupError as problem:
-        assert path.name in str(problem) or str(table.home) in str(problem), (str(problem), found)
+        assert path.name in str(problem) or str(table.home) in str(problem), (str(problem), content)
     else:
         # Metadata has no checksum: what says another thing that makes sense is believed.
-        assert rows == ROWS or path.suffix in (".json", ".avro", ".parquet"), (rows, found)
+        assert rows == ROWS or path.suffix in (".json", ".avro", ".parquet"), (rows, content)
 
 
 def test_numbers_and_bytes_are_decoded_as_by_pyiceberg() -> None:
     """Any bytes give what PyIceberg's decoder, which is slower, makes of them, or an error at the same place."""
 
-    def decoded(decoder: Any, operations: list[tuple[str, int]]) -> list[Any]:
-        found: list[Any] = []
+    def decode(decoder: Any, operations: list[tuple[str, int]]) -> list[Any]:
+        values: list[Any] = []
         try:
             for name, count in operations:
                 pairs: dict[int, bytes] = {}
                 if name == "read_int_bytes_dict":
                     decoder.read_int_bytes_dict(count, pairs)
-                found.append(
+                values.append(
                     pairs
                     if name == "read_int_bytes_dict"
                     else decoder.read_ints(count)
                     if name == "read_ints"
                     else getattr(decoder, name)()
                 )
-                found.append(decoder.tell())
+                values.append(decoder.tell())
         except (EOFError, TypeError, ValueError):
-            found.append("error")
-        return found
+            values.append("error")
+        return values
 
     names = st.sampled_from(["read_int", "read_ints", "read_int_bytes_dict", "read_bytes", "read_boolean", "skip_int"])
     byte = st.integers(0, 255) | st.integers(0, 8).map(lambda number: number * 2) | st.integers(128, 255)
 
     @fuzzed(600)
     @given(st.lists(byte, max_size=40).map(bytes), st.lists(st.tuples(names, st.integers(0, 5)), max_size=5))
-    def tried(data: bytes, operations: list[tuple[str, int]]) -> None:
-        expected = decoded(StreamingBinaryDecoder(data), operations)
-        assert decoded(avro.Decoder(data), operations) == expected
+    def check(data: bytes, operations: list[tuple[str, int]]) -> None:
+        expected = decode(StreamingBinaryDecoder(data), operations)
+        assert decode(avro.Decoder(data), operations) == expected
 
-    tried()
+    check()

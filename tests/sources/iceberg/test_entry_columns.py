@@ -36,7 +36,7 @@ def make_manifest(rng: random.Random, location: str, files: int) -> list[Entry]:
     return [make_entry(rng, f"{rng.random()}-{location}-{n}", rng.choice(contents)) for n in range(count)]
 
 
-def values_of(entry: Entry) -> tuple[Any, ...]:
+def to_values(entry: Entry) -> tuple[Any, ...]:
     """All that is known of a file."""
     names = (name for name in Entry.__slots__ if name not in SIDES)
     return (*(getattr(entry, name) for name in names), *(dict(getattr(entry, side)) for side in SIDES))
@@ -44,18 +44,18 @@ def values_of(entry: Entry) -> tuple[Any, ...]:
 
 def check_same(columns: EntryColumns, manifests: dict[str, list[Entry]], rng: random.Random) -> None:
     """Check that the columns have what these manifests list, and that they know which files some of the manifests list."""
-    some = rng.sample([*manifests], len(manifests) // 2)
+    sample = rng.sample([*manifests], len(manifests) // 2)
     listed = [(location, entry) for location, entries in manifests.items() for entry in entries]
     data = sorted(((location, e) for location, e in listed if e.content == DATA), key=lambda pair: pair[1].location)
     assert columns.urls.to_pylist() == [entry.location for _, entry in data]
     for row in rng.sample(range(columns.rows), min(columns.rows, 8)):
-        assert values_of(columns.entry(row)) == values_of(data[row][1])
+        assert to_values(columns.entry(row)) == to_values(data[row][1])
     for id_ in FIELD_IDS:
         rows = [tuple(row.values()) for row in columns.statistics(id_).to_pylist()]
         assert rows == [tuple(getattr(entry, side).get(id_) for side in SIDES) for _, entry in data]
-    assert columns.live_rows(some).tolist() == [row for row, (location, _) in enumerate(data) if location in some]
-    deletes = [values_of(entry) for location, entry in listed if entry.content != DATA and location in some]
-    assert sorted(map(repr, map(values_of, columns.live_deletes(some)))) == sorted(map(repr, deletes))
+    assert columns.live_rows(sample).tolist() == [row for row, (location, _) in enumerate(data) if location in sample]
+    deletes = [to_values(entry) for location, entry in listed if entry.content != DATA and location in sample]
+    assert sorted(map(repr, map(to_values, columns.live_deletes(sample)))) == sorted(map(repr, deletes))
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -74,10 +74,10 @@ def test_columns_that_take_over_others(
     manifests: dict[str, list[Entry]] = {}
     columns, counts = None, set()
     for step in range(10):
-        gone = rng.sample([*manifests], len(manifests) // 4)
-        kept = {location: entries for location, entries in manifests.items() if location not in gone}
+        removed = rng.sample([*manifests], len(manifests) // 4)
+        remaining = {location: entries for location, entries in manifests.items() if location not in removed}
         added = {f"{step}-{n}": make_manifest(rng, f"{step}-{n}", 6) for n in range(rng.randint(1, 4))}
-        manifests = kept | added
+        manifests = remaining | added
         builder = EntryBuilder(disk, "table", lambda location: location, lambda entry: None)
         if columns is not None:
             builder.take_over(columns, rng.sample([*manifests], len(manifests)))

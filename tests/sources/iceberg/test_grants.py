@@ -59,7 +59,7 @@ class World:
             patch.setenv(name, "of-the-process")  # which the store does not know
         self.catalog = GovernedCatalog(self.store, server.endpoint)
         self.clock = FakeClock(time.time())
-        self.told: list[object] = []
+        self.outputs: list[object] = []
         self.count = 0
         self.table = self.make("table")
         self.table.write(*([{"id": number, "name": f"n{number}"}] for number in (1, 2, 3)))
@@ -78,35 +78,35 @@ class World:
         self.catalog.ahead_s += seconds
         self.store.ahead_s += seconds
 
-    def asked(self) -> list[tuple[str, str]]:
+    def take_requests(self) -> list[tuple[str, str]]:
         """What the catalog was asked since the last time, and by whom."""
-        asked = list(self.catalog.asked)
+        requests = list(self.catalog.asked)
         self.catalog.asked.clear()
-        return asked
+        return requests
 
     def refused(self, kind: type[Exception], match: str, act: Callable[[], object]) -> None:
         with pytest.raises(kind, match=match) as caught:
             act()
         assert "\n" not in str(caught.value)
-        self.told += ["".join(traceback.format_exception(caught.value)), repr(caught.value)]
+        self.outputs += ["".join(traceback.format_exception(caught.value)), repr(caught.value)]
 
 
 class Process:
     """A process of the host, whose environment has the token of a principal."""
 
-    def __init__(self, world: World, name: str, own: Runtime, patch: pytest.MonkeyPatch) -> None:
-        self._world, self._name, self._runtime, self._patch = world, name, own, patch
+    def __init__(self, world: World, name: str, runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+        self._world, self._name, self._runtime, self._patch = world, name, runtime, patch
         self._readers: list[LookupTable] = []
         self._lookups: dict[str, Lookup] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        with principal(self._world.catalog, self._name, self._patch), self._patch.context() as here:
-            here.setattr(pyspark_lookup.lookup.runtime, "_current", self._runtime)
+        with principal(self._world.catalog, self._name, self._patch), self._patch.context() as context:
+            context.setattr(pyspark_lookup.lookup.runtime, "_current", self._runtime)
             yield
 
     def options(self, mode: str, **more: Any) -> dict[str, str]:
-        given = {
+        settings = {
             "catalog": "tests",
             "catalog.type": "rest",
             "catalog.uri": self._world.catalog.uri,
@@ -115,22 +115,22 @@ class Process:
             **more,
         }
         fixed = {"lookup.cache.dir": str(self._world.home / "cache"), **MODES[mode]}
-        return fixed | {f"lookup.{name}": str(value) for name, value in given.items()}
+        return fixed | {f"lookup.{name}": str(value) for name, value in settings.items()}
 
     def open(self, mode: str = "none", name: str = "ns.table", cache: str = "cache", **more: Any) -> LookupTable:
         with self.running():
-            known = {"type": "rest", "uri": self._world.catalog.uri}
+            catalog = {"type": "rest", "uri": self._world.catalog.uri}
             endpoint = {"storage.endpoint_url": self._world.server.endpoint}
-            reader = opened(name, self._world.home / cache, mode, "id", known, **endpoint, **more)
+            reader = opened(name, self._world.home / cache, mode, "id", catalog, **endpoint, **more)
         self._readers.append(reader)
         return reader
 
     def ids(self, reader: LookupTable) -> list[int]:
         """The ids of three keys that the reader finds; what it shows of itself is kept."""
         with self.running():
-            found: list[int] = reader.get_many([1, 2, 3]).column("id").to_pylist()
-            self._world.told += [repr(reader), reader.metrics(), reader.describe()]
-        return found
+            numbers: list[int] = reader.get_many([1, 2, 3]).column("id").to_pylist()
+            self._world.outputs += [repr(reader), reader.metrics(), reader.describe()]
+        return numbers
 
     def warm(self, reader: LookupTable) -> str:
         with self.running():
@@ -145,15 +145,15 @@ class Process:
         with self.running():
             return issue_token(parse_options({"path": "ns.table", **self.options(mode, **more)}), None)
 
-    def told(self, token: bytes, mode: str, **more: str) -> list[int]:
+    def look_up(self, token: bytes, mode: str, **more: str) -> list[int]:
         """The ids of three keys, as a worker finds them that was told the version, and that keeps it open for the next batch."""
         with self.running():
             if mode not in self._lookups:
                 options = {"path": "ns.table", **self.options(mode, **more)}
                 spec = LookupSpec(options, pa.schema([KEY]), pa.schema([("name", pa.string())]), ("name",))
                 self._lookups[mode] = Lookup(spec, {})
-            found = self._lookups[mode].find([pa.array([1, 2, 3], KEY.type)], token, None)
-            return [1 + place for place in found.keys.tolist()]
+            matches = self._lookups[mode].find([pa.array([1, 2, 3], KEY.type)], token, None)
+            return [1 + place for place in matches.keys.tolist()]
 
     def plan(self, mode: str) -> Callable[["Process"], list[int]]:
         """What a process reads of a scan that this one has planned."""
@@ -185,21 +185,21 @@ def world(
     caplog.set_level(logging.DEBUG, "pyspark_lookup")
     caplog.set_level(logging.DEBUG, "pyiceberg")
     world = World(s3, tmp_path, monkeypatch)
-    made: list[Process] = []
+    processes: list[Process] = []
     make = world.process
-    monkeypatch.setattr(world, "process", lambda *of: made.append(make(*of)) or made[-1])
+    monkeypatch.setattr(world, "process", lambda *of: processes.append(make(*of)) or processes[-1])
     with world.catalog:
         yield world
-        for process in made:
+        for process in processes:
             process.close()
-    world.told += [record.getMessage() + str(record.exc_info) for record in caplog.records]
+    world.outputs += [record.getMessage() + str(record.exc_info) for record in caplog.records]
     secrets = world.catalog.secrets
     assert secrets
-    shown = [one for one in map(str, world.told) if any(secret in one for secret in secrets)]
+    leaks = [text for text in map(str, world.outputs) if any(secret in text for secret in secrets)]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("principal-key" in path.parts for path in files)
     holding = [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]
-    assert (shown, holding) == ([], [])
+    assert (leaks, holding) == ([], [])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -207,27 +207,27 @@ def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
     """Not while the bytes are there and its principal was authorised a short time ago; otherwise one process of the host asks."""
     driver = world.process()
     token = driver.issue(mode)
-    assert driver.told(token, mode) == [1, 2, 3]
-    assert world.asked() == [("alice", "table")]
+    assert driver.look_up(token, mode) == [1, 2, 3]
+    assert world.take_requests() == [("alice", "table")]
     world.server.log.clear()
     world.later(EVERY_S - 1)
     worker = world.process()
-    assert worker.told(token, mode) == [1, 2, 3]
-    assert world.asked() == []
+    assert worker.look_up(token, mode) == [1, 2, 3]
+    assert world.take_requests() == []
     world.later(1)
-    for one in (worker, driver, world.process()):
-        assert one.told(token, mode) == [1, 2, 3]
-    assert world.asked() == [("alice", "table")]
+    for process in (worker, driver, world.process()):
+        assert process.look_up(token, mode) == [1, 2, 3]
+    assert world.take_requests() == [("alice", "table")]
     # Another principal shares the bytes if it may read the table, too.
-    assert world.process("bob").told(token, mode) == [1, 2, 3]
-    assert world.asked() == [("bob", "table")]
+    assert world.process("bob").look_up(token, mode) == [1, 2, 3]
+    assert world.take_requests() == [("bob", "table")]
     mallory = world.process("mallory")
     world.refused(
         errors.UfsPermissionError,
         r"catalog 'tests' does not let this principal read ns\.table \(403",
-        lambda: mallory.told(token, mode),
+        lambda: mallory.look_up(token, mode),
     )
-    assert world.asked() == [("mallory", "table")]
+    assert world.take_requests() == [("mallory", "table")]
     assert world.server.log == []
 
 
@@ -243,7 +243,7 @@ def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) ->
     for act in (
         lambda: mallory.ids(mallory.open(mode)),
         lambda: mallory.ids(mallory.open(mode, **CACHED[mode])),
-        lambda: mallory.told(token, mode),
+        lambda: mallory.look_up(token, mode),
         lambda: read(mallory),
     ):
         match = r"catalog 'tests' lends this principal no credentials for ns\.table, and the store refuses those of this process"
@@ -252,7 +252,7 @@ def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) ->
     world.catalog.sights.add(("alice", "ns.table"))
     world.catalog.grants.remove(("alice", "ns.table"))
     world.later(EVERY_S)
-    for act in (lambda: alice.ids(alice.open(mode)), lambda: alice.told(token, mode), lambda: read(alice)):
+    for act in (lambda: alice.ids(alice.open(mode)), lambda: alice.look_up(token, mode), lambda: read(alice)):
         world.refused(errors.UfsPermissionError, match, act)
 
 
@@ -263,11 +263,11 @@ def test_a_table_that_names_files_of_another(world: World) -> None:
     world.table.table.commit(files)
     world.table.send()
     assert alice.scanned(alice.open("partial")) == [1, 2, 2, 3]
-    mine = world.make("mine")
-    mine.write([{"id": 9, "name": "mine"}])
-    mine.table.meta["table-uuid"] = world.table.table.meta["table-uuid"]
-    mine.table.commit(files)
-    mine.send()
+    mallorys = world.make("mine")
+    mallorys.write([{"id": 9, "name": "mine"}])
+    mallorys.table.meta["table-uuid"] = world.table.table.meta["table-uuid"]
+    mallorys.table.commit(files)
+    mallorys.send()
     world.catalog.grants.add(("mallory", "ns.mine"))
     mallory = world.process("mallory")
     reader = mallory.open("partial", name="ns.mine")
@@ -288,12 +288,12 @@ def test_credentials_for_another_place_are_no_consent(world: World) -> None:
     """Nor are those that have ended; then the store decides."""
     alice = world.process()
     token, read = alice.issue("partial"), alice.plan("partial")
-    assert alice.told(token, "partial") == read(alice) == [1, 2, 3]
+    assert alice.look_up(token, "partial") == read(alice) == [1, 2, 3]
     for prefix, lives_s, refusal in (("s3://elsewhere/x", 3600.0, "is not covered"), (None, -100.0, "Bad Request")):
         world.catalog.prefix, world.catalog.lives_s = prefix, lives_s
         world.catalog.grants.add(("mallory", "ns.table"))
         mallory = world.process("mallory")
-        for act in (functools.partial(mallory.told, token, "partial"), functools.partial(read, mallory)):
+        for act in (functools.partial(mallory.look_up, token, "partial"), functools.partial(read, mallory)):
             world.refused(errors.UfsError, refusal, act)
 
 
@@ -305,11 +305,11 @@ def test_a_table_without_an_id(world: World) -> None:
     path.write_text(json.dumps(metadata))
     alice = world.process()
     token, read = alice.issue("full"), alice.plan("full")
-    assert alice.told(token, "full") == read(alice) == [1, 2, 3]
-    world.asked()
+    assert alice.look_up(token, "full") == read(alice) == [1, 2, 3]
+    world.take_requests()
     world.later(EVERY_S)
-    assert alice.told(token, "full") == read(alice) == [1, 2, 3]
-    assert world.asked() == [("alice", "table")]
+    assert alice.look_up(token, "full") == read(alice) == [1, 2, 3]
+    assert world.take_requests() == [("alice", "table")]
 
 
 def test_a_catalog_that_lends_nothing(world: World) -> None:
@@ -323,15 +323,15 @@ def test_a_catalog_that_lends_nothing(world: World) -> None:
     world.server.log.clear()
     for _ in range(2):
         world.later(EVERY_S)
-        for one in (alice, world.process()):
-            assert alice.ids(reader) == one.told(token, "partial") == [1, 2, 3]
+        for process in (alice, world.process()):
+            assert alice.ids(reader) == process.look_up(token, "partial") == [1, 2, 3]
         assert [request.method for request in world.server.log] == ["HEAD"]
         world.server.log.clear()
     # A metadata file that was replaced and removed since the catalog named it is looked for again.
     world.later(EVERY_S)
     world.table.remove("metadata.json")
     world.refused(errors.DamagedFileError, "the metadata of the Iceberg table", lambda: alice.ids(reader))
-    assert world.asked()[-2:] == [("alice", "table")] * 2
+    assert world.take_requests()[-2:] == [("alice", "table")] * 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -340,15 +340,15 @@ def test_a_name_that_means_another_table(world: World, mode: str) -> None:
     alice = world.process()
     token, read = alice.issue(mode), alice.plan(mode)
     cached = alice.open(mode, **CACHED[mode])
-    assert alice.ids(cached) == read(alice) == alice.told(token, mode) == [1, 2, 3]
+    assert alice.ids(cached) == read(alice) == alice.look_up(token, mode) == [1, 2, 3]
     masked = world.make("masked")
     masked.write([{"id": 2, "name": "***"}])
     world.catalog.renamed = {("alice", "ns.table"): "ns.masked"}
     world.catalog.grants.add(("alice", "ns.masked"))
     for _ in range(2):
         world.later(EVERY_S)
-        for one in (alice, world.process()):
-            for act in (functools.partial(one.told, token, mode), functools.partial(read, one)):
+        for process in (alice, world.process()):
+            for act in (functools.partial(process.look_up, token, mode), functools.partial(read, process)):
                 world.refused(errors.VersionGoneError, r"catalog 'tests' the name ns\.table means another table", act)
         assert alice.ids(cached) == alice.ids(alice.open(mode)) == [2]
 
@@ -361,35 +361,35 @@ def test_a_grant_that_is_revoked(world: World, mode: str) -> None:
     token = alice.issue(mode)
     for reader in (current, cached):
         assert alice.ids(reader) == [1, 2, 3]
-    assert bob.told(token, mode) == [1, 2, 3]
-    world.asked()
+    assert bob.look_up(token, mode) == [1, 2, 3]
+    world.take_requests()
     world.catalog.grants.remove(("alice", "ns.table"))
     world.later(EVERY_S - 1)
     worker = world.process()
-    assert alice.ids(cached) == worker.told(token, mode) == [1, 2, 3]
-    assert world.asked() == []
+    assert alice.ids(cached) == worker.look_up(token, mode) == [1, 2, 3]
+    assert world.take_requests() == []
     world.later(1)
     for act in (
         lambda: alice.ids(cached),
         lambda: alice.ids(current),
-        lambda: worker.told(token, mode),
+        lambda: worker.look_up(token, mode),
         lambda: alice.ids(alice.open(mode, **CACHED[mode])),
         *((functools.partial(alice.warm, cached),) if mode == "full" else ()),
     ):
         world.refused(errors.UfsPermissionError, r"does not let this principal read ns\.table \(403", act)
-    assert bob.told(token, mode) == [1, 2, 3]
+    assert bob.look_up(token, mode) == [1, 2, 3]
     world.catalog.grants.add(("alice", "ns.table"))
-    assert alice.ids(cached) == alice.ids(current) == worker.told(token, mode) == [1, 2, 3]
+    assert alice.ids(cached) == alice.ids(current) == worker.look_up(token, mode) == [1, 2, 3]
 
 
 def test_a_refusal_is_known_to_the_whole_host(world: World) -> None:
     """A query that was refused ends what others of its principal would have got until the five minutes are over."""
-    alice, other = world.process(), world.process()
+    alice, worker = world.process(), world.process()
     current = alice.open("partial")
     token = alice.issue("partial")
     assert alice.ids(current) == [1, 2, 3]
     world.catalog.grants.remove(("alice", "ns.table"))
-    for act in (lambda: alice.ids(current), lambda: other.told(token, "partial")):
+    for act in (lambda: alice.ids(current), lambda: worker.look_up(token, "partial")):
         world.refused(errors.UfsPermissionError, "403", act)
 
 
@@ -405,9 +405,9 @@ def test_a_catalog_that_is_down(world: World, mode: str) -> None:
     named = r"the Iceberg catalog 'tests' answered with HTTP status 503.*later"
     world.refused(errors.CatalogUnavailableError, named, lambda: alice.ids(current))
     world.later(EVERY_S - 1)
-    assert alice.ids(cached) == alice.told(token, mode) == [1, 2, 3]
+    assert alice.ids(cached) == alice.look_up(token, mode) == [1, 2, 3]
     world.later(1)
-    for act in (lambda: alice.ids(cached), lambda: world.process().told(token, mode), lambda: alice.ids(current)):
+    for act in (lambda: alice.ids(cached), lambda: world.process().look_up(token, mode), lambda: alice.ids(current)):
         world.refused(errors.CatalogUnavailableError, named, act)
     world.catalog.fault = None
     assert alice.ids(cached) == alice.ids(current) == [1, 2, 3]
@@ -441,8 +441,8 @@ def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch,
         def ask(number: int) -> object:
             try:
                 if reads_cache:
-                    found = engines[number].reader.resolver.current_versions.read_cached(table, options)
-                    return None if found is None else found.digest
+                    cached = engines[number].reader.resolver.current_versions.read_cached(table, options)
+                    return None if cached is None else cached.digest
                 return sources[number].authorise(table, sources[number].catalog_id(version))
             except errors.CatalogUnavailableError as problem:
                 return str(problem)
@@ -467,7 +467,7 @@ def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch,
         ]
         assert len(shared) == len(processes) - 1
         assert all("the Iceberg catalog 'tests'" in str(answer) for answer in answers)
-        world.told += answers
+        world.outputs += answers
         # A query that begins afterwards asks again.
         assert [ask(number) for number in range(2)] == [version.digest if reads_cache else None] * 2
 
@@ -483,20 +483,20 @@ def test_credentials_that_end_in_mid_scan(world: World, ahead_s: float, in_confi
 
     ended: set[str] = set()
 
-    def before(method: str, path: str) -> None:
+    def expire_credentials(method: str, path: str) -> None:
         """End all that was lent, ahead of the first bytes of a manifest, and again ahead of the first of a data file."""
         kind = path.rpartition(".")[2]
         if method == "GET" and kind not in ended:
             ended.add(kind)
             world.store.expire()
 
-    world.server.before = before
+    world.server.before = expire_credentials
     assert alice.scanned(reader) == [1, 2, 3]
     world.server.before = None
     assert ended == {"avro", "parquet"}
     assert {*world.store.refused} == {"ExpiredToken"}
-    again = "table" if in_config else "credentials"
-    assert world.asked() == [("alice", "table"), ("alice", again), ("alice", again)]
+    renewal = "table" if in_config else "credentials"
+    assert world.take_requests() == [("alice", "table"), ("alice", renewal), ("alice", renewal)]
     # New ones are taken before the end, without a refusal.
     world.store.refused.clear()
     world.later(world.catalog.lives_s - EVERY_S)
@@ -515,7 +515,7 @@ def test_a_catalog_without_grants(world: World, tmp_path: Path) -> None:
     world.later(EVERY_S)
     sql.close()
     (tmp_path / "catalog.db").unlink()
-    assert worker.told(token, "none", **of_catalog) == [2]
+    assert worker.look_up(token, "none", **of_catalog) == [2]
 
 
 def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
@@ -535,13 +535,13 @@ def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
         assert alice.scanned(reader) == ids
         world.table.write([{"id": 4 + number, "name": "new"}])
         ids.append(4 + number)
-        world.asked()
+        world.take_requests()
         world.store.expire()
         world.later(
             EVERY_S - 1
         )  # a store does not say of HEAD why it refuses it; young credentials would not be replaced
         assert alice.scanned(reader) == ids
-        assert world.asked() == [("alice", "table"), ("alice", kind)], number
+        assert world.take_requests() == [("alice", "table"), ("alice", kind)], number
 
 
 def test_credentials_of_a_configuration_are_for_its_servers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,7 +552,7 @@ def test_credentials_of_a_configuration_are_for_its_servers(world: World, monkey
         reader = alice.open(**{f"catalog.{name}": "http://other.example/token"})
         match = rf"lookup\.catalog\.{name} = 'http://other\.example/token' is another server than"
         world.refused(errors.OptionError, match, functools.partial(alice.ids, reader))
-    assert world.asked() == []
+    assert world.take_requests() == []
     alice = world.process()
     assert alice.ids(alice.open()) == [1, 2, 3]
 
@@ -563,14 +563,20 @@ def test_redirects_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     secret = {"credential": "client:SESAME"} if path != "/v1/config" else {}
     options = {"lookup.catalog": "tests", "lookup.cache.dir": str(tmp_path)}
     with (
-        RestCatalog() as rest,
-        configured(monkeypatch, type="rest", uri=rest.uri, oauth2_server_uri=rest.uri + "/v1/oauth/tokens", **secret),
+        RestCatalog() as rest_catalog,
+        configured(
+            monkeypatch,
+            type="rest",
+            uri=rest_catalog.uri,
+            oauth2_server_uri=rest_catalog.uri + "/v1/oauth/tokens",
+            **secret,
+        ),
     ):
-        rest.fault = lambda _, asked: (307, b"") if asked == path else None
+        rest_catalog.fault = lambda _, requested_path: (307, b"") if requested_path == path else None
         with pytest.raises(errors.CatalogUnavailableError, match="HTTP status 307: check its endpoint") as caught:
             LookupTable("ns.table", options).scan()
     assert "SESAME" not in str(caught.value)
-    assert {request.split()[1] for request in rest.requests} == {path}
+    assert {request.split()[1] for request in rest_catalog.requests} == {path}
 
 
 FAULTS: list[tuple[tuple[int, Any], type[Exception], str]] = [
@@ -591,12 +597,12 @@ def test_what_a_catalog_answers(world: World) -> None:
     """Each of its refusals is told from the others."""
     reader = (alice := world.process()).open()
     assert alice.ids(reader) == [1, 2, 3]
-    for answer, kind, told in FAULTS:
+    for answer, kind, message in FAULTS:
         world.catalog.fault = lambda method, path, answer=answer: answer  # type: ignore[misc]
-        world.refused(kind, rf"the Iceberg catalog 'tests'.*{told}", lambda: alice.ids(reader))
+        world.refused(kind, rf"the Iceberg catalog 'tests'.*{message}", lambda: alice.ids(reader))
         if b"nginx" in bytes(str(answer), "utf8"):  # a new process asks for the configuration first
-            late = world.process()
-            world.refused(kind, told, lambda late=late: late.ids(late.open()))  # type: ignore[misc]
+            new_process = world.process()
+            world.refused(kind, message, lambda new_process=new_process: new_process.ids(new_process.open()))  # type: ignore[misc]
     world.catalog.fault = None
     assert world.process("alice").open() is not None
 
@@ -614,32 +620,34 @@ def test_conditions_that_are_not_met(world: World) -> None:
     alice = world.process()
     cached = alice.open("partial", **CACHED["partial"])
     assert alice.ids(cached) == [1, 2, 3]
-    for more, told in CONDITIONS:
+    for more, message in CONDITIONS:
         world.catalog.more = more
         world.later(EVERY_S)
         world.refused(
             errors.NotSupportedError,
-            rf"table ns\.table of the Iceberg catalog 'tests'.*{told}",
+            rf"table ns\.table of the Iceberg catalog 'tests'.*{message}",
             lambda: alice.ids(cached),
         )
     world.catalog.more = {"read-restrictions": {"required-row-filter": None, "required-column-projections": []}}
     assert alice.ids(cached) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("said", [False, True])
-def test_a_location_that_is_not_covered(world: World, said: bool) -> None:
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
     """By what the catalog says of the credentials, or by what the store says to them; the process's own are not tried instead."""
-    other = world.make("other")
+    other_table = world.make("other")
     alice = world.process()
-    if said:
-        world.catalog.prefix = other.url
-        told = r"not covered by the credentials that the Iceberg catalog 'tests' has lent, which are for s3://.*/table"
+    if is_stated:
+        world.catalog.prefix = other_table.url
+        message = (
+            r"not covered by the credentials that the Iceberg catalog 'tests' has lent, which are for s3://.*/table"
+        )
     else:
         lend = world.store.lend
         world.store.lend = lambda url, lives_s: lend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]
-        told = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location"
-    world.refused(errors.PysparkLookupError, told, lambda: alice.ids(alice.open()))
-    assert world.asked() == [("alice", "table")]
+        message = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location"
+    world.refused(errors.PysparkLookupError, message, lambda: alice.ids(alice.open()))
+    assert world.take_requests() == [("alice", "table")]
 
 
 def test_two_catalogs_of_one_name(world: World) -> None:
@@ -664,13 +672,13 @@ def test_a_catalog_of_the_same_name_without_grants(world: World, monkeypatch: py
     options = {"lookup.catalog": "tests", "lookup.keys": "id", "lookup.cache.dir": str(world.home / "cache")}
     options |= {f"lookup.{name}": text for name, text in CACHED["partial"].items()} | MODES["partial"]
     options["lookup.storage.endpoint_url"] = world.server.endpoint
-    governed, other = world.process(), world.process()
-    for process, config in [(governed, {"type": "rest", "uri": world.catalog.uri}), (other, properties)] * 2:
+    governed, ungoverned = world.process(), world.process()
+    for process, config in [(governed, {"type": "rest", "uri": world.catalog.uri}), (ungoverned, properties)] * 2:
         for name, text in config.items():
             monkeypatch.setenv(f"PYICEBERG_CATALOG__TESTS__{name.upper()}", text)
         with process.running():
-            found = LookupTable("ns.table", options).get_many([1, 2, 3]).column("id").to_pylist()
-        assert found == ([1, 2, 3] if process is governed else [2])
+            ids = LookupTable("ns.table", options).get_many([1, 2, 3]).column("id").to_pylist()
+        assert ids == ([1, 2, 3] if process is governed else [2])
     sql.close()
 
 
@@ -682,14 +690,14 @@ def test_how_often_a_catalog_is_asked(world: World, monkeypatch: pytest.MonkeyPa
     conf = world.home / "lookupcache.conf"
     conf.write_text("lookup.catalog.authorise-every = 2 h\n")
     monkeypatch.setenv("LOOKUPCACHE_CONF", str(conf))
-    for every, asked in (("1 h", 0), ("0 s", 2)):
+    for every, request_count in (("1 h", 0), ("0 s", 2)):
         cached = alice.open("partial", **CACHED["partial"], **{"catalog.authorise-every": every})
         with alice.running():
             assert cached.get_many([1]).num_rows == 1
-            world.asked()
+            world.take_requests()
             world.later(EVERY_S)
             assert [cached.get_many([1]).num_rows for _ in range(2)] == [1, 1]
-        assert len(world.asked()) == asked
+        assert len(world.take_requests()) == request_count
     for bad in (
         {"lookup.catalog.authorise-every": "1 h"},
         {"lookup.catalog": "tests", "lookup.catalog.authorise-every": "often"},
@@ -704,7 +712,7 @@ def test_what_tells_a_principal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.delenv(name, raising=False)
     catalog = Catalog("tests", [("type", "rest")])
-    told = [catalog.principal()]
+    principals = [catalog.principal()]
     for name in (".aws/credentials", ".config/gcloud/application_default_credentials.json", ".netrc", "elsewhere"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -712,10 +720,10 @@ def test_what_tells_a_principal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         if name == "elsewhere":
             monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(path))
         assert catalog.principal() == catalog.principal()
-        told.append(catalog.principal())
+        principals.append(catalog.principal())
         path.write_text("bob")
-        told.append(catalog.principal())
-    assert len({json.dumps(parts) for parts in told}) == len(told)
+        principals.append(catalog.principal())
+    assert len({json.dumps(parts) for parts in principals}) == len(principals)
     monkeypatch.setenv("PYICEBERG_CATALOG__TESTS__REST__SIGV4_ENABLED", "true")
     assert catalog.principal() != catalog.principal()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "alice")
@@ -727,5 +735,5 @@ def test_the_report(world: World, run: Run) -> None:
     alice = world.process()
     assert alice.ids(alice.open("full")) == [1, 2, 3]
     page = world.home / "page.html"
-    world.told += [run("report", page), run("stats")]
+    world.outputs += [run("report", page), run("stats")]
     assert page.exists()

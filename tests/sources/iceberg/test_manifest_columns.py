@@ -31,7 +31,7 @@ KINDS = {"i": "int", "d": "date", "f": "double", "s": "string", "b": "boolean", 
 PARTS = {"i": -70000, "d": 20000, "f": 0.5, "s": "ü" * 70, "b": True, "n": decimal.Decimal("1.50"), "u": bytes(16), "t": 1 << 50, "x": b"abc"}  # fmt: skip
 
 
-def files_of(manifests: list[tuple[Manifest, bytes]], as_columns: bool) -> list[str]:
+def decode_files(manifests: list[tuple[Manifest, bytes]], as_columns: bool) -> list[str]:
     """What is known of each file, by either decoder."""
     builder = EntryBuilder(None, "table", lambda location: location, lambda entry: None)
     entries: list[Entry] = []
@@ -48,14 +48,14 @@ def files_of(manifests: list[tuple[Manifest, bytes]], as_columns: bool) -> list[
             entries += read_manifest(manifest, data)
     sides = ("lower", "upper", "nulls", "values")
     values = ("location", "content", "format", "spec_id", "partition_ids", "partition", "sequence", "size", "rows")
-    found = [
+    rows = [
         (*(getattr(entry, name) for name in values), *(sorted(getattr(entry, side).items()) for side in sides))
         for entry in entries
     ]
-    return sorted(map(repr, found))
+    return sorted(map(repr, rows))
 
 
-def bound(rng: random.Random) -> bytes:
+def make_bound(rng: random.Random) -> bytes:
     return rng.randbytes(rng.choice([0, 1, 4, 8, 8, 8, 16, 63, 64, 200]))
 
 
@@ -77,7 +77,7 @@ def make_file(rng: random.Random, number: int, parts: dict[str, Any]) -> dict[st
     for name in ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts"):
         file[name] = rng.choice([None, {id_: rng.choice(numbers[:6] if width else numbers) for id_ in few()}])
     for name in ("lower_bounds", "upper_bounds"):
-        file[name] = rng.choice([None, {id_: rng.randbytes(width) if width else bound(rng) for id_ in few()}])
+        file[name] = rng.choice([None, {id_: rng.randbytes(width) if width else make_bound(rng) for id_ in few()}])
     return file
 
 
@@ -108,8 +108,8 @@ def test_manifests_as_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         make(tmp_path / f"{number}.avro", rng, rng.choice([1, 2, 3]), rng.choice([1, 5, 60]))
         for number in range(rng.choice([1, 4]))
     ]
-    found = files_of(manifests, as_columns=True)
-    assert found == files_of(manifests, as_columns=False)
+    decoded = decode_files(manifests, as_columns=True)
+    assert decoded == decode_files(manifests, as_columns=False)
 
 
 def encode(kind: Any, value: Any, rng: random.Random) -> bytes:
@@ -119,13 +119,13 @@ def encode(kind: Any, value: Any, rng: random.Random) -> bytes:
     if isinstance(kind, dict) and kind["type"] == "record":
         return b"".join(encode(field["type"], value[field["name"]], rng) for field in kind["fields"])
     if isinstance(kind, dict) and kind["type"] == "array":
-        found, rest = b"", list(value)
-        while rest:
-            count = rng.randint(1, len(rest))
-            items = b"".join(encode(kind["items"], item, rng) for item in rest[:count])
-            found += varint(2 * count) if rng.random() < 0.5 else varint(2 * count - 1) + varint(2 * len(items))
-            found, rest = found + items, rest[count:]
-        return found + varint(0)
+        blocks, remaining = b"", list(value)
+        while remaining:
+            count = rng.randint(1, len(remaining))
+            items = b"".join(encode(kind["items"], item, rng) for item in remaining[:count])
+            blocks += varint(2 * count) if rng.random() < 0.5 else varint(2 * count - 1) + varint(2 * len(items))
+            blocks, remaining = blocks + items, remaining[count:]
+        return blocks + varint(0)
     name = kind["type"] if isinstance(kind, dict) else kind
     if name in ("string", "bytes"):
         data = value.encode() if name == "string" else value
@@ -147,22 +147,22 @@ def test_maps_in_several_blocks(tmp_path: Path, seed: int) -> None:
     header = data[: data.index(data[-16:]) + 16]
     for cut in (0, 7):
         blocks = b""
-        for some in (records[:cut], records[cut:]):
+        for batch in (records[:cut], records[cut:]):
             packer = zlib.compressobj(wbits=-15)
-            block = packer.compress(b"".join(encode(schema, record, rng) for record in some)) + packer.flush()
-            blocks += varint(2 * len(some)) + varint(2 * len(block)) + block + data[-16:]
+            block = packer.compress(b"".join(encode(schema, record, rng) for record in batch)) + packer.flush()
+            blocks += varint(2 * len(batch)) + varint(2 * len(block)) + block + data[-16:]
         manifests = [(Manifest(str(path), None, 0, 7), header + blocks)]
-        found = files_of(manifests, as_columns=True)
-        assert found == files_of(manifests, as_columns=False)
-        assert len(found) == 20
+        decoded = decode_files(manifests, as_columns=True)
+        assert decoded == decode_files(manifests, as_columns=False)
+        assert len(decoded) == 20
 
 
 def test_damaged_manifests(tmp_path: Path) -> None:
     """Either decoder says the same of a manifest, or the one for columns says that it is unusual."""
     rng = random.Random(5)
-    made = [make(tmp_path / f"{number}.avro", rng, 2, 6) for number in range(6)]
+    manifests = [make(tmp_path / f"{number}.avro", rng, 2, 6) for number in range(6)]
     plain = []
-    for manifest, data in made:
+    for manifest, data in manifests:
         reader: Any = fastavro.reader(io.BytesIO(data))
         meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
         out = io.BytesIO()
@@ -171,21 +171,21 @@ def test_damaged_manifests(tmp_path: Path) -> None:
 
     def outcome(manifest: Manifest, data: bytes, as_columns: bool) -> Any:
         try:
-            return files_of([(manifest, data)], as_columns)
+            return decode_files([(manifest, data)], as_columns)
         except Exception:
             return None
 
     @fuzzed(60)
     @given(st.data())
-    def tried(data: st.DataObject) -> None:
+    def check(data: st.DataObject) -> None:
         manifest, whole = data.draw(st.sampled_from(plain))
         start = whole.index(whole[-16:]) + 18  # behind the header
-        other = whole[:start] + data.draw(damaged(whole[start:]))
-        found = outcome(manifest, other, True)
-        if found is not None:
-            assert found == outcome(manifest, other, False)
+        changed = whole[:start] + data.draw(damaged(whole[start:]))
+        actual = outcome(manifest, changed, True)
+        if actual is not None:
+            assert actual == outcome(manifest, changed, False)
 
-    tried()
+    check()
 
 
 def test_no_entry_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> None:

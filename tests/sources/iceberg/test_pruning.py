@@ -26,7 +26,7 @@ COLUMNS = {
 NAMES = ("id", "long", "name", "day", "at", "utc", "price", "real", "raw")
 
 
-def row_of(number: int) -> dict[str, Any]:
+def make_row(number: int) -> dict[str, Any]:
     """A row of a day, the first of which are before 1970."""
     at = datetime.datetime(1969, 12, 30, 22, 30) + datetime.timedelta(days=number)
     return {
@@ -35,10 +35,10 @@ def row_of(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ROWS = [row_of(number) for number in range(20)]
+ROWS = [make_row(number) for number in range(20)]
 
 
-def made(
+def make_table(
     home: Path, spec: Sequence[tuple[str, str]], bounds: bool = False, rows: Any = ROWS, form: int = 2
 ) -> IcebergTable:
     """A table of files, each of one partition; without bounds it is only the partitions that tell."""
@@ -47,27 +47,27 @@ def made(
     return table
 
 
-def gets_of(
+def count_gets(
     table: Path, cache: Path, keys: tuple[str, Sequence[Any]] | None = None, **options: Any
 ) -> tuple[list[int], int]:
     """(the ids of the rows, how many GETs the data files cost: one or two each)."""
     reader = opened(table, cache, "none", None if keys is None else keys[0], **options)
     assert reader.version
-    found: list[int] = []
+    ids: list[int] = []
 
     def read() -> None:
         rows = reader.scan() if keys is None else reader.get_many([*keys[1]])
-        found.extend(rows.column("id").to_pylist())
+        ids.extend(rows.column("id").to_pylist())
 
     _, _, gets, _ = counting(reader, read)
-    return sorted(found), gets
+    return sorted(ids), gets
 
 
 def expect(table: IcebergTable, home: Path, where: str, ids: Sequence[int], files: int) -> None:
     """`where` finds these rows in at most so many files; on the host that has just learned of them, and on one that has them on record."""
     for cache in (home / f"new{abs(hash(where))}", home / f"new{abs(hash(where))}"):
-        found, gets = gets_of(table.home, cache, where=where)
-        assert found == [*ids], where
+        actual, gets = count_gets(table.home, cache, where=where)
+        assert actual == [*ids], where
         assert gets <= 2 * files, where
 
 
@@ -88,19 +88,19 @@ SPECS: dict[str, list[tuple[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("column", "transform"), [one for some in SPECS.values() for one in some])
+@pytest.mark.parametrize(("column", "transform"), [field for spec in SPECS.values() for field in spec])
 def test_transforms(tmp_path: Path, column: str, transform: str) -> None:
     """A value, several, and a range of a column are looked for in their partitions only, as predicates and as keys."""
-    table = made(tmp_path, [(column, transform)])
+    table = make_table(tmp_path, [(column, transform)])
     values, hashed = [row[column] for row in ROWS], transform.startswith("bucket")
     for number in (0, 1, 2, 13) if BY_NIGHT else (1, 13):
         # Partitions of times are as wide as those that were rounded the wrong way before 1970.
         files = (2 if hashed else 1) + (number < 2)
         expect(table, tmp_path, f"{column} = {literal(values[number])}", [number], files)
-        keys, gets = gets_of(table.home, tmp_path / f"k{number}", (column, [values[number]]))
+        keys, gets = count_gets(table.home, tmp_path / f"k{number}", (column, [values[number]]))
         assert (keys, gets <= 2 * files) == ([number], True)
-    some = f"{column} IN ({literal(values[4])}, {literal(values[9])})"
-    expect(table, tmp_path, some, [4, 9], 4 if hashed else 2)
+    condition = f"{column} IN ({literal(values[4])}, {literal(values[9])})"
+    expect(table, tmp_path, condition, [4, 9], 4 if hashed else 2)
     if not hashed:
         between = f"{column} >= {literal(values[7])} AND {column} < {literal(values[9])}"
         expect(table, tmp_path, between, [7, 8], 3 if transform == "truncate[3]" else 2 + (column in ("at", "utc")))
@@ -110,7 +110,7 @@ def test_transforms(tmp_path: Path, column: str, transform: str) -> None:
 def test_dates_before_1970_that_were_rounded_towards_it(tmp_path: Path) -> None:
     """Old writers put the last hours of 1969 into the partition of the first of 1970: they are found all the same."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, spec=[("at", "day")])
-    (file,) = table.data([row_of(1)])
+    (file,) = table.data([make_row(1)])
     assert [*file["partition"].values()] == [-1]
     file["partition"] = dict.fromkeys(file["partition"], 0)
     table.commit([{**file, "lower_bounds": {}, "upper_bounds": {}}])
@@ -144,13 +144,13 @@ def test_bounds(tmp_path: Path, column: str) -> None:
     expect(table, tmp_path, f"{column} < {value} AND {column} IS NOT NULL", [*range(7)], 2)
     expect(table, tmp_path, f"{column} IS NULL", [], 0)
     expect(table, tmp_path, "code IS NOT NULL", [], 0)
-    found, gets = gets_of(table.home, tmp_path / "keys", (column, [ROWS[7][column], ROWS[8][column]]))
+    actual, gets = count_gets(table.home, tmp_path / "keys", (column, [ROWS[7][column], ROWS[8][column]]))
     files = 4 if column == "real" else 1  # floats that are equal may have several forms
-    assert (found, gets <= 2 * files) == ([7, 8], True)
+    assert (actual, gets <= 2 * files) == ([7, 8], True)
 
 
 def bounded(table: IcebergTable, rows: Sequence[dict[str, Any]]) -> File:
-    (file,) = table.data([{**row_of(number), **row} for number, row in enumerate(rows)])
+    (file,) = table.data([{**make_row(number), **row} for number, row in enumerate(rows)])
     return file
 
 
@@ -182,9 +182,9 @@ def test_what_bounds_do_not_say(tmp_path: Path) -> None:
     every = [row for entry in table.live() for _, row in table.rows_of(entry)]
 
     def check(where: str, holds: Any) -> None:
-        wanted = sorted(row["id"] for row in every if holds(row))
+        expected = sorted(row["id"] for row in every if holds(row))
         for _ in range(2):
-            assert gets_of(table.home, tmp_path / "cache", where=where)[0] == wanted, where
+            assert count_gets(table.home, tmp_path / "cache", where=where)[0] == expected, where
 
     check("name = 'm'", lambda row: row["name"] == "m")
     check(f"name = '{long}'", lambda row: row["name"] == long)
@@ -194,8 +194,8 @@ def test_what_bounds_do_not_say(tmp_path: Path) -> None:
     check("real > 1000", lambda row: row["real"] is not None and not row["real"] <= 1000)
     check("real = CAST('NaN' AS DOUBLE)", lambda row: row["real"] is not None and row["real"] != row["real"])
     for value in ("m", long, "x" * 40):
-        found = gets_of(table.home, tmp_path / "keys", ("name", [value]))[0]
-        assert found == sorted(row["id"] for row in every if row["name"] == value), value
+        ids = count_gets(table.home, tmp_path / "keys", ("name", [value]))[0]
+        assert ids == sorted(row["id"] for row in every if row["name"] == value), value
 
 
 def test_columns_that_swap_names(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_columns_that_swap_names(tmp_path: Path) -> None:
         expect(table, tmp_path, where, [], 0)
     table.add_column("late", "int", 7)
     expect(table, tmp_path, "late = 7", [0, 1, 2, 3], 4)
-    assert gets_of(table.home, tmp_path / "late", ("late", [7]))[0] == [0, 1, 2, 3]
+    assert count_gets(table.home, tmp_path / "late", ("late", [7]))[0] == [0, 1, 2, 3]
 
 
 def test_another_process_prunes_by_the_record(tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def gets(**more):
 found = [gets(), gets(where="id = 13"), gets(where="at >= TIMESTAMP '1970-01-17 22:30:00'")]
 print(json.dumps([*found, "pyiceberg" in sys.modules]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    *found, imported = json.loads(done.stdout)
-    assert [rows for rows, *_ in found] == [1, 1, 2]
-    assert [gets <= 2 * files for (_, gets, *_), files in zip(found, (1, 1, 2), strict=True)] == [True] * 3, found
-    assert [heads + lists for *_, heads, lists in found] == [1] * 3
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    *counts, imported = json.loads(process.stdout)
+    assert [rows for rows, *_ in counts] == [1, 1, 2]
+    assert [gets <= 2 * files for (_, gets, *_), files in zip(counts, (1, 1, 2), strict=True)] == [True] * 3, counts
+    assert [heads + lists for *_, heads, lists in counts] == [1] * 3
     assert not imported

@@ -29,17 +29,17 @@ class Clocked(IcebergTable):
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[Clocked]:
     """Of four snapshots, each with the rows of those before it."""
-    made = Clocked.create(tmp_path / "t", {"id": "int", "name": "string"})
+    clocked = Clocked.create(tmp_path / "t", {"id": "int", "name": "string"})
     for number in range(4):
-        made.commit(made.data([{"id": number, "name": f"n{number}"}]))
-    yield made
+        clocked.commit(clocked.data([{"id": number, "name": f"n{number}"}]))
+    yield clocked
 
 
 def snapshots(table: Clocked) -> list[int]:
-    return [one["snapshot-id"] for one in table.meta["snapshots"]]
+    return [snapshot["snapshot-id"] for snapshot in table.meta["snapshots"]]
 
 
-def at_of(table: Clocked, place: int) -> datetime.datetime:
+def find_time(table: Clocked, place: int) -> datetime.datetime:
     """When an entry of the log was made."""
     at_ms: int = table.meta["snapshot-log"][place]["timestamp-ms"]
     return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.timezone.utc)
@@ -56,14 +56,14 @@ def test_names_that_are_none(table: Clocked) -> None:
     """The error says which there are."""
     table.add_tag("release")
     table.add_branch("dev")
-    for pin, there in (
+    for pin, names in (
         ({"branch": "prod"}, "dev, main"),
         ({"tag": "prod"}, "release"),
         ({"branch": "release"}, "dev, main"),
         ({"tag": "dev"}, "release"),
     ):
         ((kind, name),) = pin.items()
-        with pytest.raises(OptionError, match=rf"lookup\.{kind} = '{name}': .* no such {kind}; it has {there}$"):
+        with pytest.raises(OptionError, match=rf"lookup\.{kind} = '{name}': .* no such {kind}; it has {names}$"):
             ids(table, **pin)
     empty = Clocked.create(table.home.parent / "empty", {"id": "int"})
     with pytest.raises(OptionError, match=r"lookup\.tag = 'x': .* it has none"):
@@ -75,20 +75,20 @@ def test_each_version_has_a_time(table: Clocked) -> None:
     table.set_current(snapshots(table)[1])
     table.commit(table.data([{"id": 10, "name": "after"}]))
     rows = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1], [0, 1, 10]]
-    for place, wanted in enumerate(rows):
-        at = at_of(table, place)
-        assert ids(table, timestamp=(at + HALF).isoformat()) == wanted
+    for place, expected in enumerate(rows):
+        at = find_time(table, place)
+        assert ids(table, timestamp=(at + HALF).isoformat()) == expected
         if place:
             before = (at - datetime.timedelta(milliseconds=1)).isoformat(timespec="milliseconds")
             assert ids(table, timestamp=before) == rows[place - 1]
-    told = r"no snapshot as old as 2026-03-02T.*lookup\.timestamp.* is of 2026-03-03T"
-    with pytest.raises(VersionGoneError, match=told):
-        ids(table, timestamp=(at_of(table, 0) - HALF - HALF).isoformat())
+    message = r"no snapshot as old as 2026-03-02T.*lookup\.timestamp.* is of 2026-03-03T"
+    with pytest.raises(VersionGoneError, match=message):
+        ids(table, timestamp=(find_time(table, 0) - HALF - HALF).isoformat())
     log = table.meta["snapshot-log"]  # of a writer whose clock was set back
     log[2]["timestamp-ms"] = log[1]["timestamp-ms"] - 1000
     table.save()
-    assert ids(table, timestamp=at_of(table, 1).isoformat()) == [0, 1, 2]
-    assert ids(table, timestamp=at_of(table, 2).isoformat()) == [0, 1, 2]
+    assert ids(table, timestamp=find_time(table, 1).isoformat()) == [0, 1, 2]
+    assert ids(table, timestamp=find_time(table, 2).isoformat()) == [0, 1, 2]
 
 
 def test_what_was_expired(table: Clocked) -> None:
@@ -96,13 +96,13 @@ def test_what_was_expired(table: Clocked) -> None:
     table.add_tag("kept")
     table.meta["refs"]["kept"]["snapshot-id"] = snapshots(table)[1]
     table.save()
-    gone, kept, _, last = snapshots(table)
-    first = at_of(table, 0)
-    assert ids(table, version=gone) == [0]
+    expired, tagged, _, last = snapshots(table)
+    first = find_time(table, 0)
+    assert ids(table, version=expired) == [0]
     table.expire(1)
     for cache in ("cache", "late"):
-        with pytest.raises(VersionGoneError, match=rf"no snapshot {gone}: .*expired.* {kept}, {last}$"):
-            opened(table.home, table.home.parent / cache, version=gone).scan()
+        with pytest.raises(VersionGoneError, match=rf"no snapshot {expired}: .*expired.* {tagged}, {last}$"):
+            opened(table.home, table.home.parent / cache, version=expired).scan()
     assert ids(table, tag="kept") == [0, 1]
     with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
         ids(table, timestamp=first.isoformat())
@@ -140,6 +140,6 @@ def test_options_that_have_no_meaning(table: Clocked) -> None:
         with pytest.raises(OptionError, match=rf"lookup\.{name}"):
             ids(table, **{name: value})
     for first, second in (("version", "tag"), ("branch", "tag"), ("timestamp", "branch")):
-        given = {"version": "1", "tag": "x", "branch": "x", "timestamp": "2026-01-01"}
+        pins = {"version": "1", "tag": "x", "branch": "x", "timestamp": "2026-01-01"}
         with pytest.raises(OptionError, match=rf"lookup\.{first}.*lookup\.{second}|lookup\.{second}.*lookup\.{first}"):
-            ids(table, **{first: given[first], second: given[second]})
+            ids(table, **{first: pins[first], second: pins[second]})
