@@ -121,9 +121,8 @@ def test_an_s3_path_is_looked_at_once(s3: S3Server, tmp_path: Path, monkeypatch:
     for key in ("t/p=b/x.parquet", "plain/k=1/x.parquet"):
         s3.client.put_object(Bucket=bucket, Key=key, Body=sink.getvalue().to_pybytes())
     for place in ("t/p=b", "t/p=b/x.parquet", "t/p=b/x*/*.parquet", "t/p=b/*.parquet", "t/_delta_log"):
-        with pytest.raises(
-            errors.TableFormatError, match=rf"lies inside s3://{bucket}/t, a Delta table.*Read s3://{bucket}/t "
-        ):
+        message = rf"lies inside s3://{bucket}/t, a Delta table.*Read s3://{bucket}/t "
+        with pytest.raises(errors.TableFormatError, match=message):
             LookupTable(f"s3://{bucket}/{place}", options).scan()
 
     def forbid(environ: WSGIEnvironment, start_response: StartResponse, store: Application) -> Iterable[bytes]:

@@ -70,17 +70,9 @@ SCANNED = ALL - {"http", "redis"}
 AT_WRITE = "a write to such a table is an error, and a LookupTable has the options of its writes"
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 FULL = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "1 h"}
-TIMED = {
-    "lookup.cache": "FULL",
-    "lookup.full-cache.reload-strategy": "TIMED",
-    "lookup.full-cache.timed-reload.iso-time": "10:15",
-}
+TIMED = {"lookup.cache": "FULL", "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15"}  # fmt: skip
 CACHE = {"lookup.metadata.source": "CACHE"}
-RETRY = {
-    "lookup.retry.predicate": "lookup_miss",
-    "lookup.retry.fixed-delay": "1 s",
-    "lookup.retry.max-attempts": "1",
-}
+RETRY = {"lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "1 s", "lookup.retry.max-attempts": "1"}
 USES = [
     Use("path lookup.keys lookup.cache.dir lookup.provider lookup.table lookup.query", ALL),  # they name the table, or no kind works without them
     Use("lookup.format", FILES, "csv"),
@@ -219,9 +211,8 @@ def test_databases_that_have_logins(path: str, takes: bool) -> None:
     if takes:
         assert parse_options(options, conf={}).files.path == path
         return
-    with pytest.raises(
-        errors.OptionError, match=r"option lookup\.credentials returns a user and a password, which .* does not take"
-    ):
+    message = r"option lookup\.credentials returns a user and a password, which .* does not take"
+    with pytest.raises(errors.OptionError, match=message):
         parse_options(options, conf={})
 
 

@@ -90,9 +90,7 @@ def iceberg_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(table: Path, names: set[str], cache: Path, mode: str, expected: Callable[[Path], pa.Table]) -> None:
     """A table is refused as it should be, or has the rows that are expected."""
-    refusal, count = (
-        next((outcomes[name] for name in names if name in outcomes), None) for outcomes in (REFUSED, ROWS)
-    )
+    refusal, count = (next((cases[name] for name in names & cases.keys()), None) for cases in (REFUSED, ROWS))
     if refusal is not None:
         with pytest.raises(PysparkLookupError, match=refusal):
             opened(table, cache).scan()

@@ -72,9 +72,8 @@ def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) ->
         base = base.next_base(np.array(removed_rows), added)
         assert len(base.parts) <= 4
         assert [base.add(row) for row in range(base.rows)] == [files[path] for path in sorted(files)]
-        assert base.statistics("c", pa.int64(), lambda text: None).rows.tolist() == [
-            files[path].modified_ms for path in sorted(files)
-        ]
+        rows = base.statistics("c", pa.int64(), lambda text: None).rows.tolist()
+        assert rows == [files[path].modified_ms for path in sorted(files)]
         assert base.sums == sums == sum_keys(add.key for add in files.values())
 
 
@@ -180,32 +179,27 @@ PARSED = {
 }
 
 
+QUOTED = 'a "b"\n'
+
+
 @pytest.mark.parametrize("name", PARSED)
 def test_statistics_that_are_only_columns(name: str) -> None:
     """Their texts have the same bounds: as they are, or wider where those of a text are; a bound that no text has is not known."""
     kind, values = PARSED[name]
-    column = pa.struct([('a "b"\n', kind)])
-    counts = pa.struct([('a "b"\n', pa.int64())])
-    parsed = pa.struct(
-        [("numRecords", pa.int64()), ("minValues", column), ("maxValues", column), ("nullCount", counts)]
-    )
+    column, counts = pa.struct([(QUOTED, kind)]), pa.struct([(QUOTED, pa.int64())])
+    parsed = pa.struct({"numRecords": pa.int64(), "minValues": column, "maxValues": column, "nullCount": counts})
 
     @fuzzed(40)
     @given(st.lists(st.tuples(values | st.none(), values | st.none()) | st.none(), min_size=1, max_size=5))
     def check(bounds: list[tuple[Any, Any] | None]) -> None:
         rows = []
         for pair in bounds:
-            parts = [{'a "b"\n': value} for value in (pair or ())]
-            rows.append(
-                None
-                if pair is None
-                else {"numRecords": 5, "minValues": parts[0], "maxValues": parts[1], "nullCount": {'a "b"\n': 2}}
-            )
-        texts = base_files.statistics_texts(
-            pa.StructArray.from_arrays([pa.array(rows, parsed)], names=["stats_parsed"])
-        )
+            low, high = ({QUOTED: value} for value in pair or (None, None))
+            stats = {"numRecords": 5, "minValues": low, "maxValues": high, "nullCount": {QUOTED: 2}}
+            rows.append(None if pair is None else stats)
+        texts = base_files.statistics_texts(pa.StructArray.from_arrays([pa.array(rows, parsed)], ["stats_parsed"]))
         for pair, text in zip(bounds, texts.to_pylist(), strict=True):
-            stats = source._to_column_stats(Statistics.parse(text), 'a "b"\n', kind)
+            stats = source._to_column_stats(Statistics.parse(text), QUOTED, kind)
             if pair is None:
                 assert stats is None
                 continue
@@ -215,8 +209,7 @@ def test_statistics_that_are_only_columns(name: str) -> None:
             if name in ("long", "short", "text", "money") and None not in pair and low <= high:
                 assert (stats.low, stats.high) == pair
             if stats.low is not None:
-                assert stats.low <= low
-                assert stats.high >= high
+                assert stats.low <= low and stats.high >= high
 
     check()
 

@@ -85,12 +85,8 @@ def test_names_that_mean_other_columns(tmp_path: Path, mode: str, change: str) -
     metadata = write_mapped(path, before, ROWS, MAPPED)
     table = opened(path, tmp_path / "cache", mode, "a")
     assert table.get_many([1, 2, 7]).num_rows == 2
-    for mapping, expected in (
-        (columns, row),
-        (before, {"a": 2, "b": 7}),
-        (before[:1], {"a": 2}),
-        (before, {"a": 2, "b": 7}),
-    ):
+    steps = [(columns, row), (before, {"a": 2, "b": 7}), (before[:1], {"a": 2}), (before, {"a": 2, "b": 7})]
+    for mapping, expected in steps:
         append_commit(path, [{"metaData": {**metadata, "schemaString": schema(mapping)}}])
         assert table.get(2) == [expected]
         assert opened(path, tmp_path / "cache", mode, "a").get(2) == [expected]

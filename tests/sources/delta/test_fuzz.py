@@ -196,12 +196,11 @@ def write_world(path: Path, shape: str) -> None:
     writer.commit(2, {"remove": {"path": first["path"], "deletionTimestamp": 1, "dataChange": True}}, {"add": inline})
     folded = {**writer.add(3, "b c", 12), "dataChange": False}
     removes = [
-        {"remove": {"path": old["path"], "deletionTimestamp": 1, "dataChange": False}} for old in (second, third)
+        {"remove": {"path": add["path"], "deletionTimestamp": 1, "dataChange": False}} for add in (second, third)
     ]
     writer.commit(3, *removes, {"add": folded})
-    writer.checkpoint(
-        shape, [{"protocol": protocol}, {"metaData": metadata}, {"add": inline}, *removes, {"add": folded}]
-    )
+    actions = [{"protocol": protocol}, {"metaData": metadata}, {"add": inline}, *removes, {"add": folded}]
+    writer.checkpoint(shape, actions)
     in_file = {**folded, "dataChange": True, "deletionVector": writer.vector("u", [1, 4, 5, 6, 11], runs=True)}
     removed = {"path": folded["path"], "deletionTimestamp": 1, "dataChange": True, "partitionValues": {}, "size": 1}
     writer.commit(4, {"remove": removed}, {"add": in_file}, {"add": writer.add(4, "ü/%")})
@@ -298,9 +297,8 @@ def judge(
     try:
         assert mode == "partial" or reader.scan() in accepted
     except PysparkLookupError as problem:
-        assert re.search(
-            rf"{NAME}|deletion vector of \S+\.parquet|column '.*' (is of type|cannot be read)", str(problem)
-        ), problem
+        message = rf"{NAME}|deletion vector of \S+\.parquet|column '.*' (is of type|cannot be read)"
+        assert re.search(message, str(problem)), problem
     try:
         answer = reader.get_many()
     except PysparkLookupError:
@@ -338,9 +336,8 @@ def check_damage(data: st.DataObject, hurt: Hurt) -> None:
             for file, text in later.items():
                 file.write_bytes(text)
         since = hurt(data, path)
-        judge(
-            path, cache, mode, evaluated(path), [truth] if known_version is not None and since <= known_version else []
-        )
+        cached = [truth] if known_version is not None and since <= known_version else []
+        judge(path, cache, mode, evaluated(path), cached)
         version = data.draw(st.integers(0, LAST))
         if known_version is None:
             judge(path, cache, "none", evaluated(path, version), version=version)
@@ -386,12 +383,8 @@ def other_lines(data: st.DataObject, lines: list[str]) -> list[str]:
             return [*lines[:at], lines[at][:cut], *data.draw(st.sampled_from([[], lines[at + 1 :]]))]
         case "twice":  # two values of one name: the last one counts
             second = other_action(data, action)
-            bodies = [
-                json.dumps(part)[1:-1]
-                for part in data.draw(st.permutations([action, second]))
-                if isinstance(part, dict)
-            ]
-            lines[at] = "{" + ", ".join(filter(None, bodies)) + "}"
+            parts = [part for part in data.draw(st.permutations([action, second])) if isinstance(part, dict)]
+            lines[at] = "{" + ", ".join(filter(None, (json.dumps(part)[1:-1] for part in parts))) + "}"
         case "deep":
             depth = data.draw(st.sampled_from([100, 5000, 100_000]))
             opening, closing = data.draw(st.sampled_from([("[", "]"), ('{"a":', "}")]))
@@ -426,9 +419,8 @@ def other_name(name: str) -> st.SearchStrategy[str]:
     """A name in which another number is another one, as of a part."""
     numbers = re.findall(r"\d+", name)
     replacements = st.sampled_from(["0", "1", "2", "4", "5", "6", "7", "9" * 20])
-    return st.tuples(st.sampled_from(numbers), replacements).map(
-        lambda pair: name.replace(pair[0], pair[1][: len(pair[0])].zfill(len(pair[0])))
-    )
+    pairs = st.tuples(st.sampled_from(numbers), replacements)
+    return pairs.map(lambda pair: name.replace(pair[0], pair[1][: len(pair[0])].zfill(len(pair[0]))))
 
 
 def hurt_checkpoint(data: st.DataObject, path: Path) -> int:
@@ -497,11 +489,8 @@ def hurt_vector(data: st.DataObject, path: Path) -> int:
     else:
         offset = vector.get("offset", 0)
         inline = vector["storageType"] == "i"
-        old_bitmap = (
-            decoded_z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]]
-            if inline
-            else place.read_bytes()[offset + 4 : -4]
-        )
+        text = vector["pathOrInlineDv"]
+        old_bitmap = decoded_z85(text)[: vector["sizeInBytes"]] if inline else place.read_bytes()[offset + 4 : -4]
         bitmap = data.draw(damaged(old_bitmap, [roaring(range(5000)), roaring([2**32, 5]), roaring(range(3, 9), True)]))
         vector["sizeInBytes"] = len(bitmap)
         if inline:

@@ -23,9 +23,8 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "t"
     for number, day in enumerate(DAYS):
         ids = [*range(number * 10, number * 10 + 10)]
-        rows = pa.table(
-            {"id": ids, "name": [None, *(f"n{id:03}" for id in ids[1:])], "day": [day] * 10, "region": ["a b/%=ü"] * 10}
-        )
+        names = [None, *(f"n{id:03}" for id in ids[1:])]
+        rows = pa.table({"id": ids, "name": names, "day": [day] * 10, "region": ["a b/%=ü"] * 10})
         write_deltalake(str(path), rows, mode="append", partition_by=["day", "region"])
     return path
 

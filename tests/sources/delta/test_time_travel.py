@@ -107,9 +107,8 @@ def test_one_host_has_a_wrong_clock(site: Site, ahead_s: float) -> None:
     assert ids == [[], [0], [1], [2], [3]]
     assert [ids_of(open_table(site, at - SECOND).scan()) for _, at in versions[1:]] == ids[:-1]
     assert ids_of(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
-    os.utime(
-        site.path / f"_lookup/log/{versions[2][0]:020d}.json", (time.time() + 7200,) * 2
-    )  # the store's own was ahead
+    event = site.path / f"_lookup/log/{versions[2][0]:020d}.json"
+    os.utime(event, (time.time() + 7200,) * 2)  # the store's own clock was ahead
     assert ids_of(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
     with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
         open_table(site, BEGIN).scan()

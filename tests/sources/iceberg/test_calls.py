@@ -39,10 +39,8 @@ class Remote(Mirror):
             publish = in_catalog(catalog, "ns.table")
         elif kind == "rest":
             self.rest_catalog = self._closing.enter_context(RestCatalog())
-            self._catalog, publish = (
-                {"type": "rest", "uri": self.rest_catalog.uri},
-                self.rest_catalog.publisher("ns.table"),
-            )
+            self._catalog = {"type": "rest", "uri": self.rest_catalog.uri}
+            publish = self.rest_catalog.publisher("ns.table")
         self.table = IcebergTable.create(self.local, COLUMNS, version, publish=publish, location=self.url)
 
     def close(self) -> None:

@@ -52,10 +52,8 @@ def follow_versions(reader: LookupTable) -> Callable[[], TableVersion]:
     return lambda: engine.reader.resolver.discover(reader._options)[1]
 
 
-_ZONE, _UTC = (
-    repr(zoneinfo.ZoneInfo("UTC")),
-    repr(datetime.timezone.utc),
-)  # one time zone, as columns and as objects spell it
+# One time zone, as columns and as objects spell it.
+_ZONE, _UTC = repr(zoneinfo.ZoneInfo("UTC")), repr(datetime.timezone.utc)
 
 
 def describe(file: FileVersion) -> dict[str, Any]:
@@ -118,7 +116,7 @@ def check_pruning(version: TableVersion, nodes: Sequence[Predicate]) -> None:
         assert urls == expected, node
 
 
-STEPS = [op for op in ICEBERG if op not in ("write_branch",)]
+STEPS = [op for op in ICEBERG if op != "write_branch"]
 
 
 @pytest.mark.slow

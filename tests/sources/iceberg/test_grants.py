@@ -107,13 +107,9 @@ class Process:
 
     def options(self, mode: str, **more: Any) -> dict[str, str]:
         settings = {
-            "catalog": "tests",
-            "catalog.type": "rest",
-            "catalog.uri": self._world.catalog.uri,
-            "keys": "id",
-            "storage.endpoint_url": self._world.server.endpoint,
-            **more,
-        }
+            "catalog": "tests", "catalog.type": "rest", "catalog.uri": self._world.catalog.uri, "keys": "id",
+            "storage.endpoint_url": self._world.server.endpoint, **more,
+        }  # fmt: skip
         fixed = {"lookup.cache.dir": str(self._world.home / "cache"), **MODES[mode]}
         return fixed | {f"lookup.{name}": str(value) for name, value in settings.items()}
 
@@ -182,8 +178,8 @@ class Process:
 def world(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[World]:
-    caplog.set_level(logging.DEBUG, "pyspark_lookup")
-    caplog.set_level(logging.DEBUG, "pyiceberg")
+    for name in ("pyspark_lookup", "pyiceberg"):
+        caplog.set_level(logging.DEBUG, name)
     world = World(s3, tmp_path, monkeypatch)
     processes: list[Process] = []
     make = world.process
@@ -221,12 +217,8 @@ def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
     # Another principal shares the bytes if it may read the table, too.
     assert world.process("bob").look_up(token, mode) == [1, 2, 3]
     assert world.take_requests() == [("bob", "table")]
-    mallory = world.process("mallory")
-    world.refused(
-        errors.UfsPermissionError,
-        r"catalog 'tests' does not let this principal read ns\.table \(403",
-        lambda: mallory.look_up(token, mode),
-    )
+    mallory, message = world.process("mallory"), r"catalog 'tests' does not let this principal read ns\.table \(403"
+    world.refused(errors.UfsPermissionError, message, lambda: mallory.look_up(token, mode))
     assert world.take_requests() == [("mallory", "table")]
     assert world.server.log == []
 
@@ -462,9 +454,8 @@ def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch,
                 calls[0], arrived = 0, threading.Semaphore(0)
             answers = ask_all()
         assert calls == [1]
-        shared = [
-            answer for answer in answers if "to another process of this host, and this one has waited" in str(answer)
-        ]
+        waited = "to another process of this host, and this one has waited"
+        shared = [answer for answer in answers if waited in str(answer)]
         assert len(shared) == len(processes) - 1
         assert all("the Iceberg catalog 'tests'" in str(answer) for answer in answers)
         world.outputs += answers
@@ -522,13 +513,9 @@ def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
     """`client.refresh-credentials-endpoint`; but no other host gets this process's token."""
     world.catalog.endpoints = world.catalog.endpoints[:1]
     place, ids = "v1/namespaces/ns/tables/table/credentials", [1, 2, 3]
-    for number, (endpoint, kind) in enumerate(
-        [
-            (f"/{place}", "credentials"),
-            (f"{world.catalog.uri}/{place}", "credentials"),
-            (f"http://other.example/{place}", "table"),
-        ]
-    ):
+    servers = [("", "credentials"), (world.catalog.uri, "credentials"), ("http://other.example", "table")]
+    for number, (server, kind) in enumerate(servers):
+        endpoint = f"{server}/{place}"
         world.catalog.more = {"config": {"client.refresh-credentials-endpoint": endpoint}}
         alice = world.process()
         reader = alice.open()
@@ -537,9 +524,8 @@ def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
         ids.append(4 + number)
         world.take_requests()
         world.store.expire()
-        world.later(
-            EVERY_S - 1
-        )  # a store does not say of HEAD why it refuses it; young credentials would not be replaced
+        # A store does not say of HEAD why it refuses it; young credentials would not be replaced.
+        world.later(EVERY_S - 1)
         assert alice.scanned(reader) == ids
         assert world.take_requests() == [("alice", "table"), ("alice", kind)], number
 
@@ -620,14 +606,11 @@ def test_conditions_that_are_not_met(world: World) -> None:
     alice = world.process()
     cached = alice.open("partial", **CACHED["partial"])
     assert alice.ids(cached) == [1, 2, 3]
-    for more, message in CONDITIONS:
+    for more, condition in CONDITIONS:
         world.catalog.more = more
         world.later(EVERY_S)
-        world.refused(
-            errors.NotSupportedError,
-            rf"table ns\.table of the Iceberg catalog 'tests'.*{message}",
-            lambda: alice.ids(cached),
-        )
+        message = rf"table ns\.table of the Iceberg catalog 'tests'.*{condition}"
+        world.refused(errors.NotSupportedError, message, lambda: alice.ids(cached))
     world.catalog.more = {"read-restrictions": {"required-row-filter": None, "required-column-projections": []}}
     assert alice.ids(cached) == [1, 2, 3]
 
@@ -639,14 +622,12 @@ def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
     alice = world.process()
     if is_stated:
         world.catalog.prefix = other_table.url
-        message = (
-            r"not covered by the credentials that the Iceberg catalog 'tests' has lent, which are for s3://.*/table"
-        )
+        error = r"not covered by the credentials that the Iceberg catalog 'tests' has lent, which are for s3://.*/table"
     else:
         lend = world.store.lend
         world.store.lend = lambda url, lives_s: lend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]
-        message = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location"
-    world.refused(errors.PysparkLookupError, message, lambda: alice.ids(alice.open()))
+        error = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location"
+    world.refused(errors.PysparkLookupError, error, lambda: alice.ids(alice.open()))
     assert world.take_requests() == [("alice", "table")]
 
 
@@ -698,10 +679,7 @@ def test_how_often_a_catalog_is_asked(world: World, monkeypatch: pytest.MonkeyPa
             world.later(EVERY_S)
             assert [cached.get_many([1]).num_rows for _ in range(2)] == [1, 1]
         assert len(world.take_requests()) == request_count
-    for bad in (
-        {"lookup.catalog.authorise-every": "1 h"},
-        {"lookup.catalog": "tests", "lookup.catalog.authorise-every": "often"},
-    ):
+    for bad in ({"lookup.catalog.authorise-every": "1 h"}, {"lookup.catalog": "tests", "lookup.catalog.authorise-every": "often"}):  # fmt: skip
         with pytest.raises(errors.OptionError, match=r"lookup\.catalog\.authorise-every"):
             LookupTable("ns.table", bad)
 

@@ -134,11 +134,8 @@ def test_no_snapshot_at_all(tmp_path: Path) -> None:
         assert ids(table) == [1]
 
 
-def test_options_that_have_no_meaning(table: Clocked) -> None:
-    """They are refused by name."""
-    for name, value in {"valid-write-ids": "t1:5:2:2,4:", "schema": "id int", "csv.header": "true"}.items():
-        with pytest.raises(OptionError, match=rf"lookup\.{name}"):
-            ids(table, **{name: value})
+def test_two_pins(table: Clocked) -> None:
+    """Options that both name a version are refused, and the error has both names."""
     for first, second in (("version", "tag"), ("branch", "tag"), ("timestamp", "branch")):
         pins = {"version": "1", "tag": "x", "branch": "x", "timestamp": "2026-01-01"}
         with pytest.raises(OptionError, match=rf"lookup\.{first}.*lookup\.{second}|lookup\.{second}.*lookup\.{first}"):
