@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.session
 from moto.s3.responses import S3Response
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 _acting = threading.RLock()
+# A process opens S3 once; a test acts as many processes, and botocore would read its models of all services for each.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 
 def application() -> DomainDispatcherApplication:
