@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import certifi
 import pytest
 from hypothesis import Phase, settings
 
@@ -40,6 +41,10 @@ os.environ.update(
 # Tests are short: what a JVM compiles thoroughly, or collects by several threads, they do not live to use.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 _HOST = Path(tempfile.mkdtemp(prefix="lookupcache-tests-"))
+# Each client of S3 reads the certificates that it trusts, which takes 40 ms for all that there are. Here S3 has no TLS: one will do.
+_FIRST, _END, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+(_HOST / "certificate.pem").write_text(_FIRST + _END)
+os.environ["AWS_CA_BUNDLE"] = str(_HOST / "certificate.pem")
 (_HOST / "lookupcache.conf").write_text(f"lookup.cache.dir = {_HOST / 'cache'}\n")
 os.environ["LOOKUPCACHE_CONF"] = str(_HOST / "lookupcache.conf")
 # What CI says is about the change: each run draws the same examples. A night (see `fuzzing`) draws more, and others every time.

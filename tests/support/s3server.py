@@ -9,13 +9,17 @@ from typing import Any
 
 import boto3
 import botocore.session
+import moto.backends
 from moto.s3.responses import S3Response
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 _acting = threading.RLock()
-# A process opens S3 once; a test acts as many processes, and botocore would read its models of all services for each.
+# Tests open S3 for many processes and make many requests. botocore's models of all services are read once for all processes,
+# the names of moto's modules once for all requests.
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+_moto_modules = [*moto.backends.list_of_moto_modules()]
+moto.backends.list_of_moto_modules = lambda: _moto_modules
 
 
 def application() -> DomainDispatcherApplication:
