@@ -49,7 +49,7 @@ from benchmarks import lake
 from benchmarks.lake import FULL, KEYS, MODES, Change, calls_of, customers, drawn_keys, more_rows, opened
 from benchmarks.servers import s3
 from pyspark_lookup import LookupTable
-from tests.support.delta_tables import append_commit, vectors_of
+from tests.support.delta_tables import append_commit, write_vectors
 
 PARTS = ("unchanged", "keys", "visible", "stream", "large", "log")
 
@@ -104,7 +104,7 @@ def delete_by_vectors(table: Path, count: int) -> None:
         "writerFeatures": ["deletionVectors", "appendOnly", "invariants"],
     }
     actions: list[dict[str, Any]] = [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}}]
-    vectors = vectors_of(table, [range(-(-count // len(adds)))] * len(adds))  # in one file, as Delta writes them
+    vectors = write_vectors(table, [range(-(-count // len(adds)))] * len(adds))  # in one file, as Delta writes them
     for (path, add), vector in zip(adds.items(), vectors, strict=True):
         actions.append({"remove": {"path": path, "deletionTimestamp": 1, "dataChange": True}})
         actions.append({"add": {**add, "dataChange": True, "deletionVector": vector}})

@@ -53,7 +53,7 @@ from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.storage.host_metrics import Publisher
 from pyspark_lookup.versions.host_versions import HostVersions
 from pyspark_lookup.versions.model import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
-from tests.support.disks import Opened, data_of, key
+from tests.support.disks import Opened, key, random_data
 from tests.support.fakes import FakeClock, Host, make_host
 from tests.support.full_cache import publish
 from tests.support.fuzzing import altered, by_day, damaged, fuzzed, memory_at_most, misspelled
@@ -67,7 +67,7 @@ pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1
 def test_a_damaged_block_or_record_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever became of its file: what was put, or nothing, which is counted; a block's file is gone, a record can be made anew."""
     opened = Opened(tmp_path_factory.mktemp("cache"))
-    opened.disk.put_blocks({key(1): data_of(1), key(2): data_of(2)})
+    opened.disk.put_blocks({key(1): random_data(1), key(2): random_data(2)})
     for name in ("one", "two"):
         opened.disk.create_record("table", name, {"digest": name, "n": [1, 2.5, None]})
     for path, other in (
@@ -79,7 +79,7 @@ def test_a_damaged_block_or_record_is_a_miss(tmp_path_factory: pytest.TempPathFa
         assert opened.disk.get_block(key(1)) is opened.disk.get_record("table", "one") is None
     assert (opened.count("blockDamagedCount"), opened.count("cacheFailureCount")) == (1, 1)
     assert not opened.path(key(1)).exists()
-    assert opened.disk.get_block(key(2)) == data_of(2)
+    assert opened.disk.get_block(key(2)) == random_data(2)
     assert opened.disk.create_record("table", "one", 7) == opened.disk.get_record("table", "one") == 7
 
 

@@ -25,8 +25,8 @@ from pyspark_lookup.options.enums import View
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk.directory import INNER
 from pyspark_lookup.storage.stores import open_store
-from tests.support.data_files import put
-from tests.support.disks import Opened, data_of, key, published
+from tests.support.data_files import write_parquet
+from tests.support.disks import Opened, key, published, random_data
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import memory_at_most
 from tests.support.sparks import DATA_SOURCES, needs
@@ -95,7 +95,7 @@ def plant(path: Path, what: str) -> None:
 
 def planted(opened: Opened, what: str) -> list[Path]:
     """It in the place of a block, a record and a segment, which were there."""
-    opened.disk.put_blocks({key(1): data_of(1)})
+    opened.disk.put_blocks({key(1): random_data(1)})
     opened.disk.create_record("version", "k", "right")
     places = [opened.path(key(1)), opened.root / "records" / "version" / "k", published(opened, "s", TABLE)]
     for path in places:
@@ -118,8 +118,8 @@ def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
     damaged = 0 if what == "a socket" else 1
     counts = [opened.count(name) for name in ("blockDamagedCount", "snapshotDamagedCount", "cacheFailureCount")]
     assert counts == [1, damaged, 3 - damaged]
-    disk.put_blocks({key(1): data_of(1)})
-    assert disk.get_block(key(1)) == (None if is_directory else data_of(1))
+    disk.put_blocks({key(1): random_data(1)})
+    assert disk.get_block(key(1)) == (None if is_directory else random_data(1))
     with pytest.raises(OSError, match="cannot be created") if is_directory else contextlib.nullcontext():
         assert disk.create_record("version", "k", "other") == "other"
     assert disk.remove_segment(TABLE, "s") is (not segment.exists())
@@ -130,11 +130,11 @@ def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
 def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> None:
     """The total is counted anew, numbers are done without, a claim is nobody's; what lies in a lock's place is locked, or cannot be."""
     disk = opened.disk
-    disk.put_blocks({key(1): data_of(1)})
+    disk.put_blocks({key(1): random_data(1)})
     plant(opened.root / "usage", what)
-    disk.put_blocks({key(2): data_of(2)})
+    disk.put_blocks({key(2): random_data(2)})
     assert opened.usage() == disk.used_bytes()
-    assert disk.get_block(key(2)) == data_of(2)
+    assert disk.get_block(key(2)) == random_data(2)
     path = published(opened, "s", TABLE).with_suffix(".used")
     assert disk.open_numbers(TABLE, "s", 4, create=True) is not None
     plant(path, what)
@@ -207,7 +207,7 @@ def test_names_of_records_and_segments_lead_nowhere_else(opened: Opened, name: s
 
 def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
     """Neither where a path names one, nor where it takes a file's place after the version was resolved."""
-    path = put(tmp_path / "dim.parquet", id=[1, 2])
+    path = write_parquet(tmp_path / "dim.parquet", id=[1, 2])
     host = make_host(str(path), None)
     table, version = host.resolver.discover(parse_options({"path": str(path)}))
     path.unlink()
@@ -319,7 +319,7 @@ def test_secrets_and_spark(spark: Any, web: WebServer, cache_dir: Path) -> None:
 
 def test_a_refused_directory_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With a cache directory that is refused rows are read from the store, which is logged once; nothing is put into it."""
-    path = put(tmp_path / "dim.parquet", id=[1, 2])
+    path = write_parquet(tmp_path / "dim.parquet", id=[1, 2])
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     for options in ({}, {"lookup.cache": "FULL"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 5}):

@@ -20,7 +20,7 @@ from pyspark_lookup.cache.disk_lookup_cache import DiskCacheLookupCache
 from pyspark_lookup.cache.lookup_cache import EntryRules
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from tests.support.fakes import FakeClock
-from tests.support.memory_cache import disk_cache_of, found_in, keys_of, rows_of
+from tests.support.memory_cache import list_values, make_disk_cache, make_keys, make_rows
 
 ALL = [[10], [20, 21], []]
 BLANK: list[Any] = [None, None, None]
@@ -30,14 +30,14 @@ def filled(
     directory: Path, clock: FakeClock | None = None, **more: Any
 ) -> tuple[DiskCacheLookupCache, CacheMetricGroup]:
     """A cache that has keys 1, 2 and 3, the last without rows."""
-    cache, metrics = disk_cache_of(directory, clock, **more), CacheMetricGroup()
+    cache, metrics = make_disk_cache(directory, clock, **more), CacheMetricGroup()
     cache.open(metrics)
-    cache.put_many(keys_of(1, 2, 3), rows_of(10, [20, 21], []))
+    cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []))
     return cache, metrics
 
 
 def found(cache: DiskCacheLookupCache) -> list[Any]:
-    return found_in(cache.get_many(keys_of(1, 2, 3)))
+    return list_values(cache.get_many(make_keys(1, 2, 3)))
 
 
 @contextlib.contextmanager
@@ -52,13 +52,13 @@ def test_entries_outlive_the_cache(tmp_path: Path) -> None:
     cache, metrics = filled(tmp_path / "c")
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o700
     cache.close()
-    other = disk_cache_of(tmp_path / "c")
+    other = make_disk_cache(tmp_path / "c")
     assert found(other) == found(cache) == ALL
     assert (metrics.snapshot()["hitCount"], metrics.snapshot()["missCount"]) == (3, 0)
     assert other.size() == 4  # keys, and one entry with the columns
     assert other.bytes() > 0
-    other.put_many(keys_of(2), rows_of([22]))
-    other.invalidate_many(keys_of(3))
+    other.put_many(make_keys(2), make_rows([22]))
+    other.invalidate_many(make_keys(3))
     assert found(cache) == [[10], [22], None]
     other.clear()
     assert found(cache) == BLANK
@@ -72,7 +72,7 @@ def test_entries_of_other_versions(tmp_path: Path) -> None:
     columns = pa.schema([("v", pa.int64())])
     cache.use(EntryRules("b", columns))
     assert found(cache) == BLANK
-    cache.put_many(keys_of(2), rows_of([22]))
+    cache.put_many(make_keys(2), make_rows([22]))
     cache.use(EntryRules("", columns))
     assert found(cache) == [[10], None, []]
     cache.use(
@@ -92,20 +92,20 @@ def test_entries_of_other_versions(tmp_path: Path) -> None:
     )
     assert found(cache) == [None, [22], []]
     cache.use(EntryRules("", pa.schema([("w", pa.int64())])))
-    assert cache.get_many(keys_of(1, 2, 3)).present.tolist() == [False, False, True]
+    assert cache.get_many(make_keys(1, 2, 3)).present.tolist() == [False, False, True]
 
 
 def test_expiry(tmp_path: Path) -> None:
     """By age since the load; over a restart of the machine by the wall clock, and what may be of any age has expired."""
     clock = FakeClock()
-    cache = disk_cache_of(tmp_path / "c", clock, expire_after_write_s=10)
-    cache.put_many(keys_of(1, 2, 3), rows_of(10, [20, 21], []), np.array([0.0, 5.0, 9.5]))
+    cache = make_disk_cache(tmp_path / "c", clock, expire_after_write_s=10)
+    cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []), np.array([0.0, 5.0, 9.5]))
     clock.tick(0.25)
     assert found(cache) == ALL
     clock.tick(0.25)
     assert found(cache) == [[10], [20, 21], None]
     clock.steady_s = 3.0
-    restarted = disk_cache_of(tmp_path / "c", clock, "boot-2", expire_after_write_s=10)
+    restarted = make_disk_cache(tmp_path / "c", clock, "boot-2", expire_after_write_s=10)
     assert found(restarted) == [[10], [20, 21], None]
     clock.tick(4.5)
     assert found(restarted) == [[10], None, None]
@@ -115,17 +115,17 @@ def test_expiry(tmp_path: Path) -> None:
 
 def test_a_bound_of_bytes(tmp_path: Path) -> None:
     """What was stored first makes room; an entry that is too large is not kept."""
-    cache = disk_cache_of(tmp_path / "c", max_bytes=2**20)
+    cache = make_disk_cache(tmp_path / "c", max_bytes=2**20)
     for start in range(0, 400, 20):
         numbers = range(start, start + 20)
         rows = pa.table({"t": [os.urandom(4000) for _ in numbers], "key_index": list(range(20))})
-        cache.put_many(keys_of(*numbers), rows)
+        cache.put_many(make_keys(*numbers), rows)
         assert cache.bytes() <= 2**20
-    present = cache.peek_many(keys_of(*range(400))).present
+    present = cache.peek_many(make_keys(*range(400))).present
     assert present[-100:].all()
     assert not present[:100].any()
-    cache.put_many(keys_of(1000), pa.table({"t": [bytes(2**20)], "key_index": [0]}))
-    assert not cache.peek_many(keys_of(1000)).present.any()
+    cache.put_many(make_keys(1000), pa.table({"t": [bytes(2**20)], "key_index": [0]}))
+    assert not cache.peek_many(make_keys(1000)).present.any()
     with pytest.raises(ValueError, match="max_bytes = 1000: give 1048576 or more"):
         DiskCacheLookupCache(tmp_path, max_bytes=1000)
 
@@ -240,17 +240,17 @@ def test_failures_of_the_database(
     mend = harm(tmp_path / "c", monkeypatch)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            cache.put_many(keys_of(1, 2, 3), rows_of(10, [20, 21], []))
+            cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []))
             assert found(cache) in (ALL, BLANK)
             assert cache.size() >= 0 <= cache.bytes()
-            cache.invalidate_many(keys_of(1))
+            cache.invalidate_many(make_keys(1))
             clock.tick(11)
     failures = metrics.snapshot()["cacheFailureCount"]
     assert 1 <= failures <= 3
     (record,) = [record for record in caplog.records if "diskcache-failed" in record.getMessage()]
     assert str(tmp_path / "c") in record.getMessage()
     mend()
-    cache.put_many(keys_of(1, 2, 3), rows_of(10, [20, 21], []))
+    cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []))
     assert found(cache) == ALL
     assert metrics.snapshot()["cacheFailureCount"] == failures
 
@@ -262,7 +262,7 @@ def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "c").rename(tmp_path / "moved")
     assert found(cache) == BLANK
     clock.tick(11)
-    cache.put_many(keys_of(1, 2, 3), rows_of(10, [20, 21], []))
+    cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []))
     assert found(cache) == ALL
 
 
@@ -286,12 +286,12 @@ def test_forks_while_threads_write(tmp_path: Path) -> None:
 
     def write(first: int) -> None:
         while busy:
-            cache.put_many(keys_of(*range(first, first + 20)), rows_of(*range(first, first + 20)))
+            cache.put_many(make_keys(*range(first, first + 20)), make_rows(*range(first, first + 20)))
 
     def check() -> None:
         number = os.getpid()
-        cache.put_many(keys_of(number), rows_of([number]))
-        assert found_in(cache.get_many(keys_of(1, 2, 3, number))) == [*ALL, [number]]
+        cache.put_many(make_keys(number), make_rows([number]))
+        assert list_values(cache.get_many(make_keys(1, 2, 3, number))) == [*ALL, [number]]
         assert cache._metrics.snapshot()["cacheFailureCount"] == 0
 
     writers = [threading.Thread(target=write, args=(first,)) for first in (1000, 2000)]
@@ -305,7 +305,7 @@ def test_forks_while_threads_write(tmp_path: Path) -> None:
         for thread in writers:
             thread.join()
     assert statuses == [0] * 3
-    assert found_in(cache.get_many(keys_of(*children))) == [[child] for child in children]
+    assert list_values(cache.get_many(make_keys(*children))) == [[child] for child in children]
     assert metrics.snapshot()["cacheFailureCount"] == 0
 
 
@@ -317,7 +317,7 @@ def test_writers_that_are_killed(tmp_path: Path) -> None:
 
         def write(turn: int = turn, writer: int = writer) -> None:
             for number in range(10_000):
-                cache.put_many(keys_of(*range(50)), rows_of(*([turn * 10_000 + number] * 50)))
+                cache.put_many(make_keys(*range(50)), make_rows(*([turn * 10_000 + number] * 50)))
                 os.write(writer, b".")
 
         child = in_child(write)
@@ -326,7 +326,7 @@ def test_writers_that_are_killed(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(reader)
-        values = found_in(cache.get_many(keys_of(*range(50))))
+        values = list_values(cache.get_many(make_keys(*range(50))))
         assert len({value[0] for value in values if value is not None}) == 1
         assert all(value is not None for value in values)
         assert metrics.snapshot()["cacheFailureCount"] == 0

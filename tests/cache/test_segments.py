@@ -26,7 +26,7 @@ from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter
 from tests.support.disks import Opened, files_at_most, handles_below
 from tests.support.fuzzing import by_day, fuzzed
-from tests.support.key_values import KINDS, SEED, plain, values_of
+from tests.support.key_values import KINDS, SEED, plain, scalar_values
 
 PLENTY = 2**40
 BOUND_S = 20.0  # nothing takes this long unless it hangs
@@ -173,7 +173,7 @@ def check_keys(segment: Segment, held: Sequence[pa.Array]) -> None:
 def cut_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cut]]:
     """Files of every kind of column, the names of the keys, and batches that come in any order."""
     kinds = draw(st.lists(st.sampled_from(KINDS), max_size=2))
-    pools = [draw(st.lists(st.none() | values_of(kind), min_size=1, max_size=8)) for kind in kinds]
+    pools = [draw(st.lists(st.none() | scalar_values(kind), min_size=1, max_size=8)) for kind in kinds]
     rng = draw(st.randoms(use_true_random=False))
     schema = pa.schema([
         *((f"k{n}", kind) for n, kind in enumerate(kinds)),

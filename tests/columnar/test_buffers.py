@@ -13,7 +13,7 @@ from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, read_column
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.errors import NotSupportedError
-from tests.support.column_values import SCALARS, kinds, pieces_of
+from tests.support.column_values import SCALARS, draw_pieces, kinds
 from tests.support.fuzzing import fuzzed
 from tests.support.key_values import LARGE, QUIET, SIGNALLING, bits
 
@@ -55,7 +55,7 @@ def check(kind: pa.DataType, pieces: Sequence[pa.Array]) -> pa.Array:
 @given(kind=SCALARS | kinds(3), data=st.data())
 def test_any_column(kind: pa.DataType, data: st.DataObject) -> None:
     """A column of any type, with nulls at every level, comes back equal, whatever its pieces, and parts of it can be written again."""
-    found = check(kind, pieces_of(data.draw, kind))
+    found = check(kind, draw_pieces(data.draw, kind))
     start = data.draw(st.integers(0, len(found)))
     part = found.slice(start, data.draw(st.integers(0, len(found) - start)))
     part.validate(full=True)

@@ -14,7 +14,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.columnar.calendars import ZoneHistory, convert_leaves, gregorian_dates, gregorian_days, widened
 from pyspark_lookup.columnar.predicate import ColumnStats, Compare, may_match
 from pyspark_lookup.errors import SchemaError
-from tests.support.delta_tables import append_commit, files_of
+from tests.support.delta_tables import append_commit, replay_files
 from tests.support.fakes import CACHES
 from tests.support.orc_files import JULIAN, PROLEPTIC, orc_file
 
@@ -197,7 +197,7 @@ def test_legacy_parquet_in_delta(tmp_path: Path, cache_dir: Path) -> None:
     """Of tables that were converted, whose statistics are as the footers have them, or as Spark has read the values."""
     content, delta = parquet_of_spark(LEGACY, "us"), tmp_path / "delta"
     write_deltalake(str(delta), pq.read_table(io.BytesIO(content)))
-    (add,) = files_of(delta, 0).values()
+    (add,) = replay_files(delta, 0).values()
     (delta / add["path"]).write_bytes(content)
     remove = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
     append_commit(delta, [{"remove": remove}, {"add": {**add, "size": len(content)}}])

@@ -50,7 +50,7 @@ from tests.support.key_values import (
     mixed,
     number,
     plain,
-    values_of,
+    scalar_values,
 )
 
 OTHER = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -108,7 +108,7 @@ def test_equal_keys_hash_alike(kind: pa.DataType, data: st.DataObject) -> None:
     """Keys are equal where all values are, and none with a null is; hashes are the documented ones, wherever a column lies."""
     kinds = [kind, *data.draw(st.just([]) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))]
     seed = data.draw(st.sampled_from([SEED, OTHER]))
-    pools = [data.draw(st.lists(st.none() | values_of(of), min_size=2, max_size=4, unique_by=repr)) for of in kinds]
+    pools = [data.draw(st.lists(st.none() | scalar_values(of), min_size=2, max_size=4, unique_by=repr)) for of in kinds]
     rows = data.draw(st.just([]) | st.lists(st.tuples(*map(st.sampled_from, pools)), min_size=4, max_size=12))
     columns = [pa.array([row[n] for row in rows], of) for n, of in enumerate(kinds)]
     values = list(zip(*map(plain, columns), strict=True))
@@ -405,9 +405,9 @@ def colliding(columns: Sequence[pa.Array], how: str) -> Numbers:
 @st.composite
 def key_columns(draw: st.DrawFn, kinds: Sequence[pa.DataType]) -> tuple[list[pa.Array], list[pa.Array]]:
     """Key columns of a table, unique or heavily duplicate, with nulls; and keys to probe, most of them there."""
-    pool = draw(st.lists(st.tuples(*map(values_of, kinds)), min_size=1, max_size=12))
+    pool = draw(st.lists(st.tuples(*map(scalar_values, kinds)), min_size=1, max_size=12))
     rows = pool if draw(st.booleans()) else draw(st.lists(st.sampled_from(pool), max_size=40))
-    others = draw(st.lists(st.tuples(*map(values_of, kinds)), max_size=4))
+    others = draw(st.lists(st.tuples(*map(scalar_values, kinds)), max_size=4))
     asked = draw(st.lists(st.sampled_from(pool + others), max_size=20))
     nulls = st.lists(st.integers(0, 40), max_size=4)
 

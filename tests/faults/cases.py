@@ -30,7 +30,7 @@ from tests.faults.direct import door, put
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
 from tests.history.checker import Rows, State, states
 from tests.support import fakes
-from tests.support.proxy import Fault, Mode, Proxy, Sent, backend, kind_of, objects_in
+from tests.support.proxy import Fault, Mode, Proxy, Sent, backend, read_objects, request_kind
 from tests.support.s3server import Application, S3Server
 
 BUCKET, BELOW = "faults", "table/"
@@ -82,7 +82,7 @@ class Bench:
         return Runtime(HostClock(lambda: self._wall_s, lambda: 1000.0, self.slept.append, "boot"), random.Random(seed))
 
     def fill(self, objects: Mapping[str, bytes]) -> None:
-        for name in objects_in(BUCKET):
+        for name in read_objects(BUCKET):
             backend().delete_object(BUCKET, name)
         for name, data in objects.items():
             put(BUCKET, name, data).last_modified -= _HOUR
@@ -96,7 +96,7 @@ class Bench:
             self.fill({})
             with self.host("prepare", 1):
                 kind.table(LookupTable(None, {**self.options("prepare"), "lookup.keys": "id"}))
-            self._prepared[name] = objects_in(BUCKET)
+            self._prepared[name] = read_objects(BUCKET)
         return self._prepared[name]
 
     @contextlib.contextmanager
@@ -114,7 +114,7 @@ class Bench:
         gets = itertools.count()
 
         def between(environ: Any, start: Any, app: Application) -> Iterable[bytes]:
-            if kind_of(environ) == "get" and next(gets) == number:
+            if request_kind(environ) == "get" and next(gets) == number:
                 self.fill(later)
             environ.pop("HTTP_IF_MATCH", None)
             return app(environ, start)
@@ -151,7 +151,7 @@ class Bench:
     def state(self, how: str) -> str:
         """What tells what the store and the writer's host hold after a write that ended so, from all else that they may."""
         found = hashlib.sha256(how.encode())
-        for name, data in sorted(objects_in(BUCKET).items()):
+        for name, data in sorted(read_objects(BUCKET).items()):
             found.update(f"{name} {len(data)} ".encode() + data)
         for part in ("blocks", "records"):
             for path in sorted((self._home / "writer" / part).rglob("*")):
@@ -263,7 +263,7 @@ class Case:
 
     def _state(self) -> tuple[Events, list[State]]:
         """The log's events, and the table after each commit, all read here."""
-        objects = objects_in(BUCKET)
+        objects = read_objects(BUCKET)
         texts = events_of(objects, BELOW)
         events = parsed(texts)
         missing = [path for path in named(events) if BELOW + path not in objects]
@@ -280,7 +280,7 @@ class Case:
         kind = self._kind
         expected = more if more is not None else kind.after if there else kind.before
         options = self._bench.options(host)
-        if not events_of(objects_in(BUCKET), BELOW):
+        if not events_of(read_objects(BUCKET), BELOW):
             return
         keys = sorted({id_ for id_, _, _ in (*kind.before, *kind.after, *expected)})
         wanted = left_of(expected, set(range(100)) - set(keys))

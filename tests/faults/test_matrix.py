@@ -16,7 +16,7 @@ from tests.faults.cases import BUCKET, Bench, Case, check_ended, home
 from tests.faults.writes import KINDS, SMALL, Kind, counted, rows
 from tests.history.checker import Rows
 from tests.support.fuzzing import BY_NIGHT, MORE, seeds
-from tests.support.proxy import Fault, Mode, Sent, faults_of
+from tests.support.proxy import Fault, Mode, Sent, list_faults
 from tests.support.s3server import S3Server
 
 TRIED = 2 if BY_NIGHT else 1  # cases of each kind, times `MORE`
@@ -32,7 +32,7 @@ def bench(s3_server: S3Server) -> Iterator[Bench]:
 
 def chosen(kind: Kind, requests: Sequence[Sent], seed: int) -> Sequence[Fault]:
     """Some faults of a write of these requests. With `LOOKUPCACHE_FAULTS` a share of all, as `1/2`, or one: number, mode, answer."""
-    which, matrix = os.environ.get("LOOKUPCACHE_FAULTS", ""), faults_of(requests)
+    which, matrix = os.environ.get("LOOKUPCACHE_FAULTS", ""), list_faults(requests)
     if "," in which:
         number, mode, answer = which.split(",")
         return [Fault(int(number), answer, Mode[mode])]

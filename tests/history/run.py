@@ -11,9 +11,9 @@ from typing import Any
 from tests.history.checker import check, states
 from tests.soak.watch import check_directory
 from tests.support.fakes import CACHES
-from tests.support.proxy import GRAVES, Proxy, objects_in
+from tests.support.proxy import GRAVES, Proxy, read_objects
 from tests.support.s3server import S3Server
-from tests.support.workers import Workers, notes_in
+from tests.support.workers import Workers, read_notes
 
 FAILING = 0.08
 """Of the store's calls: lost before they arrive; on S3 as many are lost afterwards."""
@@ -94,25 +94,25 @@ class S3Place(Place):
 
     def log(self) -> list[bytes]:
         name = "table/_lookup/log/"
-        buried = objects_in(GRAVES, f"{self._bucket}/{name}")
+        buried = read_objects(GRAVES, f"{self._bucket}/{name}")
         found = {key.removeprefix(f"{self._bucket}/"): value for key, value in buried.items()}
-        found |= objects_in(self._bucket, name)
+        found |= read_objects(self._bucket, name)
         return [found[name] for name in sorted(found)]
 
     def trimmed(self) -> int:
-        return len(self.log()) - len(objects_in(self._bucket, "table/_lookup/log/"))
+        return len(self.log()) - len(read_objects(self._bucket, "table/_lookup/log/"))
 
     def read_file(self, path: str) -> bytes:
         name = f"table/{path}"
-        grave = objects_in(GRAVES, f"{self._bucket}/{name}")
-        return grave[f"{self._bucket}/{name}"] if grave else objects_in(self._bucket, name)[name]
+        grave = read_objects(GRAVES, f"{self._bucket}/{name}")
+        return grave[f"{self._bucket}/{name}"] if grave else read_objects(self._bucket, name)[name]
 
     def begin(self, seed: int) -> None:
         self.proxy.begin_at_random(self._shares, seed)
 
     def end(self) -> int:
         self.proxy.end()
-        return len(objects_in(GRAVES, f"{self._bucket}/"))
+        return len(read_objects(GRAVES, f"{self._bucket}/"))
 
 
 def readers(work: Path) -> dict[str, dict[str, str]]:
@@ -180,7 +180,7 @@ def run(place: Place, work: Path, seconds: float, seed: int) -> dict[str, int]:
         workers.close()
         removed = place.end()
     found, tags = states(place.log(), place.read_file)
-    told = check(notes_in(notes), found, tags, _sees_all, lambda who: who.endswith("-shared"))
+    told = check(read_notes(notes), found, tags, _sees_all, lambda who: who.endswith("-shared"))
     for directory in (work / "cache").iterdir():
         seen, wrong = check_directory(directory)
         assert (wrong, seen["counted"].keys() & DAMAGE) == ([], set())
@@ -196,4 +196,4 @@ def _sees_all(who: str) -> bool:
 
 
 def _counts(notes: Path) -> collections.Counter[str]:
-    return collections.Counter(note["kind"] for note in notes_in(notes))
+    return collections.Counter(note["kind"] for note in read_notes(notes))

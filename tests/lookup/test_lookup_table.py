@@ -22,7 +22,7 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
-from tests.support.data_files import put
+from tests.support.data_files import write_parquet
 from tests.support.fakes import wait_until_settled
 from tests.support.managed_tables import Site, site
 
@@ -32,7 +32,7 @@ __all__ = ["site"]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A file of four rows."""
-    return put(tmp_path / "dim.parquet", id=[1, 2, 3, 4], name=["a", "b", None, "b"], x=[0.5, 1.5, 2.5, 3.5])
+    return write_parquet(tmp_path / "dim.parquet", id=[1, 2, 3, 4], name=["a", "b", None, "b"], x=[0.5, 1.5, 2.5, 3.5])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
     assert narrow.scan(("id", "x")).column_names == ["id", "x"]
     assert narrow.scan().column_names == ["name", "x"]
     names = ["a,b", "c`d", "e f", "g.h", '"i"', "`", "ä"]
-    odd = put(tmp_path / "odd.parquet", **{name: [number] for number, name in enumerate(names)})
+    odd = write_parquet(tmp_path / "odd.parquet", **{name: [number] for number, name in enumerate(names)})
     found = table(at=odd).scan(names[::-1])
     assert found.column_names == names[::-1]
     assert found.to_pylist() == [{name: number for number, name in enumerate(names)}]
@@ -103,15 +103,15 @@ def test_a_predicate_is_in_addition_to_lookup_where(
 def test_a_table_that_changes(table: Opens, tmp_path: Path) -> None:
     """The same files are one version, whoever asks, in whatever spelling. A table is described as a scan would read it."""
     root = tmp_path / "t"
-    put(root / "a.parquet", id=[1])
+    write_parquet(root / "a.parquet", id=[1])
     opened, elsewhere = table(at=root), table({"lookup.where": "id = 1"}, at=root / "." / "x" / "..")
     first = opened.version
-    put(root / "b.parquet", id=[1])
+    write_parquet(root / "b.parquet", id=[1])
     assert opened.version == elsewhere.version != first
     (root / "b.parquet").unlink()
     assert opened.version == elsewhere.version == first
     (root / "a.parquet").unlink()
-    files = [put(root / f"dt={dt}" / "a.parquet", id=[1], name=["n"]) for dt in (1, 2)]
+    files = [write_parquet(root / f"dt={dt}" / "a.parquet", id=[1], name=["n"]) for dt in (1, 2)]
     narrow = table({"lookup.columns": "DT,id", "lookup.where": "id = 1"}, at=root)
     found = narrow.describe()
     options = found.pop("options")
@@ -186,7 +186,7 @@ def test_columns_that_a_snapshot_leaves_out_are_read_from_the_files(opens: Opens
 def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> None:
     """True and False are Spark's true and false, numbers their digits. All are checked before."""
     root = tmp_path / "t"
-    put(root / "a.parquet", id=[1])
+    write_parquet(root / "a.parquet", id=[1])
     odd = {"lookup.success-file": False, "lookup.max-retries": 0, "lookup.settle": datetime.timedelta(0)}
     assert table(odd, at=root).scan().num_rows == 1
     with pytest.raises(errors.TableBusyError, match="_SUCCESS"):
@@ -247,7 +247,7 @@ def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -
         opened.scan()
     assert opened.metrics()["blockDamagedCount"] == 0
     (root / "a.csv").unlink()
-    put(root / "a.parquet", id=[1])
+    write_parquet(root / "a.parquet", id=[1])
     assert opened.scan().num_rows == 1
 
 
@@ -261,7 +261,7 @@ def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, s
         (lambda: opened.version, ["head"]),
         (opened.describe, ["head"]),
         (opened.metrics, []),
-        (lambda: put(path, id=[1]), []),
+        (lambda: write_parquet(path, id=[1]), []),
         (opened.scan, ["head", "get"]),
     ]
     for act, cost in costs:
@@ -291,7 +291,7 @@ def test_a_warm_get_reads_and_writes_no_record(
             if managed:
                 other.upsert([{"id": 1, "x": x}])
             else:
-                wait_until_settled(put(path / "a.parquet", id=[1], x=[x]))
+                wait_until_settled(write_parquet(path / "a.parquet", id=[1], x=[x]))
             other.reload()
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -503,7 +503,7 @@ BEYOND: dict[str, pa.Array] = {
 @pytest.mark.parametrize("kind", BEYOND)
 def test_values_that_no_type_of_python_holds(tmp_path: Path, kind: str) -> None:
     """They are an error that names their column where Python's types are asked for; in Arrow they are read."""
-    path = put(tmp_path / "a.parquet", id=[1, 2], v=BEYOND[kind])
+    path = write_parquet(tmp_path / "a.parquet", id=[1, 2], v=BEYOND[kind])
     for cache in ("NONE", "FULL"):
         options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id", "lookup.cache": cache}
         reader = LookupTable(str(path), options)

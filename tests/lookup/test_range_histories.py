@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import DamagedFileError, OptionError, OverlapError, SchemaError
-from tests.support.delta_tables import files_of, give_vectors, set_properties, vector_of
+from tests.support.delta_tables import give_vectors, replay_files, set_properties, write_vector
 from tests.support.fuzzing import by_day, seeds
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, opened
@@ -428,8 +428,8 @@ class _DeltaNetworks(_Networks):
 
     def _delete(self, numbers: list[int]) -> None:
         version = DeltaTable(str(self._home)).version()
-        for add in files_of(self._home, version).values():
+        for add in replay_files(self._home, version).values():
             file_numbers = pq.read_table(self._home / add["path"]).column("number").to_pylist()
             if {*numbers} & {*file_numbers}:
                 places = [place for place, number in enumerate(file_numbers) if number not in self.alive]
-                give_vectors(self._home, [add], [vector_of(self._home, places, "i")])
+                give_vectors(self._home, [add], [write_vector(self._home, places, "i")])

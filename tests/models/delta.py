@@ -12,7 +12,7 @@ from tests.models.answers import Content, Row, known_content
 from tests.models.histories import Step
 from tests.models.values import shown
 from tests.support.delta_evaluation import live_files
-from tests.support.delta_tables import give_vectors, vector_of
+from tests.support.delta_tables import give_vectors, write_vector
 
 _REMOVED_FROM_LOG = 2  # of three commits before a checkpoint
 
@@ -91,7 +91,7 @@ class Delta(DrawnRows):
             return
         add = rng.choice(whole)
         count = json.loads(add["stats"])["numRecords"]
-        vector = vector_of(self.ground.path, rng.sample(range(count), rng.randint(1, count)), rng.choice("iup"))
+        vector = write_vector(self.ground.path, rng.sample(range(count), rng.randint(1, count)), rng.choice("iup"))
         give_vectors(self.ground.path, [add], [vector])
 
     def _restore(self, rng: random.Random) -> None:

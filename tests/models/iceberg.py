@@ -18,7 +18,7 @@ from tests.models.answers import Condition, Content
 from tests.models.histories import ICEBERG, Step
 from tests.models.values import plain
 from tests.support.iceberg_definition import Publish, in_catalog, sql_catalog
-from tests.support.iceberg_manifests import Entry, File, spec_of
+from tests.support.iceberg_manifests import Entry, File, find_spec
 from tests.support.iceberg_oracle import DATA, Oracle, is_vector
 from tests.support.iceberg_values import Field, Kind, arrow_field, from_raw
 from tests.support.iceberg_writing import IcebergTable
@@ -132,7 +132,7 @@ class Iceberg(Table):
         files = []
         for entry in oracle.entries:
             if entry.file["content"] == DATA:
-                spec = zip(spec_of(oracle.meta, entry.file["spec_id"]), entry.file["partition"].values(), strict=True)
+                spec = zip(find_spec(oracle.meta, entry.file["spec_id"]), entry.file["partition"].values(), strict=True)
                 known = [(fields.get(one["source-id"]), value) for one, value in spec if one["transform"] == "identity"]
                 values = {field["name"]: from_raw(field["type"], value) for field, value in known if field is not None}
                 files.append((values, tuple(oracle.rows([row for _, row in oracle.live_rows(entry)]).to_pylist())))
@@ -216,7 +216,7 @@ class Iceberg(Table):
         mapped = self.is_mapped and rng.random() < 0.4
         specs = table.meta["partition-specs"]
         spec = rng.choice(specs)["spec-id"] if rng.random() < 0.2 else table.meta["default-spec-id"]
-        told = {one["source-id"] for one in spec_of(table.meta, spec) if one["transform"] == "identity"}
+        told = {one["source-id"] for one in find_spec(table.meta, spec) if one["transform"] == "identity"}
         without = {field["name"] for field in table.fields if field["id"] in told} if rng.random() < 0.3 else set()
         form, bounds = rng.choice(self.forms), rng.random() < 0.8
         return table.data(rows, form, ids=not mapped, bounds=bounds, spec=spec, without=without)
@@ -276,7 +276,7 @@ class Iceberg(Table):
             of: dict[str, Any] = {"spec": entry.file["spec_id"], "partition": entry.file["partition"]}
             if free and rng.random() < 0.6:
                 spec = rng.choice(free)
-                of = {"spec": spec, "partition": {one["name"]: None for one in spec_of(table.meta, spec)}}
+                of = {"spec": spec, "partition": {one["name"]: None for one in find_spec(table.meta, spec)}}
             add.append(table.equality(rows, columns, rng.choice(self.forms), bounds=rng.random() < 0.7, **of))
         again = [{**row, "s": self.ground.new_serial()} for row in rng.sample(some, min(len(some), 2))]
         self._deleted += some
@@ -332,7 +332,7 @@ class Iceberg(Table):
 
     def evolve(self) -> None:
         table, rng = self.table, self.rng
-        default = spec_of(table.meta, table.meta["default-spec-id"])
+        default = find_spec(table.meta, table.meta["default-spec-id"])
         partitioned = {one["source-id"] for one in default if one["transform"] != "void"}
         free = [field for field in table.fields if field["name"] not in self.keys and field["id"] not in partitioned]
         other = [field for field in free if field["name"] not in self._fixed]

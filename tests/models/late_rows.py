@@ -23,7 +23,7 @@ from deltalake import write_deltalake
 from pyspark_lookup import LookupTable
 from tests.support.preloaded import python_variables
 from tests.support.spark_tables import MODES, saved
-from tests.support.workers import Workers, notes_in
+from tests.support.workers import Workers, read_notes
 
 Content = Mapping[int, Sequence[int]]
 """The rows of a table: the values of each key."""
@@ -404,7 +404,7 @@ class History:
             time.sleep(0.1)
 
     def _notes(self, kind: str) -> list[dict[str, Any]]:
-        return [note for note in notes_in(self._home / "notes") if note["kind"] == kind]
+        return [note for note in read_notes(self._home / "notes") if note["kind"] == kind]
 
     def _commits(self) -> list[int]:
         directory = self._home / "checkpoint" / "commits"
@@ -421,7 +421,7 @@ def batches_of(home: Path) -> list[Batch]:
     """The committed micro-batches of a history, by Spark's checkpoint, the sink, and the metrics that Spark reported."""
     checkpoint = home / "checkpoint"
     told = {
-        note["batch"]: json.loads(note["observed"]) for note in notes_in(home / "notes") if note["kind"] == "progress"
+        note["batch"]: json.loads(note["observed"]) for note in read_notes(home / "notes") if note["kind"] == "progress"
     }
     files = _files_of(checkpoint)
     batches, before, ticks = list[Batch](), -1, 0

@@ -10,7 +10,7 @@ import pytest
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from tests.support.data_files import write_file
 from tests.support.fakes import CACHES
-from tests.support.workers import anonymous_bytes, grown_by, in_fresh_process
+from tests.support.workers import anonymous_bytes, in_fresh_process, measure_growth
 
 IDS = 2000
 WARM, MEASURED = 250, 250  # upserts; after the first ones all that is kept is there
@@ -47,7 +47,7 @@ def test_upserts_leave_no_memory_behind(tmp_path: Path) -> None:
 def build(table: Path, cache: Path, memory: int, answer: Path) -> None:
     options = {"lookup.keys": "id", "lookup.cache.dir": str(cache), "lookup.full-cache.build-memory": f"{memory}m"}
     lookup = LookupTable(str(table), {**options, **CACHES["FULL"]})
-    answer.write_text(str(grown_by(lookup.warm)))
+    answer.write_text(str(measure_growth(lookup.warm)))
 
 
 def test_a_build_within_its_memory(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ import pytest
 from pyspark_lookup.columnar.types import VARIANT, is_variant
 from pyspark_lookup.columnar.variants import assemble
 from pyspark_lookup.errors import PredicateError, SchemaError
-from tests.support.delta_tables import add_of, append_commit, log_of_files
+from tests.support.delta_tables import append_commit, log_of_files, make_add
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, opened
 from tests.support.variants import (
     decode,
     encode,
     encode_metadata,
+    field_names,
     fitting_value,
-    names_in,
     random_shape,
     random_value,
     shredded,
@@ -56,7 +56,7 @@ def test_delta_tables(tmp_path: Path, cache_dir: Path, mode: str) -> None:
             pq.write_table(
                 pa.table({"id": list(ids), "v": column, "s": inside}), path / name, store_schema=rng.random() < 0.5
             )
-            adds.append(add_of(path / name))
+            adds.append(make_add(path / name))
             values |= added
             files[name] = list(ids)
         if commit == 0:
@@ -82,7 +82,7 @@ def test_iceberg_tables(tmp_path: Path, cache_dir: Path) -> None:
     values = [random_value(rng) for _ in range(5)]
     pairs = []
     for value in values:
-        names = sorted(names_in(value))
+        names = sorted(field_names(value))
         pairs.append({"metadata": encode_metadata(names, 2), "value": encode(value, names, rng)})
     table.commit(table.data([{"id": number, "v": pair} for number, pair in enumerate(pairs)]))
     table.meta["schemas"][0]["fields"][1]["type"] = "variant"

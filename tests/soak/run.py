@@ -25,7 +25,7 @@ from tests.soak.checker import batches_of, check_batches, check_late
 from tests.soak.watch import Watch, check_directory
 from tests.support.cluster import Cluster, environment
 from tests.support.s3server import S3Server
-from tests.support.workers import Following, Notes, Workers, notes_in
+from tests.support.workers import Following, Notes, Workers, read_notes
 
 ROWS_PER_SECOND = 200
 WRITERS = ("publisher", "writer0", "writer1")
@@ -92,7 +92,7 @@ class Soak:
         self._place.proxy.begin_at_random(shares, self.rng.getrandbits(32))
 
     def _kinds(self) -> set[str]:
-        return {note["kind"] for note in notes_in(self._notes)}
+        return {note["kind"] for note in read_notes(self._notes)}
 
     def _wait(self, until: Callable[[], bool], what: str) -> None:
         began = time.monotonic()
@@ -157,7 +157,7 @@ class Soak:
                 self._noted = change.position
 
     def _checked(self, wrong: list[str]) -> dict[str, Any]:
-        notes = notes_in(self._notes)
+        notes = read_notes(self._notes)
         told: dict[str, Any] = {}
         try:
             found, tags = states(self._place.log(), self._place.read_file)

@@ -12,7 +12,7 @@ from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.sources.iceberg import columns
 from pyspark_lookup.sources.iceberg.source import IcebergSource
 from tests.support.lake_tables import counting, opened
-from tests.support.large_lakes import LargeDelta, LargeIceberg, LargeTable, row, rows_of, snapshot_files
+from tests.support.large_lakes import LargeDelta, LargeIceberg, LargeTable, row, scan_rows, snapshot_files
 from tests.support.large_tables import Lose
 
 
@@ -60,13 +60,13 @@ Restart = Callable[[], None]
 def test_another_process_reads_no_log(kind: Kind, table: LargeTable, cache: Path, restart: Restart) -> None:
     """It looks at what is new, maps the columns, and opens the file that its key may be in."""
     first = opened(table.path, cache, keys="id")
-    assert rows_of(first) == table.rows()
+    assert scan_rows(first) == table.rows()
     assert first.get(15) == [row(15, "ü/ %")]
     restart()
     second = opened(table.path, cache, keys="id")
     assert counting(second, lambda: second.version)[:3] == (kind.heads, 0, 0)
     assert counting(second, lambda: second.get(15))[:3] == (kind.heads, 0, 0)  # the host has the bytes of the only file
-    assert rows_of(second) == table.rows()
+    assert scan_rows(second) == table.rows()
 
 
 @pytest.mark.parametrize("options", [{}, {"partition": "region=eu"}], ids=["all", "a partition"])
@@ -130,9 +130,9 @@ def test_columns_that_are_lost(
     for _ in range(2):
         reader = opened(table.path, cache, keys="id")
         assert reader.get(12) == [row(12, "ü/ %")]
-        assert rows_of(reader) == table.rows()
+        assert scan_rows(reader) == table.rows()
         table.append(row(15))
-        assert rows_of(reader) == table.rows()
+        assert scan_rows(reader) == table.rows()
         globs = next(patterns[label] for patterns in FILES_TO_LOSE.values() if label in patterns)
         lose(path for pattern in globs for path in cache.glob(f"**/{pattern}"))
         restart()
@@ -141,14 +141,14 @@ def test_columns_that_are_lost(
 def test_columns_follow_the_table(kind: Kind, table: LargeTable, cache: Path, restart: Restart) -> None:
     """Files come and go, a version is pinned, and the columns are made anew: the older ones go in time."""
     reader = opened(table.path, cache, keys="id")
-    version, before = table.version(), rows_of(reader)
+    version, before = table.version(), scan_rows(reader)
     for step in range(5):
         table.change(step)
-        assert rows_of(reader) == table.rows()
+        assert scan_rows(reader) == table.rows()
         restart()
         reader = opened(table.path, cache, keys="id")
-        assert rows_of(reader) == table.rows()
-    assert rows_of(opened(table.path, cache, version=version)) == before
+        assert scan_rows(reader) == table.rows()
+    assert scan_rows(opened(table.path, cache, version=version)) == before
     assert len(snapshot_files(cache, kind.prefix)) <= kind.most
 
 
@@ -168,4 +168,4 @@ def test_a_table_that_was_emptied(table: LargeTable, tmp_path: Path, restart: Re
 def test_partitions_are_selected(table: LargeTable, cache: Path, selected: str) -> None:
     region = "eu" if "eu" in selected else "ü/ %"
     expected = [table_row for table_row in table.rows() if table_row["region"] == region]
-    assert rows_of(opened(table.path, cache, partition=selected)) == expected
+    assert scan_rows(opened(table.path, cache, partition=selected)) == expected

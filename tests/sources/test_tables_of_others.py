@@ -15,7 +15,7 @@ from pyspark_lookup.sources.delta.source import DeltaSource
 from tests.support.delta_tables import by_deltalake
 from tests.support.fuzzing import BY_NIGHT, share
 from tests.support.iceberg_oracle import read
-from tests.support.lake_tables import MODES, Rows, opened, rows_of
+from tests.support.lake_tables import MODES, Rows, as_multiset, opened
 
 ARCHIVES = Path(os.environ.get("LOOKUPCACHE_TABLES") or Path(__file__).parents[3] / "shared" / "tables")
 """`delta.tgz` and `iceberg.tgz`: test data of delta-io/delta-rs, delta-io/delta and duckdb/duckdb-iceberg."""
@@ -97,13 +97,13 @@ def check(table: Path, names: set[str], cache: Path, mode: str, expected: Callab
     elif count is not None:
         assert opened(table, cache).scan().num_rows == count
     else:
-        check_rows(functools.partial(opened, table, cache), mode, rows_of(expected(table)))
+        check_rows(functools.partial(opened, table, cache), mode, as_multiset(expected(table)))
 
 
 def check_rows(opened: Callable[..., LookupTable], mode: str, expected: Rows) -> None:
     """A table has these rows: by a scan without a cache, and in a mode by a scan and by the values of its first flat column as keys."""
     rows, types = opened("none").scan(), pa.types
-    assert rows_of(rows) == expected
+    assert as_multiset(rows) == expected
     flat = [f.name for f in rows.schema if not types.is_nested(f.type) and not types.is_floating(f.type)]
     if not flat or not rows.num_rows:
         return
@@ -111,10 +111,10 @@ def check_rows(opened: Callable[..., LookupTable], mode: str, expected: Rows) ->
     keys = pa.table({key: rows.column(key).unique().drop_null()})
     table = opened(mode, key)
     answer = table.get_many(keys)
-    assert rows_of(answer.drop_columns(["key_index"])) == rows_of(rows.filter(rows.column(key).is_valid())), key
+    assert as_multiset(answer.drop_columns(["key_index"])) == as_multiset(rows.filter(rows.column(key).is_valid())), key
     assert {*answer.column("key_index").to_pylist()} == {*range(keys.num_rows)}
     if mode != "partial":
-        assert rows_of(table.scan()) == expected
+        assert as_multiset(table.scan()) == expected
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.cluster import HOME, Cluster
-from tests.support.spark_tables import printed_by, put
+from tests.support.spark_tables import publish_version, run_command
 from tests.support.sparks import DATA_SOURCES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(560)]
@@ -22,7 +22,7 @@ INSTALLED = f"environment/lib/python{sys.version_info.major}.{sys.version_info.m
 def install(python: Path, wheel: Path) -> None:
     """Install a wheel, and copies of what it needs from the environment of the tests: the same versions, without an index."""
     pip = [sys.executable, "-m", "pip", "--python", python]
-    printed_by(*pip, "install", "--no-index", "--no-deps", wheel)
+    run_command(*pip, "install", "--no-index", "--no-deps", wheel)
     (site,) = python.parents[1].glob("lib/python*/site-packages")
     (ours,) = metadata.distributions(path=[str(site)])
     needed = list(ours.requires or [])
@@ -38,7 +38,7 @@ def install(python: Path, wheel: Path) -> None:
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(str(file.locate()), site / file)
         needed += distribution.requires or []
-    printed_by(*pip, "check")
+    run_command(*pip, "check")
 
 
 def packed_environment(home: Path) -> Path:
@@ -48,11 +48,11 @@ def packed_environment(home: Path) -> Path:
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, sources)
     shutil.copytree(ROOT / "pyspark_lookup", sources / "pyspark_lookup", ignore=shutil.ignore_patterns("__pycache__"))
-    printed_by(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", home, sources)
-    printed_by(sys.executable, "-m", "venv", "--without-pip", home / "environment")
+    run_command(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", home, sources)
+    run_command(sys.executable, "-m", "venv", "--without-pip", home / "environment")
     install(home / "environment" / "bin" / "python", *home.glob("*.whl"))
     packed = home / "environment.tar.gz"
-    printed_by(sys.executable, "-m", "venv_pack", "--compress-level", 1, "-p", home / "environment", "-o", packed)
+    run_command(sys.executable, "-m", "venv_pack", "--compress-level", 1, "-p", home / "environment", "-o", packed)
     return packed
 
 
@@ -100,9 +100,9 @@ spark.stop()
 def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Joins, reads and writes use the package of the archive; the hosts' Python, of the system, has none."""
     archive = packed_environment(tmp_path_factory.mktemp("packed"))
-    dim = put(tmp_path / "dim.parquet", 1, range(0, 400, 2))
+    dim = publish_version(tmp_path / "dim.parquet", 1, range(0, 400, 2))
     (tmp_path / "environment").mkdir()
-    printed_by("tar", "-xzf", archive, "-C", tmp_path / "environment")  # for the driver, which is a client
+    run_command("tar", "-xzf", archive, "-C", tmp_path / "environment")  # for the driver, which is a client
     (tmp_path / "job.py").write_text(_JOB)
     conf = tmp_path / "lookupcache.conf"
     conf.write_text(f"lookup.cache.dir = {tmp_path / 'cache'}\n")
@@ -122,7 +122,7 @@ def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     try:
         command = [HOME / "bin" / "spark-submit", "--master", cluster.master, *options]
         command += ["--archives", f"{archive}#environment", "job.py", dim, f"{tmp_path}/", bool(DATA_SOURCES)]
-        printed = printed_by(*command, cwd=tmp_path, env=variables)
+        printed = run_command(*command, cwd=tmp_path, env=variables)
     finally:
         cluster.close()
     found = dict(line.split(" ", 1) for line in printed.splitlines() if line.split(" ")[0].isupper())

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fuzzing import BY_NIGHT
 from tests.support.preloaded import python_variables
-from tests.support.spark_tables import CONNECT, put, said_by, saved
+from tests.support.spark_tables import CONNECT, publish_version, run_script, saved
 from tests.support.sparks import DATA_SOURCES, PIPELINES, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
@@ -90,7 +90,7 @@ spark.stop()
 """
     variables = {**python_variables(tmp_path), "PYTHONPATH": without_pyiceberg(tmp_path)}
     commits = 2 if BY_NIGHT else 1
-    assert said_by(tmp_path, f"COMMITS = {commits}{_BEGIN}{script}", path, replacement, variables=variables) == [
+    assert run_script(tmp_path, f"COMMITS = {commits}{_BEGIN}{script}", path, replacement, variables=variables) == [
         "FIRST ['a', 'b']", "SECOND ['c', 'd']", "TABLE ['c', 'd']", "NAMED 2", "WORKERS False",
         *(f"ICEBERG {n} {n} {n}" for n in range(1, commits + 1)), "ERROR True",
     ]  # fmt: skip
@@ -143,7 +143,7 @@ for moment in "TIMESTAMP'2024-01-03 00:59'", "TIMESTAMP'2024-01-03 01:00'", "TIM
     enrich(f"SELECT 1 AS k, {moment} AS t", history, {"k": "id"}, **since)
 spark.stop()
 """
-    assert said_by(tmp_path, _BEGIN + script, path, "", variables=python_variables(tmp_path), timeout_s=200) == [
+    assert run_script(tmp_path, _BEGIN + script, path, "", variables=python_variables(tmp_path), timeout_s=200) == [
         "FLOW [(1, 'c'), (9, None), (None, None)]",
         "FLOW [(Decimal('1.00'), 'c')]",
         "FLOW [(1, 'c', None, 1)]",
@@ -161,7 +161,7 @@ spark.stop()
 @pytest.mark.nightly
 def test_lookups_and_writes_over_spark_connect(tmp_path: Path) -> None:
     """Joins, streams, SQL functions and errors are as in a classic session; a managed table is written, joined and followed."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     script = """
 import os
 from pyspark_lookup import explain_lookup, lookup_join, register_lookup
@@ -242,8 +242,8 @@ stream = stream.option("checkpointLocation", "batches-seen").trigger(availableNo
 assert stream.start().awaitTermination(120)
 print("BATCH", Path(path + "-seen").read_text())
 """
-    replacement = put(tmp_path / "replacement.parquet", 10)
-    assert said_by(
+    replacement = publish_version(tmp_path / "replacement.parquet", 10)
+    assert run_script(
         tmp_path, _BEGIN + script, path, replacement, variables=python_variables(tmp_path), timeout_s=500
     ) == [
         *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"], "EXPLAINED 2", "SQL (10, 9)",

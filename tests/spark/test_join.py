@@ -22,8 +22,18 @@ from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup
 from pyspark_lookup.spark import join, reading
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.spark.lookup_pass import estimated_rows
-from tests.support.lookup_service import options_of
-from tests.support.spark_tables import MODES, catalog_options, conf, events, put, running, said_by, saved, stream_of
+from tests.support.lookup_service import service_options
+from tests.support.spark_tables import (
+    MODES,
+    catalog_options,
+    conf,
+    events,
+    publish_version,
+    run_script,
+    running,
+    saved,
+    stream_events,
+)
 from tests.support.sparks import DATA_SOURCES, SQL_FUNCTIONS, needs
 
 pytestmark = pytest.mark.spark
@@ -73,7 +83,7 @@ for frame in (lookup_join(facts, sys.argv[1], "id", strategy="cache"), spark.sql
         print("FAILED", "have the same key, id = 0" in str(problem) or str(problem)[:500])
 print("LIVES", lookup_join(facts.filter("id = 1"), sys.argv[1], "id", strategy="cache").first().text)
 """
-    assert said_by(tmp_path, script, path) == ["FAILED True", "FAILED True", "LIVES small"]
+    assert run_script(tmp_path, script, path) == ["FAILED True", "FAILED True", "LIVES small"]
 
 
 @needs(DATA_SOURCES)
@@ -100,7 +110,7 @@ def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str
 def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A join to a provider asks it for the different keys of a batch, once while they are cached and not invalidated; so does a SQL function."""
     limits = {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
-    options = options_of(tmp_path, "async_cities", **limits)
+    options = service_options(tmp_path, "async_cities", **limits)
     joined = enriched(spark, "1, 2, 3, NULL, 1", options)
     assert joined.collect() == [(1, "Oslo"), (2, "Bergen"), (3, None), (None, None), (1, "Oslo")]
     assert enriched(spark, "3, 2, 1", options, "inner").collect() == [(2, "Bergen"), (1, "Oslo")]
@@ -117,7 +127,7 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
 
 def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """`lookup.on-error=NULL`: rows pass with the reason, cached keys are answered, nothing is remembered; by default the query fails."""
-    options, down = options_of(tmp_path, **NULL), tmp_path / "down"
+    options, down = service_options(tmp_path, **NULL), tmp_path / "down"
     assert enriched(spark, "1, 7", options).select("lookup_error").distinct().collect() == [(None,)]
     down.touch()
     for how, kept in (("left", [(None, None, False), (7, None, False)]), ("inner", [])):
@@ -133,20 +143,20 @@ def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -
     assert all("LookupFunctionError" in error and "the service is down" in error for error in said)
     failure = r"LookupFunctionError.*tests\.support\.lookup_service:cities.*the service is down"
     with pytest.raises(PythonException, match=failure):
-        enriched(spark, "2", options_of(tmp_path)).collect()
+        enriched(spark, "2", service_options(tmp_path)).collect()
     down.unlink()
     assert enriched(spark, "2", options).collect()[0].city == "Bergen"
 
 
 def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) -> None:
     """A stream goes on while the table is gone, with the reason in its rows, and is well again when the table is."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     (tmp_path / "events").mkdir()
     options = {"lookup.cache": "FULL", "lookup.max-retries": "0", **NULL}
-    joined = lookup_join(stream_of(spark, tmp_path / "events"), str(path), "id", options=options)
+    joined = lookup_join(stream_events(spark, tmp_path / "events"), str(path), "id", options=options)
     with running(joined, "unresolved") as query:
         for version in (1, 2, 3):
-            path.unlink() if version == 2 else put(path, version)
+            path.unlink() if version == 2 else publish_version(path, version)
             events(tmp_path / "events", version, range(3))
             query.processAllAvailable()
     rows = spark.table("unresolved").orderBy("batch").collect()
@@ -168,7 +178,7 @@ SAID: list[tuple[dict[str, Any], str, list[str]]] = [
 
 def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     """The explanation says how a lookup is carried out, and what speaks for it."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     for options, strategy, says in SAID:
         joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
         text = explain_lookup(joined.filter("version = 1").select("id"))
@@ -180,7 +190,7 @@ def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
 def test_what_auto_makes_of_a_chain(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broadcasts become a pass when their tables together are large beside the batch; the rows stay the same."""
     monkeypatch.setattr(join, "_PASS_ROWS", 0)
-    path = str(put(tmp_path / "dim.parquet", 1))
+    path = str(publish_version(tmp_path / "dim.parquet", 1))
     one = lookup_join(spark.range(8), path, "id")
     assert "broadcast (a batch, and 10 rows are no more than 2,000,000)" in explain_lookup(one)
     both = lookup_join(one, path, "id", prefix="other_")
@@ -236,7 +246,7 @@ def test_what_auto_goes_by(
     def explained(path: Path, **options: str) -> str:
         return explain_lookup(lookup_join(spark.range(1000), str(path), "id", options=options))
 
-    unique = put(tmp_path / "unique.parquet", 1)
+    unique = publish_version(tmp_path / "unique.parquet", 1)
     repeated = saved(tmp_path / "repeated.parquet", {"id": [1, 1, *range(10)], "v": range(12)})
     with caplog.at_level(logging.INFO, "pyspark_lookup.join"):
         assert "cache (10 rows are more than 9)" in explained(unique)
@@ -246,7 +256,7 @@ def test_what_auto_goes_by(
     assert "broadcast (a batch, and 12 repeated rows are no more than 15)" in explained(repeated)
     monkeypatch.setattr(join, "_BROADCAST_ROWS", 100)
     events(tmp_path / "events", 1)
-    stream = stream_of(spark, tmp_path / "events")
+    stream = stream_events(spark, tmp_path / "events")
     assert "cache (a stream" in explain_lookup(lookup_join(stream, str(unique), "id"))
     large = saved(tmp_path / "large.parquet", {"id": range(300_000), "v": range(300_000)}, group=300_000)
     small = {"lookup.cache": "FULL", "lookup.cache.max-bytes": "1 MiB", "lookup.cache.dir": str(tmp_path / "small")}

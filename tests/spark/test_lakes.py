@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
 from pyspark_lookup.spark.join import Strategy
 from tests.support.spark_lakes import DeltaDim, IcebergDim, LakeTable
-from tests.support.spark_tables import Calls, catalog_options, events, load, read_in_all_ways, running, stream_of
+from tests.support.spark_tables import Calls, catalog_options, events, load, read_in_all_ways, running, stream_events
 from tests.support.sparks import DATA_SOURCES, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
@@ -57,7 +57,7 @@ def test_a_stream_follows_it(spark: SparkSession, make: type[LakeTable], tmp_pat
         lambda: dim.append(range(300, 310), 3),  # of keys that nobody looks up
     )
     events(tmp_path / "events", 0)
-    joined = read_in_all_ways(stream_of(spark, tmp_path / "events"), dim.path, "version", dim.options)
+    joined = read_in_all_ways(stream_events(spark, tmp_path / "events"), dim.path, "version", dim.options)
     reported: list[set[int]] = []
     with running(joined, "follows_a_lake") as query:
         for number in range(4):

@@ -14,8 +14,8 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import LookupTable, OptionError, explain_lookup, lookup_join
 from pyspark_lookup.errors import NotSupportedError, PysparkLookupError, SchemaError
 from pyspark_lookup.spark.features import STATEFUL_PROCESSORS
-from tests.support.lookup_service import options_of
-from tests.support.spark_tables import Calls, conf, put, saved
+from tests.support.lookup_service import service_options
+from tests.support.spark_tables import Calls, conf, publish_version, saved
 from tests.support.sparks import needs, without
 
 pytestmark = [pytest.mark.spark, needs(STATEFUL_PROCESSORS)]
@@ -92,7 +92,7 @@ def in_order(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 @pytest.mark.timeout(280)
 def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     """Facts with a match pass at once; others when the table has their row, or when their time is over. A batch that fails runs again."""
-    table = put(tmp_path / "dim.parquet", 1, range(3))
+    table = publish_version(tmp_path / "dim.parquet", 1, range(3))
     stream = Stream(spark, tmp_path, lambda facts: lookup_join(facts, str(table), "id", wait="1 day"))
     calls = Calls(table)
     stream.send(0, 1, 1, 3, 4, 4)
@@ -104,7 +104,7 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     assert 0 <= counted["lateOldest"] < 250_000
     assert stream.metrics == {"waiting": 3, "woken": 0, "expired": 0, "crowded": 0}
     assert calls.since()["hitCount"] == 6  # each fact was looked up once
-    put(table, 2, range(4))
+    publish_version(table, 2, range(4))
     stream.send(1, 5)
     with pytest.raises(StreamingQueryException, match="ArithmeticError: 2 rows"):
         stream.run(fails=True)
@@ -113,7 +113,7 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     assert stream.results() == released
     assert (stream.metrics["waiting"], stream.metrics["woken"]) == (3, 1)
     calls.since()
-    put(table, 3, range(5))
+    publish_version(table, 3, range(5))
     stream.run()  # without facts, there is still a batch
     assert stream.results() == in_order([*released, (4, 104, 3), (4, 104, 3)])
     assert calls.since()["hitCount"] == 3  # the facts that waited, once
@@ -129,7 +129,7 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.timeout(280)
 def test_deadlines_by_the_watermark(spark: SparkSession, tmp_path: Path) -> None:
     """With `wait_on`, a fact's own time counts, and the watermark is the clock. The result may have a watermark of its own, and be deduplicated."""
-    table = put(tmp_path / "dim.parquet", 1, range(3))
+    table = publish_version(tmp_path / "dim.parquet", 1, range(3))
 
     def join(facts: DataFrame) -> DataFrame:
         timed = facts.withWatermark("at", "10 minutes").dropDuplicatesWithinWatermark(["id", "event"])
@@ -151,7 +151,7 @@ def test_deadlines_by_the_watermark(spark: SparkSession, tmp_path: Path) -> None
 
 def test_explanation(spark: SparkSession, tmp_path: Path) -> None:
     """The lookups before and after one that waits are passes of their own, and `explain_lookup` says why. The new column is the last."""
-    table = str(put(tmp_path / "dim.parquet", 1))
+    table = str(publish_version(tmp_path / "dim.parquet", 1))
     (tmp_path / "facts").mkdir()
     facts = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "facts"))
     first = lookup_join(facts, table, "id", prefix="a_")
@@ -168,7 +168,7 @@ def test_explanation(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
     """What cannot wait is refused when the lookup is built, with what to do."""
-    table = str(put(tmp_path / "dim.parquet", 1))
+    table = str(publish_version(tmp_path / "dim.parquet", 1))
     (tmp_path / "facts").mkdir()
     stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "facts"))
 
@@ -221,7 +221,7 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize("versioned", [False, True], ids=["without versions", "with versions"])
 def test_providers(spark: SparkSession, tmp_path: Path, versioned: bool) -> None:
     """A provider is asked again for keys without rows when its version has changed, or when the delay is over: not for misses that are cached."""
-    options = options_of(tmp_path, "versioned_cities" if versioned else "cities")
+    options = service_options(tmp_path, "versioned_cities" if versioned else "cities")
     delay = {} if versioned else {"lookup.retry.fixed-delay": "1 h"}
 
     def join(facts: DataFrame) -> DataFrame:

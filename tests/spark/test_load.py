@@ -18,7 +18,7 @@ from pyspark_lookup.spark import features, load
 from pyspark_lookup.spark.lookup_pass import estimated_rows, plan_text
 from pyspark_lookup.spark.reading import Resolve
 from pyspark_lookup.spark.source import DefaultSource
-from tests.support.spark_tables import Calls, batches_of, events, put, saved, stream_of
+from tests.support.spark_tables import Calls, collect_batches, events, publish_version, saved, stream_events
 from tests.support.sparks import DATA_SOURCES, without
 
 pytestmark = pytest.mark.spark
@@ -60,17 +60,17 @@ def test_rows_columns_and_versions(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("reading")
 def test_a_join_of_all_rows_and_a_lookup(spark: SparkSession, tmp_path: Path) -> None:
     """A broadcast, a join with the table itself, and a lookup in one query agree, batch by batch of a stream, while the table changes."""
-    path = put(tmp_path / "dim.parquet", 1, range(200))
+    path = publish_version(tmp_path / "dim.parquet", 1, range(200))
     (tmp_path / "events").mkdir()
-    stream = stream_of(spark, tmp_path / "events")
+    stream = stream_events(spark, tmp_path / "events")
     joined = lookup_join(stream, str(path), "id", strategy="broadcast", prefix="b_")
     assert "strategy: broadcast" in explain_lookup(joined)
     joined = lookup_join(joined, str(path), "id", strategy="cache", prefix="c_")
     joined = joined.join(sf.broadcast(read_table(spark, path).withColumnRenamed("version", "scanned")), "id")
     for number in (1, 2, 3):
-        put(path, number, range(200))
+        publish_version(path, number, range(200))
         events(tmp_path / "events", number)
-        (rows,) = batches_of(joined.select("b_version", "c_version", "scanned"), tmp_path / "checkpoint")
+        (rows,) = collect_batches(joined.select("b_version", "c_version", "scanned"), tmp_path / "checkpoint")
         assert set(rows) == {(number, number, number)}
         assert len(rows) == 200
 
@@ -103,7 +103,7 @@ def test_mistakes(spark: SparkSession, tmp_path: Path) -> None:
         read_table(spark, tmp_path, {"lookup.cach": "FULL"}).collect()
     with pytest.raises((UfsNotFoundError, PySparkException), match="does not exist"):
         read_table(spark, tmp_path / "none").collect()
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     table = read_table(spark, path)
     path.unlink()
     with pytest.raises(PySparkException, match="does not exist"):
@@ -130,7 +130,7 @@ def test_calls_of_a_read_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_tasks_are_not_tiny(spark: SparkSession, tmp_path: Path) -> None:
     """Spark broadcasts the table only if it is told to: it does not take the few rows that say what tasks read for the table."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     with without(DATA_SOURCES):
         table = read_table(spark, path)
     facts = spark.range(10_000_000)
@@ -143,7 +143,7 @@ def test_tasks_are_not_tiny(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("reading")
 def test_a_second_action(spark: SparkSession, tmp_path: Path) -> None:
     """Tasks read the version of the first action again if the second one runs the same plan; one that makes a plan reads the current version."""
-    path = put(tmp_path / "dim.parquet", 0)
+    path = publish_version(tmp_path / "dim.parquet", 0)
     table = read_table(spark, path)
     table.createTempView("second_action")
     actions: dict[str, tuple[Callable[[], list[Any]], bool]] = {
@@ -157,7 +157,7 @@ def test_a_second_action(spark: SparkSession, tmp_path: Path) -> None:
     }
     seen = {}
     for number, (name, (run, _)) in enumerate(actions.items()):
-        put(path, number)
+        publish_version(path, number)
         seen[name] = run()[0].version - number
     tasks = not features.DATA_SOURCES
     numbered = enumerate((name, same_plan) for name, (_, same_plan) in actions.items())

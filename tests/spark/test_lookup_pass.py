@@ -15,7 +15,7 @@ from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.spark.lookup_pass import plan_text
 from tests.support.fuzzing import seeds
-from tests.support.lookup_service import options_of
+from tests.support.lookup_service import service_options
 from tests.support.spark_joins import assert_same, by_spark
 from tests.support.spark_tables import (
     FULL,
@@ -25,10 +25,10 @@ from tests.support.spark_tables import (
     each_batch,
     events,
     made_files,
-    put,
+    publish_version,
     running,
     saved,
-    stream_of,
+    stream_events,
 )
 from tests.support.sparks import DATA_SOURCES, UDFS, needs
 
@@ -161,7 +161,7 @@ def test_all_that_a_lookup_can_do_in_a_pass(spark: SparkSession, tmp_path: Path,
     dim = str(saved(tmp_path / "dim.parquet", periods))
     validity = {"lookup.valid-from": "since", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "99"}
     (tmp_path / "service").mkdir()
-    failing = options_of(tmp_path / "service", **{"lookup.on-error": "NULL"})
+    failing = service_options(tmp_path / "service", **{"lookup.on-error": "NULL"})
     (tmp_path / "service" / "down").touch()
 
     def joined(between: Callable[[Any], Any]) -> DataFrame:
@@ -170,7 +170,7 @@ def test_all_that_a_lookup_can_do_in_a_pass(spark: SparkSession, tmp_path: Path,
         df = lookup_join(between(df), dim, "id", columns=["name"], as_of="p_parent", options=validity)
         df = lookup_join(between(df), None, {"p_parent": "id"}, "inner", prefix="s_", options=failing)
         df = lookup_join(between(df), files["few"], "id", columns=[], strategy="cache")
-        return lookup_join(between(df), None, "id", "left_anti", options=options_of(tmp_path / "service2"))
+        return lookup_join(between(df), None, "id", "left_anti", options=service_options(tmp_path / "service2"))
 
     (tmp_path / "service2").mkdir()
     assert_same(joined(lambda df: df), joined(lambda df: df.select("*")))
@@ -215,15 +215,15 @@ def test_keys_that_the_table_names(spark: SparkSession, tmp_path: Path, files: d
 
 def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
     """Each micro-batch has one version of each table, and says which, also of a table that is in another pass as well."""
-    paths = [put(tmp_path / f"{table}.parquet", 1) for table in ("one", "two")]
+    paths = [publish_version(tmp_path / f"{table}.parquet", 1) for table in ("one", "two")]
     (tmp_path / "events").mkdir()
-    joined = stream_of(spark, tmp_path / "events")
+    joined = stream_events(spark, tmp_path / "events")
     for number, path in enumerate([*paths, paths[0]]):
         between = joined.filter("event >= 0") if number == 2 else joined
         joined = lookup_join(between, str(path), "id", prefix=f"t{number}_", options=FULL)
     with running(joined, "chained") as query:
         for version in (1, 2, 3):
-            put(paths[version % 2], version)
+            publish_version(paths[version % 2], version)
             events(tmp_path / "events", version, range(3))
             query.processAllAvailable()
         told = [progress["observedMetrics"] for progress in query.recentProgress if progress["numInputRows"]]
@@ -236,27 +236,27 @@ def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_chains_that_meet(spark: SparkSession, tmp_path: Path) -> None:
     """DataFrames that were looked up apart, in other tables beside one that they share: in a query on one host they read one version of it."""
-    one, two = (put(tmp_path / f"{table}.parquet", 1) for table in ("one", "two"))
+    one, two = (publish_version(tmp_path / f"{table}.parquet", 1) for table in ("one", "two"))
     facts, shown = spark.range(10), {"columns": ["version"], "options": FULL, "strategy": "cache"}
     chain = lookup_join(lookup_join(facts, str(one), "id", **shown), str(two), "id", prefix="two_", **shown)
     both = chain.select("version").union(lookup_join(facts, str(one), "id", **shown).select("version"))
     for version in (1, 2, 3):
-        put(one, version)
+        publish_version(one, version)
         assert [(row.version, row["count"]) for row in both.groupBy("version").count().collect()] == [(version, 20)]
 
 
 def test_chains_in_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
     """A lookup that is built after a write sees it, also in one pass with a lookup that was built before."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     events(tmp_path / "events", 0, range(2))
     versions: list[Any] = []
 
     def act(batch: DataFrame, number: int) -> None:
         before = lookup_join(batch, str(path), "id", prefix="before_", options=FULL)
         before.collect()
-        put(path, 2)
+        publish_version(path, 2)
         after = lookup_join(before, str(path), "id", prefix="after_", options=FULL)
         versions.append({(row.before_version, row.after_version) for row in after.collect()})
 
-    each_batch(stream_of(spark, tmp_path / "events"), tmp_path / "checkpoint", act)
+    each_batch(stream_events(spark, tmp_path / "events"), tmp_path / "checkpoint", act)
     assert versions == [{(1, 2)}]

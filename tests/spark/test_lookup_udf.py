@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pyspark_lookup import lookup_join, register_lookup
 from pyspark_lookup.errors import NotSupportedError, SchemaError
 from pyspark_lookup.spark.lookup_udf import arrow_frame, arrow_series, plain_key
-from tests.support.spark_tables import Calls, conf, put, saved
+from tests.support.spark_tables import Calls, conf, publish_version, saved
 from tests.support.sparks import ARROW_UDFS, SQL_FUNCTIONS, without
 
 pytestmark = pytest.mark.spark
@@ -81,7 +81,7 @@ def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_function_of_single_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Its answer is null where there is no row, and one row where there is one, as with Arrow UDFs."""
-    path = put(tmp_path / "dim.parquet", 7)
+    path = publish_version(tmp_path / "dim.parquet", 7)
     with without(ARROW_UDFS):
         register_lookup(spark, name, str(path), "id")
     if SQL_FUNCTIONS:
@@ -98,13 +98,13 @@ def plain() -> Iterator[None]:
 @pytest.mark.usefixtures("plain")
 def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """It answers each statement from one version, the newest, for one call; a key that is not there gives nulls, with `multi` an empty list."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     register_lookup(spark, name, str(path), "id")
     register_lookup(spark, f"{name}_all", str(path), "id", multi=True)
     facts = spark.createDataFrame([(1,), (2,), (99,), (None,)], "k bigint")
     facts.coalesce(1).createOrReplaceTempView(f"{name}_facts")
     for version in (1, 2):
-        put(path, version)
+        publish_version(path, version)
         calls = Calls(path)
         rows = spark.sql(f"SELECT k, {name}(k).version AS v FROM {name}_facts").collect()
         assert {row.k: row.v for row in rows} == {1: version, 2: version, 99: None, None: None}
@@ -121,7 +121,7 @@ def test_what_a_plain_function_refuses(spark: SparkSession, tmp_path: Path, name
         other = saved(tmp_path / f"{kind}.parquet", pa.table({"k": pa.array([1], arrow), "v": [1]}))
         with pytest.raises(NotSupportedError, match=rf"key 'k' is {kind}.*functions defined in SQL.*use lookup_join"):
             register_lookup(spark, name, str(other), "k")
-    register_lookup(spark, name, str(put(tmp_path / "dim.parquet", 1)), "id")
+    register_lookup(spark, name, str(publish_version(tmp_path / "dim.parquet", 1)), "id")
     many = spark.createDataFrame([(2**53 + 1,), (None,)], StructType([StructField("k", LongType())])).coalesce(1)
     text = spark.createDataFrame([("x",)], StructType([StructField("k", StringType())]))
     calls = [(many, "k", "2.53 in others"), (text, "k", "does not fit"), (many, "k, k", "2: give one for each of id")]

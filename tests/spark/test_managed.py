@@ -18,13 +18,13 @@ from pyspark_lookup.spark.source import DefaultSource
 from tests.support.spark_tables import (
     MODES,
     NO_OPTIONS,
-    batches_of,
     catalog_options,
+    collect_batches,
     each_batch,
     events,
     load,
-    put,
-    stream_of,
+    publish_version,
+    stream_events,
 )
 from tests.support.sparks import DATA_SOURCES, needs
 
@@ -129,7 +129,7 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None
         match=r"does not guarantee that a file is created only if it does not exist: give a path on a local disk or on S3",
     ):
         write(spark.range(1), "memory://bucket/t")
-    path = put(tmp_path / "dim" / "a.parquet", 1)
+    path = publish_version(tmp_path / "dim" / "a.parquet", 1)
     before = path.read_bytes()
     for place in (path, path.parent):
         with pytest.raises(Exception, match=r"holds files that format.'lookupcache'. did not write"):
@@ -159,7 +159,7 @@ def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path)
     path, other = tmp_path / "t", tmp_path / "other"
 
     def append(home: Path) -> list[int]:
-        writer = stream_of(spark, home / "in").select("id").writeStream.format("lookupcache")
+        writer = stream_events(spark, home / "in").select("id").writeStream.format("lookupcache")
         run(writer.option("lookup.keys", "id"), home, path)
         return sorted(row.id for row in load(spark, path).collect())
 
@@ -189,7 +189,7 @@ def test_update_mode_upserts_once(spark: SparkSession, tmp_path: Path) -> None:
     there = pa.table({"id": [0, 1], "count": [0, 0], "note": ["zero", "one"]})
     LookupTable(str(path), {"lookup.keys": "id"}).write(there)
     feed(tmp_path, *range(3))
-    counts = stream_of(spark, tmp_path / "in").select("id").groupBy((sf.col("id") % 3).alias("id")).count()
+    counts = stream_events(spark, tmp_path / "in").select("id").groupBy((sf.col("id") % 3).alias("id")).count()
     writer = counts.writeStream.outputMode("update").foreachBatch(upsert)
     with pytest.raises(Exception, match="after the commit"):
         run(writer, tmp_path)
@@ -202,7 +202,7 @@ def test_update_mode_upserts_once(spark: SparkSession, tmp_path: Path) -> None:
 def test_modes_and_places(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """outputMode('complete') leaves the last result. toTable hands on nothing that says where the table is: refused with what works."""
     feed(tmp_path, 0, 1)
-    counts = stream_of(spark, tmp_path / "in").groupBy((sf.col("id") % 2).alias("parity")).count()
+    counts = stream_events(spark, tmp_path / "in").groupBy((sf.col("id") % 2).alias("parity")).count()
     writer = counts.writeStream.format("lookupcache").outputMode("complete")
     run(writer, tmp_path, tmp_path / "t")
     assert load(spark, tmp_path / "t").orderBy("parity").collect() == [(0, 10), (1, 10)]
@@ -233,7 +233,7 @@ class Desk:
         return self.spark.readStream.format("lookupcache").options(**options).load(self.path)
 
     def run(self, options: Mapping[str, str] = NO_OPTIONS, checkpoint: str = "c") -> Batches:
-        return batches_of(self.stream(options), self.home / checkpoint)
+        return collect_batches(self.stream(options), self.home / checkpoint)
 
 
 @pytest.fixture

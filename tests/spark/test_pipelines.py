@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pyspark
 import pytest
 
-from tests.support.spark_tables import printed_by, saved
+from tests.support.spark_tables import run_command, saved
 from tests.support.sparks import PIPELINES, needs
 
 pytestmark = [needs(PIPELINES), pytest.mark.spark, pytest.mark.nightly]
@@ -70,7 +70,7 @@ def run(project: Path) -> str:
     options = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
     program = Path(pyspark.__file__).with_name("bin") / "spark-pipelines"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return printed_by(program, "run", *options, cwd=project, env=env)
+    return run_command(program, "run", *options, cwd=project, env=env)
 
 
 @pytest.mark.timeout(1200)

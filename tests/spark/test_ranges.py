@@ -15,7 +15,7 @@ from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lo
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark import features
 from tests.support.lake_tables import MODES
-from tests.support.spark_tables import batches_of, catalog_options, conf
+from tests.support.spark_tables import catalog_options, collect_batches, conf
 from tests.support.sparks import DATA_SOURCES, needs
 
 pytestmark = pytest.mark.spark
@@ -293,7 +293,7 @@ def test_batches_streams_and_functions_follow_tables_that_change(
         functions = sorted(map(tuple, spark.sql(f"SELECT key, v, ip, number, {calls} FROM {name}").collect()), key=repr)
         assert functions == [(*row[:5], *row[6:]) for row in rows]
         spark.table(name).write.mode("append").parquet(str(tmp_path / "in"))
-        assert batches_of(stream, tmp_path / "checkpoint") == [rows]
+        assert collect_batches(stream, tmp_path / "checkpoint") == [rows]
         if number == 0:
             tables["between"].upsert([{"key": 1, "low": 0, "high": 10, "rate": 3}])
             tables["between"].delete([{"key": 1, "low": 10}])

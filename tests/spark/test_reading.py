@@ -13,7 +13,7 @@ from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from pyspark_lookup.spark.reading import prepare_worker
-from tests.support.spark_tables import said_by
+from tests.support.spark_tables import run_script
 
 _FROZEN = """
 import gc, sys
@@ -28,7 +28,7 @@ print("IMPORTED", len({*sys.modules} - modules), "COLLECTABLE", len(gc.get_objec
 
 def test_what_a_first_array_imports_is_exempt_from_collections(tmp_path: Path) -> None:
     """pyarrow imports pandas for it: a fourth of all objects of a worker, which Spark's daemon would go through after each task."""
-    assert said_by(tmp_path, _FROZEN) == ["IMPORTED 0 COLLECTABLE True"]
+    assert run_script(tmp_path, _FROZEN) == ["IMPORTED 0 COLLECTABLE True"]
 
 
 @pytest.mark.spark

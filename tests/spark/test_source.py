@@ -20,7 +20,7 @@ from pyspark.errors import AnalysisException
 from pyspark_lookup import LookupTable, configure, lookup_join, warm
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark.session import RECOMMENDED
-from tests.support.spark_tables import Calls, catalog_options, conf, load, put, saved
+from tests.support.spark_tables import Calls, catalog_options, conf, load, publish_version, saved
 from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def versions(df: DataFrame) -> set[int]:
 
 def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """An execution costs 1 head and no get while the file is unchanged, and sees what has replaced it; in CACHE mode no call."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     calls = Calls(path)
     df = load(spark, path)
     assert calls.calls()[:2] == (1, 0)
@@ -51,12 +51,12 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
     assert calls.calls() == (2, 0, 0)  # planned once, executed once
     assert spark.read.option("lookup.where", "id < 2").table(name).count() == 2
     # A schema that was taken from it reads the path that is named.
-    schema, other = spark.table(name).schema, put(tmp_path / "other.parquet", 7)
+    schema, other = spark.table(name).schema, publish_version(tmp_path / "other.parquet", 7)
     assert versions(spark.read.format("lookupcache").schema(schema).load(str(other))) == {7}
     df.createOrReplaceTempView("view_of_df")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW view_of_sql {catalog_options(path)}")
     for version in (2, 3):
-        put(path, version)
+        publish_version(path, version)
         calls.calls()
         assert versions(df) == {version}
         heads, lists, gets = calls.calls()
@@ -64,7 +64,7 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
         for table in ("view_of_df", "view_of_sql", name):
             assert versions(spark.sql(f"SELECT version FROM {table}")) == {version}
     cached = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
-    put(path, 4)
+    publish_version(path, 4)
     calls.calls()
     assert versions(load(spark, path, cached)) == {3}
     assert calls.calls() == (0, 0, 0)
@@ -73,13 +73,13 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
 def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
     """Unchanged: 1 list; with one of its files replaced: data calls for that one only. Its files and versions are views."""
     for number in range(10):
-        put(tmp_path / "dim" / f"{number}.parquet", 1, range(number * 10, number * 10 + 10))
+        publish_version(tmp_path / "dim" / f"{number}.parquet", 1, range(number * 10, number * 10 + 10))
     df = load(spark, tmp_path / "dim")
     assert df.count() == 100
     calls = Calls(tmp_path / "dim")
     assert df.count() == 100
     assert calls.calls() == (0, 1, 0)
-    new = put(tmp_path / "dim" / "4.parquet", 2, range(40, 50))
+    new = publish_version(tmp_path / "dim" / "4.parquet", 2, range(40, 50))
     assert df.filter("version = 2").count() == 10
     delta = calls.since()
     assert [delta[f"{kind}Count"] for kind in ("ufsHead", "ufsList", "fileResynced", "fileCached")] == [0, 1, 1, 9]
@@ -142,7 +142,7 @@ def test_shapes_that_leak_pushed_filters_are_right(
     spark: SparkSession, tmp_path: Path, name: str, enabled: str
 ) -> None:
     """With Spark's pushdown on or off, no filter of one scan prunes another scan of the same relation."""
-    path = put(tmp_path / "dim.parquet", 1, group=2)
+    path = publish_version(tmp_path / "dim.parquet", 1, group=2)
     with conf(spark, "spark.sql.python.filterPushdown.enabled", enabled):
         df = load(spark, path)
         assert df.filter("id = 1").union(df).count() == 11
@@ -172,7 +172,7 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
 
 def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) -> None:
     """A mistake in the options, or a path that is not a table, fails load() itself, on the driver, and says what to do."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     for options, message in MISTAKES:
         with pytest.raises(Exception, match=message) as caught:
             load(spark, path, options)
@@ -183,7 +183,7 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
     with pytest.raises(Exception, match=r"lookup\.stream\.start is for streams of changes"):
         load(spark, path, {"lookup.stream.start": "1"}).collect()  # until then it may be of readStream
     (tmp_path / "empty").mkdir()
-    put(tmp_path / "delta" / "part.parquet", 1)
+    publish_version(tmp_path / "delta" / "part.parquet", 1)
     (tmp_path / "delta" / "_delta_log").mkdir()
     tables = {"nowhere": "does not exist", "empty": "there is no table at", "delta": "so it is not a Delta table"}
     for place, message in tables.items():
@@ -242,7 +242,7 @@ def test_a_user_schema_prunes_columns(spark: SparkSession, tmp_path: Path) -> No
 
 def test_confs_of_a_session(spark: SparkSession, tmp_path: Path) -> None:
     """`spark.lookupcache.cache.dir` is followed by the reading workers, but yields to an option; the recommended ones change no answer."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     with conf(spark, "spark.lookupcache.cache.dir", str(tmp_path / "session-cache")):
         load(spark, path).collect()
         assert (tmp_path / "session-cache" / "v1" / "blocks").is_dir()
@@ -303,7 +303,7 @@ def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """PARTIAL: keys named in lookup.where, here of a catalog table, are loaded once, absent ones too; then they cost a HEAD, in other workers, in other DataFrames and without Spark as well."""
-    path = put(tmp_path / "dim.parquet", 1, range(5000))
+    path = publish_version(tmp_path / "dim.parquet", 1, range(5000))
     spark.sql(f"CREATE TABLE {name} {catalog_options(path, {**PARTIAL, 'lookup.where': 'id IN (3, 4999, 77777)'})}")
     df = spark.table(name)
     assert sorted(row.id for row in df.collect()) == [3, 4999]
@@ -324,7 +324,7 @@ def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) ->
 
 def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
     """Every cache directory that was reached has the current version then, and says so; what fails is told, too."""
-    path = put(tmp_path / "dim" / "a.parquet", 1, range(1000)).parent
+    path = publish_version(tmp_path / "dim" / "a.parquet", 1, range(1000)).parent
     (host,) = warm(spark, path, tasks=4, options={"lookup.keys": "id"})
     table = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache": "FULL"})
     assert (host.host, host.version, host.rows, host.error) == (HOST, table.version, 1000, None)

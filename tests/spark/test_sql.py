@@ -18,7 +18,7 @@ from pyspark.sql.readwriter import DataFrameWriter
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.errors import OptionError
 from tests.support.fuzzing import by_day
-from tests.support.spark_tables import batches_of, catalog_options, load
+from tests.support.spark_tables import catalog_options, collect_batches, load
 from tests.support.sparks import DATA_SOURCES, PARTIAL_INSERTS, STREAM_LIMITS, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
@@ -353,15 +353,15 @@ def test_columns_that_only_the_catalog_has(spark: SparkSession, tables: Tables, 
     """One of ADD COLUMN is null in a stream, and none for lookups; one that two names add in two spellings is an error."""
     with tables.kept():
         tables.run(ADD, made_of("{dim}"))
-        assert batches_of(spark.readStream.table("dim"), tmp_path / "1") == [[(1, "a", None), (2, "b", None)]]
+        assert collect_batches(spark.readStream.table("dim"), tmp_path / "1") == [[(1, "a", None), (2, "b", None)]]
         assert lookup_join(spark.sql("SELECT 1 AS id"), "dim", on="id").collect() == [(1, "a")]
         tables.run("INSERT INTO dim VALUES (3, 'c', 7)", "ALTER TABLE made ADD COLUMN X INT")
         assert lookup_join(spark.sql("SELECT 3 AS id"), "dim", on="id").collect() == [(3, "c", 7)]
         with pytest.raises(Exception, match="zzz"):
             odd = spark.readStream.format("lookupcache").schema("id INT, zzz INT").load(str(tables.path))
-            batches_of(odd, tmp_path / "2")
+            collect_batches(odd, tmp_path / "2")
         spelled = "column 'X' of the given schema is spelled 'x'"
         with pytest.raises(Exception, match=spelled):
             spark.table("made").collect()
         with pytest.raises(Exception, match=spelled):
-            batches_of(spark.readStream.table("made"), tmp_path / "3")
+            collect_batches(spark.readStream.table("made"), tmp_path / "3")

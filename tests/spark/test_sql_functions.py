@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import register_lookup
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.spark import sql_functions
-from tests.support.spark_tables import Calls, put, saved
+from tests.support.spark_tables import Calls, publish_version, saved
 from tests.support.sparks import SQL_FUNCTIONS, needs
 
 pytestmark = [pytest.mark.spark, needs(SQL_FUNCTIONS)]
@@ -26,7 +26,7 @@ def facts(spark: SparkSession) -> str:
 
 def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
     """However often a statement refers to the function, it sees one version while the table changes, and costs one HEAD."""
-    path = put(tmp_path / "dim.parquet", 1)
+    path = publish_version(tmp_path / "dim.parquet", 1)
     register_lookup(spark, name, str(path), "id")
     kind = spark.sql(f"SELECT {name}(CAST(4 AS INT)) AS r").schema["r"].dataType
     assert kind.simpleString() == "struct<version:bigint>"
@@ -34,7 +34,7 @@ def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: s
     view = f"SELECT k, {name}(k).version AS v FROM {facts} WHERE k < 10"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name}_view AS {view}")
     for version in (2, 3, 4):
-        put(path, version)
+        publish_version(path, version)
         for statement in (
             f"SELECT {name}(k).version AS a, {name}(k + 1).version AS b FROM {facts} WHERE k BETWEEN 1 AND 5",
             f"SELECT a.v AS a, b.v AS b FROM {name}_view a JOIN {name}_view b USING (k)",
@@ -76,7 +76,7 @@ STANDS: list[tuple[str, int]] = [
 
 def test_where_it_may_stand(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
     """In WHERE, JOIN ON, GROUP BY, CASE, windows and DataFrame expressions."""
-    register_lookup(spark, name, str(put(tmp_path / "dim.parquet", 7)), "id")
+    register_lookup(spark, name, str(publish_version(tmp_path / "dim.parquet", 7)), "id")
     for statement, expected in STANDS:
         assert spark.sql(statement.format(f=name, t=facts)).collect()[0][0] == expected, statement
     found = spark.table(facts).select(sf.call_function(name, sf.col("k")).version.alias("v"))
@@ -157,7 +157,7 @@ def test_refusals(spark: SparkSession, tmp_path: Path, name: str, monkeypatch: p
 @pytest.mark.nightly
 def test_a_table_that_is_gone(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """The error is one line of ours below Spark's header; with `lookup.on-error=NULL` a column; a query without rows raises none."""
-    path = put(tmp_path / "dim" / "a.parquet", 1)
+    path = publish_version(tmp_path / "dim" / "a.parquet", 1)
     options = {"lookup.busy-wait": "0 s"}
     register_lookup(spark, name, str(path.parent), "id", options=options)
     register_lookup(spark, f"{name}_lenient", str(path.parent), "id", options={**options, "lookup.on-error": "NULL"})

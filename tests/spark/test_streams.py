@@ -27,7 +27,17 @@ from pyspark_lookup.spark.features import find
 from pyspark_lookup.spark.join import Strategy
 from pyspark_lookup.versions.executions import Build
 from tests.support.fuzzing import BY_NIGHT, by_day
-from tests.support.spark_tables import WAYS, conf, each_batch, events, load, put, read_in_all_ways, running, stream_of
+from tests.support.spark_tables import (
+    WAYS,
+    conf,
+    each_batch,
+    events,
+    load,
+    publish_version,
+    read_in_all_ways,
+    running,
+    stream_events,
+)
 from tests.support.sparks import DATA_SOURCES, REAL_TIME, needs
 
 pytestmark = pytest.mark.spark
@@ -43,12 +53,12 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path) -> No
     changes, table = BATCHES * 2 // 5, tmp_path / "dim.parquet"
 
     def publish(version: int) -> None:
-        put(table, version, range(0, COUNT, 2))
+        publish_version(table, version, range(0, COUNT, 2))
 
     publish(1)
     for number in range(BATCHES):
         events(tmp_path / "events", number, range(COUNT))
-    joined = read_in_all_ways(stream_of(spark, tmp_path / "events"), table, "version")
+    joined = read_in_all_ways(stream_events(spark, tmp_path / "events"), table, "version")
     newer = itertools.count(2)
 
     def write(batch: DataFrame, number: int) -> None:
@@ -102,10 +112,10 @@ def run_until(query: StreamingQuery, batch: int | None) -> None:
 
 def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> None:
     """Update mode: a windowed count by a looked-up column, with a watermark and state; the version is not part of the state."""
-    path = put(tmp_path / "dim.parquet", 7, range(5))
+    path = publish_version(tmp_path / "dim.parquet", 7, range(5))
     for number in range(3):
         events(tmp_path / "events", number, range(10))
-    timed = stream_of(spark, tmp_path / "events").selectExpr("id", "timestamp_seconds((batch + 1000) * 3600) AS at")
+    timed = stream_events(spark, tmp_path / "events").selectExpr("id", "timestamp_seconds((batch + 1000) * 3600) AS at")
     joined = lookup_join(timed.withWatermark("at", "10 hours"), str(path), "id")
     with running(joined.groupBy("at", "version").count(), "counted", "update") as query:
         query.processAllAvailable()
@@ -124,7 +134,7 @@ def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy)
         with seen.open("a") as rows:
             rows.write(f"{row.id} {row.version}\n")
 
-    path = put(tmp_path / "dim.parquet", 7, range(5))
+    path = publish_version(tmp_path / "dim.parquet", 7, range(5))
     source = getattr(jvm, "org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream$")
     memory = getattr(source, "MODULE$").singlePartition(
         spark._jsparkSession, jvm.org.apache.spark.sql.Encoders.STRING()
@@ -216,7 +226,7 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: 
     rows = spark.range(0, 40, 1, 2).selectExpr("id", "1 AS epoch", "id % 2 AS p")
     rows.write.partitionBy("p").parquet(str(home / "dim"))
     (home / "events").mkdir()
-    joined = read_in_all_ways(stream_of(spark, home / "events"), home / "dim", "epoch")
+    joined = read_in_all_ways(stream_events(spark, home / "events"), home / "dim", "epoch")
     numbers = itertools.count()
 
     def seen() -> Epochs:
@@ -291,7 +301,7 @@ def test_what_a_batch_writes_it_reads_back(
     register_lookup(spark, f"own_{kind}", dim.path, key="id", columns=["id"])
     for number in range(2):
         events(tmp_path / "events", number, range(1, 4))
-    stream = stream_of(spark, tmp_path / "events")
+    stream = stream_events(spark, tmp_path / "events")
     stream = lookup_join(stream, dim.path, "id", columns=["id"], prefix="join_", strategy="cache")
     stream = stream.selectExpr("id", "join_id", f"own_{kind}(id).id AS called_id")
     scanned = load(spark, dim.path).selectExpr("id AS scan_id")
@@ -324,7 +334,9 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
     """In a job group of the user's, or in threads without Spark's properties, what was built keeps its version; later ones see a write."""
     dim = Dim("managed", tmp_path, spark, "in_threads")
     events(tmp_path / "events", 0, range(1, 4))
-    stream = lookup_join(stream_of(spark, tmp_path / "events"), dim.path, "id", "inner", columns=["id"], prefix="own_")
+    stream = lookup_join(
+        stream_events(spark, tmp_path / "events"), dim.path, "id", "inner", columns=["id"], prefix="own_"
+    )
     seen: dict[str, list[list[int]]] = {}
 
     def frames(batch: DataFrame, outer: bool = False) -> dict[str, DataFrame]:
@@ -367,7 +379,7 @@ def test_what_the_driver_keeps_of_its_lookups(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the lookups of many micro-batches: the last explanations, as text, and the relations of the last micro-batch, not too many."""
-    path = str(put(tmp_path / "dim.parquet", 1))
+    path = str(publish_version(tmp_path / "dim.parquet", 1))
     monkeypatch.setattr(join, "_EXPLAINED_AT_MOST", 5)
     monkeypatch.setattr(join, "_explained", collections.OrderedDict())
     monkeypatch.setattr(lookup_pass, "_RELATIONS_AT_MOST", 5)

@@ -11,7 +11,7 @@ import pytest
 
 from pyspark_lookup.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
 from tests.support.block_source import Range, Source
-from tests.support.disks import data_of, holding
+from tests.support.disks import holding, random_data
 from tests.support.fakes import Host
 
 MIB = 2**20
@@ -160,7 +160,7 @@ def test_files_that_are_opened(source: Source, monkeypatch: pytest.MonkeyPatch) 
     host, opened = source.host, list[Any]()
     paths = [source.path.with_name(f"small{number}") for number in range(50)]
     for number, path in enumerate(paths):
-        path.write_bytes(data_of(number, 100))
+        path.write_bytes(random_data(number, 100))
     versions = [host.ufs.get_meta(str(path)) for path in paths]
     open_file = os.open
 
@@ -173,7 +173,7 @@ def test_files_that_are_opened(source: Source, monkeypatch: pytest.MonkeyPatch) 
         opened.clear()
         locations = [host.blocks.get_blocks_and_locations(version.url, version) for version in versions]
         answers = host.blocks.read([(location, [(0, 100)]) for location in locations])
-        assert [bytes(data) for (data,) in answers] == [data_of(number, 100) for number in range(len(paths))]
+        assert [bytes(data) for (data,) in answers] == [random_data(number, 100) for number in range(len(paths))]
         assert len(opened) <= at_most
 
 

@@ -14,7 +14,7 @@ from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.storage.disk import BlockKey, directory, key_of, on_disk
 from pyspark_lookup.storage.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.storage.disk.space import Kind
-from tests.support.disks import BLOCK_DAMAGE, Opened, data_of, files_at_most, handles_below, holding, key
+from tests.support.disks import BLOCK_DAMAGE, Opened, files_at_most, handles_below, holding, key, random_data
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import SPACE
 
@@ -32,7 +32,7 @@ ROOM = 5 * MIB // 3 + 4096  # for as many blocks of 10,000 bytes as a MiB has wi
 
 def test_a_block_is_what_was_put(opened: Opened) -> None:
     """Blocks come back byte for byte, in any opener, and count once; what a reader holds stays; one that is gone is absent, and no damage."""
-    blocks = {key(n, n): data_of(n, n) for n in (0, 1, 1000, 70_000)}
+    blocks = {key(n, n): random_data(n, n) for n in (0, 1, 1000, 70_000)}
     for _ in range(2):
         opened.disk.put_blocks(blocks)
         for disk in (opened.disk, Opened(opened.root.parent).disk):
@@ -43,7 +43,7 @@ def test_a_block_is_what_was_put(opened: Opened) -> None:
     data = opened.disk.get_block(key(1000))
     opened.path(key(1000)).write_bytes(b"")
     opened.path(key(1000)).unlink()
-    assert (data, opened.disk.get_block(key(1000))) == (data_of(1000), None)
+    assert (data, opened.disk.get_block(key(1000))) == (random_data(1000), None)
     assert opened.count("blockDamagedCount") == opened.count("cacheFailureCount") == 0
 
 
@@ -52,11 +52,11 @@ def test_a_block_is_what_was_put(opened: Opened) -> None:
 )
 def test_a_block_in_anothers_place_is_a_miss(opened: Opened, other: BlockKey) -> None:
     """A sound block under another's name (file, version or range), or of another length than its range, is not that other."""
-    opened.disk.put_blocks({key(1): data_of(1), other: data_of(2)})
+    opened.disk.put_blocks({key(1): random_data(1), other: random_data(2)})
     os.replace(opened.path(other), opened.path(key(1)))
     for length in (999, 1001, 0):
         assert opened.disk.get_block(key(1)) is None
-        opened.disk.put_blocks({key(1): data_of(1, length)})
+        opened.disk.put_blocks({key(1): random_data(1, length)})
     assert opened.disk.get_block(key(1)) is None
     assert opened.count("blockDamagedCount") == 4
 
@@ -68,7 +68,7 @@ def test_the_budget_holds(cache_dir: Path, at_once: int) -> None:
     size, total = 10_000, 200
     for start in range(0, total, at_once):
         numbers = range(start, min(start + at_once, total))
-        opened.disk.put_blocks({key(n, size): data_of(n, size) for n in numbers})
+        opened.disk.put_blocks({key(n, size): random_data(n, size) for n in numbers})
         assert opened.usage() <= ROOM * 15 // 16  # the rest is for records
         if start % 7 == 0:
             assert opened.usage() == opened.disk.used_bytes()
@@ -76,9 +76,9 @@ def test_the_budget_holds(cache_dir: Path, at_once: int) -> None:
     assert len(held) * takes(size) == opened.disk.used_bytes() >= 0.8 * ROOM
     assert opened.count("blockEvictedCount") == total - len(held)
     large = ROOM // 8
-    opened.disk.put_blocks({key(301, large + 1): bytes(large + 1), key(302): data_of(302)})
+    opened.disk.put_blocks({key(301, large + 1): bytes(large + 1), key(302): random_data(302)})
     assert (opened.count("blockRefusedCount"), opened.disk.get_block(key(301, large + 1))) == (1, None)
-    assert opened.disk.get_block(key(302)) == data_of(302)
+    assert opened.disk.get_block(key(302)) == random_data(302)
     opened.disk.put_blocks({key(300, large): bytes(large)})
     assert (opened.count("blockRefusedCount"), opened.disk.get_block(key(300, large))) == (1, bytes(large))
 
@@ -88,10 +88,10 @@ def test_an_eviction_takes_old_blocks_and_few(cache_dir: Path) -> None:
     opened = Opened(cache_dir, ROOM)
     size, total = 10_000, 80
     for n in range(total):
-        opened.disk.put_blocks({key(n, size): data_of(n, size)})
+        opened.disk.put_blocks({key(n, size): random_data(n, size)})
         os.utime(opened.path(key(n, size)), (opened.clock.wall_s - 10_000 + n,) * 2)
     assert opened.count("blockEvictedCount") == 0
-    opened.disk.put_blocks({key(1000, size): data_of(1, size)})
+    opened.disk.put_blocks({key(1000, size): random_data(1, size)})
     gone = [n for n in range(total) if not opened.path(key(n, size)).exists()]
     assert 10 <= len(gone) == opened.count("blockEvictedCount") <= 12
     assert max(gone) < total // 2
@@ -103,11 +103,11 @@ def test_an_eviction_takes_old_blocks_and_few(cache_dir: Path) -> None:
 def test_a_lost_counter_is_found_again(cache_dir: Path, counter: bytes | None) -> None:
     """A counter that is lost, damaged or wrong is put right by a sweep, by eviction at the latest, without losing the cache."""
     opened = Opened(cache_dir, ROOM)
-    opened.disk.put_blocks({key(n, 10_000): data_of(n, 10_000) for n in range(50)})
+    opened.disk.put_blocks({key(n, 10_000): random_data(n, 10_000) for n in range(50)})
     (opened.root / "usage").unlink() if counter is None else (opened.root / "usage").write_bytes(counter)
     if counter == b"0 0 0":
         opened.disk.sweep()
-    opened.disk.put_blocks({key(n, 10_000): data_of(n, 10_000) for n in range(50, 55)})
+    opened.disk.put_blocks({key(n, 10_000): random_data(n, 10_000) for n in range(50, 55)})
     assert opened.usage() == opened.disk.used_bytes() == 55 * takes(10_000)
     assert opened.count("blockEvictedCount") == 0
 
@@ -116,21 +116,21 @@ def test_a_lost_counter_is_found_again(cache_dir: Path, counter: bytes | None) -
 def test_a_lock_held_for_long_costs_a_moment(cache_dir: Path, name: str) -> None:
     """While another process sits on the counter or on an eviction, blocks are read at once and not stored after a bounded wait."""
     opened = Opened(cache_dir, ROOM)
-    opened.disk.put_blocks({key(n, 10_000): data_of(n, 10_000) for n in range(80)})
+    opened.disk.put_blocks({key(n, 10_000): random_data(n, 10_000) for n in range(80)})
     used = opened.usage()
     with holding(opened.root / name):
-        assert opened.disk.get_block(key(0, 10_000)) == data_of(0, 10_000)
-        opened.disk.put_blocks({key(200, 10_000): data_of(200, 10_000)})
+        assert opened.disk.get_block(key(0, 10_000)) == random_data(0, 10_000)
+        opened.disk.put_blocks({key(200, 10_000): random_data(200, 10_000)})
         assert opened.disk.get_block(key(200, 10_000)) is None
         assert opened.count("cacheFailureCount") == 1
     assert opened.usage() == opened.disk.used_bytes() == used
-    opened.disk.put_blocks({key(200, 10_000): data_of(200, 10_000)})
-    assert opened.disk.get_block(key(200, 10_000)) == data_of(200, 10_000)
+    opened.disk.put_blocks({key(200, 10_000): random_data(200, 10_000)})
+    assert opened.disk.get_block(key(200, 10_000)) == random_data(200, 10_000)
 
 
 def test_a_full_disk(opened: Opened) -> None:
     """When a file may not grow, as on a full disk, puts are counted, nothing partial stays, and the counter is right."""
-    blocks = {key(n, n * 1000): data_of(n, n * 1000) for n in range(1, 20)}
+    blocks = {key(n, n * 1000): random_data(n, n * 1000) for n in range(1, 20)}
     with files_at_most(10_000):
         for block in blocks.items():
             opened.disk.put_blocks(dict([block]))
@@ -307,7 +307,7 @@ def test_a_row_of_records_that_is_damaged_old_or_forgotten(opened: Opened) -> No
 def test_check_finds_everything(opened: Opened) -> None:
     """`check` counts what is sound, names all that is damaged or left over, and changes nothing; `repair` mends it."""
     count = len(BLOCK_DAMAGE)
-    opened.disk.put_blocks({key(n): data_of(n) for n in range(count + 3)})
+    opened.disk.put_blocks({key(n): random_data(n) for n in range(count + 3)})
     for n, damage in enumerate(BLOCK_DAMAGE.values()):
         opened.path(key(n)).write_bytes(damage(opened.path(key(n)).read_bytes()))
     os.replace(opened.path(key(count + 1)), opened.path(key(count)))
@@ -327,7 +327,7 @@ def test_check_finds_everything(opened: Opened) -> None:
     report = opened.disk.check()
     assert (report.blocks, report.damaged, report.leftovers) == (1, (), ())
     assert opened.usage() == opened.disk.used_bytes()
-    assert opened.disk.get_block(key(count + 2)) == data_of(count + 2)
+    assert opened.disk.get_block(key(count + 2)) == random_data(count + 2)
     assert opened.disk.get_record("version", "sound") == 1
     assert os.listdir(opened.root / "tmp") == ["busy"]
 

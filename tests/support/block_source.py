@@ -5,7 +5,7 @@ from typing import Any
 
 from pyspark_lookup.storage.block_cache import BlocksAndLocations
 from pyspark_lookup.storage.stores import FileVersion
-from tests.support.disks import data_of
+from tests.support.disks import random_data
 from tests.support.fakes import Host, make_host
 
 Range = tuple[int, int]
@@ -21,7 +21,7 @@ class Source:
         self.host = self.another()
 
     def write(self, seed: int, size: int = 100_000) -> None:
-        self.path.write_bytes(data_of(seed, size))
+        self.path.write_bytes(random_data(seed, size))
 
     def another(self, **options: Any) -> Host:
         """A host's next process: the same directory, counters and calls of its own."""

@@ -45,17 +45,17 @@ class Feed:
         return self._rows(plan_snapshot(self._table, self._log, self.state, position))
 
 
-def feed_of(site: Any) -> Feed:
+def open_feed(site: Any) -> Feed:
     options = parse_options(site.options("stream", {}))
     return Feed(site.runtime.engine(options), options)
 
 
-def changes_of(site: Any, after: int = 1, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
-    feed = feed_of(site)
+def list_changes(site: Any, after: int = 1, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
+    feed = open_feed(site)
     return feed.between(after, feed.state.position, only, where)
 
 
-def told(found: list[dict[str, Any]]) -> str:
+def format_changes(found: list[dict[str, Any]]) -> str:
     """What became of each row: inserted (+), deleted (-), updated from (<) or to (>)."""
     marks = {"insert": "+", "delete": "-", "update_preimage": "<", "update_postimage": ">"}
     return " ".join(sorted(f"{row['id']}{row['name']}{marks[row[CHANGE_TYPE]]}" for row in found))

@@ -7,14 +7,14 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.types import spark_type
-from tests.support.key_values import KINDS, values_of
+from tests.support.key_values import KINDS, scalar_values
 
 # A NaN is not equal to itself; see test_nans_keep_their_bits.
 SCALARS = st.sampled_from([*KINDS, pa.decimal128(38, 38), pa.timestamp("us", "UTC")])
 
 
 def without_nan(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    values = values_of(kind)
+    values = scalar_values(kind)
     return values.filter(lambda value: not math.isnan(value)) if pa.types.is_floating(kind) else values
 
 
@@ -49,7 +49,7 @@ def nested_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     return st.none() | known | known
 
 
-def pieces_of(draw: st.DrawFn, kind: pa.DataType) -> list[pa.Array]:
+def draw_pieces(draw: st.DrawFn, kind: pa.DataType) -> list[pa.Array]:
     """Some arrays of a type: whole ones, slices of longer ones, empty ones."""
     pieces = []
     for values in draw(st.lists(st.lists(nested_values(kind), max_size=8), max_size=4)):

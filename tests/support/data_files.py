@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pyarrow import csv, feather, orc
 
 
-def put(path: Path, **columns: Any) -> Path:
+def write_parquet(path: Path, **columns: Any) -> Path:
     """A parquet file in place of what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")

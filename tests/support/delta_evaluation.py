@@ -30,7 +30,7 @@ _WHOLE = {"long": 64, "integer": 32, "short": 16, "byte": 8}
 KNOWN_FEATURES = {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint"}
 
 
-def shown(rows: Iterable[Mapping[str, Any]]) -> Rows:
+def as_multiset(rows: Iterable[Mapping[str, Any]]) -> Rows:
     """Rows as they compare, whatever the order of columns."""
     return collections.Counter(repr(sorted((name, _plain(value)) for name, value in row.items())) for row in rows)
 
@@ -56,12 +56,12 @@ class State:
         for action in actions:
             if action.get("remove") is not None:
                 assert isinstance(action["remove"]["path"], str)
-                self.files.pop(_key_of(action["remove"]), None)
+                self.files.pop(_file_key(action["remove"]), None)
         for action in actions:
             if (add := action.get("add")) is not None:
                 assert isinstance(add["path"], str)
                 assert _is_count(add["size"])
-                self.files[_key_of(add)] = add
+                self.files[_file_key(add)] = add
             self.metadata = self.metadata if action.get("metaData") is None else action["metaData"]
             self.protocol = self.protocol if action.get("protocol") is None else action["protocol"]
 
@@ -69,9 +69,9 @@ class State:
         """This state after the commits that follow; [] if it makes no sense."""
         with contextlib.suppress(Exception):
             for number in range(known + 1, newest + 1):
-                self.apply(actions_in(commits[number]))
+                self.apply(read_actions(commits[number]))
             if known <= newest >= 0:
-                self.rows = shown(self._all_rows())
+                self.rows = as_multiset(self._all_rows())
                 return [self]
         return []
 
@@ -102,9 +102,9 @@ class State:
         values = add["partitionValues"]
         values = values if isinstance(values, dict) else dict(values)
         assert all(isinstance(name, str) and isinstance(value, str | None) for name, value in values.items())
-        file = pq.ParquetFile(place_of(self.path, add["path"]))
+        file = pq.ParquetFile(resolve_path(self.path, add["path"]))
         deleted = _deleted(self.path, add)
-        ids = {field.name: _id_of(field) for field in file.schema_arrow}
+        ids = {field.name: _field_id(field) for field in file.schema_arrow}
         for number, row in enumerate(file.read().to_pylist()):
             if number not in deleted:
                 yield {
@@ -119,7 +119,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _key_of(action: dict[str, Any]) -> tuple[str, Any]:
+def _file_key(action: dict[str, Any]) -> tuple[str, Any]:
     vector = action.get("deletionVector")
     return action["path"], None if vector is None else (
         vector["storageType"],
@@ -128,7 +128,7 @@ def _key_of(action: dict[str, Any]) -> tuple[str, Any]:
     )
 
 
-def place_of(table: Path, spelled: str) -> Path:
+def resolve_path(table: Path, spelled: str) -> Path:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:|/", spelled) is None:
         return table / unquote(spelled)
     parsed = urlparse(spelled)
@@ -143,7 +143,7 @@ def _stored(field: Any, mapping: str) -> str:
     return name
 
 
-def _id_of(field: Any) -> int | None:
+def _field_id(field: Any) -> int | None:
     found = (field.metadata or {}).get(b"PARQUET:field_id")
     return None if found is None else int(found)
 
@@ -162,7 +162,7 @@ def _value(row: Any, ids: Mapping[str, int | None], there: Any, field: Any, mapp
     if isinstance(kind, dict) and isinstance(value, dict):
         assert kind["type"] == "struct"
         held = there.field(names[0]).type
-        inner = {part.name: _id_of(part) for part in held}
+        inner = {part.name: _field_id(part) for part in held}
         return {part["name"]: _value(value, inner, held, part, mapping) for part in kind["fields"]}
     return _typed(value, kind)
 
@@ -215,7 +215,7 @@ def _deleted(table: Path, add: dict[str, Any]) -> set[int]:
             place = table / data[:-20] / f"deletion_vector_{name}.bin"
         else:
             assert vector["storageType"] == "p"
-            place = place_of(Path("/nowhere"), data)
+            place = resolve_path(Path("/nowhere"), data)
         found = checked_values(place.read_bytes()[offset : offset + size + 8], size)
     assert len(found) == vector["cardinality"]
     return found
@@ -239,12 +239,12 @@ def vector_values(data: bytes) -> set[int]:
     return set(bitmap)
 
 
-def commits_of(path: Path) -> dict[int, Path]:
+def list_commits(path: Path) -> dict[int, Path]:
     found = (re.fullmatch(r"(\d{20})\.json", file.name) for file in (path / "_delta_log").iterdir())
     return {int(match[1]): path / "_delta_log" / match[0] for match in found if match}
 
 
-def checkpoints_of(path: Path) -> dict[int, list[list[Path]]]:
+def list_checkpoints(path: Path) -> dict[int, list[list[Path]]]:
     """The complete checkpoints by their version, each the files that it is made of."""
     found: dict[int, list[list[Path]]] = {}
     parts: dict[tuple[int, int], dict[int, Path]] = {}
@@ -260,7 +260,7 @@ def checkpoints_of(path: Path) -> dict[int, list[list[Path]]]:
     return found
 
 
-def actions_in(file: Path) -> Actions:
+def read_actions(file: Path) -> Actions:
     """The actions of a commit, or of a file of a checkpoint."""
     if file.suffix == ".json":
         actions = [json.loads(line) for line in file.read_bytes().split(b"\n") if line.strip()]
@@ -277,18 +277,18 @@ def actions_in(file: Path) -> Actions:
 
 
 def _checkpoint_actions(files: Sequence[Path]) -> Actions:
-    actions = [action for file in files for action in actions_in(file)]
+    actions = [action for file in files for action in read_actions(file)]
     sidecars = [action["sidecar"] for action in actions if action.get("sidecar") is not None]
     for sidecar in sidecars:
-        actions += actions_in(files[0].parent / "_sidecars" / unquote(sidecar["path"]))
+        actions += read_actions(files[0].parent / "_sidecars" / unquote(sidecar["path"]))
     return actions
 
 
 def evaluated(path: Path, version: int | None = None) -> list[State]:
     """What a version may be: from each checkpoint that can be read, and from the first commit on. None: the log makes no sense."""
-    commits = commits_of(path)
+    commits = list_commits(path)
     newest = max(commits, default=-1) if version is None else version
-    starts = [(number, files) for number, several in checkpoints_of(path).items() for files in several]
+    starts = [(number, files) for number, several in list_checkpoints(path).items() for files in several]
     found = []
     for number, files in [*starts, (-1, [])]:
         state = State(path)
@@ -300,13 +300,13 @@ def evaluated(path: Path, version: int | None = None) -> list[State]:
 
 def live_files(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """The files of the newest version as a commit adds them, by their paths and vectors."""
-    commits, checkpoints = commits_of(path), checkpoints_of(path)
+    commits, checkpoints = list_commits(path), list_checkpoints(path)
     first = max((number for number in checkpoints if number <= max(commits)), default=-1)
     state = State(path)
     if checkpoints and first >= 0:
         state.apply(_checkpoint_actions(checkpoints[first][0]))
     for number in range(first + 1, max(commits) + 1):
-        state.apply(actions_in(commits[number]))
+        state.apply(read_actions(commits[number]))
     named = ("path", "size", "modificationTime", "stats", "deletionVector")
     return {
         (file, repr(vector)): {name: add.get(name) for name in named}

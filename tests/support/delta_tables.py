@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_lookup.sources.delta.source import _B85, _Z85
-from tests.support.delta_evaluation import State, actions_in, commits_of
+from tests.support.delta_evaluation import State, list_commits, read_actions
 from tests.support.lake_tables import roaring, sealed
 
 
@@ -25,15 +25,15 @@ def encode_z85(data: bytes) -> str:
     return base64.b85encode(data + bytes(-len(data) % 4)).decode().translate(digits)
 
 
-def vector_of(table: Path, places: Sequence[int], storage: str, runs: bool = False) -> dict[str, Any]:
+def write_vector(table: Path, places: Sequence[int], storage: str, runs: bool = False) -> dict[str, Any]:
     """A deletion vector as the log has it, in a file of its own unless it is `i`."""
     if storage == "i":
         data = roaring(places, runs)
         return _described(storage, data, places) | {"pathOrInlineDv": encode_z85(data)}
-    return vectors_of(table, [places], storage, runs)[0]
+    return write_vectors(table, [places], storage, runs)[0]
 
 
-def vectors_of(
+def write_vectors(
     table: Path, many: Sequence[Sequence[int]], storage: str = "u", runs: bool = False, name: uuid.UUID | None = None
 ) -> list[dict[str, Any]]:
     """Deletion vectors as the log has them, in one file."""
@@ -59,12 +59,12 @@ def log_of_files(table: Path, schema: Any, *features: str) -> None:
     (table / "_delta_log").mkdir()
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
     metadata = {"id": "1", "format": {"provider": "parquet"}, "schemaString": json.dumps(schema), "configuration": {}}
-    adds = [{"add": add_of(path)} for path in sorted(table.glob("*.parquet"))]
+    adds = [{"add": make_add(path)} for path in sorted(table.glob("*.parquet"))]
     actions = [{"protocol": protocol}, {"metaData": {**metadata, "partitionColumns": []}}, *adds]
     (table / "_delta_log" / f"{0:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
 
 
-def add_of(path: Path) -> dict[str, Any]:
+def make_add(path: Path) -> dict[str, Any]:
     """The action that adds a file without statistics."""
     size = path.stat().st_size
     return {"path": path.name, "partitionValues": {}, "size": size, "modificationTime": 1, "dataChange": True}
@@ -94,9 +94,9 @@ def give_vectors(table: Path, adds: Sequence[dict[str, Any]], vectors: Sequence[
     return append_commit(table, [*removes, *added])
 
 
-def files_of(path: Path, version: int) -> dict[tuple[str, Any], dict[str, Any]]:
+def replay_files(path: Path, version: int) -> dict[tuple[str, Any], dict[str, Any]]:
     """The files of a version, by what a remove names, from all commits."""
-    state, commits = State(path), commits_of(path)
+    state, commits = State(path), list_commits(path)
     for number in range(version + 1):
-        state.apply(actions_in(commits[number]))
+        state.apply(read_actions(commits[number]))
     return state.files

@@ -19,11 +19,11 @@ from tests.support.fakes import FakeClock
 META = {"rows": 7, "nested": {"a": [1, None, "ü"]}}
 
 
-def data_of(number: int, length: int = 1000) -> bytes:
+def random_data(number: int, length: int = 1000) -> bytes:
     return random.Random(number).randbytes(length)
 
 
-REGIONS = {"one": data_of(1, 1000), "none": b"", "two": data_of(2, 77), "three": data_of(3, 64)}
+REGIONS = {"one": random_data(1, 1000), "none": b"", "two": random_data(2, 77), "three": random_data(3, 64)}
 
 
 def key(number: int, length: int = 1000, version: str = "v") -> BlockKey:
@@ -69,10 +69,10 @@ def published(opened: Opened, name: str = "s", table: str = "t") -> Path:
     with writing(opened, {key: len(data) for key, data in REGIONS.items()}, name, table) as writer:
         for key, data in REGIONS.items():
             writer.append(key, data)
-    return path_of(opened, name, table)
+    return segment_path(opened, name, table)
 
 
-def path_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
+def segment_path(opened: Opened, name: str = "s", table: str = "t") -> Path:
     return opened.root / "snapshots" / table / name
 
 

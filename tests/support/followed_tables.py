@@ -65,7 +65,7 @@ class Write:
 
 
 @dataclasses.dataclass
-class Asked:
+class Requests:
     """What a system was asked: for which keys, and how often for all rows, for its version, and for changes."""
 
     keys: list[int] = dataclasses.field(default_factory=list)
@@ -73,9 +73,9 @@ class Asked:
     versions: int = 0
     changes: int = 0
 
-    def __add__(self, more: Asked) -> Asked:
+    def __add__(self, more: Requests) -> Requests:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(more), strict=True)
-        return Asked(*(one + other for one, other in pairs))
+        return Requests(*(one + other for one, other in pairs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class System(abc.ABC):
         """Carry out some statements in one transaction, or try to. `keys`: those whose rows they may change."""
 
     @abc.abstractmethod
-    def asked(self) -> Asked:
+    def asked(self) -> Requests:
         """What it was asked since the last call."""
 
     def disconnect(self) -> None:  # noqa: B027 # most need none
@@ -309,7 +309,7 @@ class History:
         issued = self._system.asked()
         for reader in readers if self._rng.random() < 0.5 else readers[::-1]:
             # The other host may not know the version, and may find that it is gone. A process that asks for changes first asks what type versions have.
-            before, calls = (issued, [1, 2]) if reader is readers[0] else (Asked(), [0, 1, 2])
+            before, calls = (issued, [1, 2]) if reader is readers[0] else (Requests(), [0, 1, 2])
             spec = LookupSpec(self._table(reader).given, pa.schema([KEY]), CITY, tuple(CITY.names))
             with self._disturbed():
                 rows = Lookup(spec, {}).find(self._key_table(keys).columns, token, None)
@@ -338,7 +338,7 @@ class History:
         reader: Reader,
         keys: Sequence[int],
         found: Mapping[int, list[str]],
-        asked: Asked,
+        asked: Requests,
         number: int,
         now_s: float,
         calls: Sequence[int] = (1,),
@@ -380,7 +380,7 @@ class History:
         assert value in allowed, f"{reader.way}, host {reader.host}: key {key} is {value!r}, and may be {allowed}"
 
     def _check_asked(
-        self, reader: Reader, keys: Sequence[int], asked: Asked, number: int, now_s: float, calls: Sequence[int]
+        self, reader: Reader, keys: Sequence[int], asked: Requests, number: int, now_s: float, calls: Sequence[int]
     ) -> None:
         way, distinct = reader.way, sorted(set(keys))
         for key in asked.keys:
@@ -422,7 +422,7 @@ class History:
         later = self.world.number > at or self.world.written_s > at_s - reader.way.age_s
         return "version" if reader.way.versions and later else ""
 
-    def _check_full(self, reader: Reader, asked: Asked, number: int, now_s: float) -> None:
+    def _check_full(self, reader: Reader, asked: Requests, number: int, now_s: float) -> None:
         way = reader.way
         may_scan = reader.seen < 0
         if way.changes:
@@ -434,7 +434,7 @@ class History:
             may_scan |= now_s - reader.loaded_s >= way.expires_s or (way.versions and self.world.number > reader.seen)
         assert asked.scans <= may_scan, f"{way}: {asked.scans} scans, at most {may_scan}, since {reader.seen}"
 
-    def _note_full(self, reader: Reader, asked: Asked, number: int, now_s: float) -> None:
+    def _note_full(self, reader: Reader, asked: Requests, number: int, now_s: float) -> None:
         if asked.versions or asked.scans:
             reader.seen = number
             reader.lost.clear()

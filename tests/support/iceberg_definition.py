@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from sqlalchemy import update
 
-from tests.support.iceberg_manifests import Meta, spec_of
+from tests.support.iceberg_manifests import Meta, find_spec
 from tests.support.iceberg_values import Field, Kind
 
 Publish = Callable[[str], None]
@@ -64,7 +64,7 @@ class Definition:
         fields = [{"id": number, "name": name, "required": False, "type": kind} for number, (name, kind) in enumerate(columns.items(), 1)]  # fmt: skip
         meta = {
             "format-version": version, "table-uuid": str(uuid.uuid4()), "location": location or home.as_uri(),
-            "last-updated-ms": 0, "last-column-id": max(_ids_in({"type": "struct", "fields": fields})),
+            "last-updated-ms": 0, "last-column-id": max(_field_ids({"type": "struct", "fields": fields})),
             "schemas": [{"type": "struct", "schema-id": 0, "fields": fields}], "current-schema-id": 0,
             "partition-specs": [{"spec-id": 0, "fields": []}], "default-spec-id": 0, "last-partition-id": 999,
             "sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0, "properties": {},
@@ -84,7 +84,7 @@ class Definition:
         self._number += 1
         if meta["format-version"] == 1:
             meta["schema"] = self.schema
-            meta["partition-spec"] = spec_of(meta, meta["default-spec-id"])
+            meta["partition-spec"] = find_spec(meta, meta["default-spec-id"])
         meta["last-updated-ms"] = at_ms or self._now_ms()
         self.metadata = self.home / "metadata" / f"v{self._number}.metadata.json"
         self.metadata.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ class Definition:
         number = max(one["schema-id"] for one in self.meta["schemas"]) + 1
         self.meta["schemas"].append({"type": "struct", "schema-id": number, "fields": [*fields]})
         self.meta["current-schema-id"] = number
-        self.meta["last-column-id"] = max(self.meta["last-column-id"], *_ids_in(self.schema))
+        self.meta["last-column-id"] = max(self.meta["last-column-id"], *_field_ids(self.schema))
         if _MAPPING in self.meta["properties"]:
             self._map_names()
         self.save()
@@ -158,7 +158,7 @@ class Definition:
     def set_spec(self, spec: Sequence[tuple[str, str]]) -> None:
         """Partition what is written from now on by these. Format 1 keeps old fields, as `void`."""
         meta = self.meta
-        old = spec_of(meta, meta["default-spec-id"]) if meta["format-version"] == 1 else []
+        old = find_spec(meta, meta["default-spec-id"]) if meta["format-version"] == 1 else []
         number = max(one["spec-id"] for one in meta["partition-specs"]) + 1
         meta["partition-specs"].append({"spec-id": number, "fields": self._spec_fields(spec, old)})
         meta["default-spec-id"] = number
@@ -187,10 +187,10 @@ def _inner(kind: Kind) -> list[Field]:
     return [{"id": kind[f"{name}-id"], "name": name, "type": kind[name]} for name in names]
 
 
-def _ids_in(kind: Kind) -> Iterator[int]:
+def _field_ids(kind: Kind) -> Iterator[int]:
     for field in _inner(kind):
         yield field["id"]
-        yield from _ids_in(field["type"])
+        yield from _field_ids(field["type"])
 
 
 def _name_mapping(states: Sequence[Sequence[Field]]) -> list[dict[str, Any]]:

@@ -46,18 +46,20 @@ def every_field(meta: Meta) -> dict[int, dict[str, Any]]:
     return {field["id"]: field for schema in meta["schemas"] for field in schema["fields"]}
 
 
-def spec_of(meta: Meta, number: int) -> list[dict[str, Any]]:
+def find_spec(meta: Meta, number: int) -> list[dict[str, Any]]:
     return next(spec["fields"] for spec in meta["partition-specs"] if spec["spec-id"] == number)
 
 
 def _kinds(meta: Meta, spec: int) -> dict[str, str]:
     """The types of a partition's values by the names of its fields."""
     fields = every_field(meta)
-    return {one["name"]: result_kind(one["transform"], fields[one["source-id"]]["type"]) for one in spec_of(meta, spec)}
+    return {
+        one["name"]: result_kind(one["transform"], fields[one["source-id"]]["type"]) for one in find_spec(meta, spec)
+    }
 
 
 def _entry_schema(meta: Meta, spec: int) -> Schema:
-    parts = zip(spec_of(meta, spec), _kinds(meta, spec).values(), strict=True)
+    parts = zip(find_spec(meta, spec), _kinds(meta, spec).values(), strict=True)
     fields = [NestedField(one["field-id"], one["name"], iceberg_type(kind), required=False) for one, kind in parts]
     version = meta["format-version"]
     # Files of format 2 may name the data file of their deletes, too.
@@ -96,7 +98,7 @@ def write_manifest(
     deletes = any(entry.file.get("content") for _, entry in entries)
     schema = next(one for one in meta["schemas"] if one["schema-id"] == meta["current-schema-id"])
     metadata = {"schema": json.dumps(schema), "schema-id": str(schema["schema-id"])}
-    metadata |= {"partition-spec": json.dumps(spec_of(meta, spec)), "partition-spec-id": str(spec)}
+    metadata |= {"partition-spec": json.dumps(find_spec(meta, spec)), "partition-spec-id": str(spec)}
     metadata |= {"format-version": str(meta["format-version"]), "content": "deletes" if deletes else "data"}
     _write(path, "manifest_entry", _entry_schema(meta, spec), records, metadata)
     found: dict[str, Any] = {

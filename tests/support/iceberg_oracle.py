@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from tests.support.delta_evaluation import checked_values
-from tests.support.iceberg_manifests import Entry, File, Meta, every_field, read_list, read_manifest, spec_of
+from tests.support.iceberg_manifests import Entry, File, Meta, every_field, find_spec, read_list, read_manifest
 from tests.support.iceberg_values import ID_KEYS, Field, Kind, arrow_field, from_json, from_raw, is_nan, ordered
 
 DATA, POSITION, EQUALITY = range(3)
@@ -158,7 +158,7 @@ class Oracle:
             if entry.file["content"] == EQUALITY:
                 paths = tuple(self._path_to(number) for number in entry.file["equality_ids"])
                 rows = self._rows(entry.file, {path[0] for path in paths})
-                is_global = all(one["transform"] == "void" for one in spec_of(self.meta, entry.file["spec_id"]))
+                is_global = all(one["transform"] == "void" for one in find_spec(self.meta, entry.file["spec_id"]))
                 found.append(_Deletes(entry, is_global, paths, frozenset(_key(row, paths) for row in rows)))
         return found
 
@@ -176,7 +176,7 @@ class Oracle:
         """The rows of a file in the given columns, deleted ones too."""
         path, name = self.local(file["file_path"]), file["file_format"]
         columns = _plain_columns(path, name, self._mapping)
-        parts = zip(spec_of(self.meta, file["spec_id"]), file["partition"].values(), strict=True)
+        parts = zip(find_spec(self.meta, file["spec_id"]), file["partition"].values(), strict=True)
         identity = {one["source-id"]: value for one, value in parts if one["transform"] == "identity"}
         found: dict[int, Sequence[Any]] = {}
         for number in needed:

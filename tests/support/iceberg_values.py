@@ -42,7 +42,7 @@ def arrow_type(kind: Kind, form: str = "spark", ids: bool = False) -> pa.DataTyp
             return pa.list_(inner["element"])
         return pa.map_(inner["key"].with_nullable(False), inner["value"])
     if kind.startswith("decimal"):
-        return pa.decimal128(*decimal_of(kind))
+        return pa.decimal128(*parse_decimal(kind))
     if kind.startswith("fixed"):
         return pa.binary() if form == "spark" else pa.binary(int(kind[6:-1]))
     if kind == "uuid":
@@ -55,7 +55,7 @@ def arrow_field(field: Field, form: str = "spark", ids: bool = False) -> pa.Fiel
     return pa.field(field["name"], arrow_type(field["type"], form, ids), metadata=metadata)
 
 
-def decimal_of(kind: str) -> tuple[int, int]:
+def parse_decimal(kind: str) -> tuple[int, int]:
     """Precision and scale of `decimal(p, s)`."""
     precision, _, scale = kind[8:-1].partition(",")
     return int(precision), int(scale)
@@ -79,7 +79,7 @@ def raw(kind: Kind, value: Any) -> Any:
     if isinstance(value, uuid.UUID):
         return value.bytes
     if isinstance(value, decimal.Decimal):
-        return value.quantize(decimal.Decimal(1).scaleb(-decimal_of(kind)[1]), context=EXACT)
+        return value.quantize(decimal.Decimal(1).scaleb(-parse_decimal(kind)[1]), context=EXACT)
     return value
 
 

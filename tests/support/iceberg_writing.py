@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from tests.support.iceberg_definition import Definition
-from tests.support.iceberg_manifests import ADDED, DELETED, EXISTING, Entry, File, spec_of, write_list, write_manifest
+from tests.support.iceberg_manifests import ADDED, DELETED, EXISTING, Entry, File, find_spec, write_list, write_manifest
 from tests.support.iceberg_oracle import DATA, EQUALITY, PATH_ID, PLACE_ID, POSITION, Oracle, is_vector
 from tests.support.iceberg_values import Field, arrow_field, is_nan, ordered, transformed, truncated_bounds
 from tests.support.lake_tables import roaring, sealed
@@ -31,7 +31,7 @@ class IcebergTable(Definition):
         """The partition in which a row of the current columns is written; dropped columns are null."""
         by_id = {field["id"]: field for field in self.fields}
         found = {}
-        for one in spec_of(self.meta, self.meta["default-spec-id"] if spec is None else spec):
+        for one in find_spec(self.meta, self.meta["default-spec-id"] if spec is None else spec):
             field = by_id.get(one["source-id"], {"name": "", "type": "int"})
             found[one["name"]] = transformed(one["transform"], field["type"], row.get(field["name"]))
         return found

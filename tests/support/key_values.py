@@ -37,7 +37,7 @@ def number(digits: int, scale: int) -> decimal.Decimal:
     return decimal.Decimal(f"{digits}E{-scale}")
 
 
-def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+def scalar_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     """Values of a type, as `pa.array` takes them: times as numbers, for Python has not all of them."""
     if pa.types.is_boolean(kind):
         return st.booleans()

@@ -38,7 +38,7 @@ def opened(
     return LookupTable(str(table), given | {f"lookup.{name}": str(value) for name, value in options.items()})
 
 
-def rows_of(rows: pa.Table) -> Rows:
+def as_multiset(rows: pa.Table) -> Rows:
     """The rows, whatever the order of columns; of many rows only what tells them from others."""
     names = sorted(rows.column_names)
     if rows.num_rows > _MANY:

@@ -28,7 +28,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
     )
 
 
-def rows_of(reader: LookupTable) -> list[Row]:
+def scan_rows(reader: LookupTable) -> list[Row]:
     return in_order(reader.scan().to_pylist())
 
 
@@ -95,7 +95,7 @@ class LargeIceberg:
         return int(self.table.meta["current-snapshot-id"])
 
     def rows(self) -> list[Row]:
-        return rows_in(self.table)
+        return read_live_rows(self.table)
 
 
 LargeTable = LargeDelta | LargeIceberg
@@ -106,7 +106,7 @@ def fill(append: Callable[..., object]) -> None:
         append(*(row(id_, ("eu", "ü/ %")[number % 2]) for id_ in range(number * 10, number * 10 + 10)))
 
 
-def rows_in(table: IcebergTable) -> list[Row]:
+def read_live_rows(table: IcebergTable) -> list[Row]:
     """The rows of an Iceberg table that no delete names."""
     files = [entry for entry in table.live() if not entry.file["content"]]
     return in_order(one for entry in files for _, one in table.rows_of(entry))

@@ -124,12 +124,12 @@ class AsyncFunction(_Told, AsyncLookupFunction):
 Function = SyncFunction | AsyncFunction
 
 
-def made(kind: str, answer: Answer, batch_size: int | None = None) -> Function:
+def make_function(kind: str, answer: Answer, batch_size: int | None = None) -> Function:
     return (SyncFunction if kind == "sync" else AsyncFunction)(answer, batch_size)
 
 
 def users() -> SyncFunction:
-    return SyncFunction(rows_of(USERS))
+    return SyncFunction(make_answer(USERS))
 
 
 def provider(
@@ -143,7 +143,7 @@ def provider(
     return (AsyncLookupFunctionProvider if asynchronous else LookupFunctionProvider)(function, schema, version)
 
 
-def rows_of(held: Mapping[int, Sequence[str]]) -> Answer:
+def make_answer(held: Mapping[int, Sequence[str]]) -> Answer:
     """Answers with the names of those ids that are there."""
 
     def answer(keys: pa.Table) -> pa.Table:

@@ -61,6 +61,6 @@ def async_cities(context: LookupContext) -> AsyncLookupFunctionProvider:
     return AsyncLookupFunctionProvider(AsyncCities(context), SCHEMA)
 
 
-def options_of(home: Path, kind: str = "cities", **others: str) -> dict[str, Any]:
+def service_options(home: Path, kind: str = "cities", **others: str) -> dict[str, Any]:
     own = {"lookup.provider": f"{__name__}:{kind}", "lookup.provider.home": str(home)}
     return {**own, **CACHED, **others}

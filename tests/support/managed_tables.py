@@ -42,7 +42,7 @@ def wide(low: int, high: int) -> pa.Table:
     return pa.table({"id": range(low, high), "name": [f"{draw.getrandbits(1024):x}" for _ in range(low, high)]}, SCHEMA)
 
 
-def ids_of(table: pa.Table) -> list[int | None]:
+def list_ids(table: pa.Table) -> list[int | None]:
     return sorted(table.column("id").to_pylist(), key=lambda id_: (id_ is not None, id_))
 
 
@@ -121,7 +121,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path, monkeypatch)
 
 
-def put(writer: TableWriter, job: Job, *ids: int | None) -> list[DataFile]:
+def write_ids(writer: TableWriter, job: Job, *ids: int | None) -> list[DataFile]:
     return writer.write(job, rows(*ids).to_batches(), "part")
 
 

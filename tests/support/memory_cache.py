@@ -65,13 +65,13 @@ def small() -> Iterator[None]:
         yield
 
 
-def cache_of(clock: FakeClock | None = None, **bounds: Any) -> DefaultLookupCache:
+def make_cache(clock: FakeClock | None = None, **bounds: Any) -> DefaultLookupCache:
     """A cache with these bounds (none: as good as unbounded) whose hashes are the same in each run."""
     clock = clock or FakeClock()
     return DefaultLookupCache(**(bounds or {"max_rows": UNBOUNDED}), clock=lambda: clock.steady_s, rng=random.Random(7))
 
 
-def disk_cache_of(
+def make_disk_cache(
     directory: Path, clock: FakeClock | None = None, boot: str = "boot-1", max_bytes: int = 2**26, **more: Any
 ) -> DiskCacheLookupCache:
     """A cache in a database there, which is as good as unbounded."""
@@ -91,11 +91,11 @@ def counts(metrics: CacheMetricGroup) -> tuple[int, int]:
     return seen["hitCount"], seen["missCount"]
 
 
-def keys_of(*numbers: int) -> pa.Table:
+def make_keys(*numbers: int) -> pa.Table:
     return pa.table({"k": pa.array(numbers, pa.int64())})
 
 
-def rows_of(*values: int | list[int]) -> pa.Table:
+def make_rows(*values: int | list[int]) -> pa.Table:
     """Rows for as many keys: each has the one row, or those of a list."""
     lists = [value if isinstance(value, list) else [value] for value in values]
     places = [place for place, rows in enumerate(lists) for _ in rows]
@@ -105,7 +105,7 @@ def rows_of(*values: int | list[int]) -> pa.Table:
     })  # fmt: skip
 
 
-def found_in(found: CachedRows) -> list[list[Any] | None]:
+def list_values(found: CachedRows) -> list[list[Any] | None]:
     """Of each key the column v of its rows, None where the key is absent."""
     lists: list[list[Any] | None] = [[] if present else None for present in found.present.tolist()]
     if found.rows is not None:
@@ -114,11 +114,11 @@ def found_in(found: CachedRows) -> list[list[Any] | None]:
     return lists
 
 
-def held(cache: LookupCache, numbers: Sequence[int]) -> list[int]:
+def list_present(cache: LookupCache, numbers: Sequence[int]) -> list[int]:
     """Those of the keys that are there; no access."""
-    return [n for n, there in zip(numbers, cache.peek_many(keys_of(*numbers)).present.tolist(), strict=True) if there]
+    return [n for n, there in zip(numbers, cache.peek_many(make_keys(*numbers)).present.tolist(), strict=True) if there]
 
 
-def row_of(serial: int) -> Row:
+def make_row(serial: int) -> Row:
     """A row that no other is equal to, with nulls."""
     return {"v": serial, "t": None if serial % 5 == 0 else "é" * (serial % 40), "b": [None, True, False][serial % 3]}

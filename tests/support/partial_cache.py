@@ -70,7 +70,7 @@ def run_waiting(later: Later) -> int:
     return len(waiting)
 
 
-def rows_of(lists: Iterable[Sequence[int]]) -> pa.Table:
+def make_rows(lists: Iterable[Sequence[int]]) -> pa.Table:
     """The rows of some keys, given as lists of values."""
     pairs = [(number, value) for number, values in enumerate(lists) for value in values]
     columns = {"v": [value for _, value in pairs], "t": [f"t{value}" for _, value in pairs]}
@@ -146,7 +146,7 @@ class Process:
         latest: Callable[[], bool] = lambda: True,
     ) -> None:
         keys = [pa.array(list(rows), pa.int64())]
-        self.put_rows(keys, rows_of(rows.values()), version, may_differ, latest)
+        self.put_rows(keys, make_rows(rows.values()), version, may_differ, latest)
 
     def get(self, *keys: int, version: str = "v1", may_differ: Differ = unknown) -> Held:
         found = self.get_rows([pa.array(keys, pa.int64())], ROWS, version, may_differ)
@@ -275,7 +275,7 @@ class Source:
             assert len(set(wanted)) == len(wanted)
             self.loads.append(wanted)
             self.before(wanted)
-            return rows_of([self.versions[version].get(key, []) for key in wanted])
+            return make_rows([self.versions[version].get(key, []) for key in wanted])
 
         return load
 

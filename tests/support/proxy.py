@@ -87,7 +87,7 @@ class Answer:
         return dataclasses.replace(self, headers=[h for h in self.headers if not h[0].lower().startswith(names)])
 
 
-def faults_of(requests: list[Sent]) -> list[Fault]:
+def list_faults(requests: list[Sent]) -> list[Fault]:
     """All that can become of those requests: the matrix of one write."""
     return [Fault(n, a, m) for n, sent in enumerate(requests, 1) for m in Mode for a in ANSWERS if _differs(sent, a, m)]
 
@@ -114,7 +114,7 @@ def backend() -> Any:
     return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
 
 
-def objects_in(bucket: str, prefix: str = "") -> dict[str, bytes]:
+def read_objects(bucket: str, prefix: str = "") -> dict[str, bytes]:
     """What lies in a bucket, by its name, read without a request."""
     keys = backend().get_bucket(bucket).keys
     found = ((name, keys.get(name)) for name in list(keys) if name.startswith(prefix))
@@ -151,7 +151,7 @@ class Proxy:
         counts = itertools.count()
 
         def decide(environ: dict[str, Any]) -> Decision:
-            number = next(counts) if kind_of(environ) == kind else -1
+            number = next(counts) if request_kind(environ) == kind else -1
             acts = number >= first and (times is None or number < first + times)
             return not acts or not _is_whole(answer), answer if acts else None
 
@@ -233,7 +233,7 @@ class Proxy:
         return not _is_whole(fault.answer), fault.answer
 
 
-def kind_of(environ: dict[str, Any]) -> str:
+def request_kind(environ: dict[str, Any]) -> str:
     """What kind of request it is, as `Sent` says it."""
     method: str = environ["REQUEST_METHOD"]
     return "list" if method == "GET" and "list-type" in environ["QUERY_STRING"] else method.lower()
@@ -262,9 +262,9 @@ def _bury(environ: dict[str, Any]) -> None:
     """Keep what is about to be removed: a data file; or any events of logs, as the request's body says which ones."""
     bucket, _, name = environ["PATH_INFO"].lstrip("/").partition("/")
     if environ["REQUEST_METHOD"] == "POST" and "delete" in environ["QUERY_STRING"]:
-        buried = {key: value for key, value in objects_in(bucket).items() if "/_lookup/log/" in key}
+        buried = {key: value for key, value in read_objects(bucket).items() if "/_lookup/log/" in key}
     elif environ["REQUEST_METHOD"] == "DELETE" and name.endswith(".parquet"):
-        buried = objects_in(bucket, name)
+        buried = read_objects(bucket, name)
     else:
         return
     for key, value in buried.items():

@@ -33,7 +33,7 @@ def by_spark(df: DataFrame, table: str, on: Any, how: str = "left", columns: Any
     return df.join(right, functools.reduce(operator.and_, equal), how).drop(*own)
 
 
-def rows_of(df: DataFrame) -> collections.Counter[str]:
+def as_multiset(df: DataFrame) -> collections.Counter[str]:
     """The multiset of rows, told apart by type and by the sign of zero."""
     return collections.Counter(repr(tuple(row)) for row in df.collect())
 
@@ -42,5 +42,5 @@ def assert_same(mine: DataFrame, theirs: DataFrame, of: str = "") -> None:
     """The same columns, types and rows."""
     columns, others = ([(field.name, field.dataType) for field in frame.schema] for frame in (mine, theirs))
     assert columns == others
-    found, wanted = rows_of(mine), rows_of(theirs)
+    found, wanted = as_multiset(mine), as_multiset(theirs)
     assert found == wanted, f"seed {SEED} {of}, too many: {[*(found - wanted)][:5]}, missing: {[*(wanted - found)][:5]}"

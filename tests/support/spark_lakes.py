@@ -9,7 +9,7 @@ from tests.support.iceberg_definition import sql_catalog
 from tests.support.spark_tables import NO_OPTIONS
 
 
-def rows_of(ids: range, version: int) -> pa.Table:
+def make_rows(ids: range, version: int) -> pa.Table:
     """Rows (id, version, part), in which their writer says which version it has made."""
     return pa.table({"id": [*ids], "version": [version] * len(ids), "part": [f"p {key % 2}" for key in ids]})
 
@@ -23,7 +23,7 @@ class DeltaDim:
         self.path = str(home / "dim")
 
     def append(self, ids: range, version: int) -> int:
-        write_deltalake(self.path, rows_of(ids, version), mode="append", partition_by=["part"])
+        write_deltalake(self.path, make_rows(ids, version), mode="append", partition_by=["part"])
         return DeltaTable(self.path).version()
 
     def delete(self, where: str) -> int:
@@ -36,7 +36,7 @@ class IcebergDim:
 
     def __init__(self, home: Path) -> None:
         catalog, properties = sql_catalog(home)
-        self.table = catalog.create_table("ns.dim", rows_of(range(1), 0).schema)
+        self.table = catalog.create_table("ns.dim", make_rows(range(1), 0).schema)
         with self.table.update_spec() as spec:
             spec.add_identity("part")
         self.path, self.options = "ns.dim", {"lookup.catalog": "tests"}
@@ -44,7 +44,7 @@ class IcebergDim:
 
     def append(self, ids: range, version: int) -> int:
         """Add rows, and the snapshot that has them."""
-        self.table.append(rows_of(ids, version))
+        self.table.append(make_rows(ids, version))
         return self._snapshot()
 
     def delete(self, where: str) -> int:

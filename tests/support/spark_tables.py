@@ -42,7 +42,7 @@ def saved(path: Path, rows: pa.Table | dict[str, Any], group: int = 1000) -> Pat
     return path
 
 
-def put(path: Path, version: int, ids: range = range(10), group: int = 1000) -> Path:
+def publish_version(path: Path, version: int, ids: range = range(10), group: int = 1000) -> Path:
     """Publish a file of rows (id, version)."""
     return saved(path, {"id": list(ids), "version": [version] * len(ids)}, group)
 
@@ -92,7 +92,7 @@ def events(directory: Path, number: int, keys: range = range(200)) -> None:
     saved(directory / f"{number:03}.parquet", rows)
 
 
-def stream_of(spark: SparkSession, directory: Path) -> DataFrame:
+def stream_events(spark: SparkSession, directory: Path) -> DataFrame:
     """Events, a file in each micro-batch."""
     reader = spark.readStream.schema("id long, event long, batch long").option("maxFilesPerTrigger", "1")
     return reader.parquet(str(directory))
@@ -125,26 +125,26 @@ def each_batch(stream: DataFrame, checkpoint: Path, act: Callable[[DataFrame, in
     assert writer.trigger(availableNow=True).start().awaitTermination(240)
 
 
-def batches_of(stream: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]]]:
+def collect_batches(stream: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]]]:
     """The rows of each micro-batch that has some."""
     found: list[list[tuple[Any, ...]]] = []
     each_batch(stream, checkpoint, lambda batch, _: found.append(sorted(map(tuple, batch.collect()), key=repr)))
     return [batch for batch in found if batch]
 
 
-def printed_by(*command: object, timeout_s: float = 600, **more: Any) -> str:
+def run_command(*command: object, timeout_s: float = 600, **more: Any) -> str:
     """What a command prints; its failure fails the test with all it says."""
     done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, timeout=timeout_s, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def said_by(
+def run_script(
     home: Path, script: str, *arguments: object, variables: Mapping[str, str] = NO_OPTIONS, timeout_s: float = 240
 ) -> list[str]:
     """What a Python program of its own prints that begins with a word in capitals."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **variables}
-    printed = printed_by(sys.executable, "-c", script, *arguments, timeout_s=timeout_s, cwd=home, env=env)
+    printed = run_command(sys.executable, "-c", script, *arguments, timeout_s=timeout_s, cwd=home, env=env)
     return [line for line in printed.splitlines() if line.split(" ")[0].isupper()]
 
 
@@ -158,7 +158,7 @@ with socket.socket() as probe:
 DefaultChannelBuilder.default_port = staticmethod(lambda: port)  # else 15002, which another test's server may have
 connect = SparkSession.builder.remote("local[2]").config("spark.connect.grpc.binding.port", port)
 """
-"""The begin of a program for `said_by`: `connect` builds a session of Spark Connect, with a server of its own on a free port."""
+"""The begin of a program for `run_script`: `connect` builds a session of Spark Connect, with a server of its own on a free port."""
 
 
 def made_files(home: Path) -> dict[str, str]:

@@ -161,7 +161,7 @@ def _error(status: int, code: str, message: str) -> tuple[int, Any]:
     return status, {"error_code": code, "message": message}
 
 
-def hand_over(directory: Path) -> None:
+def make_catalog_managed(directory: Path) -> None:
     """Make a Delta table on this disk one that its catalog manages, from its first commit on."""
     path = directory / f"_delta_log/{0:020}.json"
     actions = [json.loads(line) for line in path.read_text().splitlines()]

@@ -28,11 +28,11 @@ ARROW = {
 NULL = ("null", None)
 
 
-def names_in(value: Any) -> set[str]:
+def field_names(value: Any) -> set[str]:
     """The names of all fields in a value."""
     if isinstance(value, dict):
-        return {*value, *(name for part in value.values() for name in names_in(part))}
-    return {name for part in value for name in names_in(part)} if isinstance(value, list) else set()
+        return {*value, *(name for part in value.values() for name in field_names(part))}
+    return {name for part in value for name in field_names(part)} if isinstance(value, list) else set()
 
 
 def encode_metadata(names: list[str], width: int = 1) -> bytes:
@@ -127,7 +127,7 @@ def _decode(names: list[str], data: bytes) -> Any:
     return ("string", data[5:end].decode()) if header == 16 else ("binary", data[5:end])
 
 
-def arrow_of(shape: Any) -> pa.DataType:
+def typed_value_type(shape: Any) -> pa.DataType:
     """The Arrow type of `typed_value`. `shape`: the name of a primitive type, a dict of shapes by field, or a list of one shape. The shape None has no
     `typed_value`."""
     if isinstance(shape, dict):
@@ -138,7 +138,7 @@ def arrow_of(shape: Any) -> pa.DataType:
 
 
 def node_type(shape: Any, *more: pa.Field) -> pa.DataType:
-    typed = [] if shape is None else [pa.field("typed_value", arrow_of(shape))]
+    typed = [] if shape is None else [pa.field("typed_value", typed_value_type(shape))]
     return pa.struct([*more, pa.field("value", pa.binary()), *typed])
 
 
@@ -225,7 +225,7 @@ def shredded(values: list[Any], shape: Any, rng: random.Random, nullable: bool =
     """A column in the parts by which Parquet stores it. `values`: None for a null."""
     rows = []
     for value in values:
-        names = sorted(names_in(value)) if value is not None else []
+        names = sorted(field_names(value)) if value is not None else []
         unused = [f"unused{n}" for n in range(rng.choice((0, 0, 1, 300)))]
         names = names + unused
         rng.shuffle(names)

@@ -42,7 +42,7 @@ def anonymous_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
-def grown_by(run: Callable[[], object]) -> int:
+def measure_growth(run: Callable[[], object]) -> int:
     """How many bytes more than before `anonymous_bytes` are at most while a function runs."""
     before, most, ended = anonymous_bytes(), [0], threading.Event()
 
@@ -184,5 +184,5 @@ class Following:
         return sorted(found, key=lambda note: float(note["at"]))
 
 
-def notes_in(directory: Path) -> list[dict[str, Any]]:
+def read_notes(directory: Path) -> list[dict[str, Any]]:
     return Following(directory).new()

@@ -30,7 +30,7 @@ from pyspark_lookup.sources.providers.functions import (
     PartialCachingLookupProvider,
 )
 from pyspark_lookup.testing import RULES, ProviderCheckError, check_provider
-from tests.support.changed_keys import changed_keys, keys_in
+from tests.support.changed_keys import changed_keys, list_keys
 from tests.support.key_values import KINDS
 from tests.support.memory_cache import Dictionary
 
@@ -79,8 +79,8 @@ class Shelf:
             yield batch
 
     def find(self, keys: pa.Table) -> pa.Table:
-        requested, rows = {*keys_in(keys, keys.column_names)}, self.rows
-        return rows.filter(pa.array([key in requested for key in keys_in(rows, keys.column_names)], pa.bool_()))
+        requested, rows = {*list_keys(keys, keys.column_names)}, self.rows
+        return rows.filter(pa.array([key in requested for key in list_keys(rows, keys.column_names)], pa.bool_()))
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
@@ -374,13 +374,13 @@ def caching(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
 def by_columns(shelf: Shelf, keys: pa.Table) -> pa.Table:
     """Rows that match each column by itself."""
     wanted = [{*keys.column(name).to_pylist()} for name in KEYS]
-    mask = [all(v in some for v, some in zip(key, wanted, strict=True)) for key in keys_in(shelf.rows, KEYS)]
+    mask = [all(v in some for v, some in zip(key, wanted, strict=True)) for key in list_keys(shelf.rows, KEYS)]
     return shelf.rows.filter(pa.array(mask, pa.bool_()))
 
 
 def without_case(shelf: Shelf, keys: pa.Table) -> pa.Table:
-    wanted = {(id, place.lower()) for id, place in keys_in(keys, KEYS)}
-    mask = [id is not None and (id, place.lower()) in wanted for id, place in keys_in(shelf.rows, KEYS)]
+    wanted = {(id, place.lower()) for id, place in list_keys(keys, KEYS)}
+    mask = [id is not None and (id, place.lower()) in wanted for id, place in list_keys(shelf.rows, KEYS)]
     return shelf.rows.filter(pa.array(mask, pa.bool_()))
 
 
@@ -396,8 +396,8 @@ def lacking_deleted(shelf: Shelf) -> Callable[[str], pa.Table]:
     def changes(since: str) -> pa.Table:
         keys = shelf.changes(since)
         assert keys is not None
-        present = {*keys_in(shelf.rows, KEYS)}
-        return keys.filter(pa.array([key in present for key in keys_in(keys, KEYS)], pa.bool_()))
+        present = {*list_keys(shelf.rows, KEYS)}
+        return keys.filter(pa.array([key in present for key in list_keys(keys, KEYS)], pa.bool_()))
 
     return changes
 

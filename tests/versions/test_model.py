@@ -10,7 +10,7 @@ from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import OptionError, TableEmptyError, TableFormatError
-from tests.support.data_files import put
+from tests.support.data_files import write_parquet
 from tests.support.fuzzing import by_day
 
 NAMES = ("a?b", "a*b", "a[1]b", "a{1,2}b", "?", "[", "a[b", "{x}")
@@ -24,11 +24,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     """A directory's path, the options by which it is read, and what puts a Parquet file with one row there."""
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
     if request.param == "local":
-        return str(tmp_path / "lake"), options, lambda name, id_: put(tmp_path / "lake" / name, id=[id_])
+        return str(tmp_path / "lake"), options, lambda name, id_: write_parquet(tmp_path / "lake" / name, id=[id_])
     server, bucket = request.getfixturevalue("s3"), request.getfixturevalue("bucket")
 
     def put_object(name: str, id_: int) -> None:
-        path = put(tmp_path / "one.parquet", id=[id_])
+        path = write_parquet(tmp_path / "one.parquet", id=[id_])
         server.client.put_object(Bucket=bucket, Key=f"lake/{name}", Body=path.read_bytes())
 
     return f"s3://{bucket}/lake", {**options, "lookup.storage.endpoint_url": server.endpoint}, put_object

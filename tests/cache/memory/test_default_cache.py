@@ -25,20 +25,20 @@ from pyspark_lookup.core.metrics import UNSET
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.registry import parse_options
-from tests.support.column_values import kinds, pieces_of
+from tests.support.column_values import draw_pieces, kinds
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
 from tests.support.memory_cache import (
     UNBOUNDED,
     Row,
-    cache_of,
     counts,
-    disk_cache_of,
-    found_in,
-    held,
-    keys_of,
+    list_present,
+    list_values,
+    make_cache,
+    make_disk_cache,
+    make_keys,
+    make_rows,
     opened,
-    rows_of,
     small,
 )
 
@@ -54,9 +54,9 @@ MEMORY_OR_DISK = pytest.mark.parametrize("place", ["memory", "disk"])
 def test_what_was_passed_in_may_change(place: str, tmp_path: Path) -> None:
     """Keys, rows, ages and what was answered are the caller's: changing them changes nothing in the cache."""
     clock = FakeClock()
-    cache: LookupCache = cache_of(clock, expire_after_write_s=10, max_rows=100)
+    cache: LookupCache = make_cache(clock, expire_after_write_s=10, max_rows=100)
     if place == "disk":
-        cache = disk_cache_of(tmp_path / "c", clock, expire_after_write_s=10)
+        cache = make_disk_cache(tmp_path / "c", clock, expire_after_write_s=10)
     for count in (1, 5):
         keys, values, ages = np.arange(count), np.arange(count) + 100, np.zeros(count)
         places = np.arange(count)
@@ -67,9 +67,9 @@ def test_what_was_passed_in_may_change(place: str, tmp_path: Path) -> None:
         found = cache.get_many(pa.table({"k": over(asked)}))
         asked.fill(-7)
         found.present.fill(False)
-        assert found_in(cache.get_many(keys_of(*range(count)))) == [[100 + n] for n in range(count)]
+        assert list_values(cache.get_many(make_keys(*range(count)))) == [[100 + n] for n in range(count)]
     clock.tick(9)
-    assert held(cache, list(range(5))) == list(range(5))
+    assert list_present(cache, list(range(5))) == list(range(5))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def switching() -> Iterator[None]:
 )
 def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: Path) -> None:
     """From any number of threads no key gets rows of another, and hits and misses add up; None: on disk."""
-    cache: LookupCache = disk_cache_of(tmp_path / "c") if bounds is None else cache_of(**bounds)
+    cache: LookupCache = make_disk_cache(tmp_path / "c") if bounds is None else make_cache(**bounds)
     cache, metrics = opened(cache)
     turns, workers = (8, 3) if bounds is None else (150, 6)
     asked = [0] * workers
@@ -102,12 +102,12 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
         for turn in range(turns):
             keys = [draw.randrange(25) for _ in range(draw.randrange(1, 8))]
             if turn % 3 == 0:
-                cache.put_many(keys_of(*keys), pa.Table.from_pylist(rows_for(keys), schema))
+                cache.put_many(make_keys(*keys), pa.Table.from_pylist(rows_for(keys), schema))
             elif turn % 20 == 7:
-                cache.invalidate_many(keys_of(*keys))
+                cache.invalidate_many(make_keys(*keys))
                 cache.open(metrics)
             else:
-                found = cache.get_many(keys_of(*keys))
+                found = cache.get_many(make_keys(*keys))
                 asked[thread] += len(keys)
                 if found.rows is None:
                     assert not found.present.any()
@@ -126,30 +126,30 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
 
 def test_keys_in_another_form() -> None:
     """Keys mean the same in another order and spelling of columns, narrower, as codes and in chunks, to all operations."""
-    cache, other = cache_of(), cache_of()
+    cache, other = make_cache(), make_cache()
     a, b = pa.array([1, 2, -3], pa.int64()), pa.array(["x", "y", ""])
     known = pa.table({"a": a, "b": b})
     keys = pa.table({"more": a, "B": pa.chunked_array([b[:2], b[2:]]).dictionary_encode(), "a": a.cast(pa.int8())})
-    cache.put_many(known, rows_of(1, [2, 3], []))
-    assert found_in(cache.get_many(keys)) == [[1], [2, 3], []]
-    cache.put_many(keys, rows_of([4, 5], 6, 7))
-    assert found_in(cache.get_many(known)) == [[4, 5], [6], [7]]
+    cache.put_many(known, make_rows(1, [2, 3], []))
+    assert list_values(cache.get_many(keys)) == [[1], [2, 3], []]
+    cache.put_many(keys, make_rows([4, 5], 6, 7))
+    assert list_values(cache.get_many(known)) == [[4, 5], [6], [7]]
     assert cache.size() == 4
     cache.invalidate_many(keys.slice(1, 1))
-    assert found_in(cache.peek_many(keys)) == [[4, 5], None, [7]]
-    other.put_many(keys.select(["B", "a"]), rows_of(1, [2, 3], []))
-    assert found_in(other.get_many(keys.select(["B", "a"]))) == [[1], [2, 3], []]
+    assert list_values(cache.peek_many(keys)) == [[4, 5], None, [7]]
+    other.put_many(keys.select(["B", "a"]), make_rows(1, [2, 3], []))
+    assert list_values(other.get_many(keys.select(["B", "a"]))) == [[1], [2, 3], []]
 
 
 @MEMORY_OR_DISK
 def test_rows_in_other_forms(place: str, tmp_path: Path) -> None:
     """Rows may have columns in another order, as codes, narrower, in chunks, and an index of any integer type."""
-    cache: LookupCache = cache_of() if place == "memory" else disk_cache_of(tmp_path / "c")
-    cache.put_many(keys_of(0), pa.table({"v": pa.array([0], pa.int64()), "t": ["z"], KEY_INDEX: [0]}))
+    cache: LookupCache = make_cache() if place == "memory" else make_disk_cache(tmp_path / "c")
+    cache.put_many(make_keys(0), pa.table({"v": pa.array([0], pa.int64()), "t": ["z"], KEY_INDEX: [0]}))
     texts, places = pa.array(["b", "a", "b", None]).dictionary_encode(), pa.array([1, 0, 1, 1], pa.uint8())
     index = pa.chunked_array([places[:2], places[2:]])
-    cache.put_many(keys_of(1, 2), pa.table({KEY_INDEX: index, "t": texts, "v": pa.array([1, 2, 3, 4], pa.int16())}))
-    found = cache.get_many(keys_of(2, 1, 2))
+    cache.put_many(make_keys(1, 2), pa.table({KEY_INDEX: index, "t": texts, "v": pa.array([1, 2, 3, 4], pa.int16())}))
+    found = cache.get_many(make_keys(2, 1, 2))
     assert found.rows.schema == pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
     twice = [(1, "b"), (3, "b"), (4, None)]
     expected = [(*row, 0) for row in twice] + [(2, "a", 1)] + [(*row, 2) for row in twice]
@@ -160,9 +160,9 @@ def test_reading_takes_no_memory_for_ever() -> None:
     """However often a cache is read, the moments of it are not kept where nothing expires by them."""
     clock = FakeClock()
     with small():
-        cache = cache_of(clock, max_rows=10)
+        cache = make_cache(clock, max_rows=10)
         cache.put({"k": 1}, [{"v": 1}])
-        asked = keys_of(1)
+        asked = make_keys(1)
         tracemalloc.start()
         try:
             for _ in range(500):
@@ -177,31 +177,31 @@ def test_reading_takes_no_memory_for_ever() -> None:
 @pytest.mark.parametrize("bounds", [{"max_bytes": 2**20}, {"max_rows": 10}])
 def test_the_dead_take_little_more_than_the_living(bounds: dict[str, int]) -> None:
     """Memory in use is a small multiple of what is held, also where entries are few and large."""
-    cache = cache_of(**bounds)
+    cache = make_cache(**bounds)
     text = "x" * 100_000
     tracemalloc.start()
     try:
         for number in range(200):
-            cache.put_many(keys_of(number), pa.table({"t": [text], KEY_INDEX: [0]}))
+            cache.put_many(make_keys(number), pa.table({"t": [text], KEY_INDEX: [0]}))
         assert cache.bytes() <= 11 * 100_000
         assert tracemalloc.get_traced_memory()[0] < 8 * 2**20
     finally:
         tracemalloc.stop()
 
 
-ONE_KEY, TWO_COLUMNS = keys_of(2), {"v": [1], "w": [1]}
+ONE_KEY, TWO_COLUMNS = make_keys(2), {"v": [1], "w": [1]}
 REFUSED: dict[str, tuple[pa.Table, pa.Table, type[Exception]]] = {
-    "a fraction as a number": (pa.table({"k": [1.0]}), rows_of(1), SchemaError),
-    "another number of key columns": (pa.table({"x": [1], "y": [2]}), rows_of(1), SchemaError),
-    "a number too large for the key": (keys_of(2**32 + 1), rows_of(1), ValueError),
-    "a null among keys": (pa.table({"k": pa.array([2, None], pa.int32())}), rows_of(1), ValueError),
-    "a list as a key": (pa.table({"k": [[1]]}), rows_of(1), SchemaError),
+    "a fraction as a number": (pa.table({"k": [1.0]}), make_rows(1), SchemaError),
+    "another number of key columns": (pa.table({"x": [1], "y": [2]}), make_rows(1), SchemaError),
+    "a number too large for the key": (make_keys(2**32 + 1), make_rows(1), ValueError),
+    "a null among keys": (pa.table({"k": pa.array([2, None], pa.int32())}), make_rows(1), ValueError),
+    "a list as a key": (pa.table({"k": [[1]]}), make_rows(1), SchemaError),
     "rows without a column": (ONE_KEY, pa.table({"v": [1], KEY_INDEX: [0]}), SchemaError),
     "rows without an index": (ONE_KEY, pa.table(TWO_COLUMNS), SchemaError),
     "a column more": (ONE_KEY, pa.table({**TWO_COLUMNS, "x": [1], KEY_INDEX: [0]}), SchemaError),
     "a fraction": (ONE_KEY, pa.table({"v": [1.5], "w": [1], KEY_INDEX: [0]}), SchemaError),
     **{
-        f"rows of {places}": (keys_of(2, 3), pa.table({"v": [1, 2], "w": [1, 2], KEY_INDEX: places}), ValueError)
+        f"rows of {places}": (make_keys(2, 3), pa.table({"v": [1, 2], "w": [1, 2], KEY_INDEX: places}), ValueError)
         for places in ([0, 2], [-1, 0], [0, None])
     },
 }
@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[pa.Table, pa.Table, type[Exception]]] = {
 def test_what_is_refused_leaves_no_trace(name: str) -> None:
     """Keys and rows that are none of the cache's are an error; it holds what it held, and if that is nothing, the next put decides."""
     keys, rows, error = REFUSED[name]
-    cache, metrics = opened(cache_of())
+    cache, metrics = opened(make_cache())
     cache.put_many(pa.table({"k": pa.array([1], pa.int32())}), pa.table({**TWO_COLUMNS, KEY_INDEX: [0]}))
     operations: list[Callable[[], object]] = [lambda: cache.put_many(keys, rows)]
     if error is SchemaError and keys is not ONE_KEY:
@@ -221,24 +221,24 @@ def test_what_is_refused_leaves_no_trace(name: str) -> None:
             operation()
     assert counts(metrics) == (0, 0)
     assert cache.get_if_present({"k": 1}) == [{"v": 1, "w": 1}]
-    assert held(cache, [1, 2, 3, 2**32 + 1]) == [1]
+    assert list_present(cache, [1, 2, 3, 2**32 + 1]) == [1]
     assert cache.size() == 1
-    empty = cache_of()
+    empty = make_cache()
     with contextlib.suppress(SchemaError, ValueError):  # some of it would do for the first put
         empty.put_many(keys, rows)
         return
-    empty.put_many(keys_of(1), rows_of(1))
-    assert found_in(empty.get_many(keys_of(1))) == [[1]]
+    empty.put_many(make_keys(1), make_rows(1))
+    assert list_values(empty.get_many(make_keys(1))) == [[1]]
 
 
 @MEMORY_OR_DISK
 def test_one_key_at_a_time(place: str, tmp_path: Path) -> None:
     """`put` returns the rows that it replaces; columns are those of the first row until the cache is closed, which is safe at any time."""
-    cache: LookupCache = cache_of() if place == "memory" else disk_cache_of(tmp_path / "c")
+    cache: LookupCache = make_cache() if place == "memory" else make_disk_cache(tmp_path / "c")
     cache.close()
     cache, metrics = opened(cache)
     assert cache.put({"k": 1}, []) is None
-    assert cache.get_many(keys_of(1, 2)).rows is None
+    assert cache.get_many(make_keys(1, 2)).rows is None
     assert cache.put({"k": 1}, [{"v": 1}, {"v": 1}]) == []
     assert cache.put({"k": 1}, [{"v": 3}]) == [{"v": 1}, {"v": 1}]
     with pytest.raises(ValueError, match="null value"):
@@ -262,26 +262,26 @@ def test_one_key_at_a_time(place: str, tmp_path: Path) -> None:
 def test_rows_of_every_type(data: st.DataObject) -> None:
     """Rows of all types, put in pieces, come back equal and in their type, while others are replaced and forgotten."""
     kind = data.draw(kinds(2), label="kind")
-    pieces = pieces_of(data.draw, kind)
+    pieces = draw_pieces(data.draw, kind)
     draw = random.Random(len(pieces))
     whole = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
     numbers = list(range(len(whole)))
     with small():
-        cache = cache_of()
+        cache = make_cache()
         row = 0
         for piece in pieces:
             # Each row is first put for a key that is replaced by the next piece.
             keys = [-1, *range(row, row + len(piece))]
             places = pa.array([*range(1, len(piece) + 1), *([0] if len(piece) else [])], pa.int64())
             rows = pa.concat_arrays([piece, piece.slice(0, 1)])
-            cache.put_many(keys_of(*keys), pa.table({"c": rows, KEY_INDEX: places}))
+            cache.put_many(make_keys(*keys), pa.table({"c": rows, KEY_INDEX: places}))
             row += len(piece)
-        early = cache.peek_many(keys_of(*numbers))
+        early = cache.peek_many(make_keys(*numbers))
         gone = draw.sample(numbers, len(numbers) // 2)
-        cache.invalidate_many(keys_of(-1, *gone))
+        cache.invalidate_many(make_keys(-1, *gone))
         asked = draw.choices(numbers, k=len(numbers))
         left = [number for number in asked if number not in gone]
-        found = cache.get_many(keys_of(*asked))
+        found = cache.get_many(make_keys(*asked))
         assert found.present.tolist() == [number not in gone for number in asked]
         if not pieces:
             assert found.rows is None
@@ -303,7 +303,7 @@ def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest
     """Text whose offsets need 64 bits comes back in the type that was put, from then on and after dead rows went."""
     monkeypatch.setattr(default_cache, "_INT32_AT_MOST", 100)
     with small():
-        cache = cache_of(max_rows=30)
+        cache = make_cache(max_rows=30)
         for number in range(50):
             keys = pa.table({"k": [f"key number {number}"]})
             cache.put_many(keys, pa.table({"c": pa.array([value], kind), KEY_INDEX: [0]}))

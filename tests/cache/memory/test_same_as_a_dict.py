@@ -19,17 +19,17 @@ from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows
 from pyspark_lookup.columnar.keys import Keys, Seed
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import fuzzed
-from tests.support.key_values import KINDS, plain, values_of
+from tests.support.key_values import KINDS, plain, scalar_values
 from tests.support.memory_cache import (
     ROWS,
     UNBOUNDED,
     Dictionary,
     Row,
-    cache_of,
     counts,
-    disk_cache_of,
+    make_cache,
+    make_disk_cache,
+    make_row,
     opened,
-    row_of,
     small,
 )
 
@@ -169,7 +169,7 @@ class Pair:
         self.bounds = bounds
         self.kinds = kinds
         self.pool = pool
-        self.cache, self.metrics = opened(cache_of(self.clock, **dataclasses.asdict(bounds)))
+        self.cache, self.metrics = opened(make_cache(self.clock, **dataclasses.asdict(bounds)))
         if hashes == "weak":
             self.cache._seed = WEAK
         self.model = Model(bounds, self.bytes_of)
@@ -197,7 +197,7 @@ class Pair:
         """Bytes of an entry, which are those that a cache with nothing else holds."""
         known = (key, *(row["v"] for row in rows))
         if known not in self._alone:
-            alone = cache_of()
+            alone = make_cache()
             table, _ = self.table([self._raw[key]])
             alone.put_many(table, pa.Table.from_pylist([{**row, KEY_INDEX: 0} for row in rows], ROWS))
             self._alone[known] = alone.bytes()
@@ -232,7 +232,7 @@ class Pair:
         keys, known = self.asked(step)
         rows: list[list[Row]] = []
         for _, count, _ in step.keys:
-            rows.append([row_of(self._serial + n) for n in range(count)])
+            rows.append([make_row(self._serial + n) for n in range(count)])
             self._serial += count
         flat = [{**row, KEY_INDEX: place} for place, some in enumerate(rows) for row in some]
         flat.sort(key=lambda row: row["v"] % step.mixed)
@@ -282,7 +282,7 @@ KEY_KINDS: list[tuple[pa.DataType, ...]] = [*((kind,) for kind in KINDS), *COMPO
 def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
     """Whatever is put, read and forgotten, with hashes that collide or do not: rows, order, size, bytes and counts are the model's."""
     size = data.draw(st.sampled_from([(1, 12), (1, 12), (40, 60)]), label="size")
-    pool = data.draw(st.lists(st.tuples(*map(values_of, kinds)), min_size=size[0], max_size=size[1]), label="pool")
+    pool = data.draw(st.lists(st.tuples(*map(scalar_values, kinds)), min_size=size[0], max_size=size[1]), label="pool")
     bounds = data.draw(bounds_of(), label="bounds")
     hashes = data.draw(st.sampled_from(["good", "weak", "alike"]), label="hashes")
     # By age an entry is taken away from time to time only, unless somebody asks for the size.
@@ -300,17 +300,17 @@ def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: 
 @given(data=st.data())
 def test_other_caches(kinds: tuple[pa.DataType, ...], other: str, data: st.DataObject) -> None:
     """What takes one key at a time, and what is on disk, answer as the cache in memory does: keys of every type, absences, nulls."""
-    values = [st.integers(-700_000, 700_000) if pa.types.is_temporal(kind) else values_of(kind) for kind in kinds]
+    values = [st.integers(-700_000, 700_000) if pa.types.is_temporal(kind) else scalar_values(kind) for kind in kinds]
     pool = data.draw(st.lists(st.tuples(*values), min_size=1, max_size=8))  # Python has not all times
     keys = data.draw(st.lists(st.tuples(*(some | st.none() for some in values)), max_size=8))
-    many = cache_of()
+    many = make_cache()
     directory = tempfile.TemporaryDirectory()
-    one: LookupCache = Dictionary() if other == "one key at a time" else disk_cache_of(Path(directory.name))
+    one: LookupCache = Dictionary() if other == "one key at a time" else make_disk_cache(Path(directory.name))
     columns = [[pa.array([key[n] for key in some], kind) for n, kind in enumerate(kinds)] for some in (pool, keys)]
     there, asked = (pa.table(dict(zip("abc", some, strict=False))) for some in columns)
     asked = pa.concat_tables([asked, there])
     counts = data.draw(st.lists(st.integers(0, 2), min_size=len(pool), max_size=len(pool)))
-    rows = [{**row_of(n), KEY_INDEX: place} for place, n in enumerate(counts) for n in range(n)]
+    rows = [{**make_row(n), KEY_INDEX: place} for place, n in enumerate(counts) for n in range(n)]
     gone = there.slice(data.draw(st.integers(0, len(pool))))
     assert one.get_many(there).rows is None
     for cache in (one, many):

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
-from tests.support.delta_tables import files_of, give_vectors, vector_of, vectors_of
+from tests.support.delta_tables import give_vectors, replay_files, write_vector, write_vectors
 from tests.support.lake_tables import MODES, counting
 from tests.support.s3server import Mirror, S3Server
 
@@ -75,8 +75,8 @@ def test_vectors_and_rewritten_files(remote: Remote) -> None:
     table = remote.open()
     assert table.scan().num_rows == 51
     # The names are random: the first file is that of the first commit.
-    add = next(iter(files_of(remote.local, 5).values()))
-    version = give_vectors(remote.local, [add], [vector_of(remote.local, [0, 3], "i")])
+    add = next(iter(replay_files(remote.local, 5).values()))
+    version = give_vectors(remote.local, [add], [write_vector(remote.local, [0, 3], "i")])
     remote.send()
     _, _, gets, size = counting(table, table.scan)
     commit = (remote.local / "_delta_log" / f"{version:020}.json").stat().st_size
@@ -88,8 +88,8 @@ def test_vectors_that_share_a_file(remote: Remote) -> None:
     """They are one request, and each is that of its file."""
     table = remote.open()
     assert table.scan().num_rows == 51
-    adds = [*files_of(remote.local, 5).values()][:3]
-    give_vectors(remote.local, adds, vectors_of(remote.local, [[0], [1, 2], [3, 4, 5]]))
+    adds = [*replay_files(remote.local, 5).values()][:3]
+    give_vectors(remote.local, adds, write_vectors(remote.local, [[0], [1, 2], [3, 4, 5]]))
     remote.send()
     assert counting(table, table.scan)[2] == 2
     assert {*range(30)} - {*table.scan().column("id").to_pylist()} == {0, 11, 12, 23, 24, 25}
@@ -131,8 +131,8 @@ def test_a_full_cache_goes_on_while_it_adopts_an_optimized_table(remote: Remote)
     size = aside.rename(new_file).stat().st_size
     remote.send()
     assert counting(table, table.reload)[3] <= size
-    add = next(iter(files_of(remote.local, 6).values()))
-    give_vectors(remote.local, [add], [vector_of(remote.local, range(5), "u")])
+    add = next(iter(replay_files(remote.local, 6).values()))
+    give_vectors(remote.local, [add], [write_vector(remote.local, range(5), "u")])
     remote.send()
     heads, lists, gets, _ = counting(table, lambda: table.get(3))
     assert (heads + lists, gets) == (sum(unchanged(remote)) + (not lists), 2)  # the commit, and the vector

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import errors
-from tests.support.delta_tables import append_commit, files_of, give_vectors, vector_of
+from tests.support.delta_tables import append_commit, give_vectors, replay_files, write_vector
 from tests.support.lake_tables import MODES, opened
 
 
@@ -27,8 +27,8 @@ def path(tmp_path: Path) -> Path:
         write_deltalake(str(path), pa.table({"id": [number]}), mode="append", **configuration)
     DeltaTable(str(path)).create_checkpoint()
     write_deltalake(str(path), pa.table({"id": [7, 8, 9]}), mode="append")
-    add = next(add for add in files_of(path, 3).values() if json.loads(add["stats"])["numRecords"] == 3)
-    give_vectors(path, [add], [vector_of(path, [1], "u")])
+    add = next(add for add in replay_files(path, 3).values() if json.loads(add["stats"])["numRecords"] == 3)
+    give_vectors(path, [add], [write_vector(path, [1], "u")])
     return path
 
 
@@ -132,9 +132,9 @@ def test_a_checkpoint_is_no_compaction(tmp_path: Path, mode: str) -> None:
     table = opened(path, tmp_path / "cache", mode, "id")
     assert table.get(1)[0]["value"] == 10
     begin = described(path)
-    (old,) = files_of(path, 0).values()
+    (old,) = replay_files(path, 0).values()
     write_deltalake(str(path), pa.table({"id": [1], "value": [11]}), mode="overwrite")
-    new = next(add for add in files_of(path, 1).values() if add["path"] != old["path"])
+    new = next(add for add in replay_files(path, 1).values() if add["path"] != old["path"])
     remove = {"path": old["path"], "dataChange": False}
     check_in_json(path, [*begin, {"add": {**new, "dataChange": False}}, {"remove": remove}])
     commit(path, 0).unlink()
@@ -177,10 +177,10 @@ def test_files_of_another_table(tmp_path: Path, mode: str, form: str) -> None:
     """As shallow clones have them: absolute paths lead to them and their vectors, whatever characters they have; the clone goes on by itself."""
     original, clone = tmp_path / "a b%ü", tmp_path / "clone"
     write_deltalake(str(original), pa.table({"id": [1, 2]}))
-    (add,) = files_of(original, 0).values()
+    (add,) = replay_files(original, 0).values()
     write_deltalake(str(clone), pa.table({"id": [3]}))
     place = form.format((original / add["path"]).as_uri().removeprefix("file://"))
-    append_commit(clone, [{"add": {**add, "path": place, "deletionVector": vector_of(original, [1], "p")}}])
+    append_commit(clone, [{"add": {**add, "path": place, "deletionVector": write_vector(original, [1], "p")}}])
     table = opened(clone, tmp_path / "cache", mode, "id")
     assert table.get_many([1, 2, 3]).column("id").to_pylist() == [1, 3]
     write_deltalake(str(original), pa.table({"id": [4]}), mode="overwrite")

@@ -28,8 +28,8 @@ from pyspark_lookup.lookup.lookup import get_many
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
 from pyspark_lookup.sources.delta.source import DeletionVector
 from pyspark_lookup.sources.registry import parse_options
-from tests.support.delta_evaluation import Rows, State, commits_of, decoded_z85, evaluated, shown, vector_values
-from tests.support.delta_tables import encode_z85, vector_of, vectors_of
+from tests.support.delta_evaluation import Rows, State, as_multiset, decoded_z85, evaluated, list_commits, vector_values
+from tests.support.delta_tables import encode_z85, write_vector, write_vectors
 from tests.support.fakes import FakeClock, make_host
 from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 from tests.support.lake_tables import MODES, roaring, sealed
@@ -130,8 +130,8 @@ class _Writer:
     def vector(self, storage: str, places: Sequence[int], runs: bool = False) -> dict[str, Any]:
         """A vector, in its file behind another one."""
         if storage == "i":
-            return vector_of(self.path, places, storage, runs)
-        vector = vectors_of(self.path, [[1, 2], places], storage, runs, uuid.UUID(int=len(places)))[1]
+            return write_vector(self.path, places, storage, runs)
+        vector = write_vectors(self.path, [[1, 2], places], storage, runs, uuid.UUID(int=len(places)))[1]
         return vector | {"pathOrInlineDv": vector["pathOrInlineDv"].replace(self.path.parent.as_uri(), PLACEHOLDER_URL)}
 
     def checkpoint(self, shape: str, actions: Sequence[dict[str, Any]]) -> None:
@@ -276,13 +276,13 @@ class Reader:
     def scan(self) -> Rows:
         plan = self.plan()
         batches = list(self.host.reader.read(plan, ReadTask(0, 1), None))
-        return shown(pa.Table.from_batches(batches, plan.projection.columns).to_pylist())
+        return as_multiset(pa.Table.from_batches(batches, plan.projection.columns).to_pylist())
 
     def get_many(self) -> Rows:
         """The rows of all keys."""
         plan, keys = self.plan(**{"lookup.keys": "id"}), pa.table({"id": pa.array([*range(62), -5, None], pa.int64())})
         rows = get_many(self.host.reader, plan, keys, ["id"], None)
-        return shown(rows.select(plan.projection.columns.names).to_pylist())
+        return as_multiset(rows.select(plan.projection.columns.names).to_pylist())
 
     def history(self) -> Any:
         return self.host.resolver.kinds.history(parse_options(self.options))
@@ -313,7 +313,7 @@ def judge(
 @functools.cache
 def known_statistics() -> set[str]:
     """What the tables' own commits say: files that statistics rule out are not opened."""
-    lines = [line for shape in SHAPES for file in commits_of(world(shape)[0]).values() for line in file.open()]
+    lines = [line for shape in SHAPES for file in list_commits(world(shape)[0]).values() for line in file.open()]
     return {add["stats"] for line in lines if (add := json.loads(line).get("add"))}
 
 
@@ -398,7 +398,7 @@ def other_lines(data: st.DataObject, lines: list[str]) -> list[str]:
 
 
 def hurt_commit(data: st.DataObject, path: Path) -> int:
-    versions = sorted(commits_of(path))
+    versions = sorted(list_commits(path))
     version, other_version = (data.draw(st.sampled_from(versions)) for _ in range(2))
     file = commit(path, version)
     if data.draw(st.integers(0, 3)) == 0:

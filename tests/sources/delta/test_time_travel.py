@@ -15,7 +15,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import VersionGoneError
 from tests.support.delta_tables import append_commit
 from tests.support.lake_tables import opened
-from tests.support.managed_tables import Site, ids_of, rows
+from tests.support.managed_tables import Site, list_ids, rows
 
 DAY = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)
@@ -103,13 +103,13 @@ def test_one_host_has_a_wrong_clock(site: Site, ahead_s: float) -> None:
         os.utime(path, (at_s, at_s))
     versions = [(row["version"], row["committed_at"]) for row in table.versions()]
     assert [at for _, at in versions] == sorted(at for _, at in versions)
-    ids = [ids_of(open_table(site, at).scan()) for _, at in versions]
+    ids = [list_ids(open_table(site, at).scan()) for _, at in versions]
     assert ids == [[], [0], [1], [2], [3]]
-    assert [ids_of(open_table(site, at - SECOND).scan()) for _, at in versions[1:]] == ids[:-1]
-    assert ids_of(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    assert [list_ids(open_table(site, at - SECOND).scan()) for _, at in versions[1:]] == ids[:-1]
+    assert list_ids(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
     event = site.path / f"_lookup/log/{versions[2][0]:020d}.json"
     os.utime(event, (time.time() + 7200,) * 2)  # the store's own clock was ahead
-    assert ids_of(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
+    assert list_ids(open_table(site, datetime.datetime.now(datetime.timezone.utc)).scan()) == [3]
     with pytest.raises(VersionGoneError, match=r"lookup\.timestamp"):
         open_table(site, BEGIN).scan()
 

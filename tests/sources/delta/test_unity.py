@@ -31,7 +31,7 @@ from tests.support.fakes import FakeClock
 from tests.support.lake_tables import MODES, counting
 from tests.support.s3server import Mirror, S3Server
 from tests.support.short_credentials import ShortCredentials
-from tests.support.unity_catalog import Table, UnityServer, hand_over, publish, stage
+from tests.support.unity_catalog import Table, UnityServer, make_catalog_managed, publish, stage
 from tests.support.version_tokens import ONE
 
 NAME = "main.travel.airports"
@@ -165,7 +165,7 @@ def test_a_table_is_read_by_its_name(lake: Lake, mode: str) -> None:
 def test_a_table_that_the_catalog_manages(lake: Lake, has_delta_api: bool) -> None:
     """Ratified commits count, published or not; others do not, though they lie there. Nothing new costs no call to the store."""
     lake.write("m", rows(0))
-    hand_over(lake.home / "m")
+    make_catalog_managed(lake.home / "m")
     (add,) = (json.loads(line)["add"] for line in (lake.home / f"m/_delta_log/{0:020}.json").open() if '"add"' in line)
     commits = []
     for version in range(1, 6):
@@ -205,7 +205,7 @@ def test_a_table_that_the_catalog_manages(lake: Lake, has_delta_api: bool) -> No
 
 def test_a_managed_table_is_refused_by_its_path(lake: Lake) -> None:
     lake.write("m", rows(0))
-    hand_over(lake.home / "m")
+    make_catalog_managed(lake.home / "m")
     with pytest.raises(NotSupportedError, match=r"catalogManaged: only its catalog knows .* name it by its catalog"):
         LookupTable(str(lake.home / "m"), {"lookup.keys": "id"}).scan()
 

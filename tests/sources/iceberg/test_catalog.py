@@ -25,7 +25,7 @@ from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import PATH_ID, read
 from tests.support.iceberg_values import Kind
 from tests.support.iceberg_writing import IcebergTable
-from tests.support.lake_tables import MODES, opened, rows_of
+from tests.support.lake_tables import MODES, as_multiset, opened
 from tests.support.rest_catalog import RestCatalog
 
 COLUMNS = {"id": "int", "name": "string"}
@@ -46,7 +46,9 @@ def make(home: Path, count: int = 3, form: int = 2, **options: Any) -> IcebergTa
 
 def check(reader: LookupTable, table: IcebergTable, count: int = 40) -> None:
     """Its rows are those that the oracle reads, by their ids below `count`."""
-    assert rows_of(reader.get_many([*range(count)]).drop_columns(["key_index"])) == rows_of(read(table.metadata))
+    assert as_multiset(reader.get_many([*range(count)]).drop_columns(["key_index"])) == as_multiset(
+        read(table.metadata)
+    )
 
 
 class Named:
@@ -246,7 +248,7 @@ def test_defaults(rest_catalog: RestCatalog, tmp_path: Path, kind: str) -> None:
     name = "ns.table" if properties else table.home
     for mode in ("none", "full"):
         reader = opened(name, tmp_path / "cache", mode, "id", properties)
-        assert rows_of(reader.scan()) == rows_of(read(table.metadata))
+        assert as_multiset(reader.scan()) == as_multiset(read(table.metadata))
         check(reader, table)
     where = "l = 1099511627776 AND t2 AND d = DATE '2020-02-29'"
     assert ids(name, tmp_path / "cache", catalog=properties, where=where) == [1, 2]

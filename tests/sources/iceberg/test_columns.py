@@ -29,7 +29,7 @@ from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import counting, opened
-from tests.support.large_lakes import LargeIceberg, row, rows_in, rows_of, snapshot_files
+from tests.support.large_lakes import LargeIceberg, read_live_rows, row, scan_rows, snapshot_files
 
 Begin = Callable[[int], None]
 
@@ -191,8 +191,8 @@ def test_a_pinned_snapshot_has_its_own_columns(
     large.append(row(1000))
     earlier_files: set[str] = set()
     for _ in range(3):
-        assert rows_of(opened(large.path, tmp_path / "cache")) == large.rows()
-        assert rows_of(opened(large.path, tmp_path / "cache", version=first)) == before
+        assert scan_rows(opened(large.path, tmp_path / "cache")) == large.rows()
+        assert scan_rows(opened(large.path, tmp_path / "cache", version=first)) == before
         files = snapshot_files(tmp_path / "cache", "entries-")
         assert not earlier_files or files == earlier_files
         earlier_files = files
@@ -237,8 +237,8 @@ def test_the_index_of_equality_deletes(
     if harm == "full":
         monkeypatch.setattr(Disk, "create_segment", mock.Mock(side_effect=CacheFullError("no room")))
     for round_ in range(4 if BY_NIGHT else 2):
-        reader, expected = opened(table.home, tmp_path / "cache", mode, "id"), rows_in(table)
-        assert rows_of(reader) == expected
+        reader, expected = opened(table.home, tmp_path / "cache", mode, "id"), read_live_rows(table)
+        assert scan_rows(reader) == expected
         for key in rng.sample(range(100), 5):
             assert reader.get(key) == [record for record in expected if record["id"] == key]
         if harm == "nothing" and round_:
@@ -260,7 +260,7 @@ def test_the_index_of_equality_deletes(
             for path in deletes:  # a new process does not look at them
                 path.rename(path.with_suffix(".gone"))
             new_process = opened(table.home, tmp_path / "cache", mode, "id")
-            assert rows_of(new_process) == rows_of(reader)
+            assert scan_rows(new_process) == scan_rows(reader)
             for path in deletes:
                 path.with_suffix(".gone").rename(path)
         upsert(rng.choice([1, 3]))

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_lookup.errors import NotSupportedError, OptionError, VersionGoneError
 from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION, cost
-from tests.support.change_feed import changes_of, feed_of, told
+from tests.support.change_feed import format_changes, list_changes, open_feed
 from tests.support.managed_tables import OFF, Site, rows
 
 
@@ -20,7 +20,7 @@ def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> N
     table.alter(properties={"a": "b"})
 
     def seen() -> dict[int, int]:
-        feed = feed_of(site)
+        feed = open_feed(site)
         found = feed.snapshot(feed.state.position)
         assert {row[CHANGE_TYPE] for row in found} == {"insert"}
         return {row["id"]: row[LOG_POSITION] for row in found}
@@ -55,15 +55,15 @@ def test_kinds_of_changes(site: Site) -> None:
     ):
         before = site.state().position
         position = write()
-        found = changes_of(site, before)
-        assert told(found) == changes
+        found = list_changes(site, before)
+        assert format_changes(found) == changes
         assert {row[LOG_POSITION] for row in found} <= {position}
         if "-" not in changes and "<" not in changes:
-            assert changes_of(site, before, only=True) == found
+            assert list_changes(site, before, only=True) == found
         else:
             with pytest.raises(NotSupportedError, match=r"removes rows.*lookup.view = changes"):
-                changes_of(site, before, only=True)
-    assert told(changes_of(site, where="id = 3 AND _change_type = 'delete'")) == "3b-"
+                list_changes(site, before, only=True)
+    assert format_changes(list_changes(site, where="id = 3 AND _change_type = 'delete'")) == "3b-"
 
 
 @pytest.mark.parametrize("later", [0, 8])
@@ -77,8 +77,8 @@ def test_what_an_overwrite_has_replaced_was_vacuumed(site: Site, later: int) -> 
     for number in range(later):
         table.alter(properties={"n": str(number)})
     with pytest.raises(VersionGoneError, match="vacuumed before they were read"):
-        changes_of(site, after=first)
-    assert changes_of(site, after=second) == []
+        list_changes(site, after=first)
+    assert list_changes(site, after=second) == []
 
 
 def batch_of(site: Site, **more: str) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def test_changes_between_two_versions(site: Site) -> None:
     positions += [table.upsert(rows(2, 3, name="b")), table.delete([1]), table.delete(where="id = 3"), table.compact()]
     positions += [table.write(rows(7), "overwrite"), table.alter("more INT"), table.write(rows(8))]
     times = {row["version"]: row["committed_at"] for row in table.versions()}
-    feed = feed_of(site)
+    feed = open_feed(site)
     for first, last in itertools.combinations_with_replacement([1, *positions], 2):
         found = batch_of(site, changes_from=str(first), changes_to=str(last))
         expected = feed.between(first - 1, last)

@@ -17,7 +17,20 @@ from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import TableState, WriteMode
 from pyspark_lookup.sources.managed.log.log import state_from_json, state_to_json
 from pyspark_lookup.sources.registry import parse_options
-from tests.support.managed_tables import DAY_S, MODES, OFF, SCHEMA, Site, aged, beside, ids_of, of_ids, put, rows, wide
+from tests.support.managed_tables import (
+    DAY_S,
+    MODES,
+    OFF,
+    SCHEMA,
+    Site,
+    aged,
+    beside,
+    list_ids,
+    of_ids,
+    rows,
+    wide,
+    write_ids,
+)
 
 
 def appended(site: Site, count: int) -> LookupTable:
@@ -72,7 +85,7 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
         table.compact()
     assert folds(site.state()) == []
     assert site.state().find_needed() == site.state().find_needed(before)
-    assert ids_of(site.table(host="late").scan()) == list(range(30))
+    assert list_ids(site.table(host="late").scan()) == list(range(30))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +132,7 @@ def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch)
         table.compact()
         assert folded is None or folds(site.state()) == folded
         for reader in readers:
-            assert ids_of(reader.get_many(asked)) == ids_of(reader.scan()) == expected
+            assert list_ids(reader.get_many(asked)) == list_ids(reader.scan()) == expected
             assert [row["name"] for row in reader.get(17)] == ["new"]
             assert reader.get(5) == reader.get(30) == []
 
@@ -130,7 +143,7 @@ def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     beside(site, monkeypatch, other.compact)
     table.compact()
     assert len(folds(site.state())) == 1
-    assert ids_of(table.scan()) == list(range(30))
+    assert list_ids(table.scan()) == list(range(30))
 
 
 def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
@@ -144,10 +157,10 @@ def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
     after = table.valid_write_ids
     without = [type(now)(after.table, after.high_watermark, open=[id_]) for id_ in (3, 4)]  # a write, and the delete
     for ids, expected in ((now, [2, 3]), (after, [2, 3]), (without[0], [2]), (without[1], [1, 2, 3])):
-        assert ids_of(table.scan(valid_write_ids=ids)) == expected
+        assert list_ids(table.scan(valid_write_ids=ids)) == expected
     table.delete(pa.table({"id": [2]}))
     last = table.valid_write_ids
-    assert [ids_of(table.scan(valid_write_ids=ids)) for ids in (after, last)] == [[2, 3], [3]]
+    assert [list_ids(table.scan(valid_write_ids=ids)) for ids in (after, last)] == [[2, 3], [3]]
     for id_ in range(1, 6):
         with pytest.raises(errors.VersionGoneError, match="deletes rows of files that a compaction has written"):
             table.scan(valid_write_ids=type(now)(last.table, last.high_watermark, open=[id_]))
@@ -166,10 +179,10 @@ def test_keys_that_were_changed(site: Site) -> None:
     table.alter(keys=["id"])
     table.compact()
     site.resize(compact_bytes=2**26)
-    assert ids_of(table.scan()) == list(range(500))
+    assert list_ids(table.scan()) == list(range(500))
     table.alter(keys=["name"])
     table.compact()
-    assert ids_of(table.scan()) == list(range(500))
+    assert list_ids(table.scan()) == list(range(500))
     assert len(site.committed()) == 1
 
 
@@ -194,7 +207,7 @@ def test_commits_compact(site: Site, caplog: pytest.LogCaptureFixture, monkeypat
     with caplog.at_level(logging.WARNING):
         table.write(rows(40))
     assert "another commit will try again" in caplog.text
-    assert ids_of(table.scan()) == list(range(1, 41))
+    assert list_ids(table.scan()) == list(range(1, 41))
 
 
 def test_partial_keeps_its_keys(site: Site) -> None:
@@ -223,7 +236,7 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     table.upsert(rows(2, 3, name="new"))
     assert table.vacuum() == {"files": 0, "bytes": 0, "oldest": None}
     aged(site, 10, but=second)  # the upsert came just now
-    assert (table.vacuum()["oldest"], ids_of(site.table({"lookup.version": str(second)}).scan())) == (second, [2])
+    assert (table.vacuum()["oldest"], list_ids(site.table({"lookup.version": str(second)}).scan())) == (second, [2])
     gone = r"version \d+ needs files of write 1, which were vacuumed"
     for mode in MODES.values():
         with pytest.raises(errors.VersionGoneError, match=gone):
@@ -233,7 +246,7 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     found = table.vacuum()
     assert (found["files"], found["oldest"]) == (3, kept)
     assert site.files() == site.committed()
-    assert ids_of(table.scan()) == [2, 3]
+    assert list_ids(table.scan()) == [2, 3]
     assert table.vacuum()["files"] == 0
     # What one vacuum has removed is gone for the answer of a gentler one, too; the versions view says what it does not know.
     last = table.write(rows(4), "overwrite")
@@ -281,7 +294,7 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
     aged(site, 0.2)
     site.interrupt(fail)
     table.write(rows(11), "overwrite")
-    assert ids_of(table.scan()) == [11]
+    assert list_ids(table.scan()) == [11]
 
 
 def test_vacuum_removes_orphans(site: Site) -> None:
@@ -290,7 +303,7 @@ def test_vacuum_removes_orphans(site: Site) -> None:
     table.write(rows(1))
     writer = site.writer()
     job = writer.begin(SCHEMA, WriteMode.APPEND)
-    files = put(writer, job, 5)
+    files = write_ids(writer, job, 5)
     dead = writer.begin(SCHEMA, WriteMode.APPEND)
     writer.abort(dead, ())
     orphans = [
@@ -319,6 +332,6 @@ def test_vacuum_removes_orphans(site: Site) -> None:
     assert table.vacuum() == {"files": 3, "bytes": 3, "oldest": None}
     assert not any(path.exists() for path in orphans)
     assert all(path.exists() for path in others)
-    assert ids_of(site.table({"path": str(inner)}, host="late").scan()) == [1]
+    assert list_ids(site.table({"path": str(inner)}, host="late").scan()) == [1]
     writer.commit(job, files)
-    assert ids_of(table.scan()) == [1, 5]
+    assert list_ids(table.scan()) == [1, 5]

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_lookup import errors
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from tests.support.change_feed import changes_of, told
+from tests.support.change_feed import format_changes, list_changes
 from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, rows, wide
 
 
@@ -27,7 +27,7 @@ def test_rows_of_which_it_is_true(site: Site, keys: str | None) -> None:
     assert {seen(reader) for reader in readers} == {"1a 1b 2a 3None 4b Noneb"}
     position = table.delete(where="name = 'b' AND (id <> 4 OR id IS NULL)")
     assert {seen(reader) for reader in readers} == {"1a 2a 3None 4b"}
-    assert told(changes_of(site, before)) == "1b- Noneb-"
+    assert format_changes(list_changes(site, before)) == "1b- Noneb-"
     assert [row["operation"] for row in table.versions()][-2:] == ["append", "delete"]
     assert table.delete(where="id = 99") == position == table.describe()["position"]
     assert table.compact() > position

@@ -15,7 +15,7 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import UfsError
 from pyspark_lookup.sources.managed.log import WriteMode
-from tests.support.managed_tables import OFF, SCHEMA, Site, aged, ids_of, put, rows
+from tests.support.managed_tables import OFF, SCHEMA, Site, aged, list_ids, rows, write_ids
 from tests.support.s3server import S3Server
 
 OTHERS = ("notes.txt", "data.parquet", "part-00000-0123456789abcdef.parquet", ".hidden", "deletes-0123456789abcdef.parquet")  # fmt: skip
@@ -35,7 +35,7 @@ def aborted(site: Site) -> None:
     writer = site.writer(OFF)
     job = writer.begin(SCHEMA, WriteMode.APPEND)
     try:
-        put(writer, job, 7)
+        write_ids(writer, job, 7)
     finally:
         writer.abort(job, ())
 
@@ -106,7 +106,7 @@ def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, what: str, o
         assert re.search(told, str(problem))
     assert contents(tmp_path / "private") == before
     assert {path: os.lstat(path).st_ino for path in planted} == planted
-    seen = ids_of(site.table(host="look").scan())
+    seen = list_ids(site.table(host="look").scan())
     assert seen in ([1, 2, 3], [2, 3], [1, 2, 3, 7], [7])
     for path in foreign:
         if what == "a directory":

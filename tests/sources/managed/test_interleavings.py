@@ -11,7 +11,7 @@ from pyspark_lookup.errors import NonUniqueKeyError, PysparkLookupError, UfsNotF
 from pyspark_lookup.sources.managed import Job, TableWriter
 from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import WriteMode
-from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, ids_of, put, rows
+from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, list_ids, rows, write_ids
 
 UNIQUE = {**OFF, "lookup.write.unique-keys": "true"}
 
@@ -34,7 +34,7 @@ def test_a_delete_by_other_keys_beside_it(site: Site, monkeypatch: pytest.Monkey
 
     beside(site, monkeypatch, changes)
     table.compact()
-    assert ids_of(table.scan()) == [2]
+    assert list_ids(table.scan()) == [2]
 
 
 def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,18 +110,18 @@ def test_an_append_beside_an_upsert_stays(site: Site) -> None:
     table.write(rows(1))
     append, overwrite = (writer.begin(rows().schema, mode) for mode in (WriteMode.APPEND, WriteMode.OVERWRITE))
     table.upsert(rows(1, name="new"))
-    writer.commit(append, put(writer, append, 5))
+    writer.commit(append, write_ids(writer, append, 5))
     assert {(row["id"], row["name"]) for row in table.scan().to_pylist()} == {(1, "new"), (5, "a")}
     with pytest.raises(WriteConflictError, match="by key"):
-        writer.commit(overwrite, put(writer, overwrite, 6))
+        writer.commit(overwrite, write_ids(writer, overwrite, 6))
     delete = writer.begin(keys.schema, WriteMode.DELETE)
     overwrite = writer.begin(rows().schema, WriteMode.OVERWRITE)
     table.write(rows(1, 2))
     assert writer.commit(delete, (), effect=writer.deletion(keys)) is not None
-    assert ids_of(table.scan()) == [2, 5]
-    writer.commit(overwrite, put(writer, overwrite, 7))
+    assert list_ids(table.scan()) == [2, 5]
+    writer.commit(overwrite, write_ids(writer, overwrite, 7))
     for mode in MODES.values():
-        assert ids_of(site.table(mode, host="c").scan()) == [2, 7]
+        assert list_ids(site.table(mode, host="c").scan()) == [2, 7]
 
 
 def test_an_overwrite_beside_an_append(site: Site) -> None:
@@ -132,9 +132,9 @@ def test_an_overwrite_beside_an_append(site: Site) -> None:
     other = writer.begin(SCHEMA, WriteMode.OVERWRITE)
     table.write(rows(1))
     with pytest.raises(NonUniqueKeyError, match="id = 1"):
-        writer.commit(job, put(writer, job, 1))
-    writer.commit(other, put(writer, other, 2))
-    assert ids_of(table.scan()) == [1, 2]
+        writer.commit(job, write_ids(writer, job, 1))
+    writer.commit(other, write_ids(writer, other, 2))
+    assert list_ids(table.scan()) == [1, 2]
 
 
 def test_a_transaction_that_others_have_aborted(site: Site) -> None:
@@ -161,7 +161,7 @@ def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
     table.write(rows(1))
     writer, t = site.writer(host="b"), table.transaction()
     job = writer.begin(SCHEMA, WriteMode.APPEND)
-    files = put(writer, job, 2)
+    files = write_ids(writer, job, 2)
     t.write(rows(3))
     shutil.rmtree(site.path)
     other = site.table({**OFF, "lookup.keys": "id"}, host="z")
@@ -172,7 +172,7 @@ def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
     for refused in (lambda: writer.commit(job, files), lambda: t.write(rows(2)), t.commit):
         with pytest.raises((WriteConflictError, UfsNotFoundError)):
             refused()
-    assert ids_of(site.table(OFF, host="y").scan()) == [7, 8, 9]
+    assert list_ids(site.table(OFF, host="y").scan()) == [7, 8, 9]
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable, errors
 from tests.support.fuzzing import fuzzed
-from tests.support.managed_tables import Site, ids_of, rows
+from tests.support.managed_tables import Site, list_ids, rows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("v", pa.int64())])
 Row = tuple[int | None, str | None, int]
@@ -44,7 +44,7 @@ def test_an_error_inside_takes_it_all_back(site: Site) -> None:
         t.write(rows(2))
         t.delete(pa.table({"id": [1]}))
         print(1 / 0)
-    assert (ids_of(table.scan()), site.files(), kinds(site.path)[-1]) == ([1], before, "abort")
+    assert (list_ids(table.scan()), site.files(), kinds(site.path)[-1]) == ([1], before, "abort")
     for ended in (t.scan, lambda: t.write(rows(3))):
         with pytest.raises(ValueError, match="has ended"):
             ended()
@@ -65,9 +65,9 @@ def test_what_it_refuses(site: Site) -> None:
         ):
             with pytest.raises(error):
                 refused()
-            assert ids_of(t.scan()) == [1, 2]
+            assert list_ids(t.scan()) == [1, 2]
         t.write(rows(3))
-    assert ids_of(table.scan()) == [1, 2, 3]
+    assert list_ids(table.scan()) == [1, 2, 3]
     assert site.files() == site.committed()
     with site.table({"path": f"{site.path}-keyless"}).transaction() as t:
         t.write(rows(1))
@@ -93,7 +93,7 @@ def test_a_store_that_fails(site: Site) -> None:
     for goes_on in (lambda: t.write(rows(6)), t.commit):
         with pytest.raises(errors.UfsUnavailableError, match="nothing of it will be committed"):
             goes_on()
-    assert (ids_of(table.scan()), kinds(site.path)[-1], site.files()) == ([], "abort", [])
+    assert (list_ids(table.scan()), kinds(site.path)[-1], site.files()) == ([], "abort", [])
 
 
 def replayed(state: list[Row], history: list[Any], number: int) -> list[Row]:

@@ -9,8 +9,8 @@ from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.sources.managed.log import WriteMode
 from pyspark_lookup.sources.managed.log import state as properties
-from tests.support.change_feed import feed_of
-from tests.support.managed_tables import DAY_S, OFF, SCHEMA, Site, aged, ids_of, rows
+from tests.support.change_feed import open_feed
+from tests.support.managed_tables import DAY_S, OFF, SCHEMA, Site, aged, list_ids, rows
 
 PAGE = 4
 
@@ -35,7 +35,7 @@ def trim(table: LookupTable) -> None:
 
 def read(site: Site, host: str, **options: str) -> list[int]:
     named = {f"lookup.{name.replace('_', '-')}": text for name, text in options.items()}
-    return ids_of(site.table({**OFF, **named}, host).scan())
+    return list_ids(site.table({**OFF, **named}, host).scan())
 
 
 def test_transactions_and_compactions_that_last_for_pages(site: Site, table: LookupTable) -> None:
@@ -48,7 +48,7 @@ def test_transactions_and_compactions_that_last_for_pages(site: Site, table: Loo
         writing.upsert(rows(6))
         append(table, *range(104, 108))
         writing.delete(pa.table({"id": [5]}))
-        assert (ids_of(writing.scan()), ids_of(reading.scan())) == ([1, 2, 6], [1, 2])
+        assert (list_ids(writing.scan()), list_ids(reading.scan())) == ([1, 2, 6], [1, 2])
     busy: list[int] = []
 
     def meanwhile(kind: str, subject: object) -> None:
@@ -61,7 +61,7 @@ def test_transactions_and_compactions_that_last_for_pages(site: Site, table: Loo
     table.compact()
     assert busy
     assert (site.state().find_visible()[0].mode, site.state().position > before + 12) == (WriteMode.COMPACT, True)
-    assert ids_of(table.scan()) == [1, 2, 6, *range(100, 108), *range(200, 204)]
+    assert list_ids(table.scan()) == [1, 2, 6, *range(100, 108), *range(200, 204)]
 
 
 def test_the_oldest_version_stays_readable(site: Site, table: LookupTable) -> None:
@@ -69,7 +69,7 @@ def test_the_oldest_version_stays_readable(site: Site, table: LookupTable) -> No
     last = append(table, 1)[-1]
     while last % PAGE:
         (last,) = append(table, 2)
-    expected = ids_of(table.scan())
+    expected = list_ids(table.scan())
     trim(table)
     for _ in range(PAGE):
         site.writer().abort(site.writer().begin(SCHEMA, WriteMode.APPEND), ())
@@ -96,7 +96,7 @@ def test_a_stream_that_needs_what_was_vacuumed(site: Site) -> None:
     trim(table)
     for id_ in range(10, 20):
         with pytest.raises(VersionGoneError, match="vacuumed before they were read"):
-            feed_of(site).between(first, site.state().position)
+            open_feed(site).between(first, site.state().position)
         append(table, id_)
 
 
@@ -109,7 +109,7 @@ def test_a_commit_that_cannot_trim(site: Site, table: LookupTable, monkeypatch: 
     monkeypatch.setattr(properties, "KEPT_S", -DAY_S)
     (site.path / "_lookup/log/00000000000000000002a.json").write_text("nobody's")
     append(table, *range(10, 10 + PAGE))
-    assert ids_of(table.scan()) == [1, 2, 3, *range(10, 10 + PAGE)]
+    assert list_ids(table.scan()) == [1, 2, 3, *range(10, 10 + PAGE)]
 
 
 def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
@@ -122,7 +122,7 @@ def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
     near.alter(properties={"lookup.log.retention": "0 s"})
     append(near, *range(10))
     trim(near)
-    assert ids_of(site.table(options, "far").scan()) == list(range(10))
+    assert list_ids(site.table(options, "far").scan()) == list(range(10))
     append(table, 1, 2)
     copy = site.path.with_name("copy")
     shutil.copytree(site.path, copy)
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_comes_late(site: Site, table: LookupTable) -> None:
     shutil.copytree(site.path, copy := site.path.with_name("copy"))
     (copy / "_lookup/checkpoints" / f"{10**20 - 90:020d}.json").write_bytes(late)
     beyond = site.table({**OFF, "path": str(copy)}, "late")
-    assert ids_of(beyond.scan()) == list(range(10))
+    assert list_ids(beyond.scan()) == list(range(10))
     assert append(beyond, 10)[0] > site.state().position
 
 

@@ -16,7 +16,7 @@ from pyspark_lookup.sources.managed.log import Batch, WriteMode
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fakes import CACHES
-from tests.support.managed_tables import SCHEMA, Site, ids_of, put, rows
+from tests.support.managed_tables import SCHEMA, Site, list_ids, rows, write_ids
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
 INTERVAL = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 min"}
@@ -127,12 +127,12 @@ def test_unique_keys(site: Site) -> None:
         files = site.files()
         with pytest.raises(errors.NonUniqueKeyError, match=rf"id = [123] .*{remedy}"):
             table.write(again)
-        assert (ids_of(table.scan()), site.files()) == ([None, None, 1, 2], files)
+        assert (list_ids(table.scan()), site.files()) == ([None, None, 1, 2], files)
     table.write(rows(3, None))
     assert table.write(rows(1, 2), "overwrite") == site.state().position
     with pytest.raises(errors.NonUniqueKeyError):
         table.write(rows(7, 7), "overwrite")
-    assert (ids_of(table.scan()), site.state().open_writes()) == ([1, 2], [])
+    assert (list_ids(table.scan()), site.state().open_writes()) == ([1, 2], [])
 
 
 def test_a_file_of_which_nothing_is_known_is_not_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_commit_whose_answer_was_lost(site: Site, name: str | None) -> None:
     site.created()
     writer, batch = site.writer(), Batch("q", 1) if name else None
     job = writer.begin(SCHEMA, APPEND, name)
-    files = put(writer, job, 1)
+    files = write_ids(writer, job, 1)
 
     def silent(*_: object) -> None:
         raise errors.UfsTimeoutError("no answer")
@@ -188,7 +188,7 @@ def test_a_commit_whose_answer_was_lost(site: Site, name: str | None) -> None:
         writer.commit(job, files, batch)
     site.interrupt()
     writer.abort(job, files, batch=batch)
-    assert ids_of(site.table().scan()) == [1]
+    assert list_ids(site.table().scan()) == [1]
     assert site.files() == site.committed()
 
 
@@ -197,12 +197,12 @@ def test_files_of_other_attempts(site: Site) -> None:
     site.created()
     writer = site.writer()
     job, other = writer.begin(SCHEMA, APPEND), writer.begin(SCHEMA, APPEND)
-    attempts = [put(writer, job, 1, 2) for _ in range(3)]
-    beside = put(writer, other, 3)
+    attempts = [write_ids(writer, job, 1, 2) for _ in range(3)]
+    beside = write_ids(writer, other, 3)
     writer.commit(job, attempts[1])
     assert site.files() == sorted(file.path for file in [*attempts[1], *beside])
     writer.commit(other, beside)
-    assert ids_of(site.table().scan()) == [1, 2, 3]
+    assert list_ids(site.table().scan()) == [1, 2, 3]
 
 
 TIMEOUT = {"lookup.write.timeout": "80 s"}
@@ -221,7 +221,7 @@ def test_a_dead_writer_is_aborted(site: Site) -> None:
     site.created()
     writer = site.writer(TIMEOUT, host="b")
     job = writer.begin(SCHEMA, APPEND)
-    files = put(writer, job, 1)
+    files = write_ids(writer, job, 1)
     watched(site, 32)
     site.calls()
     watched(site, 40)
@@ -249,7 +249,7 @@ def test_a_living_writer_is_not(site: Site) -> None:
     files = writer.write(job, slow(), "part")
     assert 16 <= len(list((site.path / "_lookup" / "heartbeats").iterdir())) <= 40
     writer.commit(job, files)
-    assert ids_of(site.table().scan()) == list(range(40))
+    assert list_ids(site.table().scan()) == list(range(40))
     assert not (site.path / "_lookup" / "heartbeats").exists()
 
 
@@ -278,7 +278,7 @@ def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None
     writer, own, other = site.created(), site.table(options), site.table(options, host="b")
 
     def seen(table: LookupTable) -> tuple[list[int | None], list[Any]]:
-        return ids_of(table.scan()), table.get(number)
+        return list_ids(table.scan()), table.get(number)
 
     for number in range(1, 4):
         before, after = (list(range(1, number)), []), (list(range(1, number + 1)), [{"id": number, "name": "a"}])
@@ -311,13 +311,13 @@ def test_a_batch_of_a_name_is_written_once(site: Site, caplog: pytest.LogCapture
     with caplog.at_level("WARNING"):
         assert write("orders:5", 2) == write("orders:4", 3, host="b") == first == site.state().position
     assert "batch 4 of query orders is not written" in caplog.text
-    assert ids_of(site.table().scan()) == [1]
+    assert list_ids(site.table().scan()) == [1]
     assert site.files() == site.committed()
     write("orders:6", 4, mode="upsert")
     write("returns:1", 5)
     write("returns:2")
     write("returns:2", 6)  # nothing was written of it
-    assert ids_of(site.table(host="late").scan()) == [1, 4, 5, 6]
+    assert list_ids(site.table(host="late").scan()) == [1, 4, 5, 6]
     write("orders:7", 7, mode="overwrite")
-    assert ids_of(site.table().scan()) == [7]
+    assert list_ids(site.table().scan()) == [7]
     assert [site.table(host=host).metrics()["batchSkippedCount"] for host in ("a", "b")] == [1, 1]

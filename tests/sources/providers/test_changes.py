@@ -29,7 +29,7 @@ from pyspark_lookup.sources.providers.functions import (
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk
 from tests.support.fuzzing import seeds
-from tests.support.lookup_functions import QUICK, SCHEMA, Desk, Plain, made, names, pairs
+from tests.support.lookup_functions import QUICK, SCHEMA, Desk, Plain, make_function, names, pairs
 
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 10_000}
 FULL = {"lookup.cache": "FULL"}
@@ -81,7 +81,7 @@ class Shop:
 
     def provider(self, context: LookupContext, kind: str = "sync") -> LookupProvider:
         cls: Any = LookupFunctionProvider if kind == "sync" else AsyncLookupFunctionProvider
-        function = made(kind, self.look_up, 8)
+        function = make_function(kind, self.look_up, 8)
         return cls(function, SCHEMA, self.version, changes=self.changes, scan=self.scan)
 
     def calls(self) -> tuple[list[int], int]:
@@ -104,7 +104,7 @@ def shop() -> Shop:
 @pytest.mark.parametrize("versioned", [True, False])
 def test_each_host_answers_from_its_own_copy(desk: Desk, shop: Shop, tmp_path: Path, versioned: bool) -> None:
     """In CACHE mode the version that another host has found is not asked for by key: nobody else's copy can be read."""
-    function = made("sync", shop.look_up)
+    function = make_function("sync", shop.look_up)
     version = shop.version if versioned else None
     name = desk.name(lambda context: LookupFunctionProvider(function, SCHEMA, version, scan=shop.scan))
     reloaded = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "60 s"}
@@ -261,7 +261,7 @@ def test_versions_that_are_no_numbers_may_come_back(desk: Desk, shop: Shop, mode
     """This host has seen the version before, so that the table was set back: all rows are read again, whatever the log of changes says."""
 
     def lettered(context: LookupContext) -> LookupProvider:
-        function = made("sync", shop.look_up)
+        function = make_function("sync", shop.look_up)
         changes = lambda since: shop.changes(since.removeprefix("v"))  # noqa: E731
         return LookupFunctionProvider(function, SCHEMA, lambda: f"v{len(shop.log)}", changes=changes, scan=shop.scan)
 
@@ -335,7 +335,7 @@ def test_keys_of_any_type(
 
     def factory(context: LookupContext) -> LookupProvider:
         return LookupFunctionProvider(
-            made("sync", look_up),
+            make_function("sync", look_up),
             schema,
             lambda: version[0],
             changes=lambda since: pa.table({"id": pa.array(changed, kind)}),
@@ -357,7 +357,7 @@ def test_a_cache_of_a_provider_keeps_what_has_not_changed(desk: Desk, shop: Shop
     cache = Plain()
 
     def factory(context: LookupContext) -> LookupProvider:
-        function = made("sync", shop.look_up)
+        function = make_function("sync", shop.look_up)
         return PartialCachingLookupProvider(function, cache, SCHEMA, shop.version, changes=shop.changes)
 
     table = desk.table(factory)
@@ -374,7 +374,7 @@ def test_a_cache_of_a_provider_keeps_what_has_not_changed(desk: Desk, shop: Shop
 
 def test_changes_need_a_version(desk: Desk, shop: Shop) -> None:
     def factory(context: LookupContext) -> LookupProvider:
-        return LookupFunctionProvider(made("sync", shop.look_up), SCHEMA, changes=shop.changes)
+        return LookupFunctionProvider(make_function("sync", shop.look_up), SCHEMA, changes=shop.changes)
 
     with pytest.raises(OptionError, match=r"has changes\(\) but no version\(\)"):
         names(desk.table(factory, {**PARTIAL, "lookup.partial-cache.expire-after-write": "1 h"}), 1)

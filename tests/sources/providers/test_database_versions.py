@@ -19,11 +19,11 @@ from pyspark_lookup.errors import LookupFunctionError
 from pyspark_lookup.sources.providers.databases import database as kinds
 from pyspark_lookup.sources.providers.databases import database_table
 from tests.support.databases import CHANGES, VERSION, Database, recipe
-from tests.support.followed_tables import AGED, Asked, History, Options, System, Way, Write
+from tests.support.followed_tables import AGED, History, Options, Requests, System, Way, Write
 from tests.support.fuzzing import BY_NIGHT, seeds
 from tests.support.lookup_functions import ids
 from tests.support.postgres import PostgresServer
-from tests.support.workers import grown_by, in_fresh_process
+from tests.support.workers import in_fresh_process, measure_growth
 
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "10000"}
 FULL = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "1 h"}
@@ -102,8 +102,8 @@ class Customers(System):
         if self._database.server is not None:
             self._database.server.end_connections()
 
-    def asked(self) -> Asked:
-        server, asked = self._database.server, Asked()
+    def asked(self) -> Requests:
+        server, asked = self._database.server, Requests()
         sent = server.statements(parameters=True) if isinstance(server, PostgresServer) else self._database.statements()
         for text in sent[self._sent :]:
             keys = KEYS_OF[self._scheme].search(text)
@@ -264,7 +264,7 @@ def copy(url: str, cache: Path, answer: Path) -> None:
         "lookup.version-query": "SELECT 1",
     }
     with LookupTable(url, {**options, **FULL, "lookup.full-cache.build-memory": "16 MiB"}) as table:
-        grown = grown_by(table.warm)
+        grown = measure_growth(table.warm)
         answer.write_text(f"{table.metrics()['numCachedRecords']} {grown}")
 
 

@@ -34,7 +34,7 @@ from tests.support.fakes import FakeClock
 from tests.support.fuzzing import by_day
 from tests.support.lookup_functions import TEXTS, counted, ids
 from tests.support.postgres import PostgresServer
-from tests.support.spark_tables import CONNECT, said_by
+from tests.support.spark_tables import CONNECT, run_script
 from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
@@ -750,7 +750,7 @@ def test_over_connect(served: Database, tmp_path: Path, cache_dir: Path) -> None
     served.execute("DROP TABLE IF EXISTS people")
     served.execute("CREATE TABLE people (id BIGINT, name VARCHAR(9), n INTEGER)")
     served.execute("INSERT INTO people VALUES (1, 'one', 10), (3, 'three', 30)")
-    said = said_by(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir, timeout_s=500)
+    said = run_script(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir, timeout_s=500)
     assert said == ["SCAN 2", "JOIN [10, 30]", "FUNCTION one"]
 
 

@@ -9,21 +9,21 @@ import pytest
 from pyspark_lookup.cache.disk_lookup_cache import DiskCacheLookupCache
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.sources.registry import parse_options
-from tests.support.lookup_functions import PARTIAL, USERS, Desk, SyncFunction, counted, pairs, provider, rows_of
+from tests.support.lookup_functions import PARTIAL, USERS, Desk, SyncFunction, counted, make_answer, pairs, provider
 
 STORE = {"lookup.partial-cache.store": "DISKCACHE", "lookup.partial-cache.max-bytes": "16 MiB"}
 
 
 def test_the_option(desk: Desk) -> None:
     """What one process has looked up is known to the next one, and after an invalidation to nobody."""
-    function = SyncFunction(rows_of(USERS))
+    function = SyncFunction(make_answer(USERS))
     table = desk.serve(function, {**PARTIAL, **STORE})
     assert pairs(table, 1, 2, 3, 1) == [(0, "Alice"), (1, "Bob"), (1, "Charlie"), (3, "Alice")]
     desk.restart()
     assert pairs(table, 3, 1) == [(1, "Alice")]
     assert function.log.asked == [[1, 2, 3]]
     assert counted(table) == {"hitCount": 3, "missCount": 3, "loadCount": 3}
-    function.answer = rows_of({1: ["Alicia"]})
+    function.answer = make_answer({1: ["Alicia"]})
     desk.clock.tick(1)
     table.invalidate([1])
     desk.clock.tick(1)  # a load that begins at the moment of the call does not count
@@ -37,12 +37,12 @@ def test_the_option(desk: Desk) -> None:
 def test_versions_behind_a_table(desk: Desk, tmp_path: Path, by_option: bool) -> None:
     """Rows of another version are not served, by whoever they were cached; those of a version that comes back are."""
     version = ["v1"]
-    function = SyncFunction(rows_of(USERS))
+    function = SyncFunction(make_answer(USERS))
     cache = None if by_option else DiskCacheLookupCache(tmp_path / "c", max_bytes=2**24)
     options = {"lookup.cache": "PARTIAL", **(STORE if by_option else {})}
     table = desk.table(lambda context: provider(function, version=lambda: version[0], cache=cache), options)
     assert pairs(table, 1) == [(0, "Alice")]
-    version[0], function.answer = "v2", rows_of({1: ["Alicia"]})
+    version[0], function.answer = "v2", make_answer({1: ["Alicia"]})
     desk.restart()
     assert pairs(table, 1, 2) == [(0, "Alicia")]
     assert pairs(table, 1, 2) == [(0, "Alicia")]
@@ -53,7 +53,7 @@ def test_changes_behind_a_table(desk: Desk) -> None:
     """A new version costs the keys that have changed, in every process."""
     version = [1]
     changed = {1: [], 2: [1]}
-    function = SyncFunction(rows_of(USERS))
+    function = SyncFunction(make_answer(USERS))
 
     def changes(since: str) -> pa.Table:
         numbers = [key for number, some in changed.items() if number > int(since) for key in some]
@@ -66,7 +66,7 @@ def test_changes_behind_a_table(desk: Desk) -> None:
 
     table = desk.table(make, {"lookup.cache": "PARTIAL", **STORE})
     assert pairs(table, 1, 2) == [(0, "Alice"), (1, "Bob"), (1, "Charlie")]
-    version[0], function.answer = 2, rows_of({1: ["Alicia"]})
+    version[0], function.answer = 2, make_answer({1: ["Alicia"]})
     assert pairs(table, 1, 2) == [(0, "Alicia"), (1, "Bob"), (1, "Charlie")]
     desk.restart()
     assert pairs(table, 1, 2) == [(0, "Alicia"), (1, "Bob"), (1, "Charlie")]
@@ -86,6 +86,6 @@ REFUSED = {
 def test_options_that_make_no_sense(desk: Desk, text: str) -> None:
     """Are refused by name; for tables of files so is the store itself."""
     with pytest.raises(OptionError, match=text):
-        desk.serve(SyncFunction(rows_of(USERS)), {"lookup.cache": "PARTIAL", **REFUSED[text]})
+        desk.serve(SyncFunction(make_answer(USERS)), {"lookup.cache": "PARTIAL", **REFUSED[text]})
     with pytest.raises(OptionError, match=r"option lookup\.partial-cache\.store is for tables of a provider"):
         parse_options({"path": "/t", "lookup.keys": "id", "lookup.cache": "PARTIAL", **STORE})

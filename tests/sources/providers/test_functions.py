@@ -43,12 +43,12 @@ from tests.support.lookup_functions import (
     counted,
     ids,
     in_turn,
-    made,
+    make_answer,
+    make_function,
     names,
     pairs,
     provider,
     raises,
-    rows_of,
     users,
 )
 from tests.support.memory_cache import Dictionary
@@ -86,11 +86,11 @@ def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
     def answer(keys: pa.Table) -> pa.Table:
         running.append(1)
         overlaps.append(len(running))
-        found = rows_of(USERS)(keys)
+        found = make_answer(USERS)(keys)
         running.pop()
         return found
 
-    function = made(kind, answer)
+    function = make_function(kind, answer)
     table = desk.serve(function, cache)
 
     async def main() -> list[list[str]]:
@@ -130,10 +130,10 @@ def test_keys_without_rows_are_asked_for_again(desk: Desk, kind: str, cache: Opt
         counts.append(table.metrics()["loadCount"])
         if len(counts) == 5:
             held[2] = ["Bob"]
-        return rows_of(held)(keys)
+        return make_answer(held)(keys)
 
     retry = {"predicate": "lookup_miss", "fixed-delay": "7 s", "max-attempts": 2}
-    function, in_turns = made(kind, answer, 2), {"lookup.async.capacity": 1} if kind == "async" else {}
+    function, in_turns = make_function(kind, answer, 2), {"lookup.async.capacity": 1} if kind == "async" else {}
     table = desk.serve(function, {**cache, **ONCE, **in_turns, **{f"lookup.retry.{k}": v for k, v in retry.items()}})
     assert pairs(table, 1, 2, 3, 4, None) == [(0, "Alice"), (1, "Bob")]
     assert [len(keys) for keys in function.log.asked] == [2, 2, 2, 1, 2, 1]
@@ -154,7 +154,7 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
         wanted = {(key["id"], key["city"]) for key in keys.to_pylist()}
         return pa.Table.from_pylist([row for row in rows if (row["id"], row["city"]) in wanted], schema)
 
-    function = made(kind, answer)
+    function = make_function(kind, answer)
     table = desk.serve(function, {**cache, **ONCE, "lookup.keys": "id,city"}, schema)
     cities = ["Bern", "Rome", None, "Bern", "Bern", "Bern"]
     found = table.get_many(pa.table({"city": cities, "id": [1, 1, 1, None, 1, 2**40]}))
@@ -189,7 +189,7 @@ FORMS: dict[str, Callable[[pa.Table], Any]] = {
 @CACHES
 def test_answers_in_other_forms(desk: Desk, form: str, cache: Options) -> None:
     """An answer may have narrower types, codes, chunks and another order of columns; the table's types come out."""
-    table = desk.serve(SyncFunction(lambda keys: FORMS[form](rows_of(USERS)(keys))), cache)
+    table = desk.serve(SyncFunction(lambda keys: FORMS[form](make_answer(USERS)(keys))), cache)
     for _ in range(2):
         assert pairs(table, 2, 3, 1) == [(0, "Bob"), (0, "Charlie"), (2, "Alice")]
         found = table.get_many(ids(1)).schema
@@ -233,7 +233,7 @@ BAD: dict[str, tuple[Answer, str]] = {
 def test_a_bad_answer_is_an_error_and_nothing_else(desk: Desk, kind: str, bad: str, cache: Options) -> None:
     """Whatever is wrong, the error names the provider and the key and says what; nothing is kept, and a good answer is taken next."""
     answer, says = BAD[bad]
-    function = made(kind, in_turn(answer, rows_of(USERS)))
+    function = make_function(kind, in_turn(answer, make_answer(USERS)))
     table = desk.serve(function, {**cache, **ONCE})
     with pytest.raises(LookupFunctionError, match=says) as caught:
         table.get(1)
@@ -249,7 +249,7 @@ def test_a_bad_answer_is_an_error_and_nothing_else(desk: Desk, kind: str, bad: s
 
 def test_a_row_of_another_call_is_not_taken(desk: Desk) -> None:
     """What a call answers is about its own keys, also where another call of the same lookup asks for the others."""
-    table = desk.serve(SyncFunction(lambda keys: rows_of(USERS)(ids(1, 2)), 1), ONCE)
+    table = desk.serve(SyncFunction(lambda keys: make_answer(USERS)(ids(1, 2)), 1), ONCE)
     with pytest.raises(
         LookupFunctionError,
         match=f"id = [12], {UNASKED} the requested keys .key id = [12].: return rows of these keys only$",
@@ -260,7 +260,7 @@ def test_a_row_of_another_call_is_not_taken(desk: Desk) -> None:
 @KINDS
 def test_opening_may_fail(desk: Desk, kind: str) -> None:
     """A function that could not be opened is not used; opening is tried again as a lookup is, with attempts of its own."""
-    function = made(kind, in_turn(raises(OSError()), rows_of(USERS)))
+    function = make_function(kind, in_turn(raises(OSError()), make_answer(USERS)))
     function.opens = in_turn(*[raises(OSError("refused"))] * 5, lambda: None)
     table = desk.serve(function, {**PARTIAL, "lookup.max-retries": 2})
     with pytest.raises(LookupFunctionError, match=r"id = 1.*OSError\('refused'\)"):
@@ -297,7 +297,7 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
         asked.append(version[0])
         return version[0]
 
-    function = SyncFunction(rows_of(held))
+    function = SyncFunction(make_answer(held))
     interval = {"lookup.metadata.sync-interval": "5 min"} if source == "CACHE" else {}
     table = desk.serve(function, {**VERSIONED, "lookup.metadata.source": source, **interval}, version=ask)
     assert (names(table, 1), table.get(3)) == (["Alice"], [])
@@ -320,7 +320,7 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
 @pytest.mark.parametrize("make", [Plain, Dictionary])
 def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Dictionary]) -> None:
     """It is asked first and told what was loaded, not what failed; it has the table's live metrics, and counts hits and misses once."""
-    function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), make()
+    function, cache = make_function(kind, in_turn(raises(OSError()), make_answer(USERS))), make()
     table = desk.serve(function, {**ONCE, "lookup.cache": "PARTIAL"} if kind == "sync" else ONCE, cache=cache)
     with pytest.raises(LookupFunctionError):
         table.get(1)
@@ -342,7 +342,7 @@ def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Di
 def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
     """It is of one version, process and table: opened anew for another version, and shared with nobody, as nobody knows its bounds."""
     version, held, caches = ["1"], {1: ["Alice"]}, list[Plain]()
-    function = SyncFunction(rows_of(held))
+    function = SyncFunction(make_answer(held))
 
     def factory(context: LookupContext) -> LookupProvider:
         caches.append(Plain())
@@ -364,7 +364,7 @@ def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: P
 @KINDS
 def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
     """A DefaultLookupCache brings the bounds that it was built with; with them its host shares what was loaded."""
-    function = made(kind, rows_of(USERS))
+    function = make_function(kind, make_answer(USERS))
 
     def factory(context: LookupContext) -> LookupProvider:
         cache = DefaultLookupCache(expire_after_write_s=60.0, cache_missing_key=False, clock=desk.clock.host().steady_s)
@@ -395,9 +395,12 @@ def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options
 
     def too_late(keys: pa.Table) -> pa.Table:
         hang()
-        return rows_of({1: ["too late"]})(keys)
+        return make_answer({1: ["too late"]})(keys)
 
-    first, second = made(kind, too_late if where == "lookup" else rows_of(USERS)), made(kind, rows_of(USERS))
+    first, second = (
+        make_function(kind, too_late if where == "lookup" else make_answer(USERS)),
+        make_function(kind, make_answer(USERS)),
+    )
     if where == "open":
         first.opens = hang
     version = in_turn(hang, lambda: "1") if where == "version" else None
@@ -497,7 +500,7 @@ def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate:
 
     def scan() -> Iterator[pa.RecordBatch]:
         call()
-        yield from rows_of(USERS)(ids(1, 2)).to_batches()
+        yield from make_answer(USERS)(ids(1, 2)).to_batches()
 
     options = {**PARTIAL, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"}
     if what == "version":
@@ -541,9 +544,9 @@ def test_a_hit_waits_for_no_lookup(desk: Desk, gate: threading.Event) -> None:
     def slow(keys: pa.Table) -> pa.Table:
         asking.set()
         gate.wait(BOUND_S)
-        return rows_of(USERS)(keys)
+        return make_answer(USERS)(keys)
 
-    table = desk.serve(SyncFunction(in_turn(rows_of(USERS), slow)), PARTIAL, version=lambda: "1")
+    table = desk.serve(SyncFunction(in_turn(make_answer(USERS), slow)), PARTIAL, version=lambda: "1")
     assert names(table, 1) == ["Alice"]
     other = beside(lambda: table.get(2))
     assert asking.wait(BOUND_S)
@@ -567,7 +570,7 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
         while not interrupted.wait(0.05):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         waited.append(gate.wait(BOUND_S))
-        return rows_of(USERS)(keys)
+        return make_answer(USERS)(keys)
 
     table = desk.serve([SyncFunction(slow), users()])
     was = signal.signal(signal.SIGINT, interrupt)
@@ -586,7 +589,7 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
 @EITHER
 def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Options) -> None:
     """What fails is tried once more than lookup.max-retries says, which the error tells; a wrong answer is not asked for again."""
-    function = made(kind, raises(OSError("down")))
+    function = make_function(kind, raises(OSError("down")))
     table = desk.serve(function, {**cache, **given})
     often = f" in {retries + 1} attempts" if retries else ""
     says = rf"look up key id = [12] and 1 more{often}: OSError\('down'\)"
@@ -616,7 +619,7 @@ def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: in
         for _ in range(keys.column("id")[0].as_py() % 4 + 1):
             await asyncio.sleep(0)
         now[0] -= 1
-        return rows_of({n: [f"n{n}"] for n in range(calls)})(keys)
+        return make_answer({n: [f"n{n}"] for n in range(calls)})(keys)
 
     function = AsyncFunction(answer, 1)
     table = desk.serve(function, {**ONCE, "lookup.async.capacity": capacity})
@@ -647,7 +650,7 @@ def test_a_wrong_answer_cancels_the_other_calls(desk: Desk, prompt: None) -> Non
             raise
         finally:
             now[0] -= 1
-        return rows_of({n: [f"n{n}"] for n in range(9)})(keys)
+        return make_answer({n: [f"n{n}"] for n in range(9)})(keys)
 
     function = AsyncFunction(answer, 1)
     table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.capacity": 5})
@@ -666,7 +669,7 @@ def test_the_timeout_is_for_each_call(desk: Desk) -> None:
 
     async def answer(keys: pa.Table) -> pa.Table:
         await asyncio.sleep(0.03)
-        return rows_of({n: ["x"] for n in range(10)})(keys)
+        return make_answer({n: ["x"] for n in range(10)})(keys)
 
     options = {**ONCE, "lookup.async.capacity": 1, "lookup.async.timeout": "200 ms"}
     assert len(pairs(desk.serve(AsyncFunction(answer, 1), options), *range(10))) == 10

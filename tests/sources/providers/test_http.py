@@ -35,7 +35,7 @@ from pyspark_lookup.sources.providers.services.freshness import has_next_page, l
 from pyspark_lookup.sources.providers.services.http_function import Clock, HttpFunction
 from pyspark_lookup.sources.providers.services.http_request import RequestTemplate
 from pyspark_lookup.sources.registry import parse_options
-from tests.support.followed_tables import AGED, Asked, History, System, Way, Write
+from tests.support.followed_tables import AGED, History, Requests, System, Way, Write
 from tests.support.fuzzing import BY_NIGHT, seeds
 from tests.support.http_api import Api, StoppableApi, api
 from tests.support.lookup_functions import CACHES, ONCE, PARTIAL, Desk, Options, counted, ids
@@ -455,8 +455,8 @@ class Customers(System):
     def write(self, writes: Sequence[Write], keys: set[int], commit: bool) -> None:
         """It shows the rows of the world."""
 
-    def asked(self) -> Asked:
-        asked = Asked()
+    def asked(self) -> Requests:
+        asked = Requests()
         for _, path, body in self._api.requests:
             asked.keys += body["ids"] if body else map(int, path.rpartition("=" if "=" in path else "/")[2].split(","))
         self._api.count()

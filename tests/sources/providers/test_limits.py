@@ -37,11 +37,11 @@ from tests.support.lookup_functions import (
     Desk,
     beside,
     in_turn,
-    made,
+    make_answer,
+    make_function,
     names,
     pairs,
     provider,
-    rows_of,
     users,
 )
 
@@ -102,7 +102,7 @@ def test_rates_that_are_none(desk: Desk, text: str) -> None:
 def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
     """Also retries and calls of version(), and those of other processes. A wait is no reason for a timeout, which counts the call alone."""
     times: list[float] = []
-    answer = rows_of({key: ["somebody"] for key in range(40)})
+    answer = make_answer({key: ["somebody"] for key in range(40)})
 
     def asked(keys: pa.Table) -> pa.Table:
         times.append(desk.clock.steady_s)
@@ -116,7 +116,7 @@ def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
         times.append(desk.clock.steady_s)
         raise ValueError("once")
 
-    functions = iter([made(kind, in_turn(fail_once, asked), 1), made(kind, asked, 1)])
+    functions = iter([make_function(kind, in_turn(fail_once, asked), 1), make_function(kind, asked, 1)])
     factory = desk.name(lambda context: provider(next(functions), version=version))
     options = {"lookup.rate-limit": 4, "lookup.async.timeout": "1 s"}
     assert len(pairs(desk.table(factory, options), *range(20))) == 20
@@ -164,7 +164,7 @@ def test_a_connection_goes_to_whom_waits(desk: Desk) -> None:
     log = collections.Counter[str]()
 
     def function(name: str) -> Any:
-        told = made("sync", rows_of(USERS))
+        told = make_function("sync", make_answer(USERS))
         told.opens = lambda: log.update([f"{name} opened"])
         told.close = lambda: log.update([f"{name} closed"])  # type: ignore[method-assign]
         return told
@@ -192,9 +192,9 @@ def test_a_scan_is_a_connection_and_the_wait_for_one_ends(desk: Desk, gate: thre
         most.append(len(running))
         await asyncio.sleep(0.01)
         running.pop()
-        return rows_of(USERS)(keys)
+        return make_answer(USERS)(keys)
 
-    table = desk.serve(made("async", answer, 1), {"lookup.max-connections": 2, **ONCE})
+    table = desk.serve(make_function("async", answer, 1), {"lookup.max-connections": 2, **ONCE})
     assert len(pairs(table, *range(12))) == 3
     assert max(most) == 2
 
@@ -231,7 +231,7 @@ def test_versions_and_changes_are_calls_on_connections(
             connected.remove(name)
         return answer
 
-    told = made("sync", rows_of(USERS))
+    told = make_function("sync", make_answer(USERS))
     told.opens = lambda: connects("function")
     told.close = lambda: connected.remove("function")  # type: ignore[method-assign]
     changed = pa.table({"id": pa.array([1], pa.int64())})
@@ -259,9 +259,9 @@ def test_a_system_that_is_down_is_left_alone(desk: Desk) -> None:
         calls.append(keys.num_rows)
         if not state["up"]:
             raise ConnectionError("no route")
-        return rows_of(USERS)(keys)
+        return make_answer(USERS)(keys)
 
-    name = desk.name(lambda context: provider(made("sync", answer)))
+    name = desk.name(lambda context: provider(make_function("sync", answer)))
     table = desk.table(name, BREAKER)
     for _ in range(5):
         with pytest.raises(LookupFunctionError, match="no route"):
@@ -314,9 +314,9 @@ def test_keys_that_fail_among_others_are_no_failure_of_the_system(desk: Desk) ->
     def answer(keys: pa.Table) -> pa.Table:
         if 3 in keys["id"].to_pylist():
             raise ValueError("bad key")
-        return rows_of(USERS)(keys)
+        return make_answer(USERS)(keys)
 
-    table = desk.serve(made("sync", answer), BREAKER)
+    table = desk.serve(make_function("sync", answer), BREAKER)
     for _ in range(12):
         with pytest.raises(LookupFunctionError, match="id = 3"):
             table.get_many(pa.table({"id": [1, 2, 3]}))

@@ -49,12 +49,12 @@ from tests.support.lookup_functions import (
     beside,
     counted,
     in_turn,
-    made,
+    make_answer,
+    make_function,
     names,
     pairs,
     provider,
     raises,
-    rows_of,
     users,
 )
 from tests.support.workers import in_fresh_process
@@ -165,7 +165,7 @@ RETURNED: list[tuple[Any, type[Exception], str]] = [
     *((returned, OptionError, NO_PROVIDER) for returned in (None, users(), LookupFunctionProvider)),
     (provider(users(), None), OptionError, ""),  # type: ignore[arg-type]
     (LookupProvider(SCHEMA), OptionError, ".* has no lookup function"),
-    *((provider(SyncFunction(rows_of(USERS), size)), PysparkLookupError, "") for size in (-1, "5", 2.5)),  # type: ignore[arg-type]
+    *((provider(SyncFunction(make_answer(USERS), size)), PysparkLookupError, "") for size in (-1, "5", 2.5)),  # type: ignore[arg-type]
 ]
 
 
@@ -198,7 +198,9 @@ PERIODIC: Options = {**FULL, "lookup.full-cache.periodic-reload.interval": "5 mi
 
 
 def keyed(version: bool = False, cache: Callable[[], LookupCache | None] = lambda: None, kind: str = "sync") -> Make:
-    return lambda context: provider(made(kind, rows_of(USERS)), SCHEMA, (lambda: "1") if version else None, cache())
+    return lambda context: provider(
+        make_function(kind, make_answer(USERS)), SCHEMA, (lambda: "1") if version else None, cache()
+    )
 
 
 def lasting() -> LookupCache:
@@ -255,7 +257,7 @@ def test_a_table_needs_a_path_or_a_provider_with_keys(desk: Desk) -> None:
 @EITHER
 def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Options) -> None:
     """Within a process they share a provider, its function, its cache and its counters; so does a pickled copy of one."""
-    function = made(kind, rows_of(USERS))
+    function = make_function(kind, make_answer(USERS))
     left = iter([function])  # the provider of a second one could not be made
     name = desk.name(lambda context: provider(next(left)))
     tables = [desk.table(name, cache) for _ in range(2)]
@@ -314,7 +316,7 @@ def test_a_factory_may_use_a_table(desk: Desk, tmp_path: Path) -> None:
 @KINDS
 def test_a_function_is_closed_with_the_last_table(desk: Desk, kind: str) -> None:
     """When the last table that uses it is closed, so is a function, in its thread; what is asked afterwards opens it again."""
-    function = made(kind, rows_of(USERS))
+    function = make_function(kind, make_answer(USERS))
     name = desk.name(lambda context: provider(function))
     unused, one, two, three = (desk.table(name) for _ in range(4))
     unused.describe()
@@ -362,7 +364,7 @@ def hanging_for_13(keys: pa.Table) -> pa.Table:
     if keys.column("id").to_pylist() == [13]:
         FORK_ASKED.set()
         FORK_GATE.wait(BOUND_S)
-    return rows_of({**USERS, 13: ["Judas"]})(keys)
+    return make_answer({**USERS, 13: ["Judas"]})(keys)
 
 
 FORKED = SyncFunction(hanging_for_13)
@@ -479,7 +481,7 @@ def test_a_scan_for_some_keys(
     desk: Desk, kind: str, where: str, asked: list[list[int]], found: set[str], cache: Options
 ) -> None:
     """A predicate, of the table or of the scan, that fixes the keys makes it a lookup: those are asked for, once, and no others."""
-    function = made(kind, rows_of(USERS))
+    function = make_function(kind, make_answer(USERS))
     rows = desk.serve(function, {**cache, "lookup.where": where}).scan()
     assert set(rows.column("name").to_pylist()) == found
     assert rows.schema.equals(SCHEMA)
@@ -519,7 +521,7 @@ def fails_for(*poison: int) -> Answer:
         for key in keys.column("id").to_pylist():
             if key in poison:
                 raise ValueError(f"no {key}")
-        return rows_of(NAMES)(keys)
+        return make_answer(NAMES)(keys)
 
     return answer
 
@@ -529,7 +531,7 @@ def fails_for(*poison: int) -> Answer:
 @pytest.mark.parametrize("poison", [(13,), (1, 2, 3), tuple(range(1, 31, 2))])
 def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int | None, poison: tuple[int, ...]) -> None:
     """The error names a key that failed, how many more did, and why; it has the rows of the others, which are kept."""
-    function = made(kind, fails_for(*poison), size)
+    function = make_function(kind, fails_for(*poison), size)
     table = desk.serve(function, {**cache, **ONCE})
     more = f"; {len(poison) - 1} more of 30 keys failed, too" if len(poison) > 1 else ""
     # Which key comes first is not said.
@@ -556,7 +558,7 @@ def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int |
 @pytest.mark.parametrize("size", [None, 1, 10])
 def test_a_system_that_is_down_gets_few_calls_more(desk: Desk, size: int | None, retries: int) -> None:
     """After the attempts of one call, three single keys are tried."""
-    function = made("sync", fails_for(*range(100)), size)
+    function = make_function("sync", fails_for(*range(100)), size)
     table = desk.serve(function, {**PARTIAL, "lookup.max-retries": retries})
     with pytest.raises(LookupFunctionError, match="key id = 0"):
         pairs(table, *range(100))
@@ -576,9 +578,9 @@ def test_a_key_that_takes_too_long(desk: Desk, cache: Options) -> None:
                 await asyncio.Event().wait()
             finally:
                 cancelled.set()
-        return rows_of(NAMES)(keys)
+        return make_answer(NAMES)(keys)
 
-    function = made("async", answer, 2)
+    function = make_function("async", answer, 2)
     table = desk.serve(function, {**cache, **ONCE, "lookup.async.timeout": "200 ms"})
     with pytest.raises(
         LookupTimeoutError, match=r"= 0.2 s \(key id = 1\d and 1 more\): raise the option if the system needs longer$"

@@ -17,7 +17,7 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import LookupFunctionError, OptionError
 from pyspark_lookup.sources.providers.services.redis import RedisFunction
-from tests.support.followed_tables import AGED, Asked, History, System, Way, Write
+from tests.support.followed_tables import AGED, History, Requests, System, Way, Write
 from tests.support.fuzzing import BY_NIGHT, seeds
 from tests.support.lookup_functions import CACHES, ONCE, PARTIAL, TEXTS, Desk, Options, counted, ids
 from tests.support.redis_server import RedisServer
@@ -173,10 +173,10 @@ class Customers(System):
                     pipeline.hset(f"customer:{key}", mapping={"city": city})
                 pipeline.execute()
 
-    def asked(self) -> Asked:
+    def asked(self) -> Requests:
         commands = [entry["command"].decode().split() for entry in reversed(self._client.slowlog_get(100_000))]
         self._client.slowlog_reset()
-        return Asked([int(words[1].partition(":")[2]) for words in commands if words[0] == "HGETALL"])
+        return Requests([int(words[1].partition(":")[2]) for words in commands if words[0] == "HGETALL"])
 
     def disconnect(self) -> None:
         self._client.client_kill_filter(_type="normal", skipme=True)

@@ -12,7 +12,7 @@ from pyspark_lookup.errors import LookupFunctionError, OptionError
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.sources.providers.functions import LookupContext, LookupFunctionProvider, LookupProvider
 from pyspark_lookup.sources.registry import parse_options
-from tests.support.lookup_functions import ONCE, SCHEMA, Desk, Plain, made, names, pairs, users
+from tests.support.lookup_functions import ONCE, SCHEMA, Desk, Plain, make_function, names, pairs, users
 
 STALE = {"lookup.on-error": "STALE", **ONCE}
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 1000}
@@ -47,13 +47,13 @@ class Outage:
         yield pa.RecordBatch.from_pylist([{"id": key, "name": name} for key, name in self.rows.items()], SCHEMA)
 
     def provider(self, context: LookupContext) -> LookupProvider:
-        return LookupFunctionProvider(made("sync", self.look_up), SCHEMA, self.version, scan=self.scan)
+        return LookupFunctionProvider(make_function("sync", self.look_up), SCHEMA, self.version, scan=self.scan)
 
     def unversioned(self, context: LookupContext) -> LookupProvider:
-        return LookupFunctionProvider(made("sync", self.look_up), SCHEMA)
+        return LookupFunctionProvider(make_function("sync", self.look_up), SCHEMA)
 
     def failing(self, context: LookupContext) -> LookupProvider:
-        return LookupFunctionProvider(made("sync", self.look_up), SCHEMA, self.failing_version, scan=self.scan)
+        return LookupFunctionProvider(make_function("sync", self.look_up), SCHEMA, self.failing_version, scan=self.scan)
 
     def change(self) -> None:
         """All rows change."""

@@ -21,8 +21,8 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup import lookup_table
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.storage.disk.directory import INNER, MARKER
-from tests.support.data_files import put
-from tests.support.disks import Opened, data_of, key
+from tests.support.data_files import write_parquet
+from tests.support.disks import Opened, key, random_data
 from tests.support.fakes import CACHES
 
 
@@ -64,7 +64,9 @@ def use(opened: Opened, number: int) -> None:
     """What a process does with a cache directory, each of which must do what it says."""
     disk = opened.disk
     steps: list[Callable[[], object]] = [
-        lambda: disk.put_blocks({key(number): data_of(number)}) or disk.get_block(key(number)) == data_of(number),
+        lambda: (
+            disk.put_blocks({key(number): random_data(number)}) or disk.get_block(key(number)) == random_data(number)
+        ),
         lambda: disk.create_record("version", f"k{number}", number) == number,
         lambda: disk.replace_record("version", "r", number) or disk.get_record("version", "r") == number,
         lambda: disk.succeed_record("table", "t", disk.newest_record("table", "t")[0], number),
@@ -208,7 +210,7 @@ def make_foreign(what: str, root: Path) -> None:
                 "tmp/0123",
                 "mine.txt",
             ):
-                path = put(root / "v1" / name, id=[1, 2])  # among them what `check` would call damaged
+                path = write_parquet(root / "v1" / name, id=[1, 2])  # among them what `check` would call damaged
                 os.utime(path, (1, 1))
             (root / "v1/locks").mkdir()
         case "one file in what an earlier release has made":
@@ -286,7 +288,7 @@ def test_a_cache_of_an_earlier_release_is_adopted(tmp_path: Path) -> None:
     before = found_in(root)
     assert main_code("clear", root) == 1
     assert found_in(root) == before
-    assert Opened(root).disk.get_block(key(1)) == data_of(1)
+    assert Opened(root).disk.get_block(key(1)) == random_data(1)
     assert main_code("clear", root) == 0
     assert [path for path in root.rglob("*") if path.is_file() and path.parent.name in ("version", "blocks")] == []
 

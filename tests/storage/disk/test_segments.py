@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.storage.disk import OpenSegment, directory, on_disk
 from pyspark_lookup.storage.disk.space import Usage
 from tests.support import disks
-from tests.support.disks import META, REGIONS, Opened, data_of, flipped, key, path_of, published, writing
+from tests.support.disks import META, REGIONS, Opened, flipped, key, published, random_data, segment_path, writing
 from tests.support.fuzzing import fuzzed
 from tests.support.workers import in_fresh_process, must_end
 
@@ -102,7 +102,7 @@ def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory,
         for name, blob in added.items():
             writer.add(name, blob)
     assert content(opened) == {**regions, **added}
-    edited(path_of(opened))  # what is read through
+    edited(segment_path(opened))  # what is read through
     assert content(opened) == {**regions, **added}
 
 
@@ -139,13 +139,13 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
             assert opened.disk.remove_segment("t", path.name), use
             assert not (path.exists() or record_of(opened, path.name).exists())
     assert (opened.disk.segments("t"), opened.disk.segments("u")) == ([], ["other"])
-    path_of(opened, "directory").mkdir()
+    segment_path(opened, "directory").mkdir()
     assert not opened.disk.remove_segment("t", "directory")  # it is not ours
 
 
 def test_a_table_in_use_is_marked_once_a_minute(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """By any of the host's processes. Between marks, a use costs no system call. A clock that was set back does not stop the marks."""
-    table = path_of(opened).parent
+    table = segment_path(opened).parent
     table.mkdir()
     other, at_s = Opened(opened.root.parent, clock=opened.clock), opened.clock.wall_s
     marks: list[float] = []
@@ -225,10 +225,10 @@ def in_region(blob: bytes) -> bytes:
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    **disks.BLOCK_DAMAGE, "noise": lambda blob: data_of(9, len(blob)), "footer flipped": in_footer,
+    **disks.BLOCK_DAMAGE, "noise": lambda blob: random_data(9, len(blob)), "footer flipped": in_footer,
     "footer's length flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 7) * 8),
     "footer's checksum flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 8) * 8),
-    "region flipped": in_region, "another's regions": lambda blob: blob.replace(REGIONS["one"], data_of(4, 1000)),
+    "region flipped": in_region, "another's regions": lambda blob: blob.replace(REGIONS["one"], random_data(4, 1000)),
 }  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def test_a_damaged_segment_is_absent(opened: Opened) -> None:
 
 def reads_regions(opened: Opened) -> bool:
     """Whether opening reads the regions through: only then is a change noticed that leaves the file's time as it was."""
-    path = path_of(opened)
+    path = segment_path(opened)
     blob = path.read_bytes()
     edited(path, in_region, told=False)
     found = content(opened)
@@ -282,9 +282,9 @@ LOST: dict[str, Callable[[Opened], object]] = {
     "gone": lambda opened: record_of(opened).unlink(),
     "damaged": lambda opened: record_of(opened).write_bytes(b"noise"),
     "of another file": lambda opened: opened.disk.replace_record("segment", "t-s", [1, 2, 3]),
-    "of another time": lambda opened: edited(path_of(opened)),
+    "of another time": lambda opened: edited(segment_path(opened)),
     "of another inode": lambda opened: os.replace(
-        shutil.copy2(path_of(opened), opened.root / "tmp" / "copy"), path_of(opened)
+        shutil.copy2(segment_path(opened), opened.root / "tmp" / "copy"), segment_path(opened)
     ),
 }
 
@@ -300,7 +300,7 @@ def test_without_its_record_a_segment_is_read_through(opened: Opened) -> None:
         lost(opened)
         assert reads_regions(opened)
         assert opened.count("snapshotDamagedCount") == number + 1
-        assert not path_of(opened).exists()
+        assert not segment_path(opened).exists()
     published(opened)
     record_of(opened).unlink()
     shutil.rmtree(opened.root / "tmp")

@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_lookup import LookupTable, errors
 from tests.support.fakes import make_host
-from tests.support.proxy import kind_of
+from tests.support.proxy import request_kind
 from tests.support.s3server import Application, S3Server
 from tests.support.web_server import WebServer, web
 
@@ -47,7 +47,7 @@ def refuse(s3: S3Server, kinds: Iterable[str], status: int, code: str, message: 
     """Answer requests of these kinds with a refusal of S3."""
 
     def between(environ: Any, start: Any, app: Application) -> Iterable[bytes]:
-        if kind_of(environ) not in kinds:
+        if request_kind(environ) not in kinds:
             return app(environ, start)
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         body = _BODY.format(code=code, message=message).encode()
@@ -135,10 +135,10 @@ def test_a_head_that_is_not_true(store: S3Server, cache_dir: Path, name: str, mo
         def changed(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Any:
             return start(status, [*({key.lower(): value for key, value in headers} | {name: wrong}).items()])
 
-        if kind_of(environ) == "list":  # so that it is HEAD which tells the file's version
+        if request_kind(environ) == "list":  # so that it is HEAD which tells the file's version
             start("403 Forbidden", [])
             return [b"<Error><Code>AccessDenied</Code><Message>x</Message></Error>"]
-        return app(environ, changed if kind_of(environ) == "head" else start)
+        return app(environ, changed if request_kind(environ) == "head" else start)
 
     store.between = between
     problems = (errors.DamagedFileError, errors.UfsError, errors.VersionGoneError)
