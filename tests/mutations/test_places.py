@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import copy
 import functools
 import symtable
 from pathlib import Path
@@ -14,6 +15,18 @@ from tests.mutations.run import PACKAGE, ROOT, place_of
 def test_each_fault_has_its_place() -> None:
     """What a fault changes is in its function or class once."""
     assert [problem for fault in FAULTS if (problem := place_of(fault, ROOT)) is not None] == []
+
+
+def test_each_fault_is_another_program() -> None:
+    """A function or class with its fault can be compiled, and is not what it was."""
+    for fault in FAULTS:
+        definition = copy.deepcopy(find_definition(_tree(ROOT / PACKAGE / fault.module), fault.definition))
+        assert definition is not None, fault.name
+        before = ast.unparse(definition)
+        fault.edit.apply(definition)
+        after = ast.unparse(definition)
+        assert after != before, fault.name
+        compile(after, fault.name, "exec")
 
 
 def test_each_test_is_there() -> None:
