@@ -410,7 +410,7 @@ class _IcebergNetworks(_Networks):
             (entry.file, place)
             for entry in self._table.live()
             if not entry.file["content"]
-            for place, row in self._table.rows_of(entry)
+            for place, row in self._table.live_rows(entry)
             if row["number"] in numbers
         ]
         self._table.commit([self._table.positions(places)])

@@ -51,7 +51,7 @@ def test_announcing_costs_one_metadata_call(
     assert process.announce(None) == told
     assert process.calls() == [later]
     task = Process(directory / what, cache_dir)
-    assert task.told(told) == process.told(told)
+    assert task.receive(told) == process.receive(told)
     assert task.calls() == process.calls() == []
 
 
@@ -78,7 +78,7 @@ def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
     process.replace_during_read(lambda: put(directory, 2, 0, 1, 2))
     told = process.announce(ONE)
     assert told.digest != before.digest
-    assert process.gone() == 1
+    assert process.count_gone() == 1
     task = Process(directory, cache_dir, options)
     assert task.states(told) == {2}
     assert task.host.resolver.resolve(table, task.options, ONE).version.digest == told.digest
@@ -123,7 +123,7 @@ def test_a_version_that_is_served_is_announced_without_a_call(tmp_path: Path, ca
         assert second.has_snapshot(told) or "lookup.partition" in options  # whose snapshot is of a part
         assert first.calls() == second.calls() == []
         other = Process(path, cache_dir.with_name("other-cache") / str(number), options, start=Later())
-        assert other.told(told)[1].digest == told.digest
+        assert other.receive(told)[1].digest == told.digest
 
 
 @pytest.mark.parametrize(("what", "call"), [("0.parquet", "head"), (".", "list")])
@@ -135,13 +135,13 @@ def test_another_host_asks_once(what: str, call: str, directory: Path, cache_dir
 
     def find(task: Process) -> str:
         start.wait(BOUND_S)
-        return task.told(told)[1].digest
+        return task.receive(told)[1].digest
 
     with ThreadPoolExecutor(len(tasks)) as pool:
         assert set(pool.map(find, tasks)) == {told.digest}
     assert [kind for task in tasks for kind in task.calls()] == [call]
-    assert sum(task.gone() for task in tasks) == 0
+    assert sum(task.count_gone() for task in tasks) == 0
     for file in directory.iterdir():
         file.unlink()
     with pytest.raises(VersionGoneError, match="dim"):
-        Process(directory / what, directory.with_name("late"), FAIL).told(told)
+        Process(directory / what, directory.with_name("late"), FAIL).receive(told)

@@ -238,7 +238,7 @@ class Iceberg(Table):
     def rewrite_rows(self) -> None:
         """As engines that copy on write delete and update."""
         files = self.some_files()[:2]
-        rows = [row for entry in files for _, row in self.table.rows_of(entry) if self.rng.random() < 0.7]
+        rows = [row for entry in files for _, row in self.table.live_rows(entry) if self.rng.random() < 0.7]
         changed = [{**row, "c": "changed"} if self.rng.random() < 0.3 else row for row in rows]
         self.table.commit(self.write(changed), files)
 
@@ -252,7 +252,7 @@ class Iceberg(Table):
         if rng.random() < 0.2:
             files, gone = self.data_files(), table.live()
         sequence = table.meta.get("last-sequence-number", 0) if rng.random() < 0.5 else None
-        made = self.write([row for entry in files for _, row in table.rows_of(entry)])
+        made = self.write([row for entry in files for _, row in table.live_rows(entry)])
         table.commit(made, gone, "replace", sequence=sequence)
 
     def rewrite_manifests(self) -> None:
@@ -269,7 +269,7 @@ class Iceberg(Table):
         entry, add = rng.choice(files), []
         for _ in range(rng.choice([1, 1, 2])):
             columns = sorted({*rng.sample(self.equality_columns(), rng.choice([1, 1, 1, 2]))})
-            some = [row for _, row in table.rows_of(entry)] + self.drawn(2)
+            some = [row for _, row in table.live_rows(entry)] + self.drawn(2)
             rows = [_only(row, columns) for row in rng.sample(some, min(len(some), rng.randint(1, 4)))]
             if rng.random() < 0.5:
                 rows.append(dict.fromkeys({column.partition(".")[0] for column in columns}))
@@ -289,7 +289,7 @@ class Iceberg(Table):
         for _ in range(rng.randint(4, 8)):
             rows, deletes = self.drawn(rng.randint(1, 3)), []
             for row in rows:
-                how = {"form": rng.choice(self.forms), "partition": table.partition_of(row)}
+                how = {"form": rng.choice(self.forms), "partition": table.make_partition(row)}
                 deletes.append(table.equality([_only(row, columns)], columns, **how))
             table.commit([*deletes, *self.write(rows)])
 

@@ -179,7 +179,7 @@ def test_another_host_finds_the_version_that_it_is_told(write: Callable[[Path], 
     announced = Process(root, tmp_path / "driver").announce()
     write(tmp_path)
     assert Process(root, tmp_path / "driver").announce(TWO).digest != announced.digest
-    assert Process(root, tmp_path / "other").told(announced)[1].digest == announced.digest
+    assert Process(root, tmp_path / "other").receive(announced)[1].digest == announced.digest
 
 
 def read(path: str, options: dict[str, str]) -> tuple[str, object]:

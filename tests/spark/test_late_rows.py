@@ -103,7 +103,7 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     assert (counted["lateWaiting"], counted["lateHeldCount"]) == (3, 3)
     assert 0 <= counted["lateOldest"] < 250_000
     assert stream.metrics == {"waiting": 3, "woken": 0, "expired": 0, "crowded": 0}
-    assert calls.since()["hitCount"] == 6  # each fact was looked up once
+    assert calls.take_metrics()["hitCount"] == 6  # each fact was looked up once
     publish_version(table, 2, range(4))
     stream.send(1, 5)
     with pytest.raises(StreamingQueryException, match="ArithmeticError: 2 rows"):
@@ -112,11 +112,11 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     released = [(0, 100, 1), (1, 101, 1), (1, 101, 1), (1, 201, 2), (3, 103, 2)]
     assert stream.results() == released
     assert (stream.metrics["waiting"], stream.metrics["woken"]) == (3, 1)
-    calls.since()
+    calls.take_metrics()
     publish_version(table, 3, range(5))
     stream.run()  # without facts, there is still a batch
     assert stream.results() == in_order([*released, (4, 104, 3), (4, 104, 3)])
-    assert calls.since()["hitCount"] == 3  # the facts that waited, once
+    assert calls.take_metrics()["hitCount"] == 3  # the facts that waited, once
     assert (stream.metrics["waiting"], stream.metrics["woken"]) == (1, 2)
     stream._join = lambda facts: lookup_join(facts, str(table), "id", wait="1 ms")  # also for those that wait already
     stream.run()

@@ -81,7 +81,7 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
     assert calls.calls() == (0, 1, 0)
     new = publish_version(tmp_path / "dim" / "4.parquet", 2, range(40, 50))
     assert df.filter("version = 2").count() == 10
-    delta = calls.since()
+    delta = calls.take_metrics()
     assert [delta[f"{kind}Count"] for kind in ("ufsHead", "ufsList", "fileResynced", "fileCached")] == [0, 1, 1, 9]
     assert 0 < delta["ufsGetBytes"] <= new.stat().st_size
     (tmp_path / "dim" / "0.parquet").unlink()
@@ -156,7 +156,7 @@ def test_shapes_that_leak_pushed_filters_are_right(
     calls = Calls(path)
     some = load(spark, path, {"lookup.where": "id >= 4 AND id < 8"})
     assert some.filter("id > 5").union(df).count() == 12
-    assert calls.since()["rowGroupsPrunedCount"] == 3
+    assert calls.take_metrics()["rowGroupsPrunedCount"] == 3
 
 
 MISTAKES: list[tuple[dict[str, str], str]] = [
@@ -312,12 +312,12 @@ def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) ->
     df.limit(1).collect()  # ends its worker
     again = load(spark, path, {**PARTIAL, "lookup.where": "id IN (4999, 3) AND version = 1"})
     assert again.select("version").collect() == [(1,), (1,)]
-    delta = calls.since()
+    delta = calls.take_metrics()
     assert (delta["ufsGetCount"], delta["rowGroupsReadCount"], delta["missCount"]) == (0, 0, 0)
     assert delta["hitCount"] == 3 + 3 + 2
     with LookupTable(str(path), PARTIAL) as table:
         assert table.get(77777) == []
-    assert calls.since()["missCount"] == 0
+    assert calls.take_metrics()["missCount"] == 0
     with LookupTable.for_name(spark, name) as named:
         assert [named.get(3), named.get(9)] == [[{"id": 3, "version": 1}], []]  # lookup.where holds for lookups, too
 

@@ -101,7 +101,7 @@ class Database:
             self.execute(f"INSERT INTO {self.quoted(name)} VALUES {', '.join(rows)}")
         return name
 
-    def create_of(self, rows: pa.Table, name: str = "t") -> str:
+    def create_table(self, rows: pa.Table, name: str = "t") -> str:
         """The name of a new table of these rows."""
         kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
         columns = ", ".join(f"{self.quoted(field.name)} {kinds[field.type]}" for field in rows.schema)

@@ -50,7 +50,7 @@ class Write:
     value: str = ""
     to: int = -1
 
-    def applied_to(self, rows: Rows) -> tuple[Rows, set[int]]:
+    def apply(self, rows: Rows) -> tuple[Rows, set[int]]:
         """(the rows after it, the keys whose rows it may have changed)."""
         if self.op == "clear":
             return {}, set(rows)
@@ -111,7 +111,7 @@ class System(abc.ABC):
         """Carry out some statements in one transaction, or try to. `keys`: those whose rows they may change."""
 
     @abc.abstractmethod
-    def asked(self) -> Requests:
+    def take_requests(self) -> Requests:
         """What it was asked since the last call."""
 
     def disconnect(self) -> None:  # noqa: B027 # most need none
@@ -150,7 +150,7 @@ class World:
             if values[-1][2] != rows.get(key):
                 values.append((self.number, self.clock.steady_s, rows.get(key)))
 
-    def value_at(self, key: int, at_s: float) -> str | None:
+    def get_value(self, key: int, at_s: float) -> str | None:
         """The value of a key at a time."""
         return next((value for _, since_s, value in reversed(self.values[key]) if since_s <= at_s), None)
 
@@ -227,7 +227,7 @@ class History:
         rows, keys, writes, of_all = self.world.rows, set[int](), list[Write](), False
         for _ in range(8 if always else self._rng.randint(1, 3)):
             write = self._drawn(rows)
-            rows, changed = write.applied_to(rows)
+            rows, changed = write.apply(rows)
             keys |= changed
             of_all |= write.op == "clear" and self._system.clears_all
             writes.append(write)
@@ -286,7 +286,7 @@ class History:
         """A query of a process of its own, which asks for the version and looks keys up."""
         reader, keys = reader or self._rng.choice(self._readers), keys or self._drawn_keys()
         table = self._table(reader)
-        self._system.asked()
+        self._system.take_requests()
         number, now_s = self.world.number, self.clock.steady_s
         with self._disturbed():
             answer = table.get_many(self._key_table(keys))
@@ -294,7 +294,7 @@ class History:
         for row in answer.to_pylist():
             assert row["id"] == keys[row["key_index"]]
             found[row["key_index"]].append(row["city"])
-        self._check_answer(reader, keys, found, self._system.asked(), number, now_s)
+        self._check_answer(reader, keys, found, self._system.take_requests(), number, now_s)
 
     def _query(self) -> None:
         """A query of both hosts: a process of one asks for the version, which travels to tasks of either."""
@@ -302,11 +302,11 @@ class History:
         readers = [reader for reader in self._readers if reader.way is way]
         self._rng.shuffle(readers)
         options = runtime_options(self._table(readers[0]))
-        self._system.asked()
+        self._system.take_requests()
         number, now_s = self.world.number, self.clock.steady_s
         with self._disturbed():
             token = issue_token(options, None)
-        issued = self._system.asked()
+        issued = self._system.take_requests()
         for reader in readers if self._rng.random() < 0.5 else readers[::-1]:
             # The other host may not know the version, and may find that it is gone. A process that asks for changes first asks what type versions have.
             before, calls = (issued, [1, 2]) if reader is readers[0] else (Requests(), [0, 1, 2])
@@ -316,7 +316,7 @@ class History:
             found: dict[int, list[str]] = collections.defaultdict(list)
             for place, city in zip(rows.keys.tolist(), rows.columns[0].to_pylist(), strict=True):
                 found[place].append(city)
-            self._check_answer(reader, keys, found, before + self._system.asked(), number, now_s, calls)
+            self._check_answer(reader, keys, found, before + self._system.take_requests(), number, now_s, calls)
 
     def _drawn_keys(self) -> list[int]:
         return self._rng.choices([*KEYS, len(KEYS)], k=self._rng.choice((1, 3, 10)))
@@ -354,7 +354,7 @@ class History:
         if not self._can_scan:
             return
         table = self._table(reader)
-        self._system.asked()
+        self._system.take_requests()
         number, now_s = self.world.number, self.clock.steady_s
         rows: dict[int, list[str]] = collections.defaultdict(list)
         for row in table.scan().to_pylist():
@@ -362,7 +362,7 @@ class History:
         for key in KEYS:
             self._check(reader, key, rows[key], number, now_s)
         if reader.way.cache == "FULL":
-            self._note_full(reader, self._system.asked(), number, now_s)
+            self._note_full(reader, self._system.take_requests(), number, now_s)
 
     @property
     def _can_scan(self) -> bool:

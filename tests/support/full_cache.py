@@ -121,7 +121,7 @@ class Table:
     def up(self) -> None:
         self.host.store.before = lambda kind, subject: None
 
-    def due_after(self, seconds: float = 61) -> int:
+    def run_due_loads(self, seconds: float = 61) -> int:
         """Let time pass and what is due then happen; how many loads that were."""
         self.host.clock.tick(seconds)
         self.full.schedule.run_due()

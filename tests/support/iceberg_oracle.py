@@ -93,9 +93,9 @@ class Oracle:
 
     @functools.cached_property
     def entries(self) -> list[Entry]:
-        return [entry for one in self.manifests for entry in self.entries_of(one)]
+        return [entry for one in self.manifests for entry in self.read_entries(one)]
 
-    def entries_of(self, manifest: Mapping[str, Any]) -> list[Entry]:
+    def read_entries(self, manifest: Mapping[str, Any]) -> list[Entry]:
         return read_manifest(self.local(manifest["manifest_path"]), self.meta, manifest)
 
     def table(self) -> pa.Table:

@@ -27,7 +27,7 @@ _DELETES = [{"id": PATH_ID, "name": "file_path", "type": "string"}, {"id": PLACE
 class IcebergTable(Definition):
     """A table on this disk: files are written first, and committed then."""
 
-    def partition_of(self, row: Mapping[str, Any], spec: int | None = None) -> dict[str, Any]:
+    def make_partition(self, row: Mapping[str, Any], spec: int | None = None) -> dict[str, Any]:
         """The partition in which a row of the current columns is written; dropped columns are null."""
         by_id = {field["id"]: field for field in self.fields}
         found = {}
@@ -49,10 +49,10 @@ class IcebergTable(Definition):
         """Write rows of the current columns, a file for each partition, without field ids or some columns."""
         parts: dict[str, list[Mapping[str, Any]]] = {}
         for row in rows:
-            parts.setdefault(repr(self.partition_of(row, spec)), []).append(row)
+            parts.setdefault(repr(self.make_partition(row, spec)), []).append(row)
         fields = [field for field in self.fields if field["name"] not in {*without}]
         return [
-            self._write(DATA, fields, part, form, self.partition_of(part[0], spec), spec, ids=ids, bounds=bounds)
+            self._write(DATA, fields, part, form, self.make_partition(part[0], spec), spec, ids=ids, bounds=bounds)
             for part in parts.values()
         ]
 
@@ -151,7 +151,7 @@ class IcebergTable(Definition):
     def live(self) -> list[Entry]:
         return Oracle(self.metadata, branch="main").entries
 
-    def rows_of(self, entry: Entry) -> list[tuple[int, dict[str, Any]]]:
+    def live_rows(self, entry: Entry) -> list[tuple[int, dict[str, Any]]]:
         """The rows of a data file that are not deleted, by their positions."""
         return [*Oracle(self.metadata, branch="main").live_rows(entry)]
 
@@ -184,7 +184,7 @@ class IcebergTable(Definition):
                 kept.append(manifest)
                 continue
             marked = []
-            for entry in oracle.entries_of(manifest):
+            for entry in oracle.read_entries(manifest):
                 vector = is_vector(entry.file) and entry.file["referenced_data_file"] in paths
                 if entry.key in gone or vector:
                     marked.append((DELETED, dataclasses.replace(entry, snapshot=snapshot)))

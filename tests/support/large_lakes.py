@@ -83,7 +83,7 @@ class LargeIceberg:
         files = [entry for entry in self.table.live() if not entry.file["content"]]
         self.table.commit([], files[step::5])
         self.append(*map(row, range(1000 + step * 100, 1020 + step * 100)))
-        eu = self.table.partition_of(row(0))
+        eu = self.table.make_partition(row(0))
         self.table.commit([self.table.equality([{"id": 1000 + step * 100}], ["id"], partition=eu)])
         if step == 2:
             self.table.commit(rewrite=True)
@@ -109,4 +109,4 @@ def fill(append: Callable[..., object]) -> None:
 def read_live_rows(table: IcebergTable) -> list[Row]:
     """The rows of an Iceberg table that no delete names."""
     files = [entry for entry in table.live() if not entry.file["content"]]
-    return in_order(one for entry in files for _, one in table.rows_of(entry))
+    return in_order(one for entry in files for _, one in table.live_rows(entry))

@@ -74,7 +74,7 @@ class Log:
         return [event for event, _ in self.events]
 
     @property
-    def asked(self) -> list[list[Any]]:
+    def requested_keys(self) -> list[list[Any]]:
         """The keys of each lookup: values of a single key column, sorted, or tuples of several."""
         lists = [list(zip(*(column.to_pylist() for column in keys.columns), strict=True)) for keys in self.tables]
         return [sorted(key if len(key) > 1 else key[0] for key in keys) for keys in lists]

@@ -20,7 +20,7 @@ class Dictionary(KeyLookupCache):
     """One key at a time, for as long as it is open. Counts what lookups count, too, and its bytes as one each."""
 
     def __init__(self) -> None:
-        self.held: dict[Any, list[dict[str, Any]]] = {}
+        self.entries: dict[Any, list[dict[str, Any]]] = {}
         self.opened = 0
         self.metrics = CacheMetricGroup()
 
@@ -29,24 +29,24 @@ class Dictionary(KeyLookupCache):
         self.metrics = metrics
 
     def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
-        found = self.held.get(tuple(key.values()))
+        found = self.entries.get(tuple(key.values()))
         self.metrics.inc("missCount" if found is None else "hitCount")
         return found
 
     def put(self, key: Key, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-        before = self.held.get(tuple(key.values()))
-        self.held[tuple(key.values())] = [dict(row) for row in rows]
+        before = self.entries.get(tuple(key.values()))
+        self.entries[tuple(key.values())] = [dict(row) for row in rows]
         self.metrics.set_gauge("numCachedBytes", self.size())
         return before
 
     def invalidate(self, key: Key) -> None:
-        self.held.pop(tuple(key.values()), None)
+        self.entries.pop(tuple(key.values()), None)
 
     def size(self) -> int:
-        return sum(max(len(rows), 1) for rows in self.held.values())
+        return sum(max(len(rows), 1) for rows in self.entries.values())
 
     def close(self) -> None:
-        self.held.clear()
+        self.entries.clear()
 
 
 Cache = TypeVar("Cache", bound=LookupCache)

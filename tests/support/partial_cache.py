@@ -249,7 +249,7 @@ class Dim(Table):
         batches = read_rows(self.host.reader, plan, ReadTask(0, 1), None)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
-    def grown(self, run: Callable[[], object], *names: str) -> tuple[int, ...]:
+    def count_growth(self, run: Callable[[], object], *names: str) -> tuple[int, ...]:
         """By how much `run` lets counters grow."""
         before = self.host.metrics.snapshot()
         run()
@@ -298,7 +298,7 @@ class Waited(CacheMetricGroup):
         if name == "loadWaitCount" and amount:
             self.waits.set()
 
-    def of(self, *names: str) -> tuple[int, ...]:
+    def get_counts(self, *names: str) -> tuple[int, ...]:
         seen = self.snapshot()
         return tuple(seen[name] for name in names)
 
@@ -356,9 +356,9 @@ class Worker:
         self.invalidations.add(pa.table({"k": pa.array(keys, pa.int64())}))
         self.clock.tick(0.001)
 
-    def told(self) -> tuple[int, ...]:
+    def get_counters(self) -> tuple[int, ...]:
         """(hits, misses, loads, failures) so far."""
-        return self.metrics.of("hitCount", "missCount", "loadCount", "numLoadFailures")
+        return self.metrics.get_counts("hitCount", "missCount", "loadCount", "numLoadFailures")
 
     def count(self, name: str) -> int:
         return self.metrics.snapshot()[name]

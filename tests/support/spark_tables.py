@@ -64,7 +64,7 @@ class Calls:
         self._table = LookupTable(str(path), options)
         self._last = self._table.metrics()
 
-    def since(self) -> dict[str, int]:
+    def take_metrics(self) -> dict[str, int]:
         now = self._table.metrics()
         delta = {name: now[name] - self._last[name] for name in now}
         self._last = now
@@ -72,7 +72,7 @@ class Calls:
 
     def calls(self) -> tuple[int, int, int]:
         """(heads, lists, gets)."""
-        delta = self.since()
+        delta = self.take_metrics()
         return delta["ufsHeadCount"], delta["ufsListCount"], delta["ufsGetCount"]
 
 

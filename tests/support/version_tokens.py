@@ -41,7 +41,7 @@ class Process:
         self.known, version = resolve_and_secure(self.host.reader, self.options, execution, self.known)
         return VersionToken.from_version(self.host.reader.kinds, self.known, version)
 
-    def told(self, announcement: VersionToken, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
+    def receive(self, announcement: VersionToken, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
         """The announced version as a task of this process takes it, from the bytes it was told."""
         token = VersionToken.from_bytes(announcement.to_bytes())
         return version_of_token(self.host.reader, self.options, token, execution)
@@ -49,7 +49,7 @@ class Process:
     def states(self, announcement: VersionToken) -> set[int]:
         """What the rows of an announced version say theirs is."""
         reader = self.host.reader
-        table, version = self.told(announcement)
+        table, version = self.receive(announcement)
         found = ResolvedTable(table, version, *reader.versions.schema(table, version))
         columns = planner.table_columns(found, self.options)
         plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
@@ -58,7 +58,7 @@ class Process:
 
     def has_snapshot(self, announcement: VersionToken) -> bool:
         """Whether the version is in this host's full cache, by what lies there."""
-        table, version = self.told(announcement)
+        table, version = self.receive(announcement)
         full = self.host.reader.fulls.get_cache(table, self.options)
         return full is not None and full.find(version) is not None
 
@@ -78,5 +78,5 @@ class Process:
         self.host.store.calls.clear()
         return kinds
 
-    def gone(self) -> int:
+    def count_gone(self) -> int:
         return self.host.metrics.snapshot()["versionGoneCount"]

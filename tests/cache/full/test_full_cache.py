@@ -169,7 +169,7 @@ def test_loads_that_fail(directory: Path, cache_dir: Path, caplog: pytest.LogCap
     table.down()
     caplog.clear()
     for failures in (3, 4, 5):
-        table.due_after()
+        table.run_due_loads()
         assert table.versions(0) == [1]
         assert table.metric("numLoadFailures") == failures
     assert len([r for r in caplog.records if "failed" in r.message and r.levelname == "WARNING"]) == 1
@@ -188,13 +188,13 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
     table = Table(directory, cache_dir, options)
     table.get(0)
     table.down()
-    table.due_after()
+    table.run_due_loads()
     other = Table(directory, cache_dir, options)
     for process in (table, other):
         with pytest.raises(errors.ReloadFailedError, match="no answer"):
             process.get(0)
     table.up()
-    table.due_after()
+    table.run_due_loads()
     assert table.versions(0) == other.versions(0) == [1]
 
 
@@ -261,7 +261,7 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
                 found.append(str(problem).partition(": try again")[0][-44:])
 
     slow.host.store.before = ask
-    assert slow.due_after(60) == 1
+    assert slow.run_due_loads(60) == 1
     error = "not ended after lookup.full-cache.build-wait = 5 s"[-44:]
     assert found == [([1], 0), ([1], 0), ([1], 1) if failing == "KEEP" else error]
     assert table.versions(0) == [2]
@@ -329,7 +329,7 @@ def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
     table = Table(directory, cache_dir, {**CACHE, "lookup.full-cache.blackout": "07:00-08:00Z"}, clock)
     assert table.versions(0) == [1]
     publish(directory, 0, 2)
-    assert [table.due_after(seconds) for seconds in (0, 1200, 1199, 1)] == [0, 0, 0, 1]
+    assert [table.run_due_loads(seconds) for seconds in (0, 1200, 1199, 1)] == [0, 0, 0, 1]
     assert table.versions(0) == [2]
 
 
@@ -368,7 +368,7 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     with pytest.raises(errors.NotSupportedError, match=r"no watermark in a Spark worker: use current_processing_time"):
         trigger.context.current_watermark()
     publish(directory, 0, 2)
-    table.due_after(10)
+    table.run_due_loads(10)
     assert table.versions(0) == [2]
     table.down()
     trigger.fire()
@@ -404,10 +404,10 @@ def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:
         table.get(0)
         table.full.schedule.run_due()
     publish(directory, 0, 2)
-    assert (slow.due_after(), fast.due_after(0)) == (0, 1)
+    assert (slow.run_due_loads(), fast.run_due_loads(0)) == (0, 1)
     assert slow.versions(0) == [2]
-    assert slow.due_after(HOUR_S) == 1
-    assert fast.due_after(0) == 0  # it was made
+    assert slow.run_due_loads(HOUR_S) == 1
+    assert fast.run_due_loads(0) == 0  # it was made
 
 
 @pytest.mark.parametrize(

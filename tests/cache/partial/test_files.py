@@ -28,7 +28,7 @@ def test_a_commit_to_one_end_leaves_the_rest_warm(directory: Path, cache_dir: Pa
     assert [row["version"] for row in dim.check({"id": FIRSTS})] == [1] * 10
     assert dim.metric("loadCount") == 10
     other = Dim(directory, cache_dir, clock=dim.host.clock)
-    assert other.grown(lambda: other.get(*FIRSTS), *COUNTERS) == (10, 0, 0, 0)
+    assert other.count_growth(lambda: other.get(*FIRSTS), *COUNTERS) == (10, 0, 0, 0)
     publish(directory, 9, 2, rows=20)
     for table in (dim, other):
         table.fetched()
@@ -71,13 +71,13 @@ def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> Non
     dim.get(0, 500)
     before = sorted(path.name for path in (cache_dir / "v1" / "snapshots").glob("*/*"))
 
-    assert dim.grown(dim.matching, "hitCount", "missCount", "loadCount") == (0, 0, 0)
+    assert dim.count_growth(dim.matching, "hitCount", "missCount", "loadCount") == (0, 0, 0)
     assert len(dim.matching()) == 200
     assert len(dim.matching("id > 10 AND id < 15")) == 4
     assert (dim.metric("hitCount"), dim.metric("missCount")) == (0, 2)
     assert sorted(path.name for path in (cache_dir / "v1" / "snapshots").glob("*/*")) == before
-    assert dim.grown(lambda: dim.get(0, 500), "hitCount", "missCount", "loadCount") == (2, 0, 0)
+    assert dim.count_growth(lambda: dim.get(0, 500), "hitCount", "missCount", "loadCount") == (2, 0, 0)
     where = "id IN (0, 500, 1000)"
-    assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (2, 1, 1)
-    assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (3, 0, 0)
+    assert dim.count_growth(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (2, 1, 1)
+    assert dim.count_growth(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (3, 0, 0)
     assert len(dim.matching(where)) == 3

@@ -46,7 +46,7 @@ def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> No
     source.before = mock.Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         worker.lookup(1)
-    assert worker.told() == (0, 1, 0, 1)
+    assert worker.get_counters() == (0, 1, 0, 1)
     assert list((cache_dir / "v1" / "claims").glob("*/*")) == []
 
 
@@ -236,10 +236,10 @@ def test_keys_that_two_lack_are_loaded_once(
         return
     assert other.count("loadWaitCount") == 2
     if where == "two processes":
-        assert one.told() == (3, 4, 4, 0)
-        assert other.told() == (3, 1, 1, 0)
+        assert one.get_counters() == (3, 4, 4, 0)
+        assert other.get_counters() == (3, 1, 1, 0)
     else:
-        assert one.told() == (6, 5, 5, 0)
+        assert one.get_counters() == (6, 5, 5, 0)
 
 
 @HERE
@@ -258,7 +258,7 @@ def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where
 
     run_all(first, second)
     assert [sorted(keys) for keys in source.loads] == [[1, 2], [1, 2]]
-    assert tuple(map(sum, zip(*{id(w): w.told() for w in (one, other)}.values(), strict=True))) == (0, 4, 2, 2)
+    assert tuple(map(sum, zip(*{id(w): w.get_counters() for w in (one, other)}.values(), strict=True))) == (0, 4, 2, 2)
 
 
 def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: FakeClock, source: Source) -> None:
@@ -305,7 +305,7 @@ def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, br
     for _ in range(2):
         assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
     assert source.loaded() == [1, 2, 3]
-    assert worker.told() == (3, 3, 3, 0)
+    assert worker.get_counters() == (3, 3, 3, 0)
     assert worker.count("cacheFailureCount") > 0
     worker.clock.tick(2)
     assert worker.lookup(1) == [[10]]

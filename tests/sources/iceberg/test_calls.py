@@ -241,7 +241,7 @@ def test_what_a_partial_cache_keeps(remote_v3: Remote) -> None:
     remote_v3.commit(rewrite=True)  # new manifests, of the same files
     assert (misses(table, keys), misses(table, keys)) == (0, 0)
     for replaced in (remote_v3.data_files()[:2], remote_v3.data_files()[2:4]):  # two compactions between two queries
-        rows = [row for entry in replaced for _, row in remote_v3.table.rows_of(entry)]
+        rows = [row for entry in replaced for _, row in remote_v3.table.live_rows(entry)]
         remote_v3.commit(remote_v3.table.data(rows), replaced, "replace")
     assert (misses(table, keys), misses(table, keys)) == (0, 0)
     remote_v3.write([{"id": 20, "name": "a"}, {"id": 40, "name": "b"}])
@@ -255,7 +255,7 @@ def test_what_a_partial_cache_keeps(remote_v3: Remote) -> None:
     (position,) = [
         (entry.file, at)
         for entry in remote_v3.data_files()
-        for at, row in remote_v3.table.rows_of(entry)
+        for at, row in remote_v3.table.live_rows(entry)
         if row["id"] == 3
     ]
     remote_v3.commit([remote_v3.table.positions([position])])

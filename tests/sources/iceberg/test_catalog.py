@@ -306,7 +306,7 @@ def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
         if number in (12, 18):  # from now on, deletes concern all partitions
             table.set_spec([] if number == 12 else [("p", "void")])
         by = rng.choice([["id"], ["id"], ["name", "id"], ["name"], ["x"]])
-        deletes = [table.equality([row], by, partition=table.partition_of(row)) for row in rows]
+        deletes = [table.equality([row], by, partition=table.make_partition(row)) for row in rows]
         files = table.data([*rows, {**rows[0], "id": 8 + number}])
         snapshots.append(table.commit([*deletes, *files, table.positions([(files[0], 0)])]))
         if number % 6 == 5:
@@ -334,7 +334,7 @@ def test_decimals_of_more_than_28_digits(tmp_path: Path, mode: str, spec: Any) -
     assert [reader.get(value)[0]["v"] for value in values] == [0, 1, 2]
     assert opened(table.home, tmp_path / "cache", where=f"k = {values[1]}BD").scan().num_rows == 1
     row = {"k": values[0]}
-    table.commit([table.equality([row], ["k"], partition=table.partition_of(row))])
+    table.commit([table.equality([row], ["k"], partition=table.make_partition(row))])
     assert [len(reader.get(value)) for value in values] == [0, 1, 1]
 
 

@@ -126,7 +126,7 @@ def test_specs_that_evolved(tmp_path: Path, form: int) -> None:
     table.commit(table.data(ROWS[10:15], bounds=False))
     table.set_spec([])
     table.commit(table.data(ROWS[15:], bounds=False))
-    buckets = len({repr(table.partition_of(row, 1)) for row in ROWS[10:15]})
+    buckets = len({repr(table.make_partition(row, 1)) for row in ROWS[10:15]})
     expect(table, tmp_path, "name = 'n03'", [3], 1 + buckets + 1)
     expect(table, tmp_path, "id = 12", [12], 10 + 1 + 1)
     expect(table, tmp_path, "id = 12 AND name = 'n12'", [12], 2)
@@ -179,7 +179,7 @@ def test_what_bounds_do_not_say(tmp_path: Path) -> None:
     nan = {real: to_bytes("double", float("nan"))}
     add([{"name": "m"}, {"real": float("inf")}], lower_bounds=nan, upper_bounds=nan)
     table.commit(files)
-    every = [row for entry in table.live() for _, row in table.rows_of(entry)]
+    every = [row for entry in table.live() for _, row in table.live_rows(entry)]
 
     def check(where: str, holds: Any) -> None:
         expected = sorted(row["id"] for row in every if holds(row))

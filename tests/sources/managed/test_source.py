@@ -164,7 +164,7 @@ def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp
     dim.writer.delete(pa.table({"id": [5]}))
     second = two.announce()
     for token, count in ((first, 100), (second, 99)):
-        table, version = two.told(token)
+        table, version = two.receive(token)
         full = two.host.reader.fulls.get_cache(table, two.options)
         assert full.build(version, 10.0).rows == count
 

@@ -102,7 +102,7 @@ class Customers(System):
         if self._database.server is not None:
             self._database.server.end_connections()
 
-    def asked(self) -> Requests:
+    def take_requests(self) -> Requests:
         server, asked = self._database.server, Requests()
         sent = server.statements(parameters=True) if isinstance(server, PostgresServer) else self._database.statements()
         for text in sent[self._sent :]:

@@ -57,7 +57,7 @@ def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
 @pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
 def test_rows_of_keys(database: Database, cache: Options) -> None:
     """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
-    name = database.create_of(PEOPLE)
+    name = database.create_table(PEOPLE)
     table = database.table(name, "id", cache)
     for again in range(2):
         assert shown(table.get_many(REQUESTED)) == ANSWER
@@ -68,7 +68,7 @@ def test_rows_of_keys(database: Database, cache: Options) -> None:
 
 def test_composite_keys(database: Database) -> None:
     """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
-    name = database.create_of(pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
+    name = database.create_table(pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
     found = database.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
     assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
 
@@ -76,7 +76,7 @@ def test_composite_keys(database: Database) -> None:
 def test_text_is_never_sql(database: Database) -> None:
     """Keys, and names of tables and columns, that look like SQL are what they are."""
     texts = [*TEXTS, "x" * 5000]
-    name = database.create_of(
+    name = database.create_table(
         pa.table({'k "1" ?%': texts, "Select": range(len(texts))}), "t\"`'; DROP TABLE x; --?$1%s"
     )
     asked = pa.table({'k "1" ?%': [*texts, *(text + other for other in ("'", "\0") for text in texts)]})
@@ -86,7 +86,7 @@ def test_text_is_never_sql(database: Database) -> None:
 
 def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None:
     """`lookup.columns` reaches the statement, in any letter case."""
-    name = database.create_of(PEOPLE)
+    name = database.create_table(PEOPLE)
     assert database.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
     sent = database.statements()[-1]
     assert database.quoted("name") in sent
@@ -371,7 +371,7 @@ def test_a_replaced_file_is_seen(request: pytest.FixtureRequest, fixture: str, t
     process has one file of a path open, as far as DuckDB knows."""
     database: Database = request.getfixturevalue(fixture)
     file, old, new = Path(urllib.parse.unquote(database.url.partition(":///")[2])), tmp_path / "old", tmp_path / "new"
-    name = database.create_of(pa.table({"id": range(3), "name": ["old"] * 3}))
+    name = database.create_table(pa.table({"id": range(3), "name": ["old"] * 3}))
     shutil.copy(file, old)
     database.execute(f"UPDATE {database.quoted(name)} SET name = 'new'")
     file.replace(new)
@@ -407,7 +407,7 @@ def test_without_a_server(served: Database) -> None:
     version = {"lookup.version-query": "SELECT 1"}
 
     def opened(retries: int, *more: Options) -> LookupTable:
-        table = served.table(served.create_of(PEOPLE), "id", *more, {"lookup.max-retries": str(retries)})
+        table = served.table(served.create_table(PEOPLE), "id", *more, {"lookup.max-retries": str(retries)})
         assert table.get(1)[0]["name"] == "one"
         return table
 
@@ -446,7 +446,7 @@ def test_a_scan_that_the_server_ends(served: Database) -> None:
 
 def test_a_forked_child_connects_anew(served: Database) -> None:
     """It uses no connection of its parent's, and ends none."""
-    name = served.create_of(PEOPLE)
+    name = served.create_table(PEOPLE)
     table = served.table(name, "id", {"lookup.version-query": "SELECT 1"})
     assert shown(table.get_many(REQUESTED)) == ANSWER
     child = os.fork()
@@ -475,7 +475,7 @@ def broken(url: str) -> dict[str, str]:
 
 def test_credentials(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of the user's, or the environment, has the password; options, errors and descriptions never show it."""
-    name, escaped = served.create_of(PEOPLE), SECRET.replace("'", "''")
+    name, escaped = served.create_table(PEOPLE), SECRET.replace("'", "''")
     if served.scheme == "postgresql":
         served.execute(f"CREATE USER guarded PASSWORD '{escaped}'; GRANT pg_read_all_data TO guarded")
         assert isinstance(served.server, PostgresServer)
@@ -505,7 +505,7 @@ def test_credentials(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_database_leaves_out_rows(database: Database) -> None:
     """What it can decide of lookup.where is in the statement, with parameters; the rest is decided here, with the same rows."""
-    name = database.create_of(PEOPLE)
+    name = database.create_table(PEOPLE)
     sent = len(database.statements())
     for where, found in (
         ("n > 10 AND name = 'zwei'", [21]), ("name = 'zwei' OR n = 30", [21, 30]), ("name IS NULL", [30]), ("n IN (10, 20)", [10, 20]),
@@ -524,7 +524,7 @@ def test_the_database_leaves_out_rows(database: Database) -> None:
 
 def test_full_copies_and_versions(database: Database) -> None:
     """A copy serves until the version changes. The statement of the version is the only one until then."""
-    name = database.create_of(PEOPLE)
+    name = database.create_table(PEOPLE)
     full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {database.quoted(name)}; -- rows"}
     table = database.table(name, "id", full)
     assert shown(table.get_many(REQUESTED)) == ANSWER
@@ -546,14 +546,14 @@ BAD_VERSIONS = [
 
 @pytest.mark.parametrize(("query", "says"), BAD_VERSIONS, ids=["null", "empty", "wide"])
 def test_versions_that_are_no_value(database: Database, query: str, says: str) -> None:
-    name = database.create_of(PEOPLE)
+    name = database.create_table(PEOPLE)
     with pytest.raises(LookupFunctionError, match=rf"lookup.version-query {says}"):
         database.table(name, "id", {"lookup.version-query": query}).get(1)
 
 
 def test_a_query(database: Database) -> None:
     """In the database's own SQL, with comments and semicolons at its end; its columns are its keys."""
-    name = database.create_of(PEOPLE)
+    name = database.create_table(PEOPLE)
     sql = f"SELECT id AS code, max(name) AS name FROM {database.quoted(name)} GROUP BY id"
     declared = {"lookup.schema": "code BIGINT, name STRING"} if database.scheme == "sqlite" else {}
     ended = f"{sql} -- of people\n; /* ; */ -- ';"
@@ -704,7 +704,7 @@ def test_options_without_a_table(cache_dir: Path) -> None:
 def test_through_spark(spark: SparkSession, database: Database) -> None:
     """A read, a SELECT from a catalog's table and a join have the rows; a later query of cached keys loads none again."""
     before = len(database.statements())
-    name = database.create_of(PEOPLE)
+    name = database.create_table(PEOPLE)
     options = {"path": database.url} | database.named(name, "id", PARTIAL)
     df = spark.read.format("lookupcache").options(**options).option("lookup.where", "id IN (1, 2)").load()
     for _ in range(2):
@@ -760,7 +760,7 @@ def test_over_connect(served: Database, tmp_path: Path, cache_dir: Path) -> None
 def test_a_stream_survives_its_server(spark: SparkSession, served: Database, tmp_path: Path) -> None:
     """The server is killed in the middle of a micro-batch and comes back: no row is wrong, and the stream goes on."""
     assert served.server is not None
-    name = served.create_of(PEOPLE.set_column(0, "id", pa.array([1, 2, 4, 3])))
+    name = served.create_table(PEOPLE.set_column(0, "id", pa.array([1, 2, 4, 3])))
     for number in range(4):
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / f"{number}.json").write_text(f'{{"id": {number + 1}}}')

@@ -21,7 +21,7 @@ def test_the_option(desk: Desk) -> None:
     assert pairs(table, 1, 2, 3, 1) == [(0, "Alice"), (1, "Bob"), (1, "Charlie"), (3, "Alice")]
     desk.restart()
     assert pairs(table, 3, 1) == [(1, "Alice")]
-    assert function.log.asked == [[1, 2, 3]]
+    assert function.log.requested_keys == [[1, 2, 3]]
     assert counted(table) == {"hitCount": 3, "missCount": 3, "loadCount": 3}
     function.answer = make_answer({1: ["Alicia"]})
     desk.clock.tick(1)
@@ -30,7 +30,7 @@ def test_the_option(desk: Desk) -> None:
     assert pairs(table, 1, 2) == [(0, "Alicia"), (1, "Bob"), (1, "Charlie")]
     desk.restart()
     assert pairs(table, 1, 2) == [(0, "Alicia"), (1, "Bob"), (1, "Charlie")]
-    assert function.log.asked == [[1, 2, 3], [1]]
+    assert function.log.requested_keys == [[1, 2, 3], [1]]
 
 
 @pytest.mark.parametrize("by_option", [True, False], ids=["option", "provider"])
@@ -46,7 +46,7 @@ def test_versions_behind_a_table(desk: Desk, tmp_path: Path, by_option: bool) ->
     desk.restart()
     assert pairs(table, 1, 2) == [(0, "Alicia")]
     assert pairs(table, 1, 2) == [(0, "Alicia")]
-    assert function.log.asked == [[1], [1, 2]]
+    assert function.log.requested_keys == [[1], [1, 2]]
 
 
 def test_changes_behind_a_table(desk: Desk) -> None:
@@ -70,7 +70,7 @@ def test_changes_behind_a_table(desk: Desk) -> None:
     assert pairs(table, 1, 2) == [(0, "Alicia"), (1, "Bob"), (1, "Charlie")]
     desk.restart()
     assert pairs(table, 1, 2) == [(0, "Alicia"), (1, "Bob"), (1, "Charlie")]
-    assert function.log.asked == [[1, 2], [1]]
+    assert function.log.requested_keys == [[1, 2], [1]]
 
 
 REFUSED = {

@@ -136,7 +136,7 @@ def test_keys_without_rows_are_asked_for_again(desk: Desk, kind: str, cache: Opt
     function, in_turns = make_function(kind, answer, 2), {"lookup.async.capacity": 1} if kind == "async" else {}
     table = desk.serve(function, {**cache, **ONCE, **in_turns, **{f"lookup.retry.{k}": v for k, v in retry.items()}})
     assert pairs(table, 1, 2, 3, 4, None) == [(0, "Alice"), (1, "Bob")]
-    assert [len(keys) for keys in function.log.asked] == [2, 2, 2, 1, 2, 1]
+    assert [len(keys) for keys in function.log.requested_keys] == [2, 2, 2, 1, 2, 1]
     assert desk.clock.slept == [7.0, 7.0]
     assert set(counts) == {0}
     assert table.metrics()["lookupRetryCount"] == 6
@@ -160,7 +160,7 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
     found = table.get_many(pa.table({"city": cities, "id": [1, 1, 1, None, 1, 2**40]}))
     assert found.column("name").to_pylist() == ["Alice", None, "Alice"]
     assert found.column(KEY_INDEX).to_pylist() == [0, 1, 4]
-    assert function.log.asked == [[(1, "Bern"), (1, "Rome")]]
+    assert function.log.requested_keys == [[(1, "Bern"), (1, "Rome")]]
     assert function.log.tables[0].schema.equals(pa.schema([("id", pa.int32()), ("city", pa.string())]))
     assert table.get((2, "Bern")) == [{"id": 2, "city": "Bern", "name": "Bob"}]
     assert table.get((2, None)) == []
@@ -281,7 +281,7 @@ def test_a_bad_version(desk: Desk, cache: Options) -> None:
         with pytest.raises(LookupFunctionError, match=told):
             table.get(1)
     assert names(table, 1) == ["Alice"]
-    assert function.log.asked == ([[1]] if cache else [[1], [1]])
+    assert function.log.requested_keys == ([[1]] if cache else [[1], [1]])
 
 
 VERSIONED: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 100}
@@ -309,7 +309,7 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
         assert names(table, 1) == ["Alice"]
         desk.clock.tick(1)
     assert (names(table, 1), names(table, 3)) == (["Alicia"], ["Dora"])
-    assert function.log.asked == [[1], [3]] * 2
+    assert function.log.requested_keys == [[1], [3]] * 2
     assert asked == (["1", "2"] if source == "CACHE" else ["1"] * 4 + ["2"] * 2)
     desk.clock.tick(10**6)
     assert names(table, 1) == ["Alicia"]  # no time makes it old
@@ -326,7 +326,7 @@ def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Di
         table.get(1)
     assert cache.size() == 0
     assert [names(table, key) for key in (1, 3, 1, 3, 2)] == [["Alice"], [], ["Alice"], [], ["Bob", "Charlie"]]
-    assert function.log.asked == [[1], [1], [3], [2]]
+    assert function.log.requested_keys == [[1], [1], [3], [2]]
     assert counted(table) == {"hitCount": 2, "missCount": 4, "loadCount": 3, "numLoadFailures": 1}
     gauges = table.metrics()
     held = cache.bytes() if make is Plain else len(USERS) + 2
@@ -336,7 +336,7 @@ def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Di
         forget()
         assert (names(table, 1), names(table, 2)) == (["Alice"], ["Bob", "Charlie"])
     assert table.get(3) == []
-    assert function.log.asked[4:] == [[1], [1], [3]]
+    assert function.log.requested_keys[4:] == [[1], [1], [3]]
 
 
 def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
@@ -354,11 +354,11 @@ def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: P
     version[0], held[1] = "2", ["Alicia"]
     assert names(other, 1) == ["Alicia"]
     assert (names(table, 1), names(table, 1)) == (["Alicia"], ["Alicia"])
-    assert function.log.asked == [[1]] * 3
+    assert function.log.requested_keys == [[1]] * 3
     assert (caches[0].opened, caches[0].closed) == (2, 1)
     desk.restart()
     assert names(table, 1) == ["Alicia"]
-    assert function.log.asked == [[1]] * 4
+    assert function.log.requested_keys == [[1]] * 4
 
 
 @KINDS
@@ -372,14 +372,14 @@ def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
 
     table = desk.table(factory)
     assert [names(table, key) for key in (1, 3, 1, 3)] == [["Alice"], [], ["Alice"], []]
-    assert function.log.asked == [[1], [3], [3]]
+    assert function.log.requested_keys == [[1], [3], [3]]
     desk.restart()
     desk.clock.tick(59)
     assert names(table, 1) == ["Alice"]
-    assert len(function.log.asked) == 3
+    assert len(function.log.requested_keys) == 3
     desk.clock.tick(1)
     assert names(table, 1) == ["Alice"]
-    assert function.log.asked[3:] == [[1]]
+    assert function.log.requested_keys[3:] == [[1]]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
@@ -596,15 +596,15 @@ def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Op
     with pytest.raises(LookupFunctionError, match=says) as caught:
         pairs(table, 1, 2)
     assert isinstance(caught.value.__cause__, OSError)
-    assert function.log.asked[: retries + 1] == [[1, 2]] * (retries + 1)
-    assert sorted(function.log.asked[retries + 1 :]) == [[1], [2]]  # is it one of them?
+    assert function.log.requested_keys[: retries + 1] == [[1, 2]] * (retries + 1)
+    assert sorted(function.log.requested_keys[retries + 1 :]) == [[1], [2]]  # is it one of them?
     assert len(desk.clock.slept) == retries
     assert table.metrics()["lookupRetryCount"] == 2 * retries
     assert counted(table) == ({"missCount": 2, "numLoadFailures": 2} if cache else {})
     function.answer = lambda keys: pa.table({"id": [1]})
     with pytest.raises(LookupFunctionError, match="'name' is missing"):
         table.get(1)
-    assert function.log.asked[retries + 3 :] == [[1]]
+    assert function.log.requested_keys[retries + 3 :] == [[1]]
     assert function.log.names.count("open") == 1
 
 
@@ -628,7 +628,7 @@ def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: in
     function.answer = raises(ValueError())
     with pytest.raises(LookupFunctionError):
         pairs(table, *range(calls))
-    assert calls < len(function.log.asked) <= calls + capacity + 8
+    assert calls < len(function.log.requested_keys) <= calls + capacity + 8
 
 
 def test_a_wrong_answer_cancels_the_other_calls(desk: Desk, prompt: None) -> None:

@@ -450,12 +450,12 @@ class Customers(System):
         return self[name]["city"] is not None
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        return {"id": int(name), "city": self.world.value_at(int(name), self.world.clock.steady_s - self._age_s)}
+        return {"id": int(name), "city": self.world.get_value(int(name), self.world.clock.steady_s - self._age_s)}
 
     def write(self, writes: Sequence[Write], keys: set[int], commit: bool) -> None:
         """It shows the rows of the world."""
 
-    def asked(self) -> Requests:
+    def take_requests(self) -> Requests:
         asked = Requests()
         for _, path, body in self._api.requests:
             asked.keys += body["ids"] if body else map(int, path.rpartition("=" if "=" in path else "/")[2].split(","))

@@ -265,7 +265,7 @@ def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Option
     for table in tables:
         assert names(table, 1) == ["Alice"]
     assert function.log.names.count("open") == 1
-    assert function.log.asked == ([[1]] if cache else [[1]] * 3)
+    assert function.log.requested_keys == ([[1]] if cache else [[1]] * 3)
     for table in tables if cache else []:
         assert counted(table) == {"hitCount": 2, "missCount": 1, "loadCount": 1}
     tables[0].close()
@@ -381,22 +381,22 @@ def use_and_fork(cache_dir: str, cache: Options) -> None:
     assert names(table, 1) == ["Alice"]
     hanging = beside(lambda: names(table, 13))
     assert FORK_ASKED.wait(BOUND_S)
-    assert (log.names, log.asked) == (["open", "lookup", "lookup"], [[1], [13]])
+    assert (log.names, log.requested_keys) == (["open", "lookup", "lookup"], [[1], [13]])
     # With a cache the host shares the first row, and the child shares its own with its parent.
     child = os.fork()
     if not child:
         signal.alarm(int(BOUND_S))
         try:
             assert [names(table, key) for key in (1, 2, 3)] == [["Alice"], ["Bob", "Charlie"], []]
-            assert log.asked[2:] == [*([] if cache else [[1]]), [2], [3]]
-            assert log.names[3:] == ["open", *["lookup"] * len(log.asked[2:])]
+            assert log.requested_keys[2:] == [*([] if cache else [[1]]), [2], [3]]
+            assert log.names[3:] == ["open", *["lookup"] * len(log.requested_keys[2:])]
             os._exit(0)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     FORK_GATE.set()
     assert (hanging(), names(table, 2)) == (["Judas"], ["Bob", "Charlie"])
-    assert (log.names[3:], log.asked[2:]) == (([], []) if cache else (["lookup"], [[2]]))
+    assert (log.names[3:], log.requested_keys[2:]) == (([], []) if cache else (["lookup"], [[2]]))
     assert table.metrics()["missCount"] == (4 if cache else 0)
 
 
@@ -490,7 +490,7 @@ def test_a_scan_for_some_keys(
         assert set(table.scan(["name"], where).column("name").to_pylist()) == found
     assert names(table, 2) == ["Bob", "Charlie"]  # a lookup finds what a scan has brought
     more = [] if found else [[2]]
-    assert function.log.asked == (asked * 2 + more if cache else [*asked * 3, [2]])
+    assert function.log.requested_keys == (asked * 2 + more if cache else [*asked * 3, [2]])
 
 
 @CACHES
@@ -508,7 +508,7 @@ def test_a_scan_that_does_not_say_which_keys(desk: Desk, cache: Options) -> None
     with pytest.raises(OptionError, match="rows by key only"):
         table.scan(None, "id = 1")
     assert table.scan(None, "name IN ('x', 'y') AND id IN (1, 2)").to_pylist() == [row]
-    assert function.log.asked == [[(1, "x"), (1, "y"), (2, "x"), (2, "y")]]
+    assert function.log.requested_keys == [[(1, "x"), (1, "y"), (2, "x"), (2, "y")]]
 
 
 NAMES = {n: [f"n{n}"] for n in range(1000)}
@@ -545,10 +545,10 @@ def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int |
     answered = [key for key in range(1, 31) if key not in poison]
     assert rows.column("name").to_pylist() == [f"n{key}" for key in answered]
     assert rows.column(KEY_INDEX).to_pylist() == [key - 1 for key in answered]
-    calls = len(function.log.asked)
+    calls = len(function.log.requested_keys)
     assert len(pairs(table, *answered)) == len(answered)
     if cache:
-        assert len(function.log.asked) == calls
+        assert len(function.log.requested_keys) == calls
         assert counted(table) == {
             "missCount": 30, "numLoadFailures": len(poison), "loadCount": len(answered), "hitCount": len(answered)
         }  # fmt: skip
@@ -562,7 +562,7 @@ def test_a_system_that_is_down_gets_few_calls_more(desk: Desk, size: int | None,
     table = desk.serve(function, {**PARTIAL, "lookup.max-retries": retries})
     with pytest.raises(LookupFunctionError, match="key id = 0"):
         pairs(table, *range(100))
-    assert len(function.log.asked) == retries + 1 + 3
+    assert len(function.log.requested_keys) == retries + 1 + 3
     assert len(desk.clock.slept) == retries
     assert counted(table) == {"missCount": 100, "numLoadFailures": 100}
 

@@ -165,7 +165,7 @@ class Customers(System):
         if commit:
             before = self._rows
             for write in writes:
-                self._rows, _ = write.applied_to(self._rows)
+                self._rows, _ = write.apply(self._rows)
             with self._client.pipeline() as pipeline:
                 for key in before:
                     pipeline.delete(f"customer:{key}")
@@ -173,7 +173,7 @@ class Customers(System):
                     pipeline.hset(f"customer:{key}", mapping={"city": city})
                 pipeline.execute()
 
-    def asked(self) -> Requests:
+    def take_requests(self) -> Requests:
         commands = [entry["command"].decode().split() for entry in reversed(self._client.slowlog_get(100_000))]
         self._client.slowlog_reset()
         return Requests([int(words[1].partition(":")[2]) for words in commands if words[0] == "HGETALL"])
