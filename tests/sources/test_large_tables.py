@@ -11,6 +11,7 @@ from pyspark_lookup.sources.delta import base_files
 from pyspark_lookup.sources.delta.source import DeltaSource
 from pyspark_lookup.sources.iceberg import columns
 from pyspark_lookup.sources.iceberg.source import IcebergSource
+from tests.support.fuzzing import by_day
 from tests.support.lake_tables import counting, opened
 from tests.support.large_lakes import LargeDelta, LargeIceberg, LargeTable, row, scan_rows, snapshot_files
 from tests.support.large_tables import Lose
@@ -101,30 +102,22 @@ def test_bounds_are_parsed_once_per_host(
     assert sorted(parsed) == kind.parsed
 
 
-FILES_TO_LOSE = {
-    "delta": {"columns": ["snapshots/*/base-*"]},
-    "iceberg": {
-        "entries": ["snapshots/*/entries-*"], "statistics": ["snapshots/*/statistics-*"], "records of manifests": ["records/manifest/*"],
-        "records": [f"records/{kind}/*" for kind in ("manifest", "manifests", "definition")],
-    },
-}  # fmt: skip
-
-
-CASES = [
-    (kind, which, harm)
-    for kind, patterns in FILES_TO_LOSE.items()
-    for which in patterns
-    for harm in ("removed", "damaged")
-]
+COLUMN_FILES = [
+    ("delta", ["snapshots/*/base-*"]), ("iceberg", ["snapshots/*/entries-*"]), ("iceberg", ["snapshots/*/statistics-*"]),
+    ("iceberg", ["records/manifest/*"]), ("iceberg", [f"records/{record}/*" for record in ("manifest", "manifests", "definition")]),
+]  # fmt: skip
+"""What is lost together, of a kind of table."""
+# By day some are removed and the others damaged.
+CASES = by_day(
+    ((*case, harm) for n, case in enumerate(COLUMN_FILES) for harm in ("removed", "damaged")[:: (-1) ** n]), 2
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "label", "lose"),
-    [*CASES, *((kind, label, "full") for kind, (label, *_) in FILES_TO_LOSE.items())],
-    indirect=["kind", "lose"],
+    ("kind", "patterns", "lose"), [*CASES, *((*case, "full") for case in COLUMN_FILES[:2])], indirect=["kind", "lose"]
 )
 def test_columns_that_are_lost(
-    kind: Kind, table: LargeTable, cache: Path, restart: Restart, lose: Lose, label: str
+    kind: Kind, table: LargeTable, cache: Path, restart: Restart, lose: Lose, patterns: Sequence[str]
 ) -> None:
     """Then the log, or the manifests, are read again; without room on the disk the columns are in memory."""
     for _ in range(2):
@@ -133,8 +126,7 @@ def test_columns_that_are_lost(
         assert scan_rows(reader) == table.rows()
         table.append(row(15))
         assert scan_rows(reader) == table.rows()
-        globs = next(patterns[label] for patterns in FILES_TO_LOSE.values() if label in patterns)
-        lose(path for pattern in globs for path in cache.glob(f"**/{pattern}"))
+        lose(path for pattern in patterns for path in cache.glob(f"**/{pattern}"))
         restart()
 
 

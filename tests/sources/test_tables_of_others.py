@@ -60,7 +60,7 @@ ROWS = {
     "variant-stats-with-struct-no-checkpoint": 10, "lineitem_iceberg_gz": 111_968, "lineitem_iceberg_gz_no_hint": 111_968, "legacy_v1": 3,
 }  # fmt: skip
 """The number of rows in tables that the other reader cannot read, or only slowly, or reads wrongly (a year that nanoseconds do not have)."""
-LARGE = {"COVID-19_NYT", "parquet-decimal-dictionaries-v2"}
+LARGE = {"COVID-19_NYT", "parquet-decimal-dictionaries", "parquet-decimal-dictionaries-v2"}
 """A million rows each, which are read by night."""
 
 

@@ -19,7 +19,7 @@ from pyspark_lookup import LookupTable, NotSupportedError
 from pyspark_lookup.sources.iceberg.metadata import Locations
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
-from tests.support.fuzzing import by_day
+from tests.support.fuzzing import BY_NIGHT, by_day
 from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import PATH_ID, read
@@ -298,13 +298,14 @@ def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
     table = IcebergTable.create(tmp_path / "t", columns, spec=[("p", "identity")] if seed else [])
     reader, snapshots = opened(table.home, tmp_path / "cache", mode, "id"), []
     check(reader, table)
-    for number in range(24):
+    count = 24 if BY_NIGHT else 12
+    for number in range(count):
         rows: list[dict[str, Any]] = [
             {"id": rng.randrange(8), "name": rng.choice([None, "", "n"]), "x": rng.choice([None, 0.0, -0.0, math.nan]), "p": rng.choice("ab")}
             for _ in range(rng.randint(1, 3))
         ]  # fmt: skip
-        if number in (12, 18):  # from now on, deletes concern all partitions
-            table.set_spec([] if number == 12 else [("p", "void")])
+        if number in (count // 2, count * 3 // 4):  # from now on, deletes concern all partitions
+            table.set_spec([] if number == count // 2 else [("p", "void")])
         by = rng.choice([["id"], ["id"], ["name", "id"], ["name"], ["x"]])
         deletes = [table.equality([row], by, partition=table.make_partition(row)) for row in rows]
         files = table.data([*rows, {**rows[0], "id": 8 + number}])
@@ -313,7 +314,7 @@ def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
             check(reader, table)
             table.commit(table.data(rows), sequence=1)  # a compaction may write files with older numbers
             check(reader, table)
-    for snapshot in (snapshots[9], snapshots[-1]):
+    for snapshot in (snapshots[count // 2 - 2], snapshots[-1]):
         table.set_current(snapshot)
         check(reader, table)
     check(opened(table.home, tmp_path / "new", mode, "id"), table)

@@ -140,7 +140,7 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
         process(count)
         goes_on = follow_versions(reader("columns"))
         earlier: list[tuple[TableVersion, TableVersion]] = []
-        for number in range(14 if BY_NIGHT else 8):
+        for number in range(14 if BY_NIGHT else 6):
             table.take(Step(rng.choice(STEPS), (), seed), rng)
             process(10**9)
             alone = follow_versions(reader(f"objects{number}"))()
@@ -296,7 +296,7 @@ def test_indexes_that_two_processes_extend(tmp_path: Path, process: Begin) -> No
         reader = opened(table.home, tmp_path / "cache", keys="id")
         assert reader.get(1) == []
         engines.append((reader, api.runtime()))
-    for number in range(10, 30):
+    for number in range(10, 20):
         table.commit([table.equality([{"id": number}], ["id"])])
         for reader, runtime in engines if number % 2 else engines[::-1]:
             with pytest.MonkeyPatch.context() as patch:
@@ -307,4 +307,4 @@ def test_indexes_that_two_processes_extend(tmp_path: Path, process: Begin) -> No
         if path.name in {entry.file["file_path"].rpartition("/")[2] for entry in table.live() if entry.file["content"]}:
             path.unlink()
     new_process = opened(table.home, tmp_path / "cache", keys="id")
-    assert [len(new_process.get(key)) for key in (0, 29, 30)] == [0, 0, 1]
+    assert [len(new_process.get(key)) for key in (0, 19, 20)] == [0, 0, 1]
