@@ -298,7 +298,7 @@ def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
     table = IcebergTable.create(tmp_path / "t", columns, spec=[("p", "identity")] if seed else [])
     reader, snapshots = opened(table.home, tmp_path / "cache", mode, "id"), []
     check(reader, table)
-    count = 24 if BY_NIGHT else 12
+    count = 24 if BY_NIGHT or mode == "full" else 12  # fewer leave a full cache no layer whose deleted rows change
     for number in range(count):
         rows: list[dict[str, Any]] = [
             {"id": rng.randrange(8), "name": rng.choice([None, "", "n"]), "x": rng.choice([None, 0.0, -0.0, math.nan]), "p": rng.choice("ab")}
