@@ -214,6 +214,9 @@ def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(errors.UfsNotFoundError, match="is a pipe, socket or device"):
         host.resolver.current_versions.ask(table)
+    os.mkfifo(tmp_path / "two\nlines")
+    with pytest.raises(errors.UfsNotFoundError, match=r"two\\nlines is a pipe"):
+        host.ufs.get_meta(f"{tmp_path}/two\nlines")
     for file in (version.files[0], version.files[0].as_immutable()):
         with pytest.raises(errors.SourceChangedError):
             host.ufs.read_ranges(file, [(0, 4)])

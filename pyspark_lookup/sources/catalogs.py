@@ -1,8 +1,8 @@
 """What all kinds of tables share that a catalog names: `CatalogOptions`, `CatalogStore`, and `Authorisations`, which let the caches respect the
 catalog's grants.
 
-How a source of a catalog's tables uses `Authorisations`: it calls `confirm` after an answer that lets the principal read a table, `withdraw` after a
-refusal, and `allows` in `VersionSource.is_authorised`. In `VersionSource.authorise` it asks the catalog, unless `allows` says that a process of
+How a source of a catalog's tables uses `Authorisations`: it calls `key` before it asks, `confirm` after an answer that lets the principal read a
+table, `withdraw` after a refusal, and `allows` in `VersionSource.is_authorised`. In `VersionSource.authorise` it asks the catalog, unless `allows` says that a process of
 this host has asked for the same principal a short time ago. How a catalog lends credentials: `storage.stores.lent`.
 """
 
@@ -184,7 +184,8 @@ class Authorisations:
         self._principal: tuple[Sequence[Any], str] | None = None
         self._confirmations: dict[str, _Confirmation] = {}
 
-    def _key(self, table: Table) -> str:
+    def key(self, table: Table) -> str:
+        """The key of the records about a table and the principal as which this process asks now."""
         parts = self._parts()
         if self._principal is None or self._principal[0] != parts:
             nonce = f"{self._context.rng.getrandbits(256):064x}"
@@ -198,9 +199,15 @@ class Authorisations:
             self._principal = parts, hashlib.blake2b(text, key=bytes.fromhex(salt), digest_size=16).hexdigest()
         return key_of(table.scope, table.url, self._principal[1])
 
-    def confirm(self, table: Table, table_id: str | None, asked_s: float, lasting: bool = False) -> None:
-        """Record that the catalog has answered about a table, and so lets the principal read it. `asked_s`: when it was asked (steady clock)."""
-        key, confirmation = self._key(table), _Confirmation(table_id, asked_s, self._context.clock.boot, lasting)
+    def confirm(self, table: Table, key: str, table_id: str | None, asked_s: float, lasting: bool = False) -> None:
+        """Record that the catalog has answered about a table, and so lets the principal read it. `asked_s`: when it was asked (steady clock).
+
+        `key`: the one of before the question. The race: if this process has come to ask for another principal since, it is not known for which of
+        the two the answer is, so nothing is recorded.
+        """
+        if key != self.key(table):
+            return
+        confirmation = _Confirmation(table_id, asked_s, self._context.clock.boot, lasting)
         self._confirmations = {**self._confirmations, key: confirmation}
         recorded = self._find_recorded(key) if lasting else None
         if self._context.disk is None or (
@@ -214,7 +221,9 @@ class Authorisations:
 
     def withdraw(self, table: Table) -> None:
         """Forget that the principal may read a table, after the catalog has refused it."""
-        key = self._key(table)
+        self._forget(self.key(table))
+
+    def _forget(self, key: str) -> None:
         self._confirmations = {other: one for other, one in self._confirmations.items() if other != key}
         if self._context.disk is not None:
             self._context.disk.remove_record("authorised", key)
@@ -222,12 +231,14 @@ class Authorisations:
     @contextlib.contextmanager
     def withdrawing(self, table: Table) -> Iterator[None]:
         """If the catalog refuses the table in the block, no process of this host answers for this principal any more."""
+        key = self.key(table)
         try:
             yield
         except CatalogUnavailableError:
             raise
         except PysparkLookupError:
-            self.withdraw(table)
+            self._forget(key)
+            self.withdraw(table)  # this process may have come to ask for another principal meanwhile, who was refused
             raise
 
     def allows(self, table: Table, table_id: str | None) -> bool:
@@ -235,7 +246,7 @@ class Authorisations:
 
         `table_id`: the table must have this id. None: the table has no id, so its name is enough.
         """
-        key = self._key(table)
+        key = self.key(table)
         confirmation = self._confirmations.get(key)
         if confirmation is not None and self._holds(confirmation, table_id):
             return True
@@ -247,7 +258,7 @@ class Authorisations:
 
     def lasts(self, table: Table) -> bool:
         """Whether the catalog has no grants, as `confirm` was told, so that `allows` stays true."""
-        confirmation = self._confirmations.get(self._key(table))
+        confirmation = self._confirmations.get(self.key(table))
         return confirmation is not None and confirmation.lasting
 
     def _holds(self, confirmation: _Confirmation, table_id: str | None) -> bool:

@@ -56,7 +56,8 @@ class HostVersions:
         self._seen_s: dict[str, float] = {}
         self._last: dict[str, Held[tuple[int, Any | None]]] = {}
         self._floors: dict[str, Held[Any | None]] = {}
-        self._catalog, self._lock_wait_s = "the table's catalog", _LOCK_WAIT_S
+        self._catalog: str | None = None
+        self._call_s = 0.0
         self._columns: dict[str, ListedColumns] = {}  # the columns that this process used last, by name
         self._restore = restore
         self._has_commit = has_commit
@@ -398,42 +399,44 @@ class HostVersions:
 
     def asks_catalog(self, name: str, call_s: float) -> None:
         """From now on, requests under a lock may go to a catalog, which `name` names in errors. Each of its calls ends after `call_s`."""
-        self._catalog, self._lock_wait_s = name, call_s + _LOCK_WAIT_S
+        self._catalog, self._call_s = name, call_s
 
     @contextlib.contextmanager
-    def lock(self, kind: str, name: str, is_needed: bool = True) -> Iterator[None]:
+    def lock(self, kind: str, name: str, is_needed: bool = True, pauses: bool = False) -> Iterator[None]:
         """Hold a lock of this host, if `is_needed`. If the lock is not free in time, or the cache directory fails, go on without the lock.
 
         If a process that had the lock asked a catalog that gave no answer, this is the answer for all who waited for the lock meanwhile
-        (CatalogUnavailableError): otherwise each of them would wait for the silent catalog, one after the other.
+        (CatalogUnavailableError): otherwise each of them would wait for the silent catalog, one after the other. With `pauses`, it is also the
+        answer for all who come within the time that a call may take, whether or not they need the lock.
         """
         lock, since_s = None, self._context.clock.steady_s()
         try:
             if is_needed and self._context.disk is not None:
-                lock = self._context.disk.acquire(kind, name, self._lock_wait_s)
+                lock = self._context.disk.acquire(kind, name, self._call_s + _LOCK_WAIT_S)
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
-        key, began_s = key_of(kind, name), self._context.clock.steady_s()
+        shares_silence = self._catalog is not None and (lock is not None or pauses)
+        began_s = self._context.clock.steady_s()
         try:
-            if lock is not None and self.was_silent(kind, name, since_s):
+            if shares_silence and self._was_silent(name, since_s - self._call_s if pauses else since_s):
                 raise CatalogUnavailableError(
-                    f"{self._catalog} gave no answer to another process of this host, and this one has waited for that answer: try again later, or check its uri"
+                    f"{self._catalog} gave no answer to a process of this host a moment ago: try again in {self._call_s:g} s, or check its uri"
                 )
             yield
         except CatalogUnavailableError:
             ended_s = self._context.clock.steady_s()
-            if lock is not None and ended_s - began_s >= _SILENT_FROM_S:
+            if shares_silence and ended_s - began_s >= _SILENT_FROM_S:
                 silence = {"ended_s": ended_s, "boot": self._context.clock.boot}
-                self.attempt(lambda disk: disk.replace_record("silence", key, silence))
+                self.attempt(lambda disk: disk.replace_record("silence", key_of(name), silence))
             raise
         finally:
             if lock is not None:
                 lock.release()
 
-    def was_silent(self, kind: str, name: str, since_s: float) -> bool:
-        """Whether this host has waited in vain, until after `since_s` (steady clock), for a catalog that was asked under a lock."""
+    def _was_silent(self, name: str, since_s: float) -> bool:
+        """Whether this host has waited in vain, until after `since_s` (steady clock), for a catalog that was asked in a block of `lock`."""
         disk = self._context.disk
-        silence = None if disk is None else disk.get_record("silence", key_of(kind, name), _parse_silence)
+        silence = None if disk is None else disk.get_record("silence", key_of(name), _parse_silence)
         return silence is not None and silence["boot"] == self._context.clock.boot and silence["ended_s"] > since_s
 
 

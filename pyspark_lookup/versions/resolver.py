@@ -328,10 +328,9 @@ class CurrentVersions:
             return self.ask_since(table, self._context.clock.steady_s(), patient=self._last_version(table) is None)
 
         try:
-            if find_fresh is None:
-                return ask()
-            with self._host.lock("refresh", table.id, self._kinds.source(table).one_asks):
-                return find_fresh() or ask()
+            is_locked = find_fresh is not None and self._kinds.source(table).one_asks
+            with self._host.lock("refresh", table.id, is_locked, pauses=True):
+                return (find_fresh and find_fresh()) or ask()
         except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
             last_version = self._last_version(table)
             if last_version is None or (isinstance(problem, CHANGED_KIND) and self._kinds.is_another_kind(table)):

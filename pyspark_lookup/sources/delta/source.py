@@ -435,8 +435,9 @@ class DeltaSource(VersionSource):
     def _confirm(self, table: Table, catalog_id: str) -> None:
         """Have the catalog lend credentials for the table with this id, and record that it did."""
         assert self._in_catalog is not None
+        principal_key = self._authorisations.key(table)
         asked_s = self._in_catalog.holder.ask()
-        self._authorisations.confirm(table, catalog_id, asked_s)
+        self._authorisations.confirm(table, principal_key, catalog_id, asked_s)
 
     def catalog_id(self, version: TableVersion) -> str | None:
         if self._in_catalog is None or version.metadata is None or not version.metadata.state:
@@ -457,7 +458,7 @@ class DeltaSource(VersionSource):
         # One process of the host asks, the others wait for its answer. It asks for the whole table: the answer to the question for credentials
         # does not have its row filters and column masks.
         lender = self._in_catalog.lender
-        with self._parts.host.lock("authorise", table.id):
+        with self._parts.host.lock("authorise", table.id, pauses=True):
             if self._authorisations.allows(table, catalog_id):
                 return
             with self._authorisations.withdrawing(table):

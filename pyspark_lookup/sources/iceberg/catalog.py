@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import re
@@ -175,6 +176,8 @@ class Catalog:
         self._lock = threading.Lock()
         self._client: Any = None
         self._is_rest: bool | None = None
+        # Found once, because PyIceberg reads its configuration once, too.
+        self.principal = functools.cache(self.find_principal)
 
     @property
     def is_rest(self) -> bool:
@@ -191,7 +194,7 @@ class Catalog:
         """Remember that this is no REST catalog, as another process of this host has found out."""
         self._is_rest = False
 
-    def principal(self) -> list[Any]:
+    def find_principal(self) -> list[Any]:
         """What identifies the principal as which this process asks, including its credentials: the properties, the variables of the environment and
         the files from which PyIceberg and the clients of clouds take their configuration.
 

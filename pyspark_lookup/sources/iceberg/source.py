@@ -175,8 +175,7 @@ class IcebergSource(VersionSource):
         self._large = LargeSnapshots(parts.context, parts.host, self.mapped_from)
         if opened is not None:
             lender = opened.lender
-            principal = functools.cache(lender.catalog.principal)  # PyIceberg reads its configuration once, too
-            self._authorisations = Authorisations(parts.context, opened.authorise_every_s, principal)
+            self._authorisations = Authorisations(parts.context, opened.authorise_every_s, lender.catalog.principal)
             parts.host.asks_catalog(lender.name, CALL_S)
             self._settings_key = key_of(parts.ufs.scope, lender.table)
             # The lender outlives this source, so it refers to the disk only.
@@ -444,7 +443,7 @@ class IcebergSource(VersionSource):
         opened, authorisations = self._opened, self._authorisations
 
         def ask() -> CatalogAnswer:
-            asked_s = self._parts.context.clock.steady_s()
+            asked_s, principal_key = self._parts.context.clock.steady_s(), authorisations.key(table)
             with authorisations.withdrawing(table):
                 answer = opened.lender.catalog.load(opened.lender.table, with_history)
             if answer.is_rest:
@@ -454,7 +453,7 @@ class IcebergSource(VersionSource):
                     if authorisations.allows(table, answer.table_id):
                         return answer
                     self._prove_access(table, opened.lender, answer)
-                authorisations.confirm(table, answer.table_id, asked_s)
+                authorisations.confirm(table, principal_key, answer.table_id, asked_s)
             return answer
 
         try:
@@ -477,7 +476,8 @@ class IcebergSource(VersionSource):
             and table.url.startswith(CATALOG_SCHEME)
             and not self._opened.lender.catalog.is_rest
         ):
-            self._authorisations.confirm(table, table_id, self._parts.context.clock.steady_s(), lasting=True)
+            key, asked_s = self._authorisations.key(table), self._parts.context.clock.steady_s()
+            self._authorisations.confirm(table, key, table_id, asked_s, lasting=True)
 
     def _keep_settings(self, lender: TableLender, settings: Mapping[str, str]) -> None:
         if settings != lender.settings:
@@ -525,7 +525,7 @@ class IcebergSource(VersionSource):
             return
         # One process of the host asks, the others wait for its answer. It asks for the whole table: an answer to the question for credentials
         # alone has neither the table's id nor its conditions, such as row filters.
-        with self._parts.host.lock("authorise", table.id):
+        with self._parts.host.lock("authorise", table.id, pauses=True):
             if self._authorisations.allows(table, catalog_id):
                 return
             answer = self._ask_catalog(table, with_history=False)

@@ -42,6 +42,10 @@ _SUSPECT_AFTER_S = (
 )
 
 
+_SILENT_FROM_S = 5.0  # a question without an answer that took so long, or longer, is not put again for a while:
+_SILENT_FOR_S = 60.0
+
+
 def renewed_after_s(lives_s: float, before_s: float, drawn: float) -> float:
     """When to renew what lives for `lives_s`, in seconds after it was asked for: between twice `before_s` and `before_s` before its end.
 
@@ -131,7 +135,7 @@ class CredentialHolder:
         self._clock = clock
         self._lock = threading.Lock()
         self._loan: _Loan | None = None
-        self._tried_s = float("-inf")
+        self._tried_s = self._silent_until_s = float("-inf")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("lent credentials stay in the process to which they were lent")
@@ -194,8 +198,21 @@ class CredentialHolder:
         """A new loan instead of `last`; the current one if another thread has replaced `last` meanwhile. Called under the lock."""
         if self._loan is not None and self._loan is not last:
             return self._loan
-        self._tried_s = asked_s = self._clock.steady_s()
-        self._loan = loan = _Loan(self._lender.lend(), asked_s, self._draw())
+        asked_s = self._clock.steady_s()
+        if asked_s < self._silent_until_s:
+            raise CatalogUnavailableError(
+                f"{self.name} gave no answer a moment ago: try again in {_SILENT_FOR_S:g} s, or check its uri"
+            )
+        self._tried_s = asked_s
+        try:
+            credentials = self._lender.lend()
+        except CatalogUnavailableError:
+            # Otherwise each thread and each query would wait for the silent catalog, one after the other.
+            ended_s = self._clock.steady_s()
+            if ended_s - asked_s >= _SILENT_FROM_S:
+                self._silent_until_s = ended_s + _SILENT_FOR_S
+            raise
+        self._loan = loan = _Loan(credentials, asked_s, self._draw())
         return loan
 
     def _covering(self, loan: _Loan, url: str) -> LentCredentials | None:

@@ -125,7 +125,7 @@ class LocalStore:
             raise UfsNotFoundError(f"{redact('path', path)} does not exist") from None
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
-            raise UfsNotFoundError(f"{path} is {kind}, not a file")
+            raise UfsNotFoundError(f"{redact('path', path)} is {kind}, not a file")
         return self._version(local, status)
 
     def list_status(self, path: str, count: Count) -> Listing:
@@ -145,7 +145,7 @@ class LocalStore:
                     os.close(descriptor)
         os.stat(root)
         raise UfsUnavailableError(
-            f"{path} was replaced by another directory during each of {_WALKS} listings: try again later"
+            f"{redact('path', path)} was replaced by another directory during each of {_WALKS} listings: try again later"
         )
 
     def _walk(self, root: str, descriptor: int, inode: _Inode, count: Count) -> Listing | None:
@@ -241,7 +241,7 @@ class LocalStore:
                     parts.append(part)
                     offset, length = offset + len(part), length - len(part)
                 if length:  # shorter than its version says: it is being rewritten in place
-                    raise SourceChangedError(f"{file.url} changed while it was read")
+                    raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
                 return b"".join(parts) if len(parts) != 1 else parts[0]
 
             yield read
@@ -256,7 +256,7 @@ class LocalStore:
         else:
             is_same = self._version(self._path(file.url), status) == file
         if not is_same:
-            raise SourceChangedError(f"{file.url} changed since its version was resolved")
+            raise SourceChangedError(f"{redact('path', file.url)} changed since its version was resolved")
 
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         root = self._path(path)
@@ -329,13 +329,13 @@ class LocalStore:
                 except OSError as error:
                     raise_ours(
                         UfsUnavailableError(
-                            f"{path} was written, but the disk does not confirm that the file will survive a crash ({error}): check the disk"
+                            f"{redact('path', path)} was written, but the disk does not confirm that the file will survive a crash ({error}): check the disk"
                         ),
                         error,
                     )
                 return self._version(local, status)
         raise UfsUnavailableError(
-            f"{path} was not written: its directory cannot be created, or another program removes it again and again: check which"
+            f"{redact('path', path)} was not written: its directory cannot be created, or another program removes it again and again: check which"
         )
 
     @staticmethod

@@ -118,7 +118,7 @@ class S3Store:
     def get_meta(self, path: str, count: Count) -> FileVersion:
         bucket, key = self._bucket_key(path)
         if not key:
-            raise UfsNotFoundError(f"{path} is a bucket, not a file")
+            raise UfsNotFoundError(f"{redact('path', path)} is a bucket, not a file")
         count("head")
         head = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
         return _to_version(bucket, key, head.get("ContentLength"), head)
@@ -349,7 +349,7 @@ class _ListedObjects:
         """The listing of all objects that were added. Raises UfsNotFoundError if there is none."""
         url = f"s3://{self._bucket}/{self._directory}".rstrip("/")
         if not self.count:
-            raise UfsNotFoundError(f"{url} does not exist")
+            raise UfsNotFoundError(f"{redact('path', url)} does not exist")
         # Leave out empty objects with the name of a directory (see `get_status`).
         files = (file for file in self._files if file.size or file.url[len(url) + 1 :] not in self._directories)
         return Listing(url, sort_files(files), frozenset(self._directories), self._listed_at_s)

@@ -409,6 +409,24 @@ def test_a_process_that_has_come_to_ask_for_another_principal(lake: Lake, monkey
         lake.table("partial", **CACHED).get(1)
 
 
+def test_a_principal_that_changes_during_a_question(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is no leave for the first, nor for the second."""
+    lake.write("a", rows(0))
+    lake.create("a", "ann")
+    cached = {"metadata_source": "CACHE", "metadata_sync-interval": "1 h"}
+    names = ["ann"]
+    monkeypatch.setattr(UnityCatalog, "principal", lambda catalog: names[-1])
+    lake.catalog.fault = lambda method, path: names.append("bob") if method == "POST" else None
+    assert lake.table("partial", **cached).get(1)
+    lake.catalog.fault = None
+    lake.catalog.readers[NAME].remove("ann")
+    for name in ("bob", "ann"):
+        names[:] = [name]
+        lake.start(name)
+        with pytest.raises(UfsPermissionError, match="does not let this principal read"):
+            lake.table("partial", **cached).get(1)
+
+
 FILTER = {"function_name": "main.travel.only_mine", "input_column_names": ["name"]}
 
 

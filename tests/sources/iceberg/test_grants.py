@@ -407,7 +407,7 @@ def test_a_catalog_that_is_down(world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("reads_cache", [True, False])
 def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch, reads_cache: bool) -> None:
-    """One process of the host waits for its answer in vain; those that waited for this one do not wait again, and get no rows that they may not get."""
+    """One process of the host waits for its answer in vain; the others do not wait again for a minute, and get no rows that they may not get."""
     processes = [world.process() for _ in range(5)]
     arrived, calls, acquire = threading.Semaphore(0), [0], Disk.acquire
 
@@ -449,17 +449,26 @@ def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch,
             world.later(61 if reads_cache else EVERY_S)
             if reads_cache:  # the principal is authorised until five minutes are over
                 assert ask_all() == [version.digest] * len(processes)
+                world.later(59)
+                assert [ask(number) for number in range(len(processes))] == [version.digest] * len(processes)
                 assert calls == [1]
+                world.later(1)
+                assert ask(0) == version.digest
+                assert calls == [2]
                 world.later(EVERY_S)
                 calls[0], arrived = 0, threading.Semaphore(0)
             answers = ask_all()
-        assert calls == [1]
-        waited = "to another process of this host, and this one has waited"
-        shared = [answer for answer in answers if waited in str(answer)]
-        assert len(shared) == len(processes) - 1
+            world.later(59)
+            answers.append(ask(0))
+            assert calls == [1]
+            world.later(1)
+            assert "has not answered within 60 s" in str(ask(0))
+            assert calls == [2]
+        shared = [answer for answer in answers if "to a process of this host a moment ago" in str(answer)]
+        assert len(shared) == len(processes)
         assert all("the Iceberg catalog 'tests'" in str(answer) for answer in answers)
         world.outputs += answers
-        # A query that begins afterwards asks again.
+        world.later(60)
         assert [ask(number) for number in range(2)] == [version.digest if reads_cache else None] * 2
 
 
@@ -690,22 +699,40 @@ def test_what_tells_a_principal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.delenv(name, raising=False)
     catalog = Catalog("tests", [("type", "rest")])
-    principals = [catalog.principal()]
+    principals = [catalog.find_principal()]
     for name in (".aws/credentials", ".config/gcloud/application_default_credentials.json", ".netrc", "elsewhere"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("alice")
         if name == "elsewhere":
             monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(path))
-        assert catalog.principal() == catalog.principal()
-        principals.append(catalog.principal())
+        assert catalog.find_principal() == catalog.find_principal()
+        principals.append(catalog.find_principal())
         path.write_text("bob")
-        principals.append(catalog.principal())
+        principals.append(catalog.find_principal())
     assert len({json.dumps(parts) for parts in principals}) == len(principals)
     monkeypatch.setenv("PYICEBERG_CATALOG__TESTS__REST__SIGV4_ENABLED", "true")
-    assert catalog.principal() != catalog.principal()
+    assert catalog.find_principal() != catalog.find_principal()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "alice")
-    assert catalog.principal() == catalog.principal()
+    assert catalog.find_principal() == catalog.find_principal()
+
+
+def test_a_principal_that_changes_during_a_question(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer lets the one read who was named in the question."""
+    names = ["alice"]
+    monkeypatch.setattr(Catalog, "find_principal", lambda catalog: [*names])
+    load = Catalog.load
+
+    def change(*arguments: Any, **options: Any) -> CatalogAnswer:
+        names[:] = ["bob"]
+        return load(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "load", change)
+        assert world.process().ids(world.process().open("partial", **CACHED["partial"])) == [1, 2, 3]
+    world.catalog.grants.remove(("bob", "ns.table"))
+    bob = world.process("bob")
+    world.refused(errors.UfsPermissionError, "403", lambda: bob.ids(bob.open("partial", **CACHED["partial"])))
 
 
 def test_the_report(world: World, run: Run) -> None:

@@ -130,6 +130,29 @@ def test_a_catalog_that_is_down() -> None:
     assert holder.renew(FILE, first, expired=True) is bank.lent[1]
 
 
+def test_a_catalog_that_is_silent() -> None:
+    """Keeps one thread waiting. For a minute after that, no other waits for it."""
+    bank = Bank()
+    holder, clock = holding(bank)
+
+    def say_nothing() -> Sequence[LentCredentials]:
+        bank.asked += 1
+        clock.tick(60)
+        raise CatalogUnavailableError("the catalog has not answered within 60 s")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bank, "lend", say_nothing)
+        for error in ("within 60 s", "the catalog gave no answer a moment ago"):
+            with pytest.raises(CatalogUnavailableError, match=error):
+                holder.select(FILE)
+        assert bank.asked == 1
+        clock.tick(60)
+        with pytest.raises(CatalogUnavailableError, match="within 60 s"):
+            holder.select(FILE)
+    clock.tick(60)
+    assert holder.select(FILE) is bank.lent[0]
+
+
 def test_a_grant_that_ended_is_an_error_at_once() -> None:
     bank = Bank()
     holder, clock = holding(bank)
