@@ -52,7 +52,7 @@ MEMORY_OR_DISK = pytest.mark.parametrize("place", ["memory", "disk"])
 
 @MEMORY_OR_DISK
 def test_what_was_passed_in_may_change(place: str, tmp_path: Path) -> None:
-    """Keys, rows, ages and what was answered are the caller's: changing them changes nothing in the cache."""
+    """Keys, rows, ages and answers are the caller's: changing them changes nothing in the cache, whose rows expire by the ages that were put."""
     clock = FakeClock()
     cache: LookupCache = make_cache(clock, expire_after_write_s=10, max_rows=100)
     if place == "disk":
@@ -70,6 +70,8 @@ def test_what_was_passed_in_may_change(place: str, tmp_path: Path) -> None:
         assert list_values(cache.get_many(make_keys(*range(count)))) == [[100 + n] for n in range(count)]
     clock.tick(9)
     assert list_present(cache, list(range(5))) == list(range(5))
+    clock.tick(1)
+    assert list_present(cache, list(range(5))) == []
 
 
 @pytest.fixture
