@@ -38,24 +38,24 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    file, sent, connect = tmp_path / "a b%41?#.db", list[str](), sqlite3.connect
+    file, statements, connect = tmp_path / "a b%41?#.db", list[str](), sqlite3.connect
 
-    def connected(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+    def connect_and_trace(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         connection: sqlite3.Connection = connect(*args, **kwargs)
-        connection.set_trace_callback(sent.append)
+        connection.set_trace_callback(statements.append)
         return connection
 
     def execute(statement: str) -> None:
         with contextlib.closing(sqlite3.Connection(file)) as connection, connection:
             connection.execute(statement)
 
-    monkeypatch.setattr(sqlite3, "connect", connected)
-    yield from lent(Database(f"sqlite:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir))
+    monkeypatch.setattr(sqlite3, "connect", connect_and_trace)
+    yield from lent(Database(f"sqlite:///{urllib.parse.quote(str(file))}", execute, lambda: statements, cache_dir))
 
 
 @pytest.fixture
 def duckdb_file(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    file, sent, connect = tmp_path / "a b%41?#.duckdb", list[str](), duckdb.connect
+    file, statements, connect = tmp_path / "a b%41?#.duckdb", list[str](), duckdb.connect
 
     class Traced:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -67,11 +67,11 @@ def duckdb_file(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
             return traced
 
         def register(self, name: str, rows: Any) -> None:
-            sent.append(f"REGISTER {rows.column(0).to_pylist()}")
+            statements.append(f"REGISTER {rows.column(0).to_pylist()}")
             self._connection.register(name, rows)
 
         def sql(self, statement: str, **kwargs: Any) -> Any:
-            sent.append(statement)
+            statements.append(statement)
             return self._connection.sql(statement, **kwargs)
 
         def __getattr__(self, name: str) -> Any:
@@ -82,7 +82,7 @@ def duckdb_file(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
             connection.execute(statement)
 
     monkeypatch.setattr(duckdb, "connect", Traced)
-    yield from lent(Database(f"duckdb:///{urllib.parse.quote(str(file))}", execute, lambda: sent, cache_dir))
+    yield from lent(Database(f"duckdb:///{urllib.parse.quote(str(file))}", execute, lambda: statements, cache_dir))
 
 
 @pytest.fixture

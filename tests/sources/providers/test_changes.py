@@ -36,19 +36,27 @@ FULL = {"lookup.cache": "FULL"}
 MODES = pytest.mark.parametrize("mode", [PARTIAL, FULL], ids=["PARTIAL", "FULL"])
 
 
+def load_all(mode: dict[str, Any]) -> tuple[list[int], int]:
+    """What `Shop.calls` returns if a table loads all rows."""
+    return ([*range(110)], 0) if mode is PARTIAL else ([], 1)
+
+
 class Shop:
-    """A system with a counter and a log of changed keys. `asked`, `scans`: what it was asked. `before`: runs ahead of each call, by its name."""
+    """A system whose version is the length of its log of changed keys.
+
+    `looked_up` and `scans` count lookups and scans. `before` is called with the name of each call before it runs.
+    """
 
     def __init__(self, count: int = 100) -> None:
         self.rows = {number: f"name {number}" for number in range(count)}
         self.log: list[tuple[int, Any]] = []
-        self.asked, self.requested = list[int](), list[int]()
+        self.looked_up, self.requested = list[int](), list[int]()
         self.since: list[str] = []
         self.scans = 0
         self.before: Callable[[str], object] = lambda call: None
         self.answer: Callable[[str], Any] = self.changed
 
-    def put(self, key: int, name: str | None) -> None:
+    def write_row(self, key: int, name: str | None) -> None:
         """Change a row; without a name, delete it."""
         self.rows.pop(key, None)
         if name is not None:
@@ -70,7 +78,7 @@ class Shop:
     def look_up(self, keys: pa.Table) -> pa.Table:
         self.before("lookup")
         requested = self.requested = keys["id"].to_pylist()
-        self.asked += requested
+        self.looked_up += requested
         rows = [{"id": key, "name": self.rows[key]} for key in requested if key in self.rows]
         self.before("answer")
         return pa.Table.from_pylist(rows, SCHEMA)
@@ -85,13 +93,13 @@ class Shop:
         return cls(function, SCHEMA, self.version, changes=self.changes, scan=self.scan)
 
     def calls(self) -> tuple[list[int], int]:
-        """(the keys that were asked for, how many scans there were) since the last time."""
-        asked, scans = sorted(self.asked), self.scans
-        self.asked, self.scans = [], 0
-        return asked, scans
+        """The keys that were looked up and the number of scans, since the last call."""
+        keys, scans = sorted(self.looked_up), self.scans
+        self.looked_up, self.scans = [], 0
+        return keys, scans
 
     def check(self, table: LookupTable, keys: Iterable[int] = range(110)) -> None:
-        """All keys have the rows that they have here."""
+        """The table has the rows of this system for all keys."""
         keys = list(keys)
         assert pairs(table, *keys) == [(place, self.rows[key]) for place, key in enumerate(keys) if key in self.rows]
 
@@ -103,29 +111,30 @@ def shop() -> Shop:
 
 @pytest.mark.parametrize("versioned", [True, False])
 def test_each_host_answers_from_its_own_copy(desk: Desk, shop: Shop, tmp_path: Path, versioned: bool) -> None:
-    """In CACHE mode the version that another host has found is not asked for by key: nobody else's copy can be read."""
+    """In CACHE mode, a host that gets its version from another host scans: it can neither read that host's copy nor look up each key."""
     function = make_function("sync", shop.look_up)
     version = shop.version if versioned else None
     name = desk.name(lambda context: LookupFunctionProvider(function, SCHEMA, version, scan=shop.scan))
     reloaded = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "60 s"}
 
-    def given(host: str) -> dict[str, str]:
+    def make_options(host: str) -> dict[str, str]:
         return desk.table(name, {**reloaded, "lookup.cache.dir": str(tmp_path / host)}).given
 
     def look_up(host: str, token: bytes) -> list[str]:
-        spec = LookupSpec(given(host), pa.schema([("id", pa.int64())]), pa.schema([("name", pa.string())]), ("name",))
+        keys, columns = pa.schema([("id", pa.int64())]), pa.schema([("name", pa.string())])
+        spec = LookupSpec(make_options(host), keys, columns, ("name",))
         return Lookup(spec, {}).find([pa.array([1, 2])], token, None).columns[0].to_pylist()
 
-    token = issue_token(runtime().effective(parse_options(given("a"))), None)
+    token = issue_token(runtime().effective(parse_options(make_options("a"))), None)
     assert look_up("a", token) == ["name 1", "name 2"]
     assert shop.calls() == ([], 1)
     desk.restart()
     desk.clock.tick(1)
-    shop.put(1, "changed")
+    shop.write_row(1, "changed")
     for scans in (1, 0, 0):
         assert look_up("b", token) == ["changed", "name 2"]
         assert shop.calls() == ([], scans)
-    shop.put(2, "changed, too")
+    shop.write_row(2, "changed, too")
     desk.clock.tick(61)
     assert look_up("b", token) == ["changed", "changed, too"]
     assert shop.calls()[0] == []
@@ -133,23 +142,23 @@ def test_each_host_answers_from_its_own_copy(desk: Desk, shop: Shop, tmp_path: P
 
 @MODES
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_only_changed_keys_are_asked_for(desk: Desk, shop: Shop, mode: dict[str, Any], kind: str) -> None:
-    """Inserted, changed and deleted ones, also after versions that this host has not seen, and in its other processes."""
+def test_only_changed_keys_are_looked_up(desk: Desk, shop: Shop, mode: dict[str, Any], kind: str) -> None:
+    """A new version costs one lookup of each inserted, changed or deleted key, also for several versions at once and in the host's other processes."""
     name = desk.name(functools.partial(shop.provider, kind=kind))
     table = desk.table(name, mode)
     shop.check(table)
-    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
-    shop.put(1, "new")
+    assert shop.calls() == load_all(mode)
+    shop.write_row(1, "new")
     shop.check(table)
     assert shop.calls() == ([1], 0)
     for key, value in ((2, "two"), (3, None), (105, "inserted"), (2, "two again")):
-        shop.put(key, value)
+        shop.write_row(key, value)
     shop.check(table)
     assert shop.calls() == ([2, 3, 105], 0)
     shop.check(table)
     desk.restart()
     shop.check(desk.table(name, mode))
-    shop.put(4, "four")
+    shop.write_row(4, "four")
     shop.check(desk.table(name, mode))
     assert shop.calls() == ([4], 0)
     assert shop.since == ["0", "1", "5"]
@@ -158,7 +167,7 @@ def test_only_changed_keys_are_asked_for(desk: Desk, shop: Shop, mode: dict[str,
 
 
 def test_a_copy_of_many_versions(desk: Desk, shop: Shop) -> None:
-    """Layers pile up, replace each other and are compacted, and no call but for changed keys shows it. Scans have the same rows."""
+    """However many layers a copy has, and while they are compacted, only changed keys are looked up, and scans have the same rows."""
     table = desk.table(shop.provider, FULL)
     shop.check(table)
     shop.calls()
@@ -166,7 +175,7 @@ def test_a_copy_of_many_versions(desk: Desk, shop: Shop) -> None:
     for number in range(16):
         changed = {rng.randrange(110) for _ in range(rng.randrange(1, 4))}
         for key in changed:
-            shop.put(key, None if rng.random() < 0.3 else f"{key} in {number}")
+            shop.write_row(key, None if rng.random() < 0.3 else f"{key} in {number}")
         shop.check(table)
         assert shop.calls() == (sorted(changed), 0)
         assert sorted(table.scan()["name"].to_pylist()) == sorted(shop.rows.values())
@@ -175,7 +184,7 @@ def test_a_copy_of_many_versions(desk: Desk, shop: Shop) -> None:
 
 @MODES
 def test_what_changes_may_answer(desk: Desk, shop: Shop, mode: dict[str, Any]) -> None:
-    """More keys than have changed, the same one twice, unknown ones, other columns, a narrower type, a batch: all are taken as they are meant."""
+    """`changes` may name unchanged, repeated and unknown keys, add columns, use a narrower type, or return a batch."""
     table = desk.table(shop.provider, mode)
     shop.check(table)
     shop.calls()
@@ -186,7 +195,7 @@ def test_what_changes_may_answer(desk: Desk, shop: Shop, mode: dict[str, Any]) -
     )
     for number, answer in enumerate(answers):
         shop.answer = lambda since, answer=answer: answer
-        shop.put(1, f"{number}")
+        shop.write_row(1, f"{number}")
         shop.check(table)
         assert shop.calls() == ([1, 50] + [777] * (mode is FULL), 0)
 
@@ -194,20 +203,13 @@ def test_what_changes_may_answer(desk: Desk, shop: Shop, mode: dict[str, Any]) -
 @MODES
 @pytest.mark.parametrize(
     "answer",
-    [
-        None,
-        pa.table({"key": [1]}),
-        pa.table({"id": ["1"]}),
-        [1],
-        "raises",
-        "hangs",
-    ],
+    [None, pa.table({"key": [1]}), pa.table({"id": ["1"]}), [1], "raises", "hangs"],
     ids=["None", "other column", "other type", "no table", "raises", "hangs"],
 )
-def test_an_answer_of_no_use_means_that_all_has_changed(
+def test_after_a_bad_answer_all_keys_count_as_changed(
     desk: Desk, shop: Shop, gate: threading.Event, mode: dict[str, Any], answer: Any
 ) -> None:
-    """All keys are asked for again, or the table is scanned; the failure is counted. The version after it is told of again."""
+    """If `changes` fails, all keys are looked up again, or the table is scanned, and the failure is counted; `changes` is called for the next version."""
     desk.gives_up = answer == "hangs"
 
     def answer_wrongly(since: str) -> Any:
@@ -221,44 +223,44 @@ def test_an_answer_of_no_use_means_that_all_has_changed(
     shop.check(table)
     shop.calls()
     shop.answer = answer_wrongly
-    shop.put(1, "new")
+    shop.write_row(1, "new")
     shop.check(table)
-    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
+    assert shop.calls() == load_all(mode)
     assert table.metrics()["changesFailureCount"] == (answer is not None)
     shop.answer = shop.changed
-    shop.put(2, "newer")
+    shop.write_row(2, "newer")
     shop.check(table)
     assert shop.calls() == ([2], 0)
 
 
 @MODES
 def test_a_table_that_is_set_back(desk: Desk, shop: Shop, mode: dict[str, Any]) -> None:
-    """A version that comes back, or a lower number, and a log of changes that was set back, too: nobody is asked for what has changed."""
+    """If an earlier version comes back, or a lower number, `changes` is not called: the log may have been set back, too."""
     table = desk.table(shop.provider, {**mode, "lookup.full-cache.retain": "0 s"} if mode is FULL else mode)
     for version in range(5):
-        shop.put(version, f"in {version}")
+        shop.write_row(version, f"in {version}")
     shop.check(table)
-    kept = dict(shop.rows), list(shop.log)
-    shop.put(5, "lost")
-    shop.put(6, "lost, too")
+    saved_rows, saved_log = dict(shop.rows), list(shop.log)
+    shop.write_row(5, "lost")
+    shop.write_row(6, "lost, too")
     shop.check(table)
-    shop.rows, shop.log = dict(kept[0]), list(kept[1])
+    shop.rows, shop.log = saved_rows, saved_log
     shop.check(table)
     shop.calls()
     shop.log = shop.log[:3]
     shop.rows[3], shop.rows[4] = "name 3", "name 4"
-    asked = len(shop.since)
+    calls = len(shop.since)
     shop.check(table)
-    assert len(shop.since) == asked
-    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
-    shop.put(7, "after")
+    assert len(shop.since) == calls
+    assert shop.calls() == load_all(mode)
+    shop.write_row(7, "after")
     shop.check(table)
     assert shop.calls() == ([7], 0)
 
 
 @MODES
 def test_versions_that_are_no_numbers_may_come_back(desk: Desk, shop: Shop, mode: dict[str, Any]) -> None:
-    """This host has seen the version before, so that the table was set back: all rows are read again, whatever the log of changes says."""
+    """If the host has seen the version before, the table was set back: all rows are read again, whatever the log of changes says."""
 
     def lettered(context: LookupContext) -> LookupProvider:
         function = make_function("sync", shop.look_up)
@@ -266,10 +268,10 @@ def test_versions_that_are_no_numbers_may_come_back(desk: Desk, shop: Shop, mode
         return LookupFunctionProvider(function, SCHEMA, lambda: f"v{len(shop.log)}", changes=changes, scan=shop.scan)
 
     table = desk.table(lettered, {**mode, "lookup.full-cache.retain": "0 s"} if mode is FULL else mode)
-    shop.put(1, "one")
+    shop.write_row(1, "one")
     shop.check(table)
     for key in (2, 3):
-        shop.put(key, "later")
+        shop.write_row(key, "later")
         desk.clock.tick(60)
         shop.check(table)
     shop.rows[2], shop.rows[3], shop.log = "name 2", "name 3", shop.log[:1]
@@ -278,7 +280,7 @@ def test_versions_that_are_no_numbers_may_come_back(desk: Desk, shop: Shop, mode
         table = desk.table(lettered, mode)
     shop.calls()
     shop.check(table)
-    assert shop.calls() == (([*range(110)], 0) if mode is PARTIAL else ([], 1))
+    assert shop.calls() == load_all(mode)
 
 
 def test_too_many_changes_for_lookups_are_a_scan(desk: Desk) -> None:
@@ -289,20 +291,20 @@ def test_too_many_changes_for_lookups_are_a_scan(desk: Desk) -> None:
     for count, expected in ((1100, (1100, 0)), (1101, (0, 1))):
         shop.calls()
         for key in range(count):
-            shop.put(key, f"of {count}")
+            shop.write_row(key, f"of {count}")
         assert names(table, 5) == [f"of {count}"]
-        asked, scans = shop.calls()
-        assert (len(asked), scans) == expected
+        keys, scans = shop.calls()
+        assert (len(keys), scans) == expected
 
 
 def test_rows_without_a_key_change_with_a_scan(desk: Desk, shop: Shop) -> None:
-    """Nobody can look them up, so a null among the changed keys means that a copy is made anew. Lookups never find such rows: PARTIAL goes on."""
+    """A null among the changed keys makes a full cache scan, as no lookup returns that row. A partial cache has no such rows, and goes on."""
     whole, partial = desk.table(shop.provider, FULL), desk.table(shop.provider, PARTIAL)
     shop.check(whole)
     shop.check(partial)
     shop.calls()
     shop.answer = lambda since: pa.table({"id": pa.array([1, None], pa.int64())})
-    shop.put(1, "one")
+    shop.write_row(1, "one")
     shop.check(whole)
     assert shop.calls() == ([], 1)
     shop.check(partial)
@@ -323,15 +325,17 @@ def test_keys_of_any_type(
     desk: Desk, mode: dict[str, Any], kind: pa.DataType, keys: list[Any], changed: list[Any], places: list[int]
 ) -> None:
     """Keys are compared as lookups compare them: NaN is NaN, and -0.0 is 0.0."""
-    schema, version, asked = pa.schema([("id", kind), ("n", pa.int64())]), ["1"], list[int]()
+    schema, version, looked_up = pa.schema([("id", kind), ("n", pa.int64())]), ["1"], list[int]()
     column = pa.array(keys, kind)
     values = list(range(len(keys)))
 
-    def look_up(wanted: pa.Table) -> pa.Table:
-        texts = [str(key + 0 if isinstance(key, float) else key) for key in column.to_pylist()]
-        found = [texts.index(str(key + 0 if isinstance(key, float) else key)) for key in wanted["id"].to_pylist()]
-        asked.extend(found)
-        return pa.table({"id": column.take(found), "n": [values[place] for place in found]}, schema)
+    def to_texts(keys: Any) -> list[str]:
+        return [str(key + 0 if isinstance(key, float) else key) for key in keys.to_pylist()]
+
+    def look_up(keys: pa.Table) -> pa.Table:
+        numbers = [to_texts(column).index(text) for text in to_texts(keys["id"])]
+        looked_up.extend(numbers)
+        return pa.table({"id": column.take(numbers), "n": [values[number] for number in numbers]}, schema)
 
     def factory(context: LookupContext) -> LookupProvider:
         return LookupFunctionProvider(
@@ -344,16 +348,16 @@ def test_keys_of_any_type(
 
     table = desk.table(factory, mode)
     assert table.get_many(pa.table({"id": column}))["n"].to_pylist() == values
-    asked.clear()
+    looked_up.clear()
     for place in places:
         values[place] += 100
     version[0] = "2"
     assert table.get_many(pa.table({"id": column}))["n"].to_pylist() == values
-    assert sorted(asked) == places
+    assert sorted(looked_up) == places
 
 
 def test_a_cache_of_a_provider_keeps_what_has_not_changed(desk: Desk, shop: Shop) -> None:
-    """It is told to drop the changed keys, and stays open; where nobody knows what has changed, it is emptied."""
+    """The changed keys are removed from it, and it stays open; if the changes are unknown, it is emptied."""
     cache = Plain()
 
     def factory(context: LookupContext) -> LookupProvider:
@@ -363,11 +367,11 @@ def test_a_cache_of_a_provider_keeps_what_has_not_changed(desk: Desk, shop: Shop
     table = desk.table(factory)
     shop.check(table, range(20))
     shop.calls()
-    shop.put(3, "three")
+    shop.write_row(3, "three")
     shop.check(table, range(20))
     assert (shop.calls(), cache.opened, cache.closed) == (([3], 0), 1, 0)
     shop.answer = lambda since: None
-    shop.put(3, "3")
+    shop.write_row(3, "3")
     shop.check(table, range(20))
     assert (shop.calls(), cache.opened, cache.closed) == (([*range(20)], 0), 2, 1)
 
@@ -381,7 +385,7 @@ def test_changes_need_a_version(desk: Desk, shop: Shop) -> None:
 
 
 def test_a_provider_with_a_scan_serves_each_mode(desk: Desk, shop: Shop) -> None:
-    """Without a cache, lookups go by key and scans by the scan; the same factory serves all three."""
+    """Without a cache, lookups call the function and scans call `scan`; the same factory serves all three modes."""
     for mode in ({}, PARTIAL, FULL):
         table = desk.table(shop.provider, mode)
         shop.calls()
@@ -392,7 +396,7 @@ def test_a_provider_with_a_scan_serves_each_mode(desk: Desk, shop: Shop) -> None
 
 
 def test_a_key_that_cannot_be_looked_up_does_not_stop_a_copy(desk: Desk, shop: Shop) -> None:
-    """If some keys fail, the table is scanned; if all do, the system is down, and the next query tries again."""
+    """If some keys fail, the table is scanned; if all fail, the system is down, and the next query tries again."""
     table = desk.table(shop.provider, {**FULL, **QUICK})
     shop.check(table)
 
@@ -401,14 +405,14 @@ def test_a_key_that_cannot_be_looked_up_does_not_stop_a_copy(desk: Desk, shop: S
             raise ValueError("bad key")
 
     bad: int | None = 2
-    shop.put(1, "one")
-    shop.put(2, "two")
+    shop.write_row(1, "one")
+    shop.write_row(2, "two")
     shop.before = fail
     shop.calls()
     shop.check(table)
     assert shop.calls()[1] == 1
     bad = None
-    shop.put(3, "three")
+    shop.write_row(3, "three")
     with pytest.raises(LookupFunctionError):
         names(table, 3)
     assert shop.calls()[1] == 0
@@ -418,11 +422,11 @@ def test_a_key_that_cannot_be_looked_up_does_not_stop_a_copy(desk: Desk, shop: S
 
 
 def test_killed_between_the_keys_and_their_step(desk: Desk, shop: Shop) -> None:
-    """A process that dies when it has recorded the keys leaves the log as it was; the next one asks again, and no row is lost or old."""
+    """A process that dies after it has recorded the changed keys leaves the log as it was; the next one asks again, and no row is lost or old."""
     name = desk.name(shop.provider)
     table = desk.table(name, PARTIAL)
     shop.check(table)
-    shop.put(1, "new")
+    shop.write_row(1, "new")
     child = os.fork()
     if not child:  # pragma: no cover
         try:
@@ -437,46 +441,46 @@ def test_killed_between_the_keys_and_their_step(desk: Desk, shop: Shop) -> None:
 
 
 class Watched(Shop):
-    """A shop that knows which state of a row each reader may see, and which keys nobody had a reason to ask for.
+    """A shop that records which states of a row a reader may see, and which lookups were unnecessary.
 
-    `time` counts events. Each row has all its states, with the times from which they were there.
+    `time` counts events. `states` has all states of each row, with the times when they began.
     """
 
     def __init__(self) -> None:
         super().__init__(12)
         self.time = 0
         self.states: dict[int, list[tuple[int, str | None]]] = {key: [(0, self.rows.get(key))] for key in range(16)}
-        self.asked_at: dict[int, int] = {}  # when the latest load of a key began that has ended
-        self.named_at: dict[int, int] = {}  # when `changes` has last named a key
+        self.loaded_at: dict[int, int] = {}  # when the latest load of a key began that has ended
+        self.named_at: dict[int, int] = {}  # when `changes` last named a key
         self.loading: list[int] = []
-        self.unasked: list[str] = []
+        self.unnecessary: list[str] = []
 
-    def put(self, key: int, name: str | None) -> None:
-        super().put(key, name)
+    def write_row(self, key: int, name: str | None) -> None:
+        super().write_row(key, name)
         self.time += 1
         self.states[key].append((self.time, name))
 
     def changed(self, since: str) -> Any:
-        found = super().changed(since)
+        changed_rows = super().changed(since)
         self.time += 1
-        self.named_at |= dict.fromkeys(found["id"].to_pylist(), self.time)
-        return found
+        self.named_at |= dict.fromkeys(changed_rows["id"].to_pylist(), self.time)
+        return changed_rows
 
     def look_up(self, keys: pa.Table) -> pa.Table:
         requested = keys["id"].to_pylist()
         self.time += 1
-        begun = self.time
+        began_at = self.time
         for key in requested:
-            known = self.asked_at.get(key)
-            if known is not None and self.named_at.get(key, -1) < known and key not in self.loading:
-                self.unasked.append(f"{key} at {self.time}: asked for at {known}, and not changed since")
+            loaded_at = self.loaded_at.get(key)
+            if loaded_at is not None and self.named_at.get(key, -1) < loaded_at and key not in self.loading:
+                self.unnecessary.append(f"{key} at {self.time}: loaded at {loaded_at}, and not changed since")
         self.loading += requested
         try:
             return super().look_up(keys)
         finally:
             for key in requested:
                 self.loading.remove(key)
-                self.asked_at[key] = begun
+                self.loaded_at[key] = began_at
 
     def allowed(self, key: int, since: int) -> set[str | None]:
         """The states of a row at some time from `since` until now."""
@@ -492,11 +496,10 @@ class Watched(Shop):
 def test_any_history_of_several_processes(desk: Desk, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Rows change, and other processes look up, at any moment inside a lookup: before and after its version, the changes and its rows.
 
-    No lookup shows a row from before its version, and no key is asked for that has not changed.
+    No lookup shows a row from before its version, and no key is looked up again that has not changed.
     """
-    monkeypatch.setattr(
-        change_log, "_LOCK_WAIT_S", 0.0
-    )  # a process that waits would wait for the one that it interrupts
+    # A process that waits would wait for the one that it interrupts.
+    monkeypatch.setattr(change_log, "_LOCK_WAIT_S", 0.0)
     monkeypatch.setattr(change_log, "_STEPS_AT_MOST", 12)
     monkeypatch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
     rng, shop = random.Random(seed), Watched()
@@ -511,7 +514,7 @@ def test_any_history_of_several_processes(desk: Desk, monkeypatch: pytest.Monkey
     def interrupt(call: str) -> None:
         for _ in range(rng.choice((0, 0, 1, 2))):
             if rng.random() < 0.6:
-                shop.put(rng.randrange(16), rng.choice((None, f"at {shop.time}")))
+                shop.write_row(rng.randrange(16), rng.choice((None, f"at {shop.time}")))
             else:
                 look_up()
 
@@ -527,14 +530,20 @@ def test_any_history_of_several_processes(desk: Desk, monkeypatch: pytest.Monkey
         desk._be(process)
         since = shop.time
         try:
-            found = dict.fromkeys(keys)
+            names_by_key = dict.fromkeys(keys)
             for place, text in pairs(table, *keys):
-                found[keys[place]] = text
+                names_by_key[keys[place]] = text
         finally:
             desk._be(before)
             busy.remove(number)
         for key in keys:
-            assert found[key] in shop.allowed(key, since), (seed, key, found[key], since, shop.states[key])
+            assert names_by_key[key] in shop.allowed(key, since), (
+                seed,
+                key,
+                names_by_key[key],
+                since,
+                shop.states[key],
+            )
 
     for process, table in tables:  # the first query of a host makes the others wait
         desk._be(process)
@@ -543,6 +552,6 @@ def test_any_history_of_several_processes(desk: Desk, monkeypatch: pytest.Monkey
     for _ in range(20):
         look_up()
         if rng.random() < 0.5:
-            shop.put(rng.randrange(16), rng.choice((None, f"at {shop.time}")))
-    assert shop.unasked == []
+            shop.write_row(rng.randrange(16), rng.choice((None, f"at {shop.time}")))
+    assert shop.unnecessary == []
     assert len(shop.since) > 5
