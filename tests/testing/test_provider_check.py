@@ -104,9 +104,9 @@ class Function(LookupFunction):
         if self.session != self.shelf.sessions or self.shelf.down:
             self.session = None
             self.open()
-        return self.chosen(self.shelf.find(keys))
+        return self.select_columns(self.shelf.find(keys))
 
-    def chosen(self, rows: pa.Table) -> pa.Table:
+    def select_columns(self, rows: pa.Table) -> pa.Table:
         """Only the columns that are read."""
         columns = self.context.columns
         return rows if columns is None else rows.select([*self.context.keys, *columns])
@@ -142,10 +142,10 @@ def provider(
     """The factory of a provider that looks up with this function, and has these attributes, too."""
 
     def make(context: LookupContext) -> LookupProvider:
-        made = function(shelf, context)
-        asynchronous = isinstance(made, AsyncLookupFunction)
+        instance = function(shelf, context)
+        asynchronous = isinstance(instance, AsyncLookupFunction)
         kind = AsyncLookupFunctionProvider if asynchronous else LookupFunctionProvider
-        result = kind(made, schema or shelf.rows.schema, version or shelf.version)
+        result = kind(instance, schema or shelf.rows.schema, version or shelf.version)
         vars(result).update(more)
         return result
 
@@ -204,7 +204,7 @@ def lookup(answer: Callable[[Function, pa.Table], Any], **attributes: Any) -> Ca
     return type("Broken", (Function,), {"lookup": answer, **attributes})
 
 
-def failing_for(is_bad: Callable[[Any], bool]) -> Callable[[Shelf, LookupContext], Any]:
+def fail_values(is_bad: Callable[[Any], bool]) -> Callable[[Shelf, LookupContext], Any]:
     """Functions that fail for some values."""
 
     def answer(self: Function, keys: pa.Table) -> pa.Table:
@@ -233,7 +233,7 @@ class Shared(Function):
     def lookup(self, keys: pa.Table) -> pa.Table:
         if not self.shelf.connected:
             raise ConnectionError("closed")
-        return self.chosen(self.shelf.find(keys))
+        return self.select_columns(self.shelf.find(keys))
 
     def close(self) -> None:
         self.shelf.connected = False
@@ -288,14 +288,14 @@ class Snapshot(Function):
         self.rows = self.shelf.rows
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        return self.chosen(Shelf(self.rows, self.shelf.keys).find(keys))
+        return self.select_columns(Shelf(self.rows, self.shelf.keys).find(keys))
 
 
 class Silent(Function):
     """Finds nothing while the system is down."""
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        return self.chosen(self.shelf.rows.slice(0, 0) if self.shelf.down else self.shelf.find(keys))
+        return self.select_columns(self.shelf.rows.slice(0, 0) if self.shelf.down else self.shelf.find(keys))
 
 
 class Lost(Function):
@@ -304,7 +304,7 @@ class Lost(Function):
     def lookup(self, keys: pa.Table) -> pa.Table:
         if self.session != self.shelf.sessions or self.shelf.down:
             raise ConnectionError("broken pipe")
-        return self.chosen(self.shelf.find(keys))
+        return self.select_columns(self.shelf.find(keys))
 
 
 class Leaking(Function):
@@ -373,14 +373,14 @@ def caching(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
 
 def by_columns(shelf: Shelf, keys: pa.Table) -> pa.Table:
     """Rows that match each column by itself."""
-    wanted = [{*keys.column(name).to_pylist()} for name in KEYS]
-    mask = [all(v in some for v, some in zip(key, wanted, strict=True)) for key in list_keys(shelf.rows, KEYS)]
+    requested = [{*keys.column(name).to_pylist()} for name in KEYS]
+    mask = [all(v in values for v, values in zip(key, requested, strict=True)) for key in list_keys(shelf.rows, KEYS)]
     return shelf.rows.filter(pa.array(mask, pa.bool_()))
 
 
 def without_case(shelf: Shelf, keys: pa.Table) -> pa.Table:
-    wanted = {(id, place.lower()) for id, place in list_keys(keys, KEYS)}
-    mask = [id is not None and (id, place.lower()) in wanted for id, place in list_keys(shelf.rows, KEYS)]
+    requested = {(id, place.lower()) for id, place in list_keys(keys, KEYS)}
+    mask = [id is not None and (id, place.lower()) in requested for id, place in list_keys(shelf.rows, KEYS)]
     return shelf.rows.filter(pa.array(mask, pa.bool_()))
 
 
@@ -404,20 +404,20 @@ def lacking_deleted(shelf: Shelf) -> Callable[[str], pa.Table]:
 
 def two_halves(shelf: Shelf) -> Callable[[pa.Table], None]:
     """Writes so that others see the first half, if there is somebody who may."""
-    seen = threading.Event()
+    was_read = threading.Event()
     find = shelf.find
 
     def watched(keys: pa.Table) -> pa.Table:
         rows = find(keys)
-        seen.set()
+        was_read.set()
         return rows
 
     def write(rows: pa.Table) -> None:
         if threading.current_thread().name == "lookupcache-check-write":
             shelf.rows = pa.concat_tables([shelf.rows, rows])
             for _ in range(2):
-                seen.clear()
-                seen.wait(5)
+                was_read.clear()
+                was_read.wait(5)
         shelf.write(rows)
 
     shelf.find = watched  # type: ignore[method-assign]
@@ -426,8 +426,8 @@ def two_halves(shelf: Shelf) -> Callable[[pa.Table], None]:
 
 def half_scanned(shelf: Shelf) -> Callable[[], Iterator[pa.RecordBatch]]:
     batches = shelf.rows.to_batches()
-    used = itertools.count()
-    return lambda: iter(batches if next(used) < 1 else [])
+    scans = itertools.count()
+    return lambda: iter(batches if next(scans) < 1 else [])
 
 
 def at_most(shelf: Shelf, count: int) -> Callable[[], Iterator[pa.RecordBatch]]:
@@ -561,7 +561,7 @@ _SLOW = {
 _rules_by_day: set[str] = set()
 
 
-def of(rule: str, text: str, make: Callable[[Shelf], Any], **more: Callable[[Shelf], Any]) -> Any:
+def break_rule(rule: str, text: str, make: Callable[[Shelf], Any], **more: Callable[[Shelf], Any]) -> Any:
     """A provider that breaks a rule, what the check says of it, and the arguments of the check. By day, the first one of rules checked early."""
     by_night = rule in _rules_by_day or rule in _SLOW
     _rules_by_day.add(rule)
@@ -583,77 +583,77 @@ def outages(shelf: Shelf) -> Any:
 
 
 BROKEN = [
-    of("kind", "the factory returned None", lambda shelf: lambda context: None),
-    of("kind", "make it a LookupFunction", lambda shelf: lambda context: LookupFunctionProvider(AsyncFunction(shelf, context), SCHEMA)),  # type: ignore[arg-type]
-    of("kind", "has neither a function nor a scan", lambda shelf: lambda context: LookupProvider(SCHEMA)),
-    of("schema", "the schema is ['id']", lambda shelf: provider(shelf, schema=["id"])),  # type: ignore[arg-type]
-    of("schema", "column 'id': type time64[us] has no counterpart in Spark", lambda shelf: provider(shelf, schema=SCHEMA.set(0, pa.field("id", pa.time64("us"))))),
-    of("schema", "lacks the key column 'place'", lambda shelf: provider(shelf, schema=SCHEMA.remove(1))),
-    of("schema", "but the table has", lambda shelf: provider(shelf, schema=SCHEMA.remove(3))),
-    of("schema", "column 'n' is string in the schema, but double", lambda shelf: provider(shelf, schema=SCHEMA.set(3, pa.field("n", pa.string())))),
-    of("factory", "the factory raised KeyError", lambda shelf: provider(shelf, strict)),
-    of("factory", "has not returned within", lambda shelf: hang, timeout_s=lambda shelf: QUICK_S),
-    of("factory", "the same function twice", same_function),
-    of("factory", "for the keys ['place', 'id'], lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table(keys.columns, KEYS)) if pa.types.is_integer(keys.column(0).type) else self.chosen(self.shelf.rows.slice(0, 0))))),
-    of("columns", "for the columns [], provider under test", lambda shelf: provider(shelf, type("Narrow", (Function,), {"chosen": lambda self, rows: rows if self.context.columns is None else rows.select(self.context.columns)}))),
-    of("batch-size", "batch_size is 0", lambda shelf: provider(shelf, lookup(Function.lookup, batch_size=0))),
-    of("batch-size", "batch_size is None, but with 500 keys", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys) if keys.num_rows < 300 else 1 / 0))),
-    of("result", "returned list", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).to_pylist()))),
-    of("result", "column 'n' is string", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(3, "n", rows["n"].cast(pa.string()))))),
-    of("result", "DatedRows with age_s = -1", lambda shelf: provider(shelf, lookup(lambda self, keys: DatedRows(Function.lookup(self, keys), age_s=-1)))),
-    of("unrequested-key", "lookup of key id = 1, place = 'Bergen' returned a row with key id = 1, place = 'Oslo', which was", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows.filter(pa.compute.is_valid(self.shelf.rows["id"]))))),
-    of("unrequested-key", "key id = None", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows))),
-    of("unrequested-key", "which was not requested", lambda shelf: provider(shelf, lookup(lambda self, keys: by_columns(self.shelf, keys)))),
-    of("unrequested-key", "which was not requested", lambda shelf: provider(shelf, lookup(lambda self, keys: without_case(self.shelf, keys)))),
-    of("rows", "lacks the row (id = 2, place = 'Oslo', name = 'zwei', n = None): it is there 1 times", lambda shelf: provider(shelf, lookup(lambda self, keys: once_each(Function.lookup(self, keys))))),
-    of("rows", "lacks the row", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).slice(1)))),
-    of("rows", "2 times, the table has it 1 times", lambda shelf: provider(shelf, lookup(lambda self, keys: pa.concat_tables([Function.lookup(self, keys)] * 2)))),
-    of("rows", "name = '', n = nan) instead of (id = 1, place = 'Bergen', name = None", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(2, "name", rows["name"].fill_null(""))))),
-    of("rows", "with zeros of the other sign, lookup of key f = 0.0 lacks the row", by_bits),
-    of("rows", "in a table with 507 rows, lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).slice(0, 100))), write=writes),
-    of("any-key", "key id = 9223372036854775807", lambda shelf: provider(shelf, failing_for(lambda value: value == 2**63 - 1))),
-    of("any-key", r"place = '\x00'", lambda shelf: provider(shelf, failing_for(lambda value: value == "\0"))),
-    of("any-key", "with keys in two chunks, lookup of key id = 1, place = 'Bergen' lacks", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table([column.chunk(0) for column in keys.columns[:1]] + [keys.column(1).slice(0, len(keys.column(0).chunk(0)))], keys.column_names))))),
-    of("repeatable", "after other lookups, the result of", lambda shelf: provider(shelf, lookup(in_place))),
-    of("open-close", "open() raised RuntimeError", lambda shelf: provider(shelf, Once)),
-    of("open-close", "after close() and open() 6 times, the process has 6 more open files and connections", lambda shelf: provider(shelf, Leaking), timeout_s=lambda shelf: 1.0),
-    of("thread", "after another instance was closed, lookup of key id = 1", lambda shelf: provider(shelf, Shared)),
-    of("concurrent-calls", "100 lookups at once raised ConnectionError('no connection is free')", lambda shelf: provider(shelf, Pooled)),
-    of("concurrent-calls", "while other calls ran", lambda shelf: provider(shelf, Mixing)),
-    of("thread", "the session is in use", one_session),
-    of("zone", "with TZ = LKC-05:45, lookup of key", in_local_time),
-    of("fork", "the answer is that of another process", lambda shelf: provider(shelf, Inherited)),
-    of("fork", "a forked process died", lambda shelf: provider(shelf, Dying)),
-    of("time", "lookup of key id = 1, place = 'Oslo' and 3 more has not returned within 0.3 s", lambda shelf: provider(shelf, lookup(hang)), timeout_s=lambda shelf: QUICK_S),
-    of("error", "open() raised ConnectionError('down')", lambda shelf: vars(shelf).update(down=True) or provider(shelf)),
-    of("outage", "in an outage, lookup of key id = 1, place = 'Oslo' and 3 more raised no error, but returned 0 rows", lambda shelf: provider(shelf, Silent), outage=outages),
-    of("outage", "in 4 attempts after an outage", lambda shelf: provider(shelf, Lost), outage=outages),
-    of("outage", "in 4 attempts after an outage, open() raised RuntimeError('half open')", lambda shelf: provider(shelf, Stuck), outage=outages),
-    of("outage", "in an outage, version() raised no error, but returned 'v0'", lambda shelf: provider(shelf, version=lambda: f"v{len(shelf.writes)}"), outage=outages),
-    of("outage", "in an outage, changes('v0') raised no error, but returned 0 rows", lambda shelf: provider(shelf, changes=lambda since: shelf.rows.select(KEYS).slice(0, 0)), outage=outages),
-    of("outage", "in an outage, scan() raised no error, but returned 0 rows", lambda shelf: provider(shelf, scan=lambda: [] if shelf.down else shelf.rows.to_batches()), outage=outages),
-    of("outage", "that an outage interrupted, scan() lacks", lambda shelf: provider(shelf, scan=interrupted(shelf)), outage=outages),
-    of("version", "version() returned 7", lambda shelf: provider(shelf, version=lambda: 7)),
-    of("version", "after version() 6 times, the process has 6 more open files and connections", lambda shelf: provider(shelf, version=leaking(shelf, shelf.version)), timeout_s=lambda shelf: 1.0),
-    of("version", "version() returned ''", lambda shelf: provider(shelf, version=lambda: shelf.version() if shelf.rows.num_rows else ""), write=writes),
-    of("version", "the second time: no row has changed", lambda shelf: provider(shelf, version=other_each_time())),
-    of("version", "from another instance: no row has changed", numbered),
-    of("version", "in a forked process: no row has changed", lambda shelf: provider(shelf, version=lambda: f"{os.getpid()}")),
-    of("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: "1"), write=writes),
-    of("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: f"{shelf.rows.num_rows} rows"), write=writes),
-    of("fresh-rows", "after a write, lookup of key id = 1, place = 'Oslo' returned the row", lambda shelf: provider(shelf, Snapshot), write=writes),
-    of("one-state", "that it never had together", lambda shelf: lambda context: LookupFunctionProvider(Function(shelf, context), SCHEMA), write=two_halves),
-    of("one-state", "during a write of 507 rows to 7, scan() returned", lambda shelf: provider(shelf, scan=paged(shelf)), write=writes),
-    of("changes", "lacks key id = 1, place = 'Oslo'", lambda shelf: provider(shelf, changes=lacking_deleted(shelf)), write=writes),
-    of("changes", "has no key with a null", lambda shelf: provider(shelf, scan=shelf.scan, changes=with_keys(shelf)), write=writes),
-    of("changes", "not a table of the key columns", lambda shelf: provider(shelf, changes=lambda since: shelf.rows)),
-    of("changes", "lacks key", lambda shelf: provider(shelf, changes=lambda since: shelf.changes(f"v{max(int(since[1:]), len(shelf.writes) - 1)}")), write=writes),
-    of("scan", "scan() returned Table", lambda shelf: provider(shelf, scan=lambda: [shelf.rows])),
-    of("scan", "in a table with 507 rows, scan() lacks the row", lambda shelf: provider(shelf, scan=at_most(shelf, 100)), write=writes),
-    of("scan", "after a scan that was left at its first batch 6 times", lambda shelf: provider(shelf, scan=leaking(shelf, shelf.scan)), timeout_s=lambda shelf: 1.0),
-    of("scan", "during another scan, scan() lacks the row", lambda shelf: provider(shelf, scan=half_scanned(shelf))),
-    of("scan", "scan() lacks the row (id = None", lambda shelf: provider(shelf, scan=lambda: shelf.rows.slice(0, 6).to_batches())),
-    of("cached", "behind lookup.cache = PARTIAL, lookup of key", caching),
+    break_rule("kind", "the factory returned None", lambda shelf: lambda context: None),
+    break_rule("kind", "make it a LookupFunction", lambda shelf: lambda context: LookupFunctionProvider(AsyncFunction(shelf, context), SCHEMA)),  # type: ignore[arg-type]
+    break_rule("kind", "has neither a function nor a scan", lambda shelf: lambda context: LookupProvider(SCHEMA)),
+    break_rule("schema", "the schema is ['id']", lambda shelf: provider(shelf, schema=["id"])),  # type: ignore[arg-type]
+    break_rule("schema", "column 'id': type time64[us] has no counterpart in Spark", lambda shelf: provider(shelf, schema=SCHEMA.set(0, pa.field("id", pa.time64("us"))))),
+    break_rule("schema", "lacks the key column 'place'", lambda shelf: provider(shelf, schema=SCHEMA.remove(1))),
+    break_rule("schema", "but the table has", lambda shelf: provider(shelf, schema=SCHEMA.remove(3))),
+    break_rule("schema", "column 'n' is string in the schema, but double", lambda shelf: provider(shelf, schema=SCHEMA.set(3, pa.field("n", pa.string())))),
+    break_rule("factory", "the factory raised KeyError", lambda shelf: provider(shelf, strict)),
+    break_rule("factory", "has not returned within", lambda shelf: hang, timeout_s=lambda shelf: QUICK_S),
+    break_rule("factory", "the same function twice", same_function),
+    break_rule("factory", "for the keys ['place', 'id'], lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table(keys.columns, KEYS)) if pa.types.is_integer(keys.column(0).type) else self.select_columns(self.shelf.rows.slice(0, 0))))),
+    break_rule("columns", "for the columns [], provider under test", lambda shelf: provider(shelf, type("Narrow", (Function,), {"chosen": lambda self, rows: rows if self.context.columns is None else rows.select(self.context.columns)}))),
+    break_rule("batch-size", "batch_size is 0", lambda shelf: provider(shelf, lookup(Function.lookup, batch_size=0))),
+    break_rule("batch-size", "batch_size is None, but with 500 keys", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys) if keys.num_rows < 300 else 1 / 0))),
+    break_rule("result", "returned list", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).to_pylist()))),
+    break_rule("result", "column 'n' is string", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(3, "n", rows["n"].cast(pa.string()))))),
+    break_rule("result", "DatedRows with age_s = -1", lambda shelf: provider(shelf, lookup(lambda self, keys: DatedRows(Function.lookup(self, keys), age_s=-1)))),
+    break_rule("unrequested-key", "lookup of key id = 1, place = 'Bergen' returned a row with key id = 1, place = 'Oslo', which was", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows.filter(pa.compute.is_valid(self.shelf.rows["id"]))))),
+    break_rule("unrequested-key", "key id = None", lambda shelf: provider(shelf, lookup(lambda self, keys: self.shelf.rows))),
+    break_rule("unrequested-key", "which was not requested", lambda shelf: provider(shelf, lookup(lambda self, keys: by_columns(self.shelf, keys)))),
+    break_rule("unrequested-key", "which was not requested", lambda shelf: provider(shelf, lookup(lambda self, keys: without_case(self.shelf, keys)))),
+    break_rule("rows", "lacks the row (id = 2, place = 'Oslo', name = 'zwei', n = None): it is there 1 times", lambda shelf: provider(shelf, lookup(lambda self, keys: once_each(Function.lookup(self, keys))))),
+    break_rule("rows", "lacks the row", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).slice(1)))),
+    break_rule("rows", "2 times, the table has it 1 times", lambda shelf: provider(shelf, lookup(lambda self, keys: pa.concat_tables([Function.lookup(self, keys)] * 2)))),
+    break_rule("rows", "name = '', n = nan) instead of (id = 1, place = 'Bergen', name = None", lambda shelf: provider(shelf, lookup(lambda self, keys: (rows := Function.lookup(self, keys)).set_column(2, "name", rows["name"].fill_null(""))))),
+    break_rule("rows", "with zeros of the other sign, lookup of key f = 0.0 lacks the row", by_bits),
+    break_rule("rows", "in a table with 507 rows, lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).slice(0, 100))), write=writes),
+    break_rule("any-key", "key id = 9223372036854775807", lambda shelf: provider(shelf, fail_values(lambda value: value == 2**63 - 1))),
+    break_rule("any-key", r"place = '\x00'", lambda shelf: provider(shelf, fail_values(lambda value: value == "\0"))),
+    break_rule("any-key", "with keys in two chunks, lookup of key id = 1, place = 'Bergen' lacks", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table([column.chunk(0) for column in keys.columns[:1]] + [keys.column(1).slice(0, len(keys.column(0).chunk(0)))], keys.column_names))))),
+    break_rule("repeatable", "after other lookups, the result of", lambda shelf: provider(shelf, lookup(in_place))),
+    break_rule("open-close", "open() raised RuntimeError", lambda shelf: provider(shelf, Once)),
+    break_rule("open-close", "after close() and open() 6 times, the process has 6 more open files and connections", lambda shelf: provider(shelf, Leaking), timeout_s=lambda shelf: 1.0),
+    break_rule("thread", "after another instance was closed, lookup of key id = 1", lambda shelf: provider(shelf, Shared)),
+    break_rule("concurrent-calls", "100 lookups at once raised ConnectionError('no connection is free')", lambda shelf: provider(shelf, Pooled)),
+    break_rule("concurrent-calls", "while other calls ran", lambda shelf: provider(shelf, Mixing)),
+    break_rule("thread", "the session is in use", one_session),
+    break_rule("zone", "with TZ = LKC-05:45, lookup of key", in_local_time),
+    break_rule("fork", "the answer is that of another process", lambda shelf: provider(shelf, Inherited)),
+    break_rule("fork", "a forked process died", lambda shelf: provider(shelf, Dying)),
+    break_rule("time", "lookup of key id = 1, place = 'Oslo' and 3 more has not returned within 0.3 s", lambda shelf: provider(shelf, lookup(hang)), timeout_s=lambda shelf: QUICK_S),
+    break_rule("error", "open() raised ConnectionError('down')", lambda shelf: vars(shelf).update(down=True) or provider(shelf)),
+    break_rule("outage", "in an outage, lookup of key id = 1, place = 'Oslo' and 3 more raised no error, but returned 0 rows", lambda shelf: provider(shelf, Silent), outage=outages),
+    break_rule("outage", "in 4 attempts after an outage", lambda shelf: provider(shelf, Lost), outage=outages),
+    break_rule("outage", "in 4 attempts after an outage, open() raised RuntimeError('half open')", lambda shelf: provider(shelf, Stuck), outage=outages),
+    break_rule("outage", "in an outage, version() raised no error, but returned 'v0'", lambda shelf: provider(shelf, version=lambda: f"v{len(shelf.writes)}"), outage=outages),
+    break_rule("outage", "in an outage, changes('v0') raised no error, but returned 0 rows", lambda shelf: provider(shelf, changes=lambda since: shelf.rows.select(KEYS).slice(0, 0)), outage=outages),
+    break_rule("outage", "in an outage, scan() raised no error, but returned 0 rows", lambda shelf: provider(shelf, scan=lambda: [] if shelf.down else shelf.rows.to_batches()), outage=outages),
+    break_rule("outage", "that an outage interrupted, scan() lacks", lambda shelf: provider(shelf, scan=interrupted(shelf)), outage=outages),
+    break_rule("version", "version() returned 7", lambda shelf: provider(shelf, version=lambda: 7)),
+    break_rule("version", "after version() 6 times, the process has 6 more open files and connections", lambda shelf: provider(shelf, version=leaking(shelf, shelf.version)), timeout_s=lambda shelf: 1.0),
+    break_rule("version", "version() returned ''", lambda shelf: provider(shelf, version=lambda: shelf.version() if shelf.rows.num_rows else ""), write=writes),
+    break_rule("version", "the second time: no row has changed", lambda shelf: provider(shelf, version=other_each_time())),
+    break_rule("version", "from another instance: no row has changed", numbered),
+    break_rule("version", "in a forked process: no row has changed", lambda shelf: provider(shelf, version=lambda: f"{os.getpid()}")),
+    break_rule("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: "1"), write=writes),
+    break_rule("new-version", "before and after a write", lambda shelf: provider(shelf, version=lambda: f"{shelf.rows.num_rows} rows"), write=writes),
+    break_rule("fresh-rows", "after a write, lookup of key id = 1, place = 'Oslo' returned the row", lambda shelf: provider(shelf, Snapshot), write=writes),
+    break_rule("one-state", "that it never had together", lambda shelf: lambda context: LookupFunctionProvider(Function(shelf, context), SCHEMA), write=two_halves),
+    break_rule("one-state", "during a write of 507 rows to 7, scan() returned", lambda shelf: provider(shelf, scan=paged(shelf)), write=writes),
+    break_rule("changes", "lacks key id = 1, place = 'Oslo'", lambda shelf: provider(shelf, changes=lacking_deleted(shelf)), write=writes),
+    break_rule("changes", "has no key with a null", lambda shelf: provider(shelf, scan=shelf.scan, changes=with_keys(shelf)), write=writes),
+    break_rule("changes", "not a table of the key columns", lambda shelf: provider(shelf, changes=lambda since: shelf.rows)),
+    break_rule("changes", "lacks key", lambda shelf: provider(shelf, changes=lambda since: shelf.changes(f"v{max(int(since[1:]), len(shelf.writes) - 1)}")), write=writes),
+    break_rule("scan", "scan() returned Table", lambda shelf: provider(shelf, scan=lambda: [shelf.rows])),
+    break_rule("scan", "in a table with 507 rows, scan() lacks the row", lambda shelf: provider(shelf, scan=at_most(shelf, 100)), write=writes),
+    break_rule("scan", "after a scan that was left at its first batch 6 times", lambda shelf: provider(shelf, scan=leaking(shelf, shelf.scan)), timeout_s=lambda shelf: 1.0),
+    break_rule("scan", "during another scan, scan() lacks the row", lambda shelf: provider(shelf, scan=half_scanned(shelf))),
+    break_rule("scan", "scan() lacks the row (id = None", lambda shelf: provider(shelf, scan=lambda: shelf.rows.slice(0, 6).to_batches())),
+    break_rule("cached", "behind lookup.cache = PARTIAL, lookup of key", caching),
 ]  # fmt: skip
 
 

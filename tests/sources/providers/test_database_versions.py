@@ -65,7 +65,7 @@ class Customers(System):
         key = "INTEGER" if self._scheme == "duckdb" else "INTEGER PRIMARY KEY"
         database.execute(f"CREATE TABLE customers (id {key}, city VARCHAR(4000))")
         database.script(recipe(database.scheme))
-        self._sent = 0
+        self._statement_count = 0
 
     def _sql(self, write: Write) -> Iterator[str]:
         key, value = write.key, f"'{write.value}'"
@@ -103,27 +103,29 @@ class Customers(System):
             self._database.server.end_connections()
 
     def take_requests(self) -> Requests:
-        server, asked = self._database.server, Requests()
-        sent = server.statements(parameters=True) if isinstance(server, PostgresServer) else self._database.statements()
-        for text in sent[self._sent :]:
-            keys = KEYS_OF[self._scheme].search(text)
+        server, requests = self._database.server, Requests()
+        statements = (
+            server.statements(parameters=True) if isinstance(server, PostgresServer) else self._database.statements()
+        )
+        for text in statements[self._statement_count :]:
+            keys = KEYS_IN[self._scheme].search(text)
             if keys is not None:
-                asked.keys += map(int, re.findall(r"\d+", keys[1]))
+                requests.keys += map(int, re.findall(r"\d+", keys[1]))
             elif "FROM customers_changes" in text:
-                asked.changes += "FETCH" not in text
+                requests.changes += "FETCH" not in text
             elif "FROM customers_version" in text:
-                asked.versions += "trimmed" not in text
+                requests.versions += "trimmed" not in text
             else:
-                asked.scans += "SELECT t." in text and "lookupcache_keys" not in text
-        self._sent = len(sent)
-        return asked
+                requests.scans += "SELECT t." in text and "lookupcache_keys" not in text
+        self._statement_count = len(statements)
+        return requests
 
     @contextlib.contextmanager
     def interrupted(self, between: Callable[[], None]) -> Iterator[None]:
         in_file = self._scheme == "duckdb"  # which cannot be written while it is open to read
 
-        def before_and_after(call: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*args: Any, **kwargs: Any) -> Any:
+        def interrupt(call: Callable[..., Any]) -> Callable[..., Any]:
+            def call_between(*args: Any, **kwargs: Any) -> Any:
                 with contextlib.suppress(duckdb.ConnectionException):
                     between()
                 answer = call(*args, **kwargs)
@@ -131,7 +133,7 @@ class Customers(System):
                     between()
                 return answer
 
-            return called
+            return call_between
 
         kind: type = kinds.Database if in_file else kinds.Connection
         names = ["connect"] if in_file else ["query", "rows_of_keys", "rows"]
@@ -139,11 +141,11 @@ class Customers(System):
             for cls in kind.__subclasses__():
                 for name in names:
                     if name in vars(cls):
-                        patch.setattr(cls, name, before_and_after(getattr(cls, name)))
+                        patch.setattr(cls, name, interrupt(getattr(cls, name)))
             yield
 
 
-KEYS_OF = {
+KEYS_IN = {
     "postgresql": re.compile(r"= ANY \(\$1\) -- \$1 = '\{(.*)\}'"),
     "mariadb": re.compile(r" IN \((\(.*\))\)$"),
     "sqlite": re.compile(r"AS \(VALUES (.*?)\) SELECT", re.DOTALL),
@@ -264,8 +266,8 @@ def copy(url: str, cache: Path, answer: Path) -> None:
         "lookup.version-query": "SELECT 1",
     }
     with LookupTable(url, {**options, **FULL, "lookup.full-cache.build-memory": "16 MiB"}) as table:
-        grown = measure_growth(table.warm)
-        answer.write_text(f"{table.metrics()['numCachedRecords']} {grown}")
+        growth = measure_growth(table.warm)
+        answer.write_text(f"{table.metrics()['numCachedRecords']} {growth}")
 
 
 @pytest.mark.nightly
@@ -279,19 +281,19 @@ def test_copies_are_streamed(database: Database, tmp_path: Path, count: int) -> 
         "duckdb": f"INSERT INTO wide SELECT i, repeat(md5(i::VARCHAR), 32) FROM range({count}) r(i)",
         "sqlite": f"INSERT INTO wide WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < {count}) SELECT i, hex(randomblob(512)) FROM s",
     }
-    grown = []
+    growths = []
     for statement in ("INSERT INTO wide VALUES (1, 'x')", filled[database.scheme]):
         database.execute("DROP TABLE IF EXISTS wide")
         database.execute("CREATE TABLE wide (id INTEGER, body TEXT)")
         database.execute(statement)
-        cache, answer = tmp_path / f"copy-{len(grown)}", tmp_path / "answer"
+        cache, answer = tmp_path / f"copy-{len(growths)}", tmp_path / "answer"
         in_fresh_process(copy, database.url, cache, answer, bound_s=400)
         rows, most = map(int, answer.read_text().split())
-        assert rows == (count if grown else 1)
-        grown.append(most)
-    kept = (
+        assert rows == (count if growths else 1)
+        growths.append(most)
+    file_bytes = (
         os.path.getsize(urllib.parse.unquote(database.url.removeprefix("duckdb:///")))
         if database.scheme == "duckdb"
         else 0
     )
-    assert grown[1] - grown[0] - kept < 200e6
+    assert growths[1] - growths[0] - file_bytes < 200e6

@@ -48,10 +48,10 @@ REQUESTED = ids(1, 2, 9, 3, 1, None)
 ANSWER = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
 
 
-def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
+def sort_rows(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
     """Rows of people in one order: within a key there is none."""
-    found = [(row["key_index"], row["id"], row["name"], row["n"]) for row in rows.to_pylist()]
-    return sorted(found, key=repr)
+    tuples = [(row["key_index"], row["id"], row["name"], row["n"]) for row in rows.to_pylist()]
+    return sorted(tuples, key=repr)
 
 
 @pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
@@ -59,9 +59,9 @@ def test_rows_of_keys(database: Database, cache: Options) -> None:
     """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
     name = database.create_table(PEOPLE)
     table = database.table(name, "id", cache)
-    for again in range(2):
-        assert shown(table.get_many(REQUESTED)) == ANSWER
-        assert counted(table) == ({"hitCount": 1 + 5 * again, "missCount": 4, "loadCount": 4} if cache else {})
+    for repeat in range(2):
+        assert sort_rows(table.get_many(REQUESTED)) == ANSWER
+        assert counted(table) == ({"hitCount": 1 + 5 * repeat, "missCount": 4, "loadCount": 4} if cache else {})
     assert table.get(9) == table.get(None) == []
     assert table.get_many(ids()).num_rows == 0
 
@@ -69,8 +69,8 @@ def test_rows_of_keys(database: Database, cache: Options) -> None:
 def test_composite_keys(database: Database) -> None:
     """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
     name = database.create_table(pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
-    found = database.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
-    assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
+    rows = database.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
+    assert sorted((row["key_index"], row["v"]) for row in rows.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
 
 
 def test_text_is_never_sql(database: Database) -> None:
@@ -79,18 +79,18 @@ def test_text_is_never_sql(database: Database) -> None:
     name = database.create_table(
         pa.table({'k "1" ?%': texts, "Select": range(len(texts))}), "t\"`'; DROP TABLE x; --?$1%s"
     )
-    asked = pa.table({'k "1" ?%': [*texts, *(text + other for other in ("'", "\0") for text in texts)]})
-    found = database.table(name, '`k "1" ?%`').get_many(asked).to_pylist()
-    assert [(row["key_index"], row["Select"]) for row in found] == [(n, n) for n in range(len(texts))]
+    keys = pa.table({'k "1" ?%': [*texts, *(text + suffix for suffix in ("'", "\0") for text in texts)]})
+    rows = database.table(name, '`k "1" ?%`').get_many(keys).to_pylist()
+    assert [(row["key_index"], row["Select"]) for row in rows] == [(n, n) for n in range(len(texts))]
 
 
-def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None:
+def test_only_selected_columns_are_fetched(database: Database) -> None:
     """`lookup.columns` reaches the statement, in any letter case."""
     name = database.create_table(PEOPLE)
     assert database.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
-    sent = database.statements()[-1]
-    assert database.quoted("name") in sent
-    assert database.quoted("n") not in sent
+    statement = database.statements()[-1]
+    assert database.quoted("name") in statement
+    assert database.quoted("n") not in statement
 
 
 UTC = datetime.timezone.utc
@@ -182,8 +182,8 @@ def test_postgres_keys_that_are_equal_to_the_database_only(postgres: Database) -
     assert [row["a"] for row in postgres.table(name, "a").get("AB")] == ["AB"]
     assert postgres.table(name, "b").get("ab") == []
     assert [row["a"] for row in postgres.table(name, "b").get("ab  ")] == ["ab"]
-    found = postgres.table(name, "u").get_many(pa.table({"u": [UUID, UUID.upper(), "no uuid", f"{{{UUID}}}"]}))
-    assert found["key_index"].to_pylist() == [0]
+    rows = postgres.table(name, "u").get_many(pa.table({"u": [UUID, UUID.upper(), "no uuid", f"{{{UUID}}}"]}))
+    assert rows["key_index"].to_pylist() == [0]
 
 
 def test_postgres_scans_by_time(postgres: Database) -> None:
@@ -316,13 +316,13 @@ def test_mariadb_keys_that_are_equal_to_the_database_only(mariadb: Database) -> 
         f"('ab', 'ä', '{UUID}', 0.5)",
         "('AB ', '??', NULL, 1.5)",
     )
-    found = mariadb.table(name, "d").get_many(pa.table({"d": [math.nan, math.inf, 1.5]}))
-    assert found["key_index"].to_pylist() == [2]
+    rows = mariadb.table(name, "d").get_many(pa.table({"d": [math.nan, math.inf, 1.5]}))
+    assert rows["key_index"].to_pylist() == [2]
     assert mariadb.table(name, "d").get(-math.inf) == []
-    found = mariadb.table(name, "a").get_many(pa.table({"a": ["AB", "AB ", "ab", "Ab"]}))
-    assert [(row["key_index"], row["a"]) for row in found.to_pylist()] == [(1, "AB "), (2, "ab")]
-    found = mariadb.table(name, "b").get_many(pa.table({"b": ["日本", "ä", "Ä", "??"]}))
-    assert found["key_index"].to_pylist() == [1, 3]
+    rows = mariadb.table(name, "a").get_many(pa.table({"a": ["AB", "AB ", "ab", "Ab"]}))
+    assert [(row["key_index"], row["a"]) for row in rows.to_pylist()] == [(1, "AB "), (2, "ab")]
+    rows = mariadb.table(name, "b").get_many(pa.table({"b": ["日本", "ä", "Ä", "??"]}))
+    assert rows["key_index"].to_pylist() == [1, 3]
     assert mariadb.table(name, "u").get_many(pa.table({"u": [UUID, UUID.upper(), "no uuid"]}))[
         "key_index"
     ].to_pylist() == [0]
@@ -366,7 +366,7 @@ def test_a_day_that_python_does_not_have(sqlite: Database) -> None:
 
 
 @pytest.mark.parametrize("fixture", ["sqlite", "duckdb_file"])
-def test_a_replaced_file_is_seen(request: pytest.FixtureRequest, fixture: str, tmp_path: Path) -> None:
+def test_a_replaced_file_is_read(request: pytest.FixtureRequest, fixture: str, tmp_path: Path) -> None:
     """A file that was put in the place of the database is the database from then on, for all but the scans that have begun. In DuckDB, a
     process has one file of a path open, as far as DuckDB knows."""
     database: Database = request.getfixturevalue(fixture)
@@ -391,11 +391,11 @@ def test_a_replaced_file_is_seen(request: pytest.FixtureRequest, fixture: str, t
 
 def test_servers_are_only_read(served: Database) -> None:
     """Not even a query can write."""
-    written = {
+    statements = {
         "postgresql": ("CREATE SEQUENCE IF NOT EXISTS counter", "SELECT nextval('counter') AS id"),
         "mariadb": ("CREATE SEQUENCE IF NOT EXISTS counter", "SELECT nextval(counter) AS id"),
     }
-    setup, query = written[served.scheme]
+    setup, query = statements[served.scheme]
     served.execute(setup)
     with pytest.raises(LookupFunctionError, match=r"(?i)read[- ]only transaction"):
         served.query(query, "id", ONCE).get(1)
@@ -421,9 +421,9 @@ def test_without_a_server(served: Database) -> None:
     with pytest.raises(LookupFunctionError, match=r"\(version\(\)\)"):
         versioned.get(1)
     served.server.start()
-    assert shown(later.get_many(REQUESTED)) == ANSWER  # its connection was lost
+    assert sort_rows(later.get_many(REQUESTED)) == ANSWER  # its connection was lost
     assert later.metrics()["lookupRetryCount"] == 4
-    assert shown(failing.get_many(REQUESTED)) == ANSWER
+    assert sort_rows(failing.get_many(REQUESTED)) == ANSWER
     assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
     assert versioned.get(2)[0]["n"] == 20
 
@@ -431,9 +431,9 @@ def test_without_a_server(served: Database) -> None:
 @pytest.mark.nightly
 def test_a_scan_that_the_server_ends(served: Database) -> None:
     """Is an error: the rows that have come are not taken for all rows."""
-    some = {"postgresql": "generate_series(1, 100000) AS s(seq)", "mariadb": "seq_1_to_100000"}[served.scheme]
+    numbers = {"postgresql": "generate_series(1, 100000) AS s(seq)", "mariadb": "seq_1_to_100000"}[served.scheme]
     name = served.create("id INTEGER, body TEXT")
-    served.execute(f"INSERT INTO {served.quoted(name)} SELECT seq, repeat('x', 500) FROM {some}")
+    served.execute(f"INSERT INTO {served.quoted(name)} SELECT seq, repeat('x', 500) FROM {numbers}")
     kind = DATABASES[served.scheme](Address.parse(served.url), None)
     with contextlib.closing(kind.connect()) as connection:
         batches = connection.rows(kind.table(name), connection.columns(kind.table(name)), None)
@@ -448,16 +448,16 @@ def test_a_forked_child_connects_anew(served: Database) -> None:
     """It uses no connection of its parent's, and ends none."""
     name = served.create_table(PEOPLE)
     table = served.table(name, "id", {"lookup.version-query": "SELECT 1"})
-    assert shown(table.get_many(REQUESTED)) == ANSWER
+    assert sort_rows(table.get_many(REQUESTED)) == ANSWER
     child = os.fork()
     if not child:
         fine = False
         with contextlib.suppress(BaseException):
-            fine = shown(LookupTable(served.url, served.named(name, "id")).get_many(REQUESTED)) == ANSWER
-            fine &= shown(table.get_many(REQUESTED)) == ANSWER
+            fine = sort_rows(LookupTable(served.url, served.named(name, "id")).get_many(REQUESTED)) == ANSWER
+            fine &= sort_rows(table.get_many(REQUESTED)) == ANSWER
         os._exit(0 if fine else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert shown(table.get_many(REQUESTED)) == ANSWER
+    assert sort_rows(table.get_many(REQUESTED)) == ANSWER
 
 
 SECRET = "hunter2 % & '"
@@ -487,12 +487,12 @@ def test_credentials(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     options = served.named(name, "id", ONCE)
     function = {"lookup.credentials": f"{__name__}:guarded"}
     with LookupTable(bare, options | function) as table:
-        assert shown(table.get_many(REQUESTED)) == ANSWER
+        assert sort_rows(table.get_many(REQUESTED)) == ANSWER
         assert "hunter2" not in repr(table) + str(table.describe())
     for variable in ("PGPASSWORD", "MYSQL_PWD"):
         monkeypatch.setenv(variable, SECRET)
     with LookupTable(f"{bare}?user=guarded", options) as table:
-        assert shown(table.get_many(REQUESTED)) == ANSWER
+        assert sort_rows(table.get_many(REQUESTED)) == ANSWER
     for variable in ("PGPASSWORD", "MYSQL_PWD"):
         monkeypatch.setenv(variable, "hunter3")
     with pytest.raises(LookupFunctionError, match=r"(?i)password|denied") as caught:
@@ -506,15 +506,15 @@ def test_credentials(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_database_leaves_out_rows(database: Database) -> None:
     """What it can decide of lookup.where is in the statement, with parameters; the rest is decided here, with the same rows."""
     name = database.create_table(PEOPLE)
-    sent = len(database.statements())
-    for where, found in (
+    count = len(database.statements())
+    for where, expected in (
         ("n > 10 AND name = 'zwei'", [21]), ("name = 'zwei' OR n = 30", [21, 30]), ("name IS NULL", [30]), ("n IN (10, 20)", [10, 20]),
         ("name <> 'zwei' AND n < 30", [10, 20]), ("name LIKE 'o%'", [10]), ("n <=> 21", [21]), ("NOT n = 10", [20, 21, 30]),
     ):  # fmt: skip
         table = database.table(name, "id", {"lookup.where": where})
-        assert sorted(table.scan()["n"].to_pylist()) == found
-        assert sorted(table.get_many(ids(1, 2, 3))["n"].to_pylist()) == found
-    text = " ".join(database.statements()[sent:])
+        assert sorted(table.scan()["n"].to_pylist()) == expected
+        assert sorted(table.get_many(ids(1, 2, 3))["n"].to_pylist()) == expected
+    text = " ".join(database.statements()[count:])
     assert "'zwei'" not in text or database.scheme in (
         "sqlite",
         "mariadb",
@@ -527,11 +527,11 @@ def test_full_copies_and_versions(database: Database) -> None:
     name = database.create_table(PEOPLE)
     full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {database.quoted(name)}; -- rows"}
     table = database.table(name, "id", full)
-    assert shown(table.get_many(REQUESTED)) == ANSWER
-    sent = len(database.statements())
-    assert shown(table.get_many(REQUESTED)) == ANSWER
+    assert sort_rows(table.get_many(REQUESTED)) == ANSWER
+    count = len(database.statements())
+    assert sort_rows(table.get_many(REQUESTED)) == ANSWER
     assert [
-        text for text in database.statements()[sent:] if database.quoted(name) in text and "count" not in text
+        text for text in database.statements()[count:] if database.quoted(name) in text and "count" not in text
     ] == []
     database.execute(f"INSERT INTO {database.quoted(name)} VALUES (9, 'nine', 90)")
     assert table.get(9) == [{"id": 9, "name": "nine", "n": 90}]
@@ -561,7 +561,7 @@ def test_a_query(database: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "statement", "there"),
+    ("scheme", "statement", "expected"),
     [
         ("sqlite", "n>:since AND x <> ':since' AND y <> \":since\" -- :since\n OR n::since = :since_2", 1),
         ("sqlite", "x = '\\' AND n > :since", 1),
@@ -570,10 +570,10 @@ def test_a_query(database: Database) -> None:
         ("duckdb", "/* :since */ :since < a AND :since < b", 2),
     ],
 )
-def test_where_since_is_a_parameter(scheme: str, statement: str, there: int) -> None:
+def test_where_since_is_a_parameter(scheme: str, statement: str, expected: int) -> None:
     """It is one outside of texts, names and comments, as the database's dialect writes them."""
     replaced, count = DATABASES[scheme].place_since(statement, "?")
-    assert count == there == statement.count(":since") - replaced.count(":since")
+    assert count == expected == statement.count(":since") - replaced.count(":since")
 
 
 def test_columns_that_change(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,13 +614,13 @@ class AdbcSqlite(AdbcDatabase):
 def test_other_drivers_of_adbc(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lookups, composite keys, scans with lookup.where, full copies and changes go through what every ADBC driver has."""
     monkeypatch.setitem(DATABASES, "snowflake", AdbcSqlite)
-    other = dataclasses.replace(sqlite, url=sqlite.url.replace("sqlite:///", "snowflake://account/"))
+    database = dataclasses.replace(sqlite, url=sqlite.url.replace("sqlite:///", "snowflake://account/"))
     name = sqlite.create("id INTEGER, n INTEGER", "(1, 10)", "(2, 20)", "(2, 21)")
-    assert [row["n"] for row in other.table(name, "id").get_many(ids(2, 3, 1)).to_pylist()] == [20, 21, 10]
-    assert other.table(name, "id,n").get({"id": 2, "n": 21}) == [{"id": 2, "n": 21}]
-    assert other.table(name, "id", {"lookup.where": "n > 10 AND id = 2"}).scan()["n"].to_pylist() == [20, 21]
+    assert [row["n"] for row in database.table(name, "id").get_many(ids(2, 3, 1)).to_pylist()] == [20, 21, 10]
+    assert database.table(name, "id,n").get({"id": 2, "n": 21}) == [{"id": 2, "n": 21}]
+    assert database.table(name, "id", {"lookup.where": "n > 10 AND id = 2"}).scan()["n"].to_pylist() == [20, 21]
     full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT max(n) FROM {name}"}
-    table = other.table(name, "id", full, {"lookup.changes-query": f"SELECT id FROM {name} WHERE n > :since"})
+    table = database.table(name, "id", full, {"lookup.changes-query": f"SELECT id FROM {name} WHERE n > :since"})
     assert len(table.get(2)) == 2
     sqlite.execute(f"INSERT INTO {name} VALUES (3, 30)")
     assert table.get(3) == [{"id": 3, "n": 30}]
@@ -710,10 +710,10 @@ def test_through_spark(spark: SparkSession, database: Database) -> None:
     for _ in range(2):
         assert sorted(map(tuple, df.collect())) == [(1, "one", 10), (2, "two", 20), (2, "zwei", 21)]
     if database.server is not None:  # it has what Spark's workers sent
-        asked = " = ANY (" if database.scheme == "postgresql" else " IN ("
-        assert len([text for text in database.statements()[before:] if asked in text]) == 1
-    given = ", ".join(f"`{key}` '{value}'" for key, value in options.items())
-    spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({given})")
+        condition = " = ANY (" if database.scheme == "postgresql" else " IN ("
+        assert len([text for text in database.statements()[before:] if condition in text]) == 1
+    clause = ", ".join(f"`{key}` '{value}'" for key, value in options.items())
+    spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({clause})")
     try:
         rows = spark.sql("SELECT name FROM provided WITH (`lookup.where` = 'id = 2') ORDER BY name").collect()
         assert [row.name for row in rows] == ["two", "zwei"]
@@ -750,8 +750,8 @@ def test_over_connect(served: Database, tmp_path: Path, cache_dir: Path) -> None
     served.execute("DROP TABLE IF EXISTS people")
     served.execute("CREATE TABLE people (id BIGINT, name VARCHAR(9), n INTEGER)")
     served.execute("INSERT INTO people VALUES (1, 'one', 10), (3, 'three', 30)")
-    said = run_script(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir, timeout_s=500)
-    assert said == ["SCAN 2", "JOIN [10, 30]", "FUNCTION one"]
+    lines = run_script(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir, timeout_s=500)
+    assert lines == ["SCAN 2", "JOIN [10, 30]", "FUNCTION one"]
 
 
 @needs(DATA_SOURCES)

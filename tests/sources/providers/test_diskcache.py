@@ -56,13 +56,13 @@ def test_changes_behind_a_table(desk: Desk) -> None:
     function = SyncFunction(make_answer(USERS))
 
     def changes(since: str) -> pa.Table:
-        numbers = [key for number, some in changed.items() if number > int(since) for key in some]
+        numbers = [key for number, keys in changed.items() if number > int(since) for key in keys]
         return pa.table({"id": pa.array(numbers, pa.int64())})
 
     def make(context: Any) -> Any:
-        made = provider(function, version=lambda: str(version[0]))
-        made.changes = changes
-        return made
+        result = provider(function, version=lambda: str(version[0]))
+        result.changes = changes
+        return result
 
     table = desk.table(make, {"lookup.cache": "PARTIAL", **STORE})
     assert pairs(table, 1, 2) == [(0, "Alice"), (1, "Bob"), (1, "Charlie")]

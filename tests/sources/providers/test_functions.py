@@ -58,19 +58,19 @@ class ByKey(KeyLookupFunction):
     """Users one at a time."""
 
     schema = SCHEMA
-    asked: list[Mapping[str, Any]]
+    keys: list[Mapping[str, Any]]
 
     def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        self.asked.append(key)
-        known = USERS.get(key["id"])
-        return None if known is None else ({**key, "name": name} for name in known)
+        self.keys.append(key)
+        names = USERS.get(key["id"])
+        return None if names is None else ({**key, "name": name} for name in names)
 
 
 class AsyncByKey(AsyncKeyLookupFunction):
     """The same after others had their turn."""
 
     schema = SCHEMA
-    asked: list[Mapping[str, Any]]
+    keys: list[Mapping[str, Any]]
 
     async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
         await asyncio.sleep(0)
@@ -86,9 +86,9 @@ def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
     def answer(keys: pa.Table) -> pa.Table:
         running.append(1)
         overlaps.append(len(running))
-        found = make_answer(USERS)(keys)
+        rows = make_answer(USERS)(keys)
         running.pop()
-        return found
+        return rows
 
     function = make_function(kind, answer)
     table = desk.serve(function, cache)
@@ -111,11 +111,11 @@ def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
 def test_one_key_at_a_time(desk: Desk, make: type[ByKey | AsyncByKey], cache: Options) -> None:
     """A function of single keys gets each as a dictionary, once if it is cached; None and nothing both mean no rows."""
     function = make()
-    function.asked = []
+    function.keys = []
     table = desk.serve(function, cache)
     for _ in range(2):
         assert pairs(table, 3, 2, 1, 2) == [(1, "Bob"), (1, "Charlie"), (2, "Alice"), (3, "Bob"), (3, "Charlie")]
-    assert [function.asked.count({"id": key}) for key in (1, 2, 3)] == ([1, 1, 1] if cache else [2, 2, 2])
+    assert [function.keys.count({"id": key}) for key in (1, 2, 3)] == ([1, 1, 1] if cache else [2, 2, 2])
     if cache:
         assert counted(table, "numCachedRecords") == {"hitCount": 5, "missCount": 3, "loadCount": 3, "numCachedRecords": 4}  # fmt: skip
 
@@ -123,14 +123,14 @@ def test_one_key_at_a_time(desk: Desk, make: type[ByKey | AsyncByKey], cache: Op
 @EITHER
 def test_keys_without_rows_are_asked_for_again(desk: Desk, kind: str, cache: Options) -> None:
     """With lookup.retry, after the delay and in full calls; those with rows by then are not, and no absence is told before the last time."""
-    held: dict[int, list[str]] = {1: ["Alice"]}
+    users: dict[int, list[str]] = {1: ["Alice"]}
     counts: list[int] = []
 
     def answer(keys: pa.Table) -> pa.Table:
         counts.append(table.metrics()["loadCount"])
         if len(counts) == 5:
-            held[2] = ["Bob"]
-        return make_answer(held)(keys)
+            users[2] = ["Bob"]
+        return make_answer(users)(keys)
 
     retry = {"predicate": "lookup_miss", "fixed-delay": "7 s", "max-attempts": 2}
     function, in_turns = make_function(kind, answer, 2), {"lookup.async.capacity": 1} if kind == "async" else {}
@@ -151,15 +151,15 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
     rows = [dict(zip(schema.names, row, strict=True)) for row in values]
 
     def answer(keys: pa.Table) -> pa.Table:
-        wanted = {(key["id"], key["city"]) for key in keys.to_pylist()}
-        return pa.Table.from_pylist([row for row in rows if (row["id"], row["city"]) in wanted], schema)
+        requested = {(key["id"], key["city"]) for key in keys.to_pylist()}
+        return pa.Table.from_pylist([row for row in rows if (row["id"], row["city"]) in requested], schema)
 
     function = make_function(kind, answer)
     table = desk.serve(function, {**cache, **ONCE, "lookup.keys": "id,city"}, schema)
     cities = ["Bern", "Rome", None, "Bern", "Bern", "Bern"]
-    found = table.get_many(pa.table({"city": cities, "id": [1, 1, 1, None, 1, 2**40]}))
-    assert found.column("name").to_pylist() == ["Alice", None, "Alice"]
-    assert found.column(KEY_INDEX).to_pylist() == [0, 1, 4]
+    result = table.get_many(pa.table({"city": cities, "id": [1, 1, 1, None, 1, 2**40]}))
+    assert result.column("name").to_pylist() == ["Alice", None, "Alice"]
+    assert result.column(KEY_INDEX).to_pylist() == [0, 1, 4]
     assert function.log.requested_keys == [[(1, "Bern"), (1, "Rome")]]
     assert function.log.tables[0].schema.equals(pa.schema([("id", pa.int32()), ("city", pa.string())]))
     assert table.get((2, "Bern")) == [{"id": 2, "city": "Bern", "name": "Bob"}]
@@ -192,8 +192,8 @@ def test_answers_in_other_forms(desk: Desk, form: str, cache: Options) -> None:
     table = desk.serve(SyncFunction(lambda keys: FORMS[form](make_answer(USERS)(keys))), cache)
     for _ in range(2):
         assert pairs(table, 2, 3, 1) == [(0, "Bob"), (0, "Charlie"), (2, "Alice")]
-        found = table.get_many(ids(1)).schema
-        assert (found.names, found.types) == (["id", "name", KEY_INDEX], [pa.int64(), pa.string(), pa.int64()])
+        schema = table.get_many(ids(1)).schema
+        assert (schema.names, schema.types) == (["id", "name", KEY_INDEX], [pa.int64(), pa.string(), pa.int64()])
 
 
 UNASKED = "which is not among"
@@ -274,11 +274,11 @@ def test_opening_may_fail(desk: Desk, kind: str) -> None:
 @CACHES
 def test_a_bad_version(desk: Desk, cache: Options) -> None:
     """Nothing is answered while the version is not known, not even what is held; then it is again."""
-    function, gone = users(), raises(ValueError("gone"))
-    table = desk.serve(function, {**cache, **ONCE}, version=in_turn(lambda: "1", lambda: 5, gone, lambda: "1"))
+    function, fail = users(), raises(ValueError("gone"))
+    table = desk.serve(function, {**cache, **ONCE}, version=in_turn(lambda: "1", lambda: 5, fail, lambda: "1"))
     assert names(table, 1) == ["Alice"]
-    for told in (r"provider_1:make returned 5: return a str", r"failed \(version\(\)\): ValueError\('gone'\)"):
-        with pytest.raises(LookupFunctionError, match=told):
+    for message in (r"provider_1:make returned 5: return a str", r"failed \(version\(\)\): ValueError\('gone'\)"):
+        with pytest.raises(LookupFunctionError, match=message):
             table.get(1)
     assert names(table, 1) == ["Alice"]
     assert function.log.requested_keys == ([[1]] if cache else [[1], [1]])
@@ -290,18 +290,18 @@ VERSIONED: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows"
 @pytest.mark.parametrize("source", ["UFS", "CACHE"])
 def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> None:
     """Everything is asked for again when the version is another, absences too; it is asked for once per query or interval."""
-    version, held = ["1"], {1: ["Alice"]}
-    asked: list[str] = []
+    version, users = ["1"], {1: ["Alice"]}
+    versions: list[str] = []
 
     def ask() -> str:
-        asked.append(version[0])
+        versions.append(version[0])
         return version[0]
 
-    function = SyncFunction(make_answer(held))
+    function = SyncFunction(make_answer(users))
     interval = {"lookup.metadata.sync-interval": "5 min"} if source == "CACHE" else {}
     table = desk.serve(function, {**VERSIONED, "lookup.metadata.source": source, **interval}, version=ask)
     assert (names(table, 1), table.get(3)) == (["Alice"], [])
-    held.update({1: ["Alicia"], 3: ["Dora"]})
+    users.update({1: ["Alicia"], 3: ["Dora"]})
     assert (names(table, 1), table.get(3)) == (["Alice"], [])  # as long as the provider says that nothing changed
     version[0] = "2"
     if source == "CACHE":
@@ -310,7 +310,7 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
         desk.clock.tick(1)
     assert (names(table, 1), names(table, 3)) == (["Alicia"], ["Dora"])
     assert function.log.requested_keys == [[1], [3]] * 2
-    assert asked == (["1", "2"] if source == "CACHE" else ["1"] * 4 + ["2"] * 2)
+    assert versions == (["1", "2"] if source == "CACHE" else ["1"] * 4 + ["2"] * 2)
     desk.clock.tick(10**6)
     assert names(table, 1) == ["Alicia"]  # no time makes it old
     assert counted(table) == {"hitCount": 3 + (source == "CACHE"), "missCount": 4, "loadCount": 4}
@@ -329,8 +329,8 @@ def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Di
     assert function.log.requested_keys == [[1], [1], [3], [2]]
     assert counted(table) == {"hitCount": 2, "missCount": 4, "loadCount": 3, "numLoadFailures": 1}
     gauges = table.metrics()
-    held = cache.bytes() if make is Plain else len(USERS) + 2
-    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), held) != (0, 0)
+    size = cache.bytes() if make is Plain else len(USERS) + 2
+    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), size) != (0, 0)
     assert cache.opened == 1
     for forget in (lambda: cache.invalidate({"id": 1}), lambda: table.invalidate([1, 3])):
         forget()
@@ -341,18 +341,18 @@ def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Di
 
 def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
     """It is of one version, process and table: opened anew for another version, and shared with nobody, as nobody knows its bounds."""
-    version, held, caches = ["1"], {1: ["Alice"]}, list[Plain]()
-    function = SyncFunction(make_answer(held))
+    version, users, caches = ["1"], {1: ["Alice"]}, list[Plain]()
+    function = SyncFunction(make_answer(users))
 
     def factory(context: LookupContext) -> LookupProvider:
         caches.append(Plain())
         return provider(function, version=lambda: version[0], cache=caches[-1])
 
     name = desk.name(factory)
-    table, other = desk.table(name), desk.table(name, {"lookup.cache.dir": str(tmp_path / "other")})
+    table, second = desk.table(name), desk.table(name, {"lookup.cache.dir": str(tmp_path / "other")})
     assert (names(table, 1), names(table, 1)) == (["Alice"], ["Alice"])
-    version[0], held[1] = "2", ["Alicia"]
-    assert names(other, 1) == ["Alicia"]
+    version[0], users[1] = "2", ["Alicia"]
+    assert names(second, 1) == ["Alicia"]
     assert (names(table, 1), names(table, 1)) == (["Alicia"], ["Alicia"])
     assert function.log.requested_keys == [[1]] * 3
     assert (caches[0].opened, caches[0].closed) == (2, 1)
@@ -382,10 +382,12 @@ def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
     assert function.log.requested_keys[3:] == [[1]]
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
+@pytest.mark.parametrize("answers_late", [False, True], ids=["never", "late"])
 @pytest.mark.parametrize("where", ["lookup", "open", "version"])
 @EITHER
-def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options, where: str, late: bool) -> None:
+def test_a_lookup_that_hangs(
+    desk: Desk, prompt: None, kind: str, cache: Options, where: str, answers_late: bool
+) -> None:
     """It is given up after the timeout, and so is its thread; a late answer is not kept; a new function answers as soon as there is one."""
     gate, threads = threading.Event(), list[threading.Thread]()
 
@@ -404,10 +406,10 @@ def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options
     if where == "open":
         first.opens = hang
     version = in_turn(hang, lambda: "1") if where == "version" else None
-    left = iter([first, *[None] * late, second])
+    functions = iter([first, *[None] * answers_late, second])
 
     def factory(context: LookupContext) -> LookupProvider:
-        if (function := next(left)) is None:
+        if (function := next(functions)) is None:
             raise OSError("not now")
         return provider(function, version=version)
 
@@ -419,7 +421,7 @@ def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options
         assert "provider provider_1:make did not answer within lookup.async.timeout = 0.6 s" in str(caught.value)
         failed = {"missCount": 1, "numLoadFailures": 1} if cache and where != "version" else {}
         assert counted(table) == failed
-        if late:
+        if answers_late:
             gate.set()
             threads[0].join(BOUND_S)
             assert not threads[0].is_alive()
@@ -427,7 +429,7 @@ def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options
     finally:
         gate.set()
     assert second.log.names == ["open", "lookup"] + ([] if cache else ["lookup"])
-    assert late or second.log.events[0][1] != threads[0].ident
+    assert answers_late or second.log.events[0][1] != threads[0].ident
     if cache:
         assert counted(table) == {"hitCount": 1, **failed, "missCount": 1 + len(failed) // 2, "loadCount": 1}
 
@@ -445,15 +447,15 @@ def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> N
     options = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", **QUICK}
     options["lookup.full-cache.periodic-reload.interval"] = "365 d"
     name = desk.name(lambda context: FullCachingLookupProvider(scan, SCHEMA))
-    table, other = desk.table(name, options), desk.table(name, options)
+    table, second = desk.table(name, options), desk.table(name, options)
     assert names(table, 2) == ["Bob"]
     hangs += [False, True]
     desk.clock.tick(1)
     with pytest.raises(LookupTimeoutError, match=r"0.6 s \(a batch of scan\(\)\)"):
         table.reload()
-    assert names(table, 2) == names(other, 2) == ["Bob"]
+    assert names(table, 2) == names(second, 2) == ["Bob"]
     desk.clock.tick(1)
-    other.reload()
+    second.reload()
     assert hangs == []
 
 
@@ -467,28 +469,28 @@ def test_a_factory_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -
             gate.wait(BOUND_S)
         return provider(users())
 
-    known = desk.serve(users(), PARTIAL)
+    opened = desk.serve(users(), PARTIAL)
     for options in (QUICK, NONE):
         calls, name = itertools.count(), desk.name(factory)
         hanging.clear()
         waiting = [beside(lambda name=name, options=options: desk.table(name, options)) for _ in range(2)]
         assert hanging.wait(BOUND_S)
         if options is QUICK:
-            late = f"{name} has not returned within lookup.async.timeout = 0.6 s"
+            message = f"{name} has not returned within lookup.async.timeout = 0.6 s"
             for result in waiting:
-                with pytest.raises(LookupTimeoutError, match=late):
+                with pytest.raises(LookupTimeoutError, match=message):
                     raise result()
             assert names(desk.table(name, options), 1) == ["Alice"]
         else:
-            for table in (lambda: known, lambda: desk.serve(users(), PARTIAL)):
+            for table in (lambda: opened, lambda: desk.serve(users(), PARTIAL)):
                 assert beside(lambda table=table: names(table(), 1))() == ["Alice"]
             gate.set()
             assert [names(result(), 1) for result in waiting] == [["Alice"], ["Alice"]]
             assert next(calls) == 1  # both have one provider
 
 
-@pytest.mark.parametrize("what", ["scan", "version"])
-def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate: threading.Event, what: str) -> None:
+@pytest.mark.parametrize("method", ["scan", "version"])
+def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate: threading.Event, method: str) -> None:
     """While one process waits for a reload, or for a version, another whose answer is due as well gives the one that it has."""
     hanging, calls = threading.Event(), itertools.count(1)
 
@@ -503,7 +505,7 @@ def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate:
         yield from make_answer(USERS)(ids(1, 2)).to_batches()
 
     options = {**PARTIAL, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"}
-    if what == "version":
+    if method == "version":
         table = desk.serve(users(), options, version=call)
         first: Callable[[], Any] = functools.partial(names, table, 1)
     else:
@@ -521,7 +523,7 @@ def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate:
     waiting()
 
 
-def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None, gate: threading.Event) -> None:
+def test_lookups_behind_a_version_that_hangs_ask_again(desk: Desk, prompt: None, gate: threading.Event) -> None:
     """When it is given up those behind it ask anew, for as long as they would have: its time is not theirs."""
     hanging = threading.Event()
 
@@ -548,11 +550,11 @@ def test_a_hit_waits_for_no_lookup(desk: Desk, gate: threading.Event) -> None:
 
     table = desk.serve(SyncFunction(in_turn(make_answer(USERS), slow)), PARTIAL, version=lambda: "1")
     assert names(table, 1) == ["Alice"]
-    other = beside(lambda: table.get(2))
+    result = beside(lambda: table.get(2))
     assert asking.wait(BOUND_S)
     assert beside(lambda: names(table, 1))(BOUND_S / 4) == ["Alice"]
     gate.set()
-    other()
+    result()
 
 
 def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> None:
@@ -584,13 +586,13 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "retries"), [({"lookup.max-retries": 0}, 0), ({"lookup.max-retries": 1}, 1), (NONE, 3)]
+    ("options", "retries"), [({"lookup.max-retries": 0}, 0), ({"lookup.max-retries": 1}, 1), (NONE, 3)]
 )
 @EITHER
-def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Options) -> None:
+def test_attempts(desk: Desk, kind: str, options: Options, retries: int, cache: Options) -> None:
     """What fails is tried once more than lookup.max-retries says, which the error tells; a wrong answer is not asked for again."""
     function = make_function(kind, raises(OSError("down")))
-    table = desk.serve(function, {**cache, **given})
+    table = desk.serve(function, {**cache, **options})
     often = f" in {retries + 1} attempts" if retries else ""
     says = rf"look up key id = [12] and 1 more{often}: OSError\('down'\)"
     with pytest.raises(LookupFunctionError, match=says) as caught:
@@ -609,22 +611,22 @@ def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Op
 
 
 @pytest.mark.parametrize(("capacity", "calls", "most"), [(1, 6, 1), (3, 10, 3), (100, 7, 7)])
-def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: int, calls: int, most: int) -> None:
+def test_capacity_limits_the_calls_at_once(desk: Desk, capacity: int, calls: int, most: int) -> None:
     """That many are under way together, never more, and each answer goes to its own key; after a failure few new calls are begun."""
-    now, seen = [0], [0]
+    running, peak = [0], [0]
 
     async def answer(keys: pa.Table) -> pa.Table:
-        now[0] += 1
-        seen[0] = max(seen[0], now[0])
+        running[0] += 1
+        peak[0] = max(peak[0], running[0])
         for _ in range(keys.column("id")[0].as_py() % 4 + 1):
             await asyncio.sleep(0)
-        now[0] -= 1
+        running[0] -= 1
         return make_answer({n: [f"n{n}"] for n in range(calls)})(keys)
 
     function = AsyncFunction(answer, 1)
     table = desk.serve(function, {**ONCE, "lookup.async.capacity": capacity})
     assert pairs(table, *range(calls)) == [(n, f"n{n}") for n in range(calls)]
-    assert (seen[0], now[0]) == (most, 0)
+    assert (peak[0], running[0]) == (most, 0)
     function.answer = raises(ValueError())
     with pytest.raises(LookupFunctionError):
         pairs(table, *range(calls))
@@ -633,13 +635,13 @@ def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: in
 
 def test_a_wrong_answer_cancels_the_other_calls(desk: Desk, prompt: None) -> None:
     """An answer that would be wrong for any key is the lookup's end: calls under way are over before the next lookup begins."""
-    cancelled, now, seen = list[int](), [0], [0]
+    cancelled, running, peak = list[int](), [0], [0]
     failing = True
 
     async def answer(keys: pa.Table) -> pa.Table:
         (key,) = keys.column("id").to_pylist()
-        now[0] += 1
-        seen[0] = max(seen[0], now[0])
+        running[0] += 1
+        peak[0] = max(peak[0], running[0])
         try:
             if key == 3 and failing:
                 return pa.table({"id": [3]})
@@ -649,7 +651,7 @@ def test_a_wrong_answer_cancels_the_other_calls(desk: Desk, prompt: None) -> Non
             await asyncio.sleep(0)  # gives its connection back
             raise
         finally:
-            now[0] -= 1
+            running[0] -= 1
         return make_answer({n: [f"n{n}"] for n in range(9)})(keys)
 
     function = AsyncFunction(answer, 1)
@@ -660,7 +662,7 @@ def test_a_wrong_answer_cancels_the_other_calls(desk: Desk, prompt: None) -> Non
     failing = False
     assert len(pairs(table, 1, 2, 3, 4, 5)) == 5
     assert sorted(cancelled) == [1, 2, 4, 5]
-    assert (seen[0], now[0]) == (5, 0)
+    assert (peak[0], running[0]) == (5, 0)
     assert counted(table) == {"missCount": 10, "numLoadFailures": 5, "loadCount": 5}
 
 

@@ -61,10 +61,10 @@ def shop(api: Api) -> Api:
     return api
 
 
-def options_of(api: Api, *more: Options) -> dict[str, Any]:
+def make_options(api: Api, *more: Options) -> dict[str, Any]:
     options = {"lookup.http.url": f"{api.url}/customers/{{id}}", "lookup.schema": SCHEMA}
-    for others in more:
-        options |= others
+    for options_more in more:
+        options |= options_more
     return options
 
 
@@ -73,19 +73,19 @@ def of_many(api: Api) -> dict[str, str]:
 
 
 def by_body(api: Api) -> dict[str, str]:
-    found = {"lookup.http.url": f"{api.url}/find", "lookup.http.body": '{"ids": "{keys}", "active": true}'}
-    return found | {"lookup.http.rows": "data.items"}
+    options = {"lookup.http.url": f"{api.url}/find", "lookup.http.body": '{"ids": "{keys}", "active": true}'}
+    return options | {"lookup.http.rows": "data.items"}
 
 
 @CACHES
 @pytest.mark.parametrize("form", [lambda api: {}, of_many, by_body], ids=["one", "many", "body"])
 def test_rows_of_keys(shop: Api, desk: Desk, cache: Options, form: Any) -> None:
     """Rows come by their keys, absent keys and null have none, and a cache asks for each key once; in each form of request."""
-    table = desk.table("http", options_of(shop, cache, form(shop)))
-    for again in range(2):
-        found = table.get_many(ids(3, 9, 1, None, 3)).to_pylist()
-        assert [(one.pop("key_index"), one) for one in found] == [(0, row(3)), (2, row(1)), (4, row(3))]
-        expected = 0 if cache and again else 1 if form(shop) else 3
+    table = desk.table("http", make_options(shop, cache, form(shop)))
+    for repeat in range(2):
+        rows = table.get_many(ids(3, 9, 1, None, 3)).to_pylist()
+        assert [(fields.pop("key_index"), fields) for fields in rows] == [(0, row(3)), (2, row(1)), (4, row(3))]
+        expected = 0 if cache and repeat else 1 if form(shop) else 3
         assert shop.count() == expected
     if cache:
         assert counted(table) == {"hitCount": 5, "missCount": 3, "loadCount": 3}
@@ -94,25 +94,25 @@ def test_rows_of_keys(shop: Api, desk: Desk, cache: Options, form: Any) -> None:
 def test_batches(shop: Api, desk: Desk) -> None:
     """A request has at most `lookup.http.batch-size` keys; a body is sent as JSON, with the values of its own that it had."""
     table = desk.table(
-        "http", options_of(shop, by_body(shop), {"lookup.http.batch-size": 2, "lookup.async.capacity": 1})
+        "http", make_options(shop, by_body(shop), {"lookup.http.batch-size": 2, "lookup.async.capacity": 1})
     )
     assert table.get_many(ids(1, 2, 3)).num_rows == 3
     assert shop.requests == [
         ("POST", "/find", {"ids": [1, 2], "active": True}),
         ("POST", "/find", {"ids": [3], "active": True}),
     ]
-    assert {asked["Content-Type"] for asked in shop.asked} == {"application/json"}
+    assert {headers["Content-Type"] for headers in shop.asked} == {"application/json"}
 
 
 def test_texts_in_urls(api: Api, desk: Desk) -> None:
     """Keys that mean something in a URL are encoded; one that no path can have has no row, and causes no request."""
     texts = ["a/b", "..%2f..", "?x=1&y", "#", "ä€𝄞 %", "a,b", "{id}", "\n"]
     api.customers = {text: {"name": text.upper()} for text in texts}  # the answers do not repeat the key
-    table = desk.table("http", options_of(api, {"lookup.schema": "id STRING, name STRING"}))
-    found = table.get_many(pa.table({"id": [*texts, "", ".", ".."]})).to_pylist()
-    assert [(one["id"], one["name"]) for one in found] == [(text, text.upper()) for text in texts]
+    table = desk.table("http", make_options(api, {"lookup.schema": "id STRING, name STRING"}))
+    rows = table.get_many(pa.table({"id": [*texts, "", ".", ".."]})).to_pylist()
+    assert [(fields["id"], fields["name"]) for fields in rows] == [(text, text.upper()) for text in texts]
     assert api.count() == len(texts)
-    many = desk.table("http", options_of(api, of_many(api), ONCE, {"lookup.schema": "id STRING, name STRING"}))
+    many = desk.table("http", make_options(api, of_many(api), ONCE, {"lookup.schema": "id STRING, name STRING"}))
     with pytest.raises(
         LookupFunctionError,
         match=r"the key 'a,b' has a comma, which separates keys: put \{keys\} into lookup.http.body",
@@ -123,7 +123,7 @@ def test_texts_in_urls(api: Api, desk: Desk) -> None:
 def test_composite_keys(api: Api, desk: Desk) -> None:
     """Each key column has its place; two keys never share a request's text."""
     api.faults = [api.misbehave(200, [{"line": 2, "city": "Oslo"}])]
-    options = options_of(
+    options = make_options(
         api, {"lookup.keys": "order,line", "lookup.schema": "order STRING, line INT, city STRING"}, ONCE
     )
     table = desk.table("http", options | {"lookup.http.url": f"{api.url}/orders/{{order}}-{{line}}"})
@@ -176,7 +176,7 @@ def test_rows_by_path() -> None:
 def test_an_etag_is_sent_back(shop: Api, desk: Desk) -> None:
     """A row that the cache no longer has is asked for with its ETag: status 304 is the row, and a changed row comes whole."""
     shop.etags = True
-    table = desk.table("http", options_of(shop, PARTIAL))
+    table = desk.table("http", make_options(shop, PARTIAL))
     assert table.get(1) == [row(1)]
     table.invalidate(ids(1))
     assert table.get(1) == [row(1)]
@@ -193,7 +193,7 @@ def test_an_etag_is_sent_back(shop: Api, desk: Desk) -> None:
 def test_max_age_ends_before_the_caches_own_bound(shop: Api, desk: Desk) -> None:
     """A row, or that there is none, is used until max-age is over, less the Age; never longer than expire-after-write; also by other processes."""
     shop.headers = {"Cache-Control": "private, max-age=100", "Age": "40"}
-    table = desk.table("http", options_of(shop, PARTIAL))
+    table = desk.table("http", make_options(shop, PARTIAL))
     table.get_many(ids(1, 9))
     shop.headers = {}
     table.get_many(ids(2))
@@ -201,7 +201,7 @@ def test_max_age_ends_before_the_caches_own_bound(shop: Api, desk: Desk) -> None
     desk.clock.tick(59.0)
     table.get_many(ids(1, 9, 2))
     desk.restart()
-    desk.table("http", options_of(shop, PARTIAL)).get_many(ids(1, 9, 2))
+    desk.table("http", make_options(shop, PARTIAL)).get_many(ids(1, 9, 2))
     assert shop.count() == 0
     desk.clock.tick(1.5)
     shop.headers = {"Cache-Control": "max-age=1000000", "Age": "3000"}
@@ -220,7 +220,7 @@ def test_what_must_not_be_stored(shop: Api, desk: Desk, control: str) -> None:
     """It answers the lookup, and no other one; with no-store nothing of it comes to the disk, while other keys of the lookup are cached."""
     shop.etags = True
     shop.headers = {"Cache-Control": control}
-    table = desk.table("http", options_of(shop, PARTIAL))
+    table = desk.table("http", make_options(shop, PARTIAL))
     for _ in range(2):
         assert table.get_many(ids(1, 9))["name"].to_pylist() == ["name 1"]
         assert shop.count() == 2
@@ -233,7 +233,7 @@ def test_what_must_not_be_stored(shop: Api, desk: Desk, control: str) -> None:
         shop.reply(request, 200, customer(number), Cache_Control=control if number == 4 else "public")
 
     shop.faults = [answer] * 3
-    table = desk.table("http", options_of(shop, PARTIAL, {"lookup.async.capacity": 1}))
+    table = desk.table("http", make_options(shop, PARTIAL, {"lookup.async.capacity": 1}))
     for _ in range(2):
         assert table.get_many(ids(4, 5))["id"].to_pylist() == [4, 5]
     assert sorted(path for _, path, _ in shop.requests) == ["/customers/4", "/customers/4", "/customers/5"]
@@ -242,7 +242,7 @@ def test_what_must_not_be_stored(shop: Api, desk: Desk, control: str) -> None:
 def test_lifetimes() -> None:
     """As RFC 9111 says for a private cache; what cannot be parsed is not fresh."""
     now_s = 1_800_000_000.0
-    later, now = (email.utils.formatdate(now_s + seconds, usegmt=True) for seconds in (60, 0))
+    later, at_once = (email.utils.formatdate(now_s + seconds, usegmt=True) for seconds in (60, 0))
     for headers, expected in (
         ({}, float("inf")), ({"cache-control": "max-age=60"}, 60.0), ({"cache-control": 'Max-Age="60"', "age": "50"}, 10.0),
         ({"cache-control": "max-age=60, max-age=5"}, 5.0), ({"cache-control": "s-maxage=60"}, float("inf")),
@@ -251,7 +251,7 @@ def test_lifetimes() -> None:
         ({"cache-control": 'private="no-store"'}, float("inf")), ({"cache-control": "max-age=60", "age": "70"}, 0.0),
     ):  # fmt: skip
         assert lifetime_s(headers, now_s) == pytest.approx(expected), headers
-    for text, expected_s in (("5", 5.0), (later, 60.0), (now, 0.0), ("soon", None), ("-1", None), ("", None)):
+    for text, expected_s in (("5", 5.0), (later, 60.0), (at_once, 0.0), ("soon", None), ("-1", None), ("", None)):
         assert retry_after_s({"retry-after": text}, now_s) == expected_s
     assert has_next_page({"link": '<https://a/?page=1>; rel="prev", <https://a/?page=3>; rel="last next"'})
     assert not has_next_page({"link": '<https://a/next>; rel="prev"; title="next"'})
@@ -271,7 +271,7 @@ class Slept:
         return Clock(lambda: self.now_s, lambda: self.now_s, self.sleep)
 
 
-def function_of(api: Api, slept: Slept, **others: Any) -> HttpFunction:
+def make_http_function(api: Api, slept: Slept, **arguments: Any) -> HttpFunction:
     defaults: dict[str, Any] = {
         "batch_size": 1,
         "timeout_s": 20.0,
@@ -281,13 +281,13 @@ def function_of(api: Api, slept: Slept, **others: Any) -> HttpFunction:
     }
     reader = AnswerReader(parse_columns("id BIGINT, name STRING"), None, ("id",))
     template = RequestTemplate(f"{api.url}/customers/{{id}}", None)
-    return HttpFunction(template, reader, origin=api.url, clock=slept.clock(), **(defaults | others))
+    return HttpFunction(template, reader, origin=api.url, clock=slept.clock(), **(defaults | arguments))
 
 
 def test_retry_after_is_respected(shop: Api) -> None:
     """No request of this process is sent before the time that the server names; a lookup that would wait too long fails at once."""
     slept = Slept()
-    function = function_of(shop, slept)
+    function = make_http_function(shop, slept)
 
     async def run() -> None:
         await function.open()
@@ -358,7 +358,7 @@ def test_faults(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: s
     answer, expected = FAULTS[fault]
     defaults = {**HttpFunction.__init__.__kwdefaults__, "answer_bytes": 300_000}
     monkeypatch.setattr(HttpFunction.__init__, "__kwdefaults__", defaults)
-    table = desk.table("http", options_of(shop, PARTIAL, ONCE))
+    table = desk.table("http", make_options(shop, PARTIAL, ONCE))
     if callable(answer):
         shop.faults = [answer] * 3  # a connection that ends at once is tried again
     else:
@@ -374,7 +374,7 @@ def test_a_server_that_does_not_answer(shop: Api, desk: Desk) -> None:
     """It is waited for as long as `lookup.http.timeout`; other keys are answered."""
     ended = threading.Event()
     shop.faults = [lambda request: (ended.wait(20), broken(request))[0]]
-    table = desk.table("http", options_of(shop, ONCE, {"lookup.http.timeout": "300 ms", "lookup.async.capacity": 1}))
+    table = desk.table("http", make_options(shop, ONCE, {"lookup.http.timeout": "300 ms", "lookup.async.capacity": 1}))
     with pytest.raises(LookupFunctionError, match=r"no answer within lookup.http.timeout = 0.3 s"):
         table.get(1)
     ended.set()
@@ -384,8 +384,8 @@ def test_a_server_that_does_not_answer(shop: Api, desk: Desk) -> None:
 def test_retries(shop: Api, desk: Desk) -> None:
     """A request that fails is sent again, as for any provider; a status that says so for a batch is no answer."""
     shop.faults = [shop.misbehave(500), shop.misbehave(429), broken, broken]
-    assert desk.table("http", options_of(shop)).get(1) == [row(1)]
-    table = desk.table("http", options_of(shop, of_many(shop), ONCE))
+    assert desk.table("http", make_options(shop)).get(1) == [row(1)]
+    table = desk.table("http", make_options(shop, of_many(shop), ONCE))
     shop.faults = [shop.misbehave(404)] * 9
     with pytest.raises(LookupFunctionError, match=r"status 404 .*must answer a request for many keys with 200"):
         table.get_many(ids(1, 2))
@@ -400,7 +400,7 @@ def test_retries(shop: Api, desk: Desk) -> None:
 )
 def test_statuses_that_are_asked_again(shop: Api, desk: Desk, status: int, requests: int) -> None:
     """A request that the server refuses is not sent a second time; one that it cannot answer now is."""
-    table = desk.table("http", options_of(shop, {"lookup.max-retries": 2}))
+    table = desk.table("http", make_options(shop, {"lookup.max-retries": 2}))
     shop.faults = [shop.misbehave(status)] * requests
     with pytest.raises(
         LookupFunctionError,
@@ -414,7 +414,7 @@ def test_statuses_that_are_asked_again(shop: Api, desk: Desk, status: int, reque
 def test_redirects_on_the_same_server(shop: Api, desk: Desk) -> None:
     """They are followed, a few times; a POST only where it stays one."""
     shop.faults = [shop.misbehave(301, Location="/moved/1"), shop.misbehave(307, Location=f"{shop.url}/customers/2?x")]
-    table = desk.table("http", options_of(shop, ONCE))
+    table = desk.table("http", make_options(shop, ONCE))
     shop.customers["2"]["id"] = 1
     shop.faults[1] = shop.misbehave(307, Location=f"{shop.url}/customers/2")
     assert table.get(1)[0]["name"] == "name 2"
@@ -422,7 +422,7 @@ def test_redirects_on_the_same_server(shop: Api, desk: Desk) -> None:
     with pytest.raises(LookupFunctionError, match=r"more than 5 redirects"):
         table.get(1)
     shop.faults = [shop.misbehave(308, Location="/elsewhere")]
-    table = desk.table("http", options_of(shop, by_body(shop), ONCE))
+    table = desk.table("http", make_options(shop, by_body(shop), ONCE))
     assert table.get(3) == [row(3)]
     assert [path for _, path, _ in shop.requests[-2:]] == ["/find", "/elsewhere"]
     shop.faults = [shop.misbehave(303, Location="/elsewhere")]
@@ -439,7 +439,7 @@ class Customers(System):
         control, lifetime_s = fresh
         promised_s = max(min(60.0, lifetime_s), age_s)
         self._api, self._age_s = api, age_s
-        self.options = options_of(api, form, {"lookup.provider": "http", "lookup.schema": "id INT, city STRING"})
+        self.options = make_options(api, form, {"lookup.provider": "http", "lookup.schema": "id INT, city STRING"})
         partial = Way("PARTIAL", AGED, promised_s, promised_s - age_s, answered_s=age_s)
         self.ways = (Way("NONE", {}, age_s, answered_s=age_s), partial)
         api.headers = {"Age": f"{age_s:g}", **({"Cache-Control": control} if control else {})}
@@ -456,25 +456,30 @@ class Customers(System):
         """It shows the rows of the world."""
 
     def take_requests(self) -> Requests:
-        asked = Requests()
+        requests = Requests()
         for _, path, body in self._api.requests:
-            asked.keys += body["ids"] if body else map(int, path.rpartition("=" if "=" in path else "/")[2].split(","))
+            requests.keys += (
+                body["ids"] if body else map(int, path.rpartition("=" if "=" in path else "/")[2].split(","))
+            )
         self._api.count()
-        return asked
+        return requests
 
     @contextlib.contextmanager
     def interrupted(self, between: Callable[[], None]) -> Iterator[None]:
         make, read = RequestTemplate.make, AnswerReader.read
 
-        def made(template: RequestTemplate, keys: pa.Table) -> Any:
+        def make_between(template: RequestTemplate, keys: pa.Table) -> Any:
             between()
             return make(template, keys)
 
-        def was_read(reader: AnswerReader, *args: Any) -> pa.Table:
+        def read_between(reader: AnswerReader, *args: Any) -> pa.Table:
             between()
             return read(reader, *args)
 
-        with mock.patch.object(RequestTemplate, "make", made), mock.patch.object(AnswerReader, "read", was_read):
+        with (
+            mock.patch.object(RequestTemplate, "make", make_between),
+            mock.patch.object(AnswerReader, "read", read_between),
+        ):
             yield
 
 
@@ -493,29 +498,29 @@ def test_histories(api: Api, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 LOGINS: list[dict[str, str]] = [{"token": "first"}, {"user": "me", "password": "ö"}, {"X-API-Key": "third"}]
-ASKED: list[str] = []
+REQUESTED_URLS: list[str] = []
 
 
 def next_login(url: str) -> dict[str, str]:
     """What `lookup.credentials` names."""
-    ASKED.append(url)
-    return LOGINS[(len(ASKED) - 1) % len(LOGINS)]
+    REQUESTED_URLS.append(url)
+    return LOGINS[(len(REQUESTED_URLS) - 1) % len(LOGINS)]
 
 
 def test_credentials(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from the machine's environment or from a function, which is asked again if the server refuses them; no option and no error has them."""
-    ASKED.clear()
-    table = desk.table("http", options_of(shop, {"lookup.credentials": f"{__name__}:next_login"}))
+    REQUESTED_URLS.clear()
+    table = desk.table("http", make_options(shop, {"lookup.credentials": f"{__name__}:next_login"}))
     table.get(1)
     shop.faults = [shop.misbehave(401), shop.misbehave(401)]
     table.get_many(ids(2))
-    assert [asked.get("Authorization", asked.get("X-API-Key")) for asked in shop.asked] == [
+    assert [headers.get("Authorization", headers.get("X-API-Key")) for headers in shop.asked] == [
         "Bearer first", "Bearer first", "Basic bWU6w7Y=", "third",
     ]  # fmt: skip
-    assert [f"{shop.url}/customers/"] * 3 == ASKED
+    assert [f"{shop.url}/customers/"] * 3 == REQUESTED_URLS
     monkeypatch.setenv("SHOP_TOKEN", "s3cr3ts3cr3t")
     headers = {"lookup.http.header.Authorization": "Bearer ${SHOP_TOKEN}", "lookup.http.header.X-Tenant": "7"}
-    options = options_of(shop, headers, ONCE)
+    options = make_options(shop, headers, ONCE)
     desk.table("http", options).get(1)
     assert (shop.asked[-1]["Authorization"], shop.asked[-1]["X-Tenant"]) == ("Bearer s3cr3ts3cr3t", "7")
     shop.faults = [shop.misbehave(403, b"no access for Bearer s3cr3ts3cr3t")]
@@ -544,7 +549,7 @@ def test_credentials_that_fail(shop: Api, desk: Desk) -> None:
         LookupFunctionError,
         match=r"the function '.*:fails', which option lookup.credentials names, failed with ValueError",
     ) as caught:
-        desk.table("http", options_of(shop, ONCE, {"lookup.credentials": f"{__name__}:fails"})).get(1)
+        desk.table("http", make_options(shop, ONCE, {"lookup.credentials": f"{__name__}:fails"})).get(1)
     assert "hunter2" not in f"{caught.value} {caught.value.__cause__!r}"
     assert shop.count() == 0
 
@@ -613,13 +618,15 @@ def test_options_that_are_missing() -> None:
 def test_only_columns_that_are_read(shop: Api, desk: Desk) -> None:
     """A value of a column that is not read may be anything."""
     shop.customers["1"]["balance"] = "much"
-    assert desk.table("http", options_of(shop, {"lookup.columns": "name"})).get(1) == [{"id": 1, "name": "name 1"}]
+    assert desk.table("http", make_options(shop, {"lookup.columns": "name"})).get(1) == [{"id": 1, "name": "name 1"}]
 
 
 def test_a_server_that_comes_back(shop: Api, desk: Desk) -> None:
     """Lookups fail while it is away, with cached keys answered, and go on when it is back at its address."""
     server = StoppableApi(shop)
-    options = options_of(shop, PARTIAL, ONCE) | {"lookup.http.url": f"http://127.0.0.1:{server.port}/customers/{{id}}"}
+    options = make_options(shop, PARTIAL, ONCE) | {
+        "lookup.http.url": f"http://127.0.0.1:{server.port}/customers/{{id}}"
+    }
     table = desk.table("http", options)
     assert table.get(1) == [row(1)]
     server.stop()
@@ -633,7 +640,7 @@ def test_a_server_that_comes_back(shop: Api, desk: Desk) -> None:
 
 def test_a_forked_child(shop: Api, cache_dir: Path) -> None:
     """It has a client of its own, and its parent's is as before."""
-    options = options_of(shop, {"lookup.provider": "http", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir)})
+    options = make_options(shop, {"lookup.provider": "http", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir)})
     with LookupTable(None, options) as table:
         assert table.get(1) == [row(1)]
         child = os.fork()
@@ -657,12 +664,12 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_proxies_of_the_environment(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that the environment names is used, but not for hosts that it excepts."""
     monkeypatch.setenv("http_proxy", shop.url)
-    options = options_of(shop) | {"lookup.http.url": "http://api.invalid/customers/{id}"}
+    options = make_options(shop) | {"lookup.http.url": "http://api.invalid/customers/{id}"}
     assert desk.table("http", options).get(1) == [row(1)]
     assert shop.requests[0][1] == "http://api.invalid/customers/1"
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert desk.table("http", options_of(shop)).get(1) == [row(1)]
+    assert desk.table("http", make_options(shop)).get(1) == [row(1)]
 
 
 def test_certificates_are_verified(shop: Api, desk: Desk, tmp_path: Path) -> None:
@@ -673,7 +680,7 @@ def test_certificates_are_verified(shop: Api, desk: Desk, tmp_path: Path) -> Non
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server = StoppableApi(shop, context)
-    options = options_of(shop, ONCE) | {"lookup.http.url": f"https://127.0.0.1:{server.port}/customers/{{id}}"}
+    options = make_options(shop, ONCE) | {"lookup.http.url": f"https://127.0.0.1:{server.port}/customers/{{id}}"}
     with pytest.raises(LookupFunctionError, match=r"GET https://.*CERTIFICATE_VERIFY_FAILED"):
         desk.table("http", options).get(1)
     server.stop()
@@ -683,7 +690,7 @@ def test_certificates_are_verified(shop: Api, desk: Desk, tmp_path: Path) -> Non
 @pytest.mark.spark
 def test_a_stream(spark: SparkSession, shop: Api, tmp_path: Path) -> None:
     """Each micro-batch asks for the keys that no earlier one has asked for, once, from Spark's workers; a server that fails for a moment ends no stream."""
-    options = options_of(shop, PARTIAL, {"lookup.provider": "http", "lookup.cache.dir": str(tmp_path / "cache")})
+    options = make_options(shop, PARTIAL, {"lookup.provider": "http", "lookup.cache.dir": str(tmp_path / "cache")})
     (tmp_path / "facts").mkdir()
     facts = spark.readStream.schema("id LONG").parquet(str(tmp_path / "facts"))
     joined = lookup_join(facts, None, "id", options=options).select("id", "name")
@@ -694,8 +701,8 @@ def test_a_stream(spark: SparkSession, shop: Api, tmp_path: Path) -> None:
             pq.write_table(pa.table({"id": keys}), tmp_path / "facts" / f"{number}.parquet")
             query.processAllAvailable()
             assert shop.count() == (4, 2)[number]
-        seen = sorted(tuple(one) for one in spark.table("of_http").collect())
-        assert seen == sorted(
+        rows = sorted(tuple(fields) for fields in spark.table("of_http").collect())
+        assert rows == sorted(
             [(1, "name 1"), (1, "name 1"), (2, "name 2"), (2, "name 2"), (3, "name 3"), (9, None), (9, None)], key=str
         )
     finally:

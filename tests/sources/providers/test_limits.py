@@ -61,15 +61,15 @@ def test_no_period_has_more_calls(cache_dir: Path, rate: Rate, shared: bool) -> 
     processes = [
         RateLimit(host(cache_dir if shared else None, clock), "system", rate) for _ in range(3 if shared else 1)
     ]
-    begun: list[float] = []
+    starts: list[float] = []
     for _ in range(200):
         if rng.random() < 0.4:
             clock.tick(rng.choice((0.1, 0.5, 1.0, 3.0)) * rate.period_s / rate.calls)
         wait_s = rng.choice(processes).reserve()
-        earliest_s = begun[-rate.calls] + rate.period_s if len(begun) >= rate.calls else -math.inf
+        earliest_s = starts[-rate.calls] + rate.period_s if len(starts) >= rate.calls else -math.inf
         assert clock.steady_s + wait_s == pytest.approx(max(clock.steady_s, earliest_s))
-        begun.append(clock.steady_s + wait_s)
-    for first, after in zip(begun, begun[rate.calls :], strict=False):
+        starts.append(clock.steady_s + wait_s)
+    for first, after in zip(starts, starts[rate.calls :], strict=False):
         assert after - first >= rate.period_s * 0.999999
 
 
@@ -79,8 +79,8 @@ def test_a_rate_does_not_outlive_the_machine(cache_dir: Path) -> None:
     limit = RateLimit(host(cache_dir, clock), "system", rate)
     assert (limit.reserve(), limit.reserve()) == (0.0, 60.0)
     (state,) = (cache_dir / "v1" / "locks").glob("limit-*")
-    other = RateLimit(host(cache_dir, clock, "boot-2"), "system", rate)
-    assert (other.reserve(), other.reserve()) == (0.0, 60.0)
+    rebooted = RateLimit(host(cache_dir, clock, "boot-2"), "system", rate)
+    assert (rebooted.reserve(), rebooted.reserve()) == (0.0, 60.0)
     assert limit.reserve() == 0.0
     boot = state.read_bytes()[:16]
     for damage in (b"", b"\xff" * 32, boot + b"\xff" * 16, boot + b"\1" + b"\0" * 7 + b"\xff" * 8):
@@ -104,7 +104,7 @@ def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
     times: list[float] = []
     answer = make_answer({key: ["somebody"] for key in range(40)})
 
-    def asked(keys: pa.Table) -> pa.Table:
+    def count_and_answer(keys: pa.Table) -> pa.Table:
         times.append(desk.clock.steady_s)
         return answer(keys)
 
@@ -116,7 +116,9 @@ def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
         times.append(desk.clock.steady_s)
         raise ValueError("once")
 
-    functions = iter([make_function(kind, in_turn(fail_once, asked), 1), make_function(kind, asked, 1)])
+    functions = iter(
+        [make_function(kind, in_turn(fail_once, count_and_answer), 1), make_function(kind, count_and_answer, 1)]
+    )
     factory = desk.name(lambda context: provider(next(functions), version=version))
     options = {"lookup.rate-limit": 4, "lookup.async.timeout": "1 s"}
     assert len(pairs(desk.table(factory, options), *range(20))) == 20
@@ -134,19 +136,19 @@ def test_no_more_connections_than_allowed(cache_dir: Path) -> None:
     """Each counts for the whole host; one that is free, or whose process was killed, goes to the next."""
     clock = FakeClock()
     first, second = (Connections(host(cache_dir, clock), "system", 2) for _ in range(2))
-    held = [first.acquire(), second.acquire()]
-    assert None not in held
+    connections = [first.acquire(), second.acquire()]
+    assert None not in connections
     assert [first.acquire(), second.acquire()] == [None, None]
     assert not first.are_awaited
     with second.waiting():
         assert first.are_awaited
     assert not first.are_awaited
-    held.pop().release()
-    ready, done = os.pipe()
+    connections.pop().release()
+    ready, ready_end = os.pipe()
     child = os.fork()
     if not child:  # pragma: no cover
         assert Connections(host(cache_dir, clock), "system", 2).acquire() is not None
-        os.write(done, b"!")
+        os.write(ready_end, b"!")
         signal.pause()
     assert os.read(ready, 1) == b"!"
     assert first.acquire() is None
@@ -164,10 +166,10 @@ def test_a_connection_goes_to_whom_waits(desk: Desk) -> None:
     log = collections.Counter[str]()
 
     def function(name: str) -> Any:
-        told = make_function("sync", make_answer(USERS))
-        told.opens = lambda: log.update([f"{name} opened"])
-        told.close = lambda: log.update([f"{name} closed"])  # type: ignore[method-assign]
-        return told
+        result = make_function("sync", make_answer(USERS))
+        result.opens = lambda: log.update([f"{name} opened"])
+        result.close = lambda: log.update([f"{name} closed"])  # type: ignore[method-assign]
+        return result
 
     functions = iter([function("first"), function("second")])
     name = desk.name(lambda context: provider(next(functions)))
@@ -177,8 +179,8 @@ def test_a_connection_goes_to_whom_waits(desk: Desk) -> None:
     assert names(first, 1) == ["Alice"]
     desk.restart()
     second = desk.table(name, options)
-    got = beside(lambda: names(second, 2))
-    assert got() == ["Bob", "Charlie"]
+    result = beside(lambda: names(second, 2))
+    assert result() == ["Bob", "Charlie"]
     assert log == {"first opened": 1, "first closed": 1, "second opened": 1}
     assert second.metrics()["connectionWaitCount"] == 1
 
@@ -205,12 +207,12 @@ def test_a_scan_is_a_connection_and_the_wait_for_one_ends(desk: Desk, gate: thre
         return FullCachingLookupProvider(scan, SCHEMA, version=lambda: "1")
 
     name = desk.name(whole)
-    taken = Connections(host(desk.cache_dir, desk.clock), key_of(name, ""), 1).acquire()
-    assert taken is not None
+    connection = Connections(host(desk.cache_dir, desk.clock), key_of(name, ""), 1).acquire()
+    assert connection is not None
     whole_table = desk.table(name, {"lookup.max-connections": 1, "lookup.async.timeout": "1 s"})
     with pytest.raises(LookupTimeoutError, match=r"lookup\.max-connections"):
         whole_table.get(1)
-    taken.release()
+    connection.release()
     assert names(whole_table, 1) == ["Alice"]
 
 
@@ -231,14 +233,16 @@ def test_versions_and_changes_are_calls_on_connections(
             connected.remove(name)
         return answer
 
-    told = make_function("sync", make_answer(USERS))
-    told.opens = lambda: connects("function")
-    told.close = lambda: connected.remove("function")  # type: ignore[method-assign]
+    function = make_function("sync", make_answer(USERS))
+    function.opens = lambda: connects("function")
+    function.close = lambda: connected.remove("function")  # type: ignore[method-assign]
     changed = pa.table({"id": pa.array([1], pa.int64())})
 
     def factory(context: LookupContext) -> LookupProvider:
         changes = lambda since: connects("changes", changed)  # noqa: E731
-        return LookupFunctionProvider(told, SCHEMA, lambda: connects("version", str(next(versions))), changes=changes)
+        return LookupFunctionProvider(
+            function, SCHEMA, lambda: connects("version", str(next(versions))), changes=changes
+        )
 
     table = desk.table(factory, {**PARTIAL, "lookup.max-connections": 1, **ONCE})
     for _ in range(3):
@@ -325,17 +329,17 @@ def test_keys_that_fail_among_others_are_no_failure_of_the_system(desk: Desk) ->
 
 def test_a_version_that_fails_opens_the_circuit(desk: Desk) -> None:
     """A system that is down fails before any lookup, and is not asked for its version either."""
-    asked: list[int] = []
+    calls: list[int] = []
 
     def version() -> str:
-        asked.append(1)
+        calls.append(1)
         raise ConnectionError("no route")
 
     table = desk.serve(users(), {**BREAKER, **PARTIAL}, version=version)
     for _ in range(9):
         with pytest.raises(LookupFunctionError):
             table.get(1)
-    assert len(asked) == 5
+    assert len(calls) == 5
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,10 @@ class Whole:
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         self.scans += 1
-        for key, found in self.people.items():
+        for key, row_names in self.people.items():
             if self.problem is not None and key == 2:
                 raise self.problem
-            yield pa.RecordBatch.from_pydict({"id": [key] * len(found), "name": list(found)}, SCHEMA)
+            yield pa.RecordBatch.from_pydict({"id": [key] * len(row_names), "name": list(row_names)}, SCHEMA)
 
     def triggered(self, context: LookupContext) -> LookupProvider:
         return FullCachingLookupProvider(self.scan, SCHEMA, self.trigger)
@@ -108,28 +108,28 @@ class Whole:
 
 def test_what_a_factory_is_told(desk: Desk) -> None:
     """Keys, options without their prefix, and the path; what was not given is None. Once more if not all columns are wanted."""
-    told: list[LookupContext] = []
+    contexts: list[LookupContext] = []
     schema = pa.schema([("id", pa.int64()), ("more", pa.int64()), ("name", pa.string()), ("flag", pa.bool_())])
 
     def factory(context: LookupContext) -> LookupProvider:
-        told.append(context)
+        contexts.append(context)
         return provider(users(), schema)
 
     desk.table(factory)
-    assert told.pop() == LookupContext(("id",), None, {}, None)
+    assert contexts.pop() == LookupContext(("id",), None, {}, None)
     options = {
         "lookup.keys": "name,id",
         "lookup.provider.table": "users",
         "lookup.provider.connect.timeout": 5,
         "lookup.provider.safe": True,
     }
-    given = {"table": "users", "connect.timeout": "5", "safe": "true"}
-    context = LookupContext(("name", "id"), None, given, "jdbc:anything/at all")
+    parsed = {"table": "users", "connect.timeout": "5", "safe": "true"}
+    context = LookupContext(("name", "id"), None, parsed, "jdbc:anything/at all")
     desk.table(factory, options, path="jdbc:anything/at all")
-    assert told == [context]
+    assert contexts == [context]
     more = {"lookup.columns": "flag, `name`", "lookup.where": "more = 1"}
     desk.table(factory, {**options, **more}, path="jdbc:anything/at all")
-    assert told[1:] == [context, dataclasses.replace(context, columns=("more", "flag"))]
+    assert contexts[1:] == [context, dataclasses.replace(context, columns=("more", "flag"))]
     with pytest.raises(AttributeError):
         context.keys = ()  # type: ignore[misc]
 
@@ -147,15 +147,15 @@ def test_factories_that_fail(desk: Desk, tmp_path: Path, monkeypatch: pytest.Mon
     ):
         with pytest.raises(OptionError, match=f"option lookup.provider = '{name}'.*{says}"):
             desk.table(name)
-    ours, made = OptionError("option lookup.provider.table is missing"), provider(users())
-    name = desk.name(in_turn(raises(ValueError("gone")), raises(ours), lambda context: made))
+    error, result = OptionError("option lookup.provider.table is missing"), provider(users())
+    name = desk.name(in_turn(raises(ValueError("gone")), raises(error), lambda context: result))
     for says in (rf"{name}' failed: ValueError\('gone'\)", r"^option lookup.provider.table is missing$"):
         with pytest.raises(OptionError, match=says):
             desk.table(name)
     assert names(desk.table(name), 1) == ["Alice"]
 
 
-def of(**more: pa.DataType) -> pa.Schema:
+def make_schema(**more: pa.DataType) -> pa.Schema:
     return pa.schema({"id": pa.int64(), **more})
 
 
@@ -178,7 +178,7 @@ def test_a_factory_that_returns_something_else(desk: Desk, returned: Any, kind: 
 
 def test_columns_that_cannot_be_read(desk: Desk) -> None:
     """They are refused by name, unless lookup.columns leaves them out; so are keys."""
-    schema = of(name=pa.string(), at=pa.time64("us"), A=pa.int64(), a=pa.int64())
+    schema = make_schema(name=pa.string(), at=pa.time64("us"), A=pa.int64(), a=pa.int64())
     name = desk.name(lambda context: provider(users(), schema))
     for options, says in (
         ({}, r"column 'at': type time64.*\(provider .*provider_1:make\).* out with lookup.columns"),
@@ -258,8 +258,8 @@ def test_a_table_needs_a_path_or_a_provider_with_keys(desk: Desk) -> None:
 def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Options) -> None:
     """Within a process they share a provider, its function, its cache and its counters; so does a pickled copy of one."""
     function = make_function(kind, make_answer(USERS))
-    left = iter([function])  # the provider of a second one could not be made
-    name = desk.name(lambda context: provider(next(left)))
+    providers = iter([function])  # the provider of a second one could not be made
+    name = desk.name(lambda context: provider(next(providers)))
     tables = [desk.table(name, cache) for _ in range(2)]
     tables.append(pickle.loads(pickle.dumps(tables[0])))
     for table in tables:
@@ -275,20 +275,20 @@ def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Option
 
 
 @pytest.mark.parametrize(
-    ("other", "lookups", "hits"),
+    ("more", "lookups", "hits"),
     [({"lookup.provider.region": "eu"}, 2, 1), ({"lookup.keys": "name"}, 2, 2), ({"lookup.max-retries": 7}, 1, 3)],
 )
-def test_tables_of_other_options(desk: Desk, other: Options, lookups: int, hits: int) -> None:
+def test_tables_of_other_options(desk: Desk, more: Options, lookups: int, hits: int) -> None:
     """Other options of the provider are another table; other columns and keys are of the same table, and need other rows."""
     function = SyncFunction(lambda keys: pa.table({"id": [1], "name": ["Alice"]}))
     name = desk.name(lambda context: provider(function))
-    one, two = desk.table(name, PARTIAL), desk.table(name, {**PARTIAL, **other})
+    first, second = desk.table(name, PARTIAL), desk.table(name, {**PARTIAL, **more})
     for _ in range(2):
-        assert len(one.get(1)) == 1
-        assert len(two.get("Alice" if "lookup.keys" in other else 1)) == 1
+        assert len(first.get(1)) == 1
+        assert len(second.get("Alice" if "lookup.keys" in more else 1)) == 1
     assert len(function.log.tables) == lookups
     misses = 4 - hits if hits > 1 else 1
-    assert counted(one) == {"hitCount": hits, "missCount": misses, "loadCount": misses}
+    assert counted(first) == {"hitCount": hits, "missCount": misses, "loadCount": misses}
 
 
 def test_a_factory_may_use_a_table(desk: Desk, tmp_path: Path) -> None:
@@ -318,18 +318,18 @@ def test_a_function_is_closed_with_the_last_table(desk: Desk, kind: str) -> None
     """When the last table that uses it is closed, so is a function, in its thread; what is asked afterwards opens it again."""
     function = make_function(kind, make_answer(USERS))
     name = desk.name(lambda context: provider(function))
-    unused, one, two, three = (desk.table(name) for _ in range(4))
+    unused, first, second, third = (desk.table(name) for _ in range(4))
     unused.describe()
     unused.close()
     assert function.log.events == []  # nor is it closed if it was not opened
-    assert names(one, 1) == names(two, 1) == ["Alice"]
-    one.close()
-    one.close()
+    assert names(first, 1) == names(second, 1) == ["Alice"]
+    first.close()
+    first.close()
     assert function.log.names == ["open", "lookup", "lookup"]
-    two.close()
+    second.close()
     assert function.log.names == ["open", "lookup", "lookup", "close"]
     assert len({thread for _, thread in function.log.events}) == 1
-    assert names(three, 2) == ["Bob", "Charlie"]
+    assert names(third, 2) == ["Bob", "Charlie"]
     assert function.log.names[4:] == ["open", "lookup"]
 
 
@@ -348,10 +348,10 @@ def test_closing_may_fail(desk: Desk, prompt: None, gate: threading.Event) -> No
 def test_what_a_table_says_of_itself(desk: Desk) -> None:
     """Its path is the provider's name, its version is of the text of version(), its options are shown."""
     table = desk.serve(users(), {"lookup.provider.region": "eu"}, version=lambda: "1")
-    shown = table.describe()
-    assert shown["path"].startswith("provider:provider_1:make/")
-    assert (shown["columns"], shown["version"]) == ({"id": "int64", "name": "string"}, table.version)
-    assert "lookup.provider.region='eu'" in shown["options"]
+    description = table.describe()
+    assert description["path"].startswith("provider:provider_1:make/")
+    assert (description["columns"], description["version"]) == ({"id": "int64", "name": "string"}, table.version)
+    assert "lookup.provider.region='eu'" in description["options"]
     with pytest.raises(OptionError, match=r"only 'FULL' has a snapshot"):
         table.reload()
 
@@ -408,10 +408,10 @@ def test_a_forked_child_opens_a_function_of_its_own(tmp_path: Path, cache: Optio
 
 def everybody(table: LookupTable) -> dict[int | None, list[str]]:
     """All rows of a scan, by id."""
-    found: dict[int | None, list[str]] = {}
+    names: dict[int | None, list[str]] = {}
     for row in table.scan().to_pylist():
-        found.setdefault(row["id"], []).append(row["name"])
-    return found
+        names.setdefault(row["id"], []).append(row["name"])
+    return names
 
 
 def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
@@ -469,7 +469,7 @@ def test_bad_scans(desk: Desk, bad: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "asked", "found"),
+    ("where", "lookups", "expected"),
     [
         ("id IN (1, 2) AND name LIKE 'C%'", [[1, 2]], {"Charlie"}),
         ("id IN (1, 2) AND id = 2", [[2]], {"Bob", "Charlie"}),
@@ -478,19 +478,19 @@ def test_bad_scans(desk: Desk, bad: str) -> None:
 )
 @EITHER
 def test_a_scan_for_some_keys(
-    desk: Desk, kind: str, where: str, asked: list[list[int]], found: set[str], cache: Options
+    desk: Desk, kind: str, where: str, lookups: list[list[int]], expected: set[str], cache: Options
 ) -> None:
     """A predicate, of the table or of the scan, that fixes the keys makes it a lookup: those are asked for, once, and no others."""
     function = make_function(kind, make_answer(USERS))
     rows = desk.serve(function, {**cache, "lookup.where": where}).scan()
-    assert set(rows.column("name").to_pylist()) == found
+    assert set(rows.column("name").to_pylist()) == expected
     assert rows.schema.equals(SCHEMA)
     table = desk.serve(function, cache)
     for _ in range(2):
-        assert set(table.scan(["name"], where).column("name").to_pylist()) == found
+        assert set(table.scan(["name"], where).column("name").to_pylist()) == expected
     assert names(table, 2) == ["Bob", "Charlie"]  # a lookup finds what a scan has brought
-    more = [] if found else [[2]]
-    assert function.log.requested_keys == (asked * 2 + more if cache else [*asked * 3, [2]])
+    more = [] if expected else [[2]]
+    assert function.log.requested_keys == (lookups * 2 + more if cache else [*lookups * 3, [2]])
 
 
 @CACHES
@@ -514,7 +514,7 @@ def test_a_scan_that_does_not_say_which_keys(desk: Desk, cache: Options) -> None
 NAMES = {n: [f"n{n}"] for n in range(1000)}
 
 
-def fails_for(*poison: int) -> Answer:
+def fail_keys(*poison: int) -> Answer:
     """Answers any keys but these."""
 
     def answer(keys: pa.Table) -> pa.Table:
@@ -531,7 +531,7 @@ def fails_for(*poison: int) -> Answer:
 @pytest.mark.parametrize("poison", [(13,), (1, 2, 3), tuple(range(1, 31, 2))])
 def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int | None, poison: tuple[int, ...]) -> None:
     """The error names a key that failed, how many more did, and why; it has the rows of the others, which are kept."""
-    function = make_function(kind, fails_for(*poison), size)
+    function = make_function(kind, fail_keys(*poison), size)
     table = desk.serve(function, {**cache, **ONCE})
     more = f"; {len(poison) - 1} more of 30 keys failed, too" if len(poison) > 1 else ""
     # Which key comes first is not said.
@@ -558,7 +558,7 @@ def test_what_a_bad_key_costs(desk: Desk, kind: str, cache: Options, size: int |
 @pytest.mark.parametrize("size", [None, 1, 10])
 def test_a_system_that_is_down_gets_few_calls_more(desk: Desk, size: int | None, retries: int) -> None:
     """After the attempts of one call, three single keys are tried."""
-    function = make_function("sync", fails_for(*range(100)), size)
+    function = make_function("sync", fail_keys(*range(100)), size)
     table = desk.serve(function, {**PARTIAL, "lookup.max-retries": retries})
     with pytest.raises(LookupFunctionError, match="key id = 0"):
         pairs(table, *range(100))

@@ -35,7 +35,7 @@ PEOPLE = pa.table({"id": [1, 2, 3], "name": ["one", "o'two", "drei"], "n": [10, 
 Write = Callable[[pa.Table], None]
 
 
-def factory_of(path: str, options: Options) -> Callable[[LookupContext], LookupProvider]:
+def make_factory(path: str, options: Options) -> Callable[[LookupContext], LookupProvider]:
     """The factory of the provider that reads with these options."""
     parsed = parse_options({"path": path, **options} if path else dict(options))
     system = system_options(parsed)
@@ -63,20 +63,24 @@ def inserts(database: Database, table: str, rows: pa.Table) -> list[str]:
     return [f"INSERT INTO {database.quoted(table)} VALUES {', '.join(lines)}"] if lines else []
 
 
-def people_of(database: Database) -> tuple[dict[str, str], Write]:
+def create_people(database: Database) -> tuple[dict[str, str], Write]:
     """(the options that read a new table of the database, a function that writes it and notes what has changed)."""
     text = "VARCHAR(100)" if database.mark == "`" else "TEXT"
     people = database.create(f"id BIGINT, name {text}, n BIGINT")
     changed, versions = database.create(f"version BIGINT, id BIGINT, name {text}"), database.create("n BIGINT", "(0)")
-    written = [ROWS.slice(0, 0)]
+    versions_written = [ROWS.slice(0, 0)]
 
     def write(rows: pa.Table) -> None:
-        keys, number = changed_keys(written[-1], rows, KEYS), len(written)
+        keys, number = changed_keys(versions_written[-1], rows, KEYS), len(versions_written)
         noted = keys.add_column(0, "version", pa.array([number] * keys.num_rows, pa.int64()))
-        ours = [f"DELETE FROM {database.quoted(people)}", *inserts(database, people, rows)]
-        ours += [*inserts(database, changed, noted), f"UPDATE {database.quoted(versions)} SET n = {number}", "COMMIT"]
-        database.transaction(ours)
-        written.append(rows)
+        statements = [f"DELETE FROM {database.quoted(people)}", *inserts(database, people, rows)]
+        statements += [
+            *inserts(database, changed, noted),
+            f"UPDATE {database.quoted(versions)} SET n = {number}",
+            "COMMIT",
+        ]
+        database.transaction(statements)
+        versions_written.append(rows)
 
     write(ROWS)
     return {
@@ -95,7 +99,7 @@ def away(file: Path) -> Iterator[None]:
     hidden.rename(file)
 
 
-def outage_of(database: Database) -> contextlib.AbstractContextManager[None]:
+def make_outage(database: Database) -> contextlib.AbstractContextManager[None]:
     if database.server is None:
         return away(Path(urllib.parse.unquote(database.url.partition(":///")[2])))
 
@@ -112,17 +116,22 @@ def outage_of(database: Database) -> contextlib.AbstractContextManager[None]:
 def test_databases(request: pytest.FixtureRequest, fixture: str) -> None:
     """Two key columns, one of which differs in case only; several rows of a key, nulls."""
     database: Database = request.getfixturevalue(fixture)
-    options, _ = people_of(database)
-    check_provider(factory_of(database.url, options), ROWS, KEYS, largest_call=200)
+    options, _ = create_people(database)
+    check_provider(make_factory(database.url, options), ROWS, KEYS, largest_call=200)
 
 
 @pytest.mark.nightly
 def test_databases_beside_writes(database: Database) -> None:
     """With versions, changes and many rows; and while the database is away. Nobody can write a file of DuckDB that others read."""
-    options, write = people_of(database)
-    written = {} if database.scheme == "duckdb" else {"write": write}
+    options, write = create_people(database)
+    writer = {} if database.scheme == "duckdb" else {"write": write}
     check_provider(
-        factory_of(database.url, options), ROWS, KEYS, largest_call=1000, outage=lambda: outage_of(database), **written
+        make_factory(database.url, options),
+        ROWS,
+        KEYS,
+        largest_call=1000,
+        outage=lambda: make_outage(database),
+        **writer,
     )
 
 
@@ -176,7 +185,7 @@ def test_keys_of_databases(request: pytest.FixtureRequest, fixture: str, kind: s
     for statement in inserts(database, name, rows):
         database.execute(statement)
     options = {"lookup.table": database.quoted(name), "lookup.keys": "k"}
-    check_provider(factory_of(database.url, options), rows, "k", largest_call=50)
+    check_provider(make_factory(database.url, options), rows, "k", largest_call=50)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +202,7 @@ def test_redis(redis_server: RedisServer, key: str, more: Options) -> None:
             for row in rows.to_pylist():
                 place = ":".join(["person", *(str(row[name]) for name in names)])
                 if more:
-                    pipeline.set(place, json_of(row))
+                    pipeline.set(place, encode_row(row))
                 else:
                     pipeline.hset(place, mapping={name: value for name, value in row.items() if value is not None})
             pipeline.execute()
@@ -209,11 +218,17 @@ def test_redis(redis_server: RedisServer, key: str, more: Options) -> None:
     options = {"lookup.provider": "redis", "lookup.redis.key-pattern": pattern, "lookup.keys": key, **more}
     options["lookup.schema"] = "id BIGINT, name STRING, n BIGINT"
     check_provider(
-        factory_of(redis_server.url, options), PEOPLE, names, write=write, outage=outage, largest_call=200, timeout_s=60
+        make_factory(redis_server.url, options),
+        PEOPLE,
+        names,
+        write=write,
+        outage=outage,
+        largest_call=200,
+        timeout_s=60,
     )
 
 
-def json_of(row: dict[str, Any]) -> bytes:
+def encode_row(row: dict[str, Any]) -> bytes:
     return json.dumps(row).encode()
 
 
@@ -239,4 +254,4 @@ def test_http(api: Api, key: str, form: Options) -> None:
         "lookup.schema": "id BIGINT, name STRING, n BIGINT",
     }
     options["lookup.http.url"] = api.url + form["lookup.http.url"]
-    check_provider(factory_of("", options), PEOPLE, key, write=write, largest_call=200)
+    check_provider(make_factory("", options), PEOPLE, key, write=write, largest_call=200)

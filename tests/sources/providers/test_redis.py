@@ -43,10 +43,10 @@ def shop(redis_server: RedisServer) -> RedisServer:
     return redis_server
 
 
-def table_of(desk: Desk, server: RedisServer, *more: Options) -> LookupTable:
+def open_table(desk: Desk, server: RedisServer, *more: Options) -> LookupTable:
     options: dict[str, Any] = {"lookup.redis.key-pattern": "customer:{id}", "lookup.schema": SCHEMA}
-    for others in more:
-        options |= others
+    for options_more in more:
+        options |= options_more
     return desk.table("redis", options, server.url)
 
 
@@ -55,13 +55,13 @@ def test_rows_of_hashes(shop: RedisServer, desk: Desk, cache: Options) -> None:
     """Fields are columns in their types, a missing field is null, a missing key has no row; a cache asks for each key once."""
     shop.client.hset("customer:1", mapping=HASH)
     shop.client.hset("customer:2", mapping={"name": "b", "balance": "", "id": "2"})
-    table = table_of(desk, shop, cache)
+    table = open_table(desk, shop, cache)
     nothing = dict.fromkeys(ROW)
-    for again in range(2):
-        found = table.get_many(ids(2, 9, 1, None, 2)).to_pylist()
+    for repeat in range(2):
+        rows = table.get_many(ids(2, 9, 1, None, 2)).to_pylist()
         second = {**nothing, "id": 2, "name": "b"}
-        assert found == [{**second, "key_index": 0}, {**ROW, "key_index": 2}, {**second, "key_index": 4}]
-        assert shop.calls()["hgetall"] == 3 * (1 if cache else again + 1)
+        assert rows == [{**second, "key_index": 0}, {**ROW, "key_index": 2}, {**second, "key_index": 4}]
+        assert shop.calls()["hgetall"] == 3 * (1 if cache else repeat + 1)
     if cache:
         assert counted(table) == {"hitCount": 5, "missCount": 3, "loadCount": 3}
 
@@ -70,7 +70,7 @@ def test_rows_of_json(shop: RedisServer, desk: Desk) -> None:
     """A string with an object is a row; one that is no object is an error that names its key, and other keys are answered."""
     of_json = {"lookup.redis.value": "json", "lookup.schema": "id BIGINT, name STRING, tags ARRAY<STRING>"}
     shop.client.set("customer:1", json.dumps({"name": "a", "tags": ["x", None], "more": 1}))
-    table = table_of(desk, shop, of_json, PARTIAL, ONCE)
+    table = open_table(desk, shop, of_json, PARTIAL, ONCE)
     assert table.get(1) == [{"id": 1, "name": "a", "tags": ["x", None]}]
     for value, expected in (
         (b"[1]", r"Redis key 'customer:2' does not hold a JSON object: \[1\]"), (b"", "does not hold a JSON object"), (b'{"name": "\xff"}', "does not hold a JSON object"),
@@ -89,14 +89,14 @@ def test_values_of_another_type(shop: RedisServer, desk: Desk) -> None:
     shop.client.set("customer:2", "{}")
     shop.client.hset("customer:3", mapping={"balance": "much"})
     shop.client.hset("customer:4", mapping={"name": b"\xff"})
-    table = table_of(desk, shop, ONCE)
+    table = open_table(desk, shop, ONCE)
     for key, expected in (
         (1, r"Redis key 'customer:1' holds a list, but lookup.redis.value says a hash"), (2, "Redis key 'customer:2' holds a string"),
         (3, r"column 'balance' of Redis key 'customer:3': 'much' is not a valid decimal"), (4, "column 'name' of Redis key 'customer:4'"),
     ):  # fmt: skip
         with pytest.raises(LookupFunctionError, match=expected):
             table.get(key)
-    json_of = table_of(desk, shop, ONCE, {"lookup.redis.value": "JSON"})
+    json_of = open_table(desk, shop, ONCE, {"lookup.redis.value": "JSON"})
     with pytest.raises(
         LookupFunctionError,
         match=r"Redis key 'customer:1' holds a list, but lookup.redis.value says a string with JSON",
@@ -109,11 +109,11 @@ def test_names_of_keys(shop: RedisServer, desk: Desk) -> None:
     for text in ["", *TEXTS]:
         shop.client.hset("{c}:" + text + ":x", mapping={"name": text.upper()})
     texts = {"lookup.schema": "id STRING, name STRING", "lookup.redis.key-pattern": "{{c}}:{id}:x"}
-    found = table_of(desk, shop, texts).get_many(pa.table({"id": ["", *TEXTS]})).to_pylist()
-    assert [one["name"] for one in found] == [text.upper() for text in ["", *TEXTS]]
+    rows = open_table(desk, shop, texts).get_many(pa.table({"id": ["", *TEXTS]})).to_pylist()
+    assert [row["name"] for row in rows] == [text.upper() for text in ["", *TEXTS]]
     pair = {"lookup.schema": "a STRING, b STRING, v INT", "lookup.keys": "b,a", "lookup.redis.key-pattern": "o:{a}:{b}"}
     shop.client.hset("o:x:y:z", mapping={"v": 1})
-    table = table_of(desk, shop, pair, ONCE)
+    table = open_table(desk, shop, pair, ONCE)
     assert table.get(("y:z", "x")) == [{"a": "x", "b": "y:z", "v": 1}]
     with pytest.raises(LookupFunctionError, match=r"a = 'x:y' contains ':', which separates it"):
         table.get(("z", "x:y"))
@@ -125,15 +125,15 @@ def test_many_keys_are_few_round_trips(shop: RedisServer, desk: Desk) -> None:
         for number in range(0, 5000, 2):
             pipeline.hset(f"customer:{number}", mapping={"name": str(number)})
         pipeline.execute()
-    found = table_of(desk, shop).get_many(pa.table({"id": range(5000)}))
-    assert found["name"].to_pylist() == [str(number) for number in range(0, 5000, 2)]
+    rows = open_table(desk, shop).get_many(pa.table({"id": range(5000)}))
+    assert rows["name"].to_pylist() == [str(number) for number in range(0, 5000, 2)]
     assert shop.calls()["hgetall"] == 5000
 
 
 def test_a_server_that_is_killed(shop: RedisServer, desk: Desk) -> None:
     """Lookups fail while it is away, cached keys are answered, and what it has after its return comes on the old connection's successor."""
     shop.client.hset("customer:1", mapping={"name": "a"})
-    cached, plain = table_of(desk, shop, PARTIAL, ONCE), table_of(desk, shop, ONCE)
+    cached, plain = open_table(desk, shop, PARTIAL, ONCE), open_table(desk, shop, ONCE)
     assert cached.get(1) == plain.get(1)
     shop.stop()
     try:
@@ -185,13 +185,13 @@ class Customers(System):
     def interrupted(self, between: Callable[[], None]) -> Iterator[None]:
         ask = RedisFunction._ask
 
-        def asked(function: RedisFunction, names: Sequence[str]) -> list[Any]:
+        def ask_between(function: RedisFunction, names: Sequence[str]) -> list[Any]:
             between()
             answers = ask(function, names)
             between()
             return answers
 
-        with mock.patch.object(RedisFunction, "_ask", asked):
+        with mock.patch.object(RedisFunction, "_ask", ask_between):
             yield
 
 
@@ -215,18 +215,18 @@ def test_a_cluster(desk: Desk) -> None:
         second.client.execute_command("CLUSTER SET-CONFIG-EPOCH", 2)
         first.client.execute_command("CLUSTER MEET", "127.0.0.1", second.port, second.cluster_port)
         for server in (first, second):
-            wait_for(lambda server=server: server.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+            wait_until(lambda server=server: server.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
         for number in range(40):
             slot = first.client.execute_command("CLUSTER KEYSLOT", f"customer:{number}")
             (first if slot <= 8000 else second).client.hset(f"customer:{number}", mapping={"name": str(number)})
-        table = table_of(desk, first)
+        table = open_table(desk, first)
         for _ in range(2):
             assert table.get_many(pa.table({"id": range(41)}))["name"].to_pylist() == [
                 str(number) for number in range(40)
             ]
 
 
-def wait_for(holds: Any) -> None:
+def wait_until(holds: Any) -> None:
     """Until a cluster has found itself: its servers tell each other by themselves."""
     deadline = time.monotonic() + 60
     while not holds():
@@ -246,15 +246,15 @@ def test_credentials(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         server.client.execute_command("ACL", "SETUSER", "reader", "on", ">hunter2", "~customer:*", "+hgetall")
         server.client.hset("customer:1", mapping={"name": "a"})
         with pytest.raises(LookupFunctionError, match=r"AuthenticationError|NOAUTH"):
-            table_of(desk, server, ONCE).get(1)
-        assert table_of(desk, server, ONCE, {"lookup.credentials": f"{__name__}:of_server"}).get(1)[0]["name"] == "a"
+            open_table(desk, server, ONCE).get(1)
+        assert open_table(desk, server, ONCE, {"lookup.credentials": f"{__name__}:of_server"}).get(1)[0]["name"] == "a"
         desk.restart()
         monkeypatch.setenv("REDISCLI_AUTH", "s3cr3t")
-        assert table_of(desk, server, ONCE).get(1)[0]["name"] == "a"
+        assert open_table(desk, server, ONCE).get(1)[0]["name"] == "a"
         desk.restart()
         monkeypatch.setenv("REDISCLI_AUTH", "wrong-s3cr3t")
         with pytest.raises(LookupFunctionError, match="AuthenticationError") as caught:
-            table_of(desk, server, ONCE).get(1)
+            open_table(desk, server, ONCE).get(1)
         assert "wrong-s3cr3t" not in f"{caught.value} {caught.value.__cause__!r}"
 
 

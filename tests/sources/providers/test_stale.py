@@ -108,9 +108,9 @@ def test_merges_keep_the_last_rows(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
     outage.change()
     outage.down = True
     desk.restart()
-    other = desk.table(name, {**PARTIAL, **STALE})
-    assert pairs(other, 1, 2, 3)[:2] == [(0, "name 1"), (1, "name 2")]
-    assert names(other, 3)[0].endswith("in 5")
+    restarted = desk.table(name, {**PARTIAL, **STALE})
+    assert pairs(restarted, 1, 2, 3)[:2] == [(0, "name 1"), (1, "name 2")]
+    assert names(restarted, 3)[0].endswith("in 5")
 
 
 def test_a_version_that_cannot_be_found(desk: Desk) -> None:
@@ -154,12 +154,12 @@ def test_an_open_circuit_answers_with_the_last_rows(desk: Desk) -> None:
     assert outage.calls == calls
 
 
-def test_where_there_is_nothing_to_answer_with(desk: Desk, tmp_path: Path) -> None:
+def test_stale_needs_a_cache(desk: Desk, tmp_path: Path) -> None:
     """Without a cache, with a cache of the provider's own, and for files, the option is an error."""
     with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' needs lookup\.cache"):
         names(desk.serve(users(), STALE), 1)
     with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' needs a cache of lookupcache"):
         names(desk.serve(users(), STALE, cache=Plain()), 1)
-    given: dict[str, Any] = {"path": str(tmp_path), "lookup.on-error": "STALE"}
+    options: dict[str, Any] = {"path": str(tmp_path), "lookup.on-error": "STALE"}
     with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' is for tables of a provider"):
-        parse_options(given)
+        parse_options(options)
