@@ -595,7 +595,7 @@ BROKEN = [
     break_rule("factory", "has not returned within", lambda shelf: hang, timeout_s=lambda shelf: QUICK_S),
     break_rule("factory", "the same function twice", same_function),
     break_rule("factory", "for the keys ['place', 'id'], lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table(keys.columns, KEYS)) if pa.types.is_integer(keys.column(0).type) else self.select_columns(self.shelf.rows.slice(0, 0))))),
-    break_rule("columns", "for the columns [], provider under test", lambda shelf: provider(shelf, type("Narrow", (Function,), {"chosen": lambda self, rows: rows if self.context.columns is None else rows.select(self.context.columns)}))),
+    break_rule("columns", "for the columns [], provider under test", lambda shelf: provider(shelf, type("Narrow", (Function,), {"select_columns": lambda self, rows: rows if self.context.columns is None else rows.select(self.context.columns)}))),
     break_rule("batch-size", "batch_size is 0", lambda shelf: provider(shelf, lookup(Function.lookup, batch_size=0))),
     break_rule("batch-size", "batch_size is None, but with 500 keys", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys) if keys.num_rows < 300 else 1 / 0))),
     break_rule("result", "returned list", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, keys).to_pylist()))),
