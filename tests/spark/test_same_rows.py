@@ -40,7 +40,7 @@ from tests.support.spark_tables import FULL, conf, load
 from tests.support.sparks import DATA_SOURCES, needs
 
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
-PREDICATES = 25 * MORE if BY_NIGHT else 15  # per table
+PREDICATES = 25 * MORE if BY_NIGHT else 8  # per table
 
 
 def either(values: Sequence[T], fresh: st.SearchStrategy[T]) -> st.SearchStrategy[T]:

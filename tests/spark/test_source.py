@@ -286,7 +286,7 @@ PARTIAL = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache
 def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
     """A scan of several tasks gives each row once, from the snapshot, as Spark's own reader does from the files."""
     path, rng = tmp_path / "dim", np.random.default_rng(3)
-    for number, count in enumerate((90_000, 400_000, 30_000)):
+    for number, count in enumerate((60_000, 270_000, 20_000)):
         ids = rng.integers(0, 2**40, count)
         rows = {"id": ids, "v": ids * 7, "g": pa.array([f"g{n % 5}" for n in range(count)])}
         saved(path / f"{number}.parquet", rows, group=50_000)
