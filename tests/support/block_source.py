@@ -56,9 +56,9 @@ class Source:
     def apart(self, count: int, version: FileVersion) -> list[Range]:
         """Blocks of ten bytes none of which shares its lock, or its request, with another."""
         assert self.host.disk is not None
-        found: dict[Path, Range] = {}
+        blocks: dict[Path, Range] = {}
         for offset in range(0, self.path.stat().st_size, 70_000):
             block = (offset, 10)
             name = self.locate(version=version).key(block).name
-            found.setdefault(self.host.disk.lock_path("block", name), block)
-        return sorted(found.values())[:count]
+            blocks.setdefault(self.host.disk.lock_path("block", name), block)
+        return sorted(blocks.values())[:count]

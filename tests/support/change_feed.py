@@ -33,8 +33,8 @@ class Feed:
 
     def _rows(self, tasks: Iterable[Any], where: str | None = None) -> list[dict[str, Any]]:
         columns = change_columns(self.state.definition.schema)
-        wanted = None if where is None else parse_where(where, columns)
-        batches = read_changes(self._files, list(tasks), columns, wanted)
+        predicate = None if where is None else parse_where(where, columns)
+        batches = read_changes(self._files, list(tasks), columns, predicate)
         return [row for batch in batches for row in batch.to_pylist()]
 
     def between(self, after: int, until: int, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def list_changes(site: Any, after: int = 1, only: bool = False, where: str | Non
     return feed.between(after, feed.state.position, only, where)
 
 
-def format_changes(found: list[dict[str, Any]]) -> str:
+def format_changes(changes: list[dict[str, Any]]) -> str:
     """What became of each row: inserted (+), deleted (-), updated from (<) or to (>)."""
     marks = {"insert": "+", "delete": "-", "update_preimage": "<", "update_postimage": ">"}
-    return " ".join(sorted(f"{row['id']}{row['name']}{marks[row[CHANGE_TYPE]]}" for row in found))
+    return " ".join(sorted(f"{row['id']}{row['name']}{marks[row[CHANGE_TYPE]]}" for row in changes))

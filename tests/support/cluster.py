@@ -19,8 +19,8 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 def environment(conf: Path) -> dict[str, str]:
     """What a process of the cluster, or an application of it, runs with."""
-    own = {"LOOKUPCACHE_CONF": str(conf), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return {**os.environ, **own, "SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1"}
+    settings = {"LOOKUPCACHE_CONF": str(conf), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return {**os.environ, **settings, "SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1"}
 
 
 class Cluster:
@@ -46,10 +46,12 @@ class Cluster:
             self.confs.append(conf)
         port = self.master.rsplit(":", 1)[1]
         self._start("master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0", conf=self.confs[0])
-        for number, (conf, own) in enumerate(zip(self.confs, variables, strict=True)):
+        for number, (conf, environment_variables) in enumerate(zip(self.confs, variables, strict=True)):
             place = ["--host", f"127.0.0.{number + 1}", "--webui-port", "0"]  # two hosts to Spark
             size = ["-c", "1", "-m", "1g", "-d", str(home / f"work{number}")]
-            self.workers.append(self._start("worker.Worker", *place, *size, self.master, conf=conf, variables=own))
+            self.workers.append(
+                self._start("worker.Worker", *place, *size, self.master, conf=conf, variables=environment_variables)
+            )
 
     def _start(
         self, name: str, *arguments: str, conf: Path, variables: Mapping[str, str] = NOTHING

@@ -39,14 +39,16 @@ def kinds(draw: st.DrawFn, depth: int) -> pa.DataType:
 def nested_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     """Values of a type, a null among them at every level."""
     if pa.types.is_struct(kind):
-        known: st.SearchStrategy[Any] = st.fixed_dictionaries({field.name: nested_values(field.type) for field in kind})
+        values: st.SearchStrategy[Any] = st.fixed_dictionaries(
+            {field.name: nested_values(field.type) for field in kind}
+        )
     elif pa.types.is_map(kind):
-        known = st.lists(st.tuples(without_nan(kind.key_type), nested_values(kind.item_type)), max_size=3)
+        values = st.lists(st.tuples(without_nan(kind.key_type), nested_values(kind.item_type)), max_size=3)
     elif pa.types.is_list(kind):
-        known = st.lists(nested_values(kind.value_type), max_size=3)
+        values = st.lists(nested_values(kind.value_type), max_size=3)
     else:
-        known = without_nan(kind)
-    return st.none() | known | known
+        values = without_nan(kind)
+    return st.none() | values | values
 
 
 def draw_pieces(draw: st.DrawFn, kind: pa.DataType) -> list[pa.Array]:

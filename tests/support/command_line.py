@@ -36,7 +36,7 @@ def run(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def go(*arguments: object) -> Ran:
         with pytest.raises(SystemExit) as ended:
             main([*map(str, arguments), "--cache-dir", str(cache_dir)])
-        said = capsys.readouterr()
-        return Ran(ended.value.code if isinstance(ended.value.code, int) else 0, said.out, said.err)
+        output = capsys.readouterr()
+        return Ran(ended.value.code if isinstance(ended.value.code, int) else 0, output.out, output.err)
 
     return go

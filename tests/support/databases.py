@@ -59,8 +59,8 @@ class Database:
 
     def named(self, name: str, keys: str, *more: Options) -> Options:
         """The options of a lookup in a table."""
-        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.table": self.quoted(name), "lookup.keys": keys}
-        return functools.reduce(operator.or_, more, ours)
+        options = {"lookup.cache.dir": str(self.cache_dir), "lookup.table": self.quoted(name), "lookup.keys": keys}
+        return functools.reduce(operator.or_, more, options)
 
     def transaction(self, statements: Sequence[str]) -> None:
         """Run statements in one transaction; the last one ends it."""
@@ -89,8 +89,8 @@ class Database:
         return self.tables[-1]
 
     def query(self, sql: str, keys: str, *more: Options) -> LookupTable:
-        ours = {"lookup.cache.dir": str(self.cache_dir), "lookup.query": sql, "lookup.keys": keys}
-        self.tables.append(LookupTable(self.url, functools.reduce(operator.or_, more, ours)))
+        options = {"lookup.cache.dir": str(self.cache_dir), "lookup.query": sql, "lookup.keys": keys}
+        self.tables.append(LookupTable(self.url, functools.reduce(operator.or_, more, options)))
         return self.tables[-1]
 
     def create(self, columns: str, *rows: str, name: str = "t") -> str:

@@ -65,12 +65,12 @@ class State:
             self.metadata = self.metadata if action.get("metaData") is None else action["metaData"]
             self.protocol = self.protocol if action.get("protocol") is None else action["protocol"]
 
-    def following(self, commits: Mapping[int, Path], known: int, newest: int) -> list["State"]:
+    def following(self, commits: Mapping[int, Path], version: int, newest: int) -> list["State"]:
         """This state after the commits that follow; [] if it makes no sense."""
         with contextlib.suppress(Exception):
-            for number in range(known + 1, newest + 1):
+            for number in range(version + 1, newest + 1):
                 self.apply(read_actions(commits[number]))
-            if known <= newest >= 0:
+            if version <= newest >= 0:
                 self.rows = as_multiset(self._all_rows())
                 return [self]
         return []
@@ -95,10 +95,10 @@ class State:
         assert set(partitions) <= {field["name"] for field in fields}
         paths = [path for path, _ in self.files]
         assert len(set(paths)) == len(paths)  # one file, two vectors: whose rows are they?
-        found = (rows for add in self.files.values() for rows in self._rows_of(add, fields, partitions, mapping))
-        return list(found)
+        file_rows = (rows for add in self.files.values() for rows in self._read_rows(add, fields, partitions, mapping))
+        return list(file_rows)
 
-    def _rows_of(self, add: dict[str, Any], fields: Any, partitions: list[str], mapping: str) -> Iterator[Any]:
+    def _read_rows(self, add: dict[str, Any], fields: Any, partitions: list[str], mapping: str) -> Iterator[Any]:
         values = add["partitionValues"]
         values = values if isinstance(values, dict) else dict(values)
         assert all(isinstance(name, str) and isinstance(value, str | None) for name, value in values.items())
@@ -144,16 +144,16 @@ def _stored(field: Any, mapping: str) -> str:
 
 
 def _field_id(field: Any) -> int | None:
-    found = (field.metadata or {}).get(b"PARQUET:field_id")
-    return None if found is None else int(found)
+    number = (field.metadata or {}).get(b"PARQUET:field_id")
+    return None if number is None else int(number)
 
 
-def _value(row: Any, ids: Mapping[str, int | None], there: Any, field: Any, mapping: str) -> Any:
+def _value(row: Any, ids: Mapping[str, int | None], file_schema: Any, field: Any, mapping: str) -> Any:
     """A column of a row, or a field of a struct: by its id, or by its name, in whatever case."""
     if mapping == "id":
-        wanted = field["metadata"]["delta.columnMapping.id"]
-        assert isinstance(wanted, int)
-        names = [name for name, number in ids.items() if number == wanted]
+        field_id = field["metadata"]["delta.columnMapping.id"]
+        assert isinstance(field_id, int)
+        names = [name for name, number in ids.items() if number == field_id]
     else:
         names = [name for name in ids if name.lower() == _stored(field, mapping).lower()]
     if not names:
@@ -161,9 +161,9 @@ def _value(row: Any, ids: Mapping[str, int | None], there: Any, field: Any, mapp
     value, kind = row[names[0]], field["type"]
     if isinstance(kind, dict) and isinstance(value, dict):
         assert kind["type"] == "struct"
-        held = there.field(names[0]).type
-        inner = {part.name: _field_id(part) for part in held}
-        return {part["name"]: _value(value, inner, held, part, mapping) for part in kind["fields"]}
+        file_type = file_schema.field(names[0]).type
+        inner = {part.name: _field_id(part) for part in file_type}
+        return {part["name"]: _value(value, inner, file_type, part, mapping) for part in kind["fields"]}
     return _typed(value, kind)
 
 
@@ -207,7 +207,7 @@ def _deleted(table: Path, add: dict[str, Any]) -> set[int]:
     assert _is_count(size)
     assert _is_count(offset)
     if vector["storageType"] == "i":
-        found = vector_values(decoded_z85(data)[:size])
+        positions = vector_values(decoded_z85(data)[:size])
     else:
         if vector["storageType"] == "u":
             number = decoded_z85(data[-20:]).hex()
@@ -216,9 +216,9 @@ def _deleted(table: Path, add: dict[str, Any]) -> set[int]:
         else:
             assert vector["storageType"] == "p"
             place = resolve_path(Path("/nowhere"), data)
-        found = checked_values(place.read_bytes()[offset : offset + size + 8], size)
-    assert len(found) == vector["cardinality"]
-    return found
+        positions = checked_values(place.read_bytes()[offset : offset + size + 8], size)
+    assert len(positions) == vector["cardinality"]
+    return positions
 
 
 def checked_values(blob: bytes, size: int) -> set[int]:
@@ -240,24 +240,24 @@ def vector_values(data: bytes) -> set[int]:
 
 
 def list_commits(path: Path) -> dict[int, Path]:
-    found = (re.fullmatch(r"(\d{20})\.json", file.name) for file in (path / "_delta_log").iterdir())
-    return {int(match[1]): path / "_delta_log" / match[0] for match in found if match}
+    matches = (re.fullmatch(r"(\d{20})\.json", file.name) for file in (path / "_delta_log").iterdir())
+    return {int(match[1]): path / "_delta_log" / match[0] for match in matches if match}
 
 
 def list_checkpoints(path: Path) -> dict[int, list[list[Path]]]:
     """The complete checkpoints by their version, each the files that it is made of."""
-    found: dict[int, list[list[Path]]] = {}
+    checkpoints: dict[int, list[list[Path]]] = {}
     parts: dict[tuple[int, int], dict[int, Path]] = {}
     for file in sorted((path / "_delta_log").iterdir()):
         if match := _CHECKPOINT.fullmatch(file.name):
             if match[2]:
                 parts.setdefault((int(match[1]), int(match[3])), {})[int(match[2])] = file
             else:
-                found.setdefault(int(match[1]), []).append([file])
+                checkpoints.setdefault(int(match[1]), []).append([file])
     for (version, count), of in parts.items():
         if len(of) == count and set(of) == {*range(1, count + 1)}:
-            found.setdefault(version, []).append([of[number] for number in range(1, count + 1)])
-    return found
+            checkpoints.setdefault(version, []).append([of[number] for number in range(1, count + 1)])
+    return checkpoints
 
 
 def read_actions(file: Path) -> Actions:
@@ -268,9 +268,9 @@ def read_actions(file: Path) -> Actions:
         assert all(isinstance(action, dict) for action in actions)
         return actions
     source = pq.ParquetFile(file, page_checksum_verification=True)
-    there = {".".join(source.schema.column(n).path.split(".")[:2]) for n in range(len(source.schema))}
-    names = {name.partition(".")[0] for name in there}
-    columns = [name for name in _READ if name in there or name in names]
+    file_columns = {".".join(source.schema.column(n).path.split(".")[:2]) for n in range(len(source.schema))}
+    names = {name.partition(".")[0] for name in file_columns}
+    columns = [name for name in _READ if name in file_columns or name in names]
     rows = source.read(columns).to_pylist() if columns else []
     assert all(isinstance(value, dict | None) for row in rows for value in row.values())
     return rows
@@ -289,13 +289,13 @@ def evaluated(path: Path, version: int | None = None) -> list[State]:
     commits = list_commits(path)
     newest = max(commits, default=-1) if version is None else version
     starts = [(number, files) for number, several in list_checkpoints(path).items() for files in several]
-    found = []
+    versions = []
     for number, files in [*starts, (-1, [])]:
         state = State(path)
         with contextlib.suppress(Exception):  # whatever it is: there is no sense in it
             state.apply(_checkpoint_actions(files) if files else [])
-            found += state.following(commits, number, newest)
-    return found
+            versions += state.following(commits, number, newest)
+    return versions
 
 
 def live_files(path: Path) -> dict[tuple[str, str], dict[str, Any]]:

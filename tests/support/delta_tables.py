@@ -21,7 +21,7 @@ def by_deltalake(table: Path) -> pa.Table:
 
 
 def encode_z85(data: bytes) -> str:
-    digits = {ord(theirs): ord(ours) for ours, theirs in zip(_Z85, _B85, strict=True)}
+    digits = {ord(b85): ord(z85) for z85, b85 in zip(_Z85, _B85, strict=True)}
     return base64.b85encode(data + bytes(-len(data) % 4)).decode().translate(digits)
 
 
@@ -41,13 +41,13 @@ def write_vectors(
     path = table / prefix / f"deletion_vector_{name}.bin"
     path.parent.mkdir(exist_ok=True)
     place = prefix + encode_z85(name.bytes) if storage == "u" else path.as_uri()
-    blob, found = b"\1", []
+    blob, vectors = b"\1", []
     for places in many:
         data = roaring(places, runs)
-        found.append(_described(storage, data, places) | {"pathOrInlineDv": place, "offset": len(blob)})
+        vectors.append(_described(storage, data, places) | {"pathOrInlineDv": place, "offset": len(blob)})
         blob += sealed(data)
     path.write_bytes(blob)
-    return found
+    return vectors
 
 
 def _described(storage: str, data: bytes, places: Sequence[int]) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def give_vectors(table: Path, adds: Sequence[dict[str, Any]], vectors: Sequence[
     """Write a commit that gives files these deletion vectors in place of those that they had; its version."""
     names = [{name: add[name] for name in ("path", "deletionVector") if name in add} for add in adds]
     removes = [{"remove": {**name, "deletionTimestamp": 1, "dataChange": True}} for name in names]
-    both = zip(adds, vectors, strict=True)
-    added = [{"add": {**add, "dataChange": True, "deletionVector": vector}} for add, vector in both]
+    pairs = zip(adds, vectors, strict=True)
+    added = [{"add": {**add, "dataChange": True, "deletionVector": vector}} for add, vector in pairs]
     return append_commit(table, [*removes, *added])
 
 

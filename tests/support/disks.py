@@ -108,11 +108,11 @@ def files_at_most(size: int) -> Iterator[None]:
 
 def handles_below(root: Path) -> list[str]:
     """The files below a directory that this process has open, removed ones too. (Others may be closed by the garbage collector any moment.)"""
-    found = []
+    paths = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the listing's own, and what another thread closed since
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(name for name in found if name.startswith(f"{root}/"))
+            paths.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(name for name in paths if name.startswith(f"{root}/"))
 
 
 def bytes_below(directory: Path) -> int:

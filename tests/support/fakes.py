@@ -112,21 +112,21 @@ class FaultyStore:
         self.before(kind, subject)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        attribute = getattr(self._inner, name)
         if name not in _KINDS:
-            return found
+            return attribute
 
         def call(path: str, *args: Any) -> Any:
             self._note(_KINDS[name], path)
-            return found(path, *args)
+            return attribute(path, *args)
 
         return call
 
     def put_if_absent(self, path: str, *args: Any) -> FileVersion | None:
         self._note("put", path)
-        found = self._inner.put_if_absent(path, *args)
+        version = self._inner.put_if_absent(path, *args)
         self.after()
-        return found
+        return version
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
@@ -160,17 +160,19 @@ class Host:
         self, options: LookupOptions, table: Table | None = None, columns: pa.Schema | None = None
     ) -> tuple[ResolvedTable, ReadPlan]:
         """What is there now, and the plan of a read of the columns that the options leave, or of these."""
-        found = self.reader.find(options, table)
-        columns = planner.table_columns(found, options) if columns is None else columns
-        return found, planner.plan_read(found, with_table_keys(options, found.version), columns, self.clock.host())
+        resolved = self.reader.find(options, table)
+        columns = planner.table_columns(resolved, options) if columns is None else columns
+        return resolved, planner.plan_read(
+            resolved, with_table_keys(options, resolved.version), columns, self.clock.host()
+        )
 
     def planned(
         self, path: Path, more: Mapping[str, str] | None = None, columns: pa.Schema | None = None
     ) -> tuple[ReadPlan, list[ReadTask]]:
         """The plan of a read of a path with these options, and its tasks."""
         options = {f"lookup.{key}": value for key, value in (more or {}).items()}
-        found, plan = self.plan(parse_options({"path": str(path), **options}), None, columns)
-        return plan, planner.plan_tasks(self.reader, found, plan)
+        resolved, plan = self.plan(parse_options({"path": str(path), **options}), None, columns)
+        return plan, planner.plan_tasks(self.reader, resolved, plan)
 
 
 def make_host(

@@ -60,8 +60,8 @@ class Write:
             return rows, set()
         if self.op == "move":
             return {**{key: value for key, value in rows.items() if key != self.key}, self.to: rows[self.key]}, {self.key, self.to}  # fmt: skip
-        others = {key: value for key, value in rows.items() if key != self.key}
-        return (others if self.op == "delete" else {**others, self.key: self.value}), {self.key}
+        other_rows = {key: value for key, value in rows.items() if key != self.key}
+        return (other_rows if self.op == "delete" else {**other_rows, self.key: self.value}), {self.key}
 
 
 @dataclasses.dataclass
@@ -75,7 +75,7 @@ class Requests:
 
     def __add__(self, more: Requests) -> Requests:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(more), strict=True)
-        return Requests(*(one + other for one, other in pairs))
+        return Requests(*(count + more_count for count, more_count in pairs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,16 +165,16 @@ class World:
 class Reader:
     """What the processes of a host know together through one cache.
 
-    `known`: by key, the last write and the time when its rows were asked for last. `lost`: keys whose changes since then the system has
-    forgotten. `seen`: the last write when the system was asked for its version last. `loaded_s`: when all rows were copied last.
+    `lookups`: by key, the latest write and the time when its rows were requested last. `forgotten_keys`: keys whose changes since then
+    the system no longer has. `latest_write`: the one when the system was last asked for its version. `loaded_s`: when all rows were last copied.
     """
 
     host: int
     way: Way
     tables: dict[int, LookupTable] = dataclasses.field(default_factory=dict)
-    known: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
-    lost: set[int] = dataclasses.field(default_factory=set)
-    seen: int = -1
+    lookups: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    forgotten_keys: set[int] = dataclasses.field(default_factory=set)
+    latest_write: int = -1
     loaded_s: float = -math.inf
 
 
@@ -202,8 +202,8 @@ class History:
         self._numbers = iter(range(10**9))
         self._processes: dict[tuple[int, int], Runtime] = {}
         self._ended: list[tuple[Runtime, LookupTable]] = []
-        some = [*system.ways[:2], *self._rng.sample(system.ways[2:], min(ways - 2, len(system.ways) - 2))]
-        self._readers = [Reader(host, way) for host in range(2) for way in some]
+        chosen_ways = [*system.ways[:2], *self._rng.sample(system.ways[2:], min(ways - 2, len(system.ways) - 2))]
+        self._readers = [Reader(host, way) for host in range(2) for way in chosen_ways]
         self._invalidated: dict[int, dict[int, tuple[int, float]]] = {0: {}, 1: {}}
         self._writes_between = False
         self.counted = collections.Counter[str]()
@@ -259,8 +259,8 @@ class History:
             removed = "DELETE FROM customers_changes WHERE n <= (SELECT trimmed FROM customers_version)"
             self._system.maintain(["UPDATE customers_version SET trimmed = n", removed])
             for reader in self._readers:
-                if reader.seen < self.world.number:
-                    reader.lost |= {*self.world.changed}
+                if reader.latest_write < self.world.number:
+                    reader.forgotten_keys |= {*self.world.changed}
         else:
             self._system.maintain(["UPDATE customers_version SET trimmed = n + 1000, n = n + 1000"])
             self.world.commit(self.world.rows, set(), True)
@@ -276,8 +276,8 @@ class History:
         self._monkeypatch.setattr(pyspark_lookup.lookup.runtime, "_current", process)
         table = reader.tables.get(number)
         if table is None:
-            ours = {"lookup.keys": "id", "lookup.cache.dir": str(self._root / f"host {reader.host}")}
-            table = LookupTable(self._system.path, {**ours, **self._system.options, **reader.way.options})
+            options = {"lookup.keys": "id", "lookup.cache.dir": str(self._root / f"host {reader.host}")}
+            table = LookupTable(self._system.path, {**options, **self._system.options, **reader.way.options})
             reader.tables[number] = table
             self._ended.append((process, table))
         return table
@@ -290,11 +290,11 @@ class History:
         number, now_s = self.world.number, self.clock.steady_s
         with self._disturbed():
             answer = table.get_many(self._key_table(keys))
-        found: dict[int, list[str]] = collections.defaultdict(list)
+        cities: dict[int, list[str]] = collections.defaultdict(list)
         for row in answer.to_pylist():
             assert row["id"] == keys[row["key_index"]]
-            found[row["key_index"]].append(row["city"])
-        self._check_answer(reader, keys, found, self._system.take_requests(), number, now_s)
+            cities[row["key_index"]].append(row["city"])
+        self._check_answer(reader, keys, cities, self._system.take_requests(), number, now_s)
 
     def _query(self) -> None:
         """A query of both hosts: a process of one asks for the version, which travels to tasks of either."""
@@ -313,10 +313,10 @@ class History:
             spec = LookupSpec(self._table(reader).given, pa.schema([KEY]), CITY, tuple(CITY.names))
             with self._disturbed():
                 rows = Lookup(spec, {}).find(self._key_table(keys).columns, token, None)
-            found: dict[int, list[str]] = collections.defaultdict(list)
+            cities: dict[int, list[str]] = collections.defaultdict(list)
             for place, city in zip(rows.keys.tolist(), rows.columns[0].to_pylist(), strict=True):
-                found[place].append(city)
-            self._check_answer(reader, keys, found, before + self._system.take_requests(), number, now_s, calls)
+                cities[place].append(city)
+            self._check_answer(reader, keys, cities, before + self._system.take_requests(), number, now_s, calls)
 
     def _drawn_keys(self) -> list[int]:
         return self._rng.choices([*KEYS, len(KEYS)], k=self._rng.choice((1, 3, 10)))
@@ -337,16 +337,16 @@ class History:
         self,
         reader: Reader,
         keys: Sequence[int],
-        found: Mapping[int, list[str]],
-        asked: Requests,
+        cities: Mapping[int, list[str]],
+        requests: Requests,
         number: int,
         now_s: float,
         calls: Sequence[int] = (1,),
     ) -> None:
-        assert found.keys() <= set(range(len(keys))), f"{reader.way}: rows of no key"
+        assert cities.keys() <= set(range(len(keys))), f"{reader.way}: rows of no key"
         for place, key in enumerate(keys):
-            self._check(reader, key, found[place], number, now_s)
-        self._check_asked(reader, keys, asked, number, now_s, calls)
+            self._check(reader, key, cities[place], number, now_s)
+        self._check_asked(reader, keys, requests, number, now_s, calls)
         self.counted[f"{reader.way.cache} lookups"] += 1
 
     def _scan(self) -> None:
@@ -368,48 +368,48 @@ class History:
     def _can_scan(self) -> bool:
         return any(way.cache == "FULL" for way in self._system.ways)
 
-    def _check(self, reader: Reader, key: int, found: list[str], number: int, now_s: float) -> None:
+    def _check(self, reader: Reader, key: int, cities: list[str], number: int, now_s: float) -> None:
         """A key has one of the values that it had since the lookup began, or is as old as it may be, but was not invalidated since."""
-        assert len(found) <= 1, f"{reader.way}: key {key} has several rows: {found}"
+        assert len(cities) <= 1, f"{reader.way}: key {key} has several rows: {cities}"
         way = reader.way
         allowed = self.world.allowed(key, number, now_s - way.age_s if way.age_s else math.inf)
         if way.cache == "PARTIAL" and key in self._invalidated[reader.host]:
             number, at_s = self._invalidated[reader.host][key]
             allowed &= self.world.allowed(key, number, at_s - way.answered_s if way.answered_s else math.inf)
-        value = found[0] if found else None
+        value = cities[0] if cities else None
         assert value in allowed, f"{reader.way}, host {reader.host}: key {key} is {value!r}, and may be {allowed}"
 
     def _check_asked(
-        self, reader: Reader, keys: Sequence[int], asked: Requests, number: int, now_s: float, calls: Sequence[int]
+        self, reader: Reader, keys: Sequence[int], requests: Requests, number: int, now_s: float, calls: Sequence[int]
     ) -> None:
         way, distinct = reader.way, sorted(set(keys))
-        for key in asked.keys:
+        for key in requests.keys:
             self.counted[f"{way.cache} keys"] += 1
             assert key in distinct or way.cache == "FULL", f"{way}: key {key} was asked for, beside {distinct}"
         if way.cache == "NONE":
-            assert sorted(asked.keys) == distinct, f"{way}: {asked}"
+            assert sorted(requests.keys) == distinct, f"{way}: {requests}"
         elif way.cache == "PARTIAL":
-            for key in asked.keys:
+            for key in requests.keys:
                 why = self._why_asked(reader, key, number, now_s)
                 assert why, (
-                    f"{way}: key {key} was asked for although nothing has changed since {reader.known[key]}, now {number}, {now_s}"
+                    f"{way}: key {key} was asked for although nothing has changed since {reader.lookups[key]}, now {number}, {now_s}"
                 )
                 self.counted[why] += 1
-            reader.seen = number
-            reader.known |= dict.fromkeys(asked.keys, (number, now_s))
-            reader.lost -= {*asked.keys}
+            reader.latest_write = number
+            reader.lookups |= dict.fromkeys(requests.keys, (number, now_s))
+            reader.forgotten_keys -= {*requests.keys}
         else:
-            self._check_full(reader, asked, number, now_s)
-            self._note_full(reader, asked, number, now_s)
+            self._check_full(reader, requests, number, now_s)
+            self._note_full(reader, requests, number, now_s)
         if way.versions and way.age_s == 0:
-            assert asked.versions in calls, f"{way}: {asked}, expected {calls} calls of version()"
-            assert asked.changes <= way.changes, f"{way}: {asked}"
+            assert requests.versions in calls, f"{way}: {requests}, expected {calls} calls of version()"
+            assert requests.changes <= way.changes, f"{way}: {requests}"
 
     def _why_asked(self, reader: Reader, key: int, number: int, now_s: float) -> str:
         """Why a partial cache may ask for a key; "" if it may not."""
-        if key not in reader.known:
+        if key not in reader.lookups:
             return "first"
-        at, at_s = reader.known[key]
+        at, at_s = reader.lookups[key]
         if now_s - at_s >= reader.way.expires_s:
             return "expired"
         if self._invalidated[reader.host].get(key, (0, -math.inf))[1] >= at_s:
@@ -417,28 +417,32 @@ class History:
         # The version under which rows are cached may be older than they are, so a change before them counts, too.
         if reader.way.changes:
             changed, changed_s = self.world.changed[key]
-            lost = key in reader.lost or self.world.all_changed > at
-            return "changed" if changed > at or changed_s > at_s - reader.way.age_s else "all" if lost else ""
+            is_forgotten = key in reader.forgotten_keys or self.world.all_changed > at
+            return "changed" if changed > at or changed_s > at_s - reader.way.age_s else "all" if is_forgotten else ""
         later = self.world.number > at or self.world.written_s > at_s - reader.way.age_s
         return "version" if reader.way.versions and later else ""
 
-    def _check_full(self, reader: Reader, asked: Requests, number: int, now_s: float) -> None:
+    def _check_full(self, reader: Reader, requests: Requests, number: int, now_s: float) -> None:
         way = reader.way
-        may_scan = reader.seen < 0
+        may_scan = reader.latest_write < 0
         if way.changes:
-            for key in asked.keys:
-                assert self.world.changed[key][0] > reader.seen, f"{way}: key {key} was fetched, and had not changed since {reader.seen}"  # fmt: skip
-            may_scan |= bool(reader.lost) or self.world.all_changed > reader.seen
+            for key in requests.keys:
+                assert self.world.changed[key][0] > reader.latest_write, f"{way}: key {key} was fetched, and had not changed since {reader.latest_write}"  # fmt: skip
+            may_scan |= bool(reader.forgotten_keys) or self.world.all_changed > reader.latest_write
         else:
-            assert not asked.keys, f"{way}: {asked}"
-            may_scan |= now_s - reader.loaded_s >= way.expires_s or (way.versions and self.world.number > reader.seen)
-        assert asked.scans <= may_scan, f"{way}: {asked.scans} scans, at most {may_scan}, since {reader.seen}"
+            assert not requests.keys, f"{way}: {requests}"
+            may_scan |= now_s - reader.loaded_s >= way.expires_s or (
+                way.versions and self.world.number > reader.latest_write
+            )
+        assert requests.scans <= may_scan, (
+            f"{way}: {requests.scans} scans, at most {may_scan}, since {reader.latest_write}"
+        )
 
-    def _note_full(self, reader: Reader, asked: Requests, number: int, now_s: float) -> None:
-        if asked.versions or asked.scans:
-            reader.seen = number
-            reader.lost.clear()
-        if asked.scans or asked.changes:
+    def _note_full(self, reader: Reader, requests: Requests, number: int, now_s: float) -> None:
+        if requests.versions or requests.scans:
+            reader.latest_write = number
+            reader.forgotten_keys.clear()
+        if requests.scans or requests.changes:
             reader.loaded_s = now_s
 
     # --- what else happens ------------------------------------------------------------------------

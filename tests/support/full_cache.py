@@ -30,12 +30,12 @@ def publish(
     """File `number` of a table in place by rename: ids from number * EACH, every row says its version."""
     path.mkdir(parents=True, exist_ok=True)
     first = number * EACH
-    made = {
+    data = {
         "id": range(first, first + rows),
         "version": pa.array([version] * rows, pa.int32()),
         "text": [f"{version}-{'x' * (i % 7)}" for i in range(rows)],
     }
-    table = pa.table({**made, **(columns or {})})
+    table = pa.table({**data, **(columns or {})})
     temporary = path / f".{number}.new"
     pq.write_table(table, temporary, row_group_size=100)
     os.replace(temporary, path / f"{number}.parquet")

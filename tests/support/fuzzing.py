@@ -34,8 +34,8 @@ def fuzzed(examples: int) -> settings:
 
 def seeds(count: int) -> list[int]:
     """So many seeds, the same in each run by day; `MORE` times as many others by night; or the one of `LOOKUPCACHE_SEED`."""
-    if given := os.environ.get("LOOKUPCACHE_SEED"):
-        return [int(given)]
+    if text := os.environ.get("LOOKUPCACHE_SEED"):
+        return [int(text)]
     # The processes of a run have to agree on its tests.
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(time.time_ns())
     first = zlib.crc32(run.encode()) if "LOOKUPCACHE_FUZZ" in os.environ else 0
@@ -44,9 +44,9 @@ def seeds(count: int) -> list[int]:
 
 def by_day(cases: Iterable[Any], every: int) -> list[Any]:
     """Cases of a test, of which each `every`-th is tried by day and the others by night."""
-    late = pytest.mark.nightly
+    nightly = pytest.mark.nightly
     return [
-        case if number % every == 0 else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=late)
+        case if number % every == 0 else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=nightly)
         for number, case in enumerate(cases)
     ]
 
@@ -59,9 +59,9 @@ def share(cases: Sequence[Any], number: int, shares: int) -> Sequence[Any]:
 @contextlib.contextmanager
 def memory_at_most(size: int = ALLOWED) -> Iterator[None]:
     """This process may map so many bytes more than it has: what asks for more gets a MemoryError."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space + size, limits[1]))
     try:
         yield
     finally:
@@ -72,8 +72,8 @@ _SIZES = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**63 - 1, 2**63, 2**64 - 1]
 
 
 @st.composite
-def damaged(draw: st.DrawFn, blob: bytes, others: Sequence[bytes] = ()) -> bytes:
-    """`blob` as a disk, a crash or a bad copy may leave it; another blob at any rate. `others`: what parts may come from."""
+def damaged(draw: st.DrawFn, blob: bytes, blobs: Sequence[bytes] = ()) -> bytes:
+    """`blob` as a disk, a crash or a bad copy may leave it; another blob at any rate. `blobs`: what parts may come from."""
     changed = bytearray(blob)
     for _ in range(draw(st.integers(1, 3))):
         at = _place(draw, len(changed))
@@ -90,10 +90,10 @@ def damaged(draw: st.DrawFn, blob: bytes, others: Sequence[bytes] = ()) -> bytes
                 changed += draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 100]))
             case "repeat":
                 changed[at:at] = changed[at:end]
-            case "splice" if others:
-                other = draw(st.sampled_from(list(others)))
-                start = _place(draw, len(other))
-                changed[at:end] = other[start : start + draw(st.sampled_from([1, 8, 64, len(other)]))]
+            case "splice" if blobs:
+                second_blob = draw(st.sampled_from(list(blobs)))
+                start = _place(draw, len(second_blob))
+                changed[at:end] = second_blob[start : start + draw(st.sampled_from([1, 8, 64, len(second_blob)]))]
             case "number":
                 form = draw(st.sampled_from(["<I", "<Q", ">I", ">Q"]))
                 size = struct.calcsize(form)
@@ -109,8 +109,8 @@ def damaged(draw: st.DrawFn, blob: bytes, others: Sequence[bytes] = ()) -> bytes
 
 def _place(draw: st.DrawFn, size: int) -> int:
     """Anywhere, and more often where headers and footers are."""
-    near = min(size, 100)
-    return draw(st.one_of(st.integers(0, near), st.integers(max(size - near, 0), size), st.integers(0, size)))
+    margin = min(size, 100)
+    return draw(st.one_of(st.integers(0, margin), st.integers(max(size - margin, 0), size), st.integers(0, size)))
 
 
 def nested(depth: int) -> Any:
@@ -155,8 +155,8 @@ def altered(draw: st.DrawFn, value: Any) -> Any:
             case "text":
                 within[key] = str(old)[:5000]
             case "exchange" if isinstance(within, list):
-                other = draw(st.integers(0, len(within) - 1))
-                within[key], within[other] = within[other], old
+                second_place = draw(st.integers(0, len(within) - 1))
+                within[key], within[second_place] = within[second_place], old
             case _:
                 within[key] = copy.deepcopy(draw(st.sampled_from(_EXTREMES)))
     return holder[0]

@@ -54,9 +54,9 @@ class GovernedCatalog(RestCatalog):
         super()._serve(request)
 
     def answer(self, method: str, path: str) -> tuple[int, Any]:
-        if self.fault is not None and (found := self.fault(method, path)) is not None:
+        if self.fault is not None and (fault_answer := self.fault(method, path)) is not None:
             self.requests.append(f"{method} {path}")
-            return found
+            return fault_answer
         headers = self._request.headers
         token = headers.get("Authorization", "").removeprefix("Bearer ")
         principal = self.tokens.get(token, self.everybody)
@@ -123,7 +123,8 @@ class GovernedTable(Mirror):
 def principal(catalog: GovernedCatalog, name: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Be this principal of the catalog `tests`, with a token in the environment, as long as the block lasts."""
     token = next(
-        (token for token, known in catalog.tokens.items() if known == name), f"dapi-{name}-SESAME{len(catalog.tokens)}"
+        (token for token, principal_name in catalog.tokens.items() if principal_name == name),
+        f"dapi-{name}-SESAME{len(catalog.tokens)}",
     )
     catalog.tokens[token] = name
     with configured(patch, token=token):
@@ -133,9 +134,9 @@ def principal(catalog: GovernedCatalog, name: str, patch: pytest.MonkeyPatch) ->
 @contextlib.contextmanager
 def configured(patch: pytest.MonkeyPatch, **properties: str) -> Iterator[None]:
     """PyIceberg's configuration has these properties of the catalog `tests`, as long as the block lasts."""
-    with patch.context() as here:
+    with patch.context() as patched:
         for name, text in properties.items():
-            here.setenv(f"PYICEBERG_CATALOG__TESTS__{name.upper()}", text)
+            patched.setenv(f"PYICEBERG_CATALOG__TESTS__{name.upper()}", text)
         for module in ("pyiceberg.catalog", pyiceberg_catalog.__name__):
-            here.setattr(f"{module}._ENV_CONFIG", Config())
+            patched.setattr(f"{module}._ENV_CONFIG", Config())
         yield

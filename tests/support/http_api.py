@@ -49,8 +49,8 @@ class Api:
         url = urlsplit(request.path)
         if body or url.query:
             named = json.loads(body)["ids"] if body else parse_qs(url.query)["ids"][0].split(",")
-            found = [self.customers[key] for key in map(str, named) if key in self.customers]
-            self.reply(request, 200, {"data": {"items": found}})
+            rows = [self.customers[key] for key in map(str, named) if key in self.customers]
+            self.reply(request, 200, {"data": {"items": rows}})
         elif (name := unquote(url.path.rpartition("/")[2])) in self.customers:
             self.reply(request, 200, self.customers[name])
         else:
@@ -58,17 +58,17 @@ class Api:
 
     def reply(self, request: BaseHTTPRequestHandler, status: int, value: Any, **headers: str) -> None:
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
-        sent = {
+        response = {
             **(self.headers if status in (200, 404) else {}),
             **{name.replace("_", "-"): headers[name] for name in headers},
         }
         if self.etags and status == 200:
-            sent["ETag"] = f'"{hash(content)}"'
-            if request.headers.get("If-None-Match") == sent["ETag"]:
+            response["ETag"] = f'"{hash(content)}"'
+            if request.headers.get("If-None-Match") == response["ETag"]:
                 status, content = 304, b""
         self.statuses.append(status)
         request.send_response(status)
-        for name, text in {"Content-Type": "application/json", "Content-Length": str(len(content)), **sent}.items():
+        for name, text in {"Content-Type": "application/json", "Content-Length": str(len(content)), **response}.items():
             request.send_header(name, text)
         request.end_headers()
         request.wfile.write(content)

@@ -34,9 +34,9 @@ def in_catalog(catalog: SqlCatalog, identifier: str) -> Publish:
             catalog.register_table(identifier, location)
             return
         namespace, _, name = identifier.rpartition(".")
-        one = (IcebergTables.table_namespace == namespace) & (IcebergTables.table_name == name)
+        row = (IcebergTables.table_namespace == namespace) & (IcebergTables.table_name == name)
         with catalog.engine.begin() as connection:
-            connection.execute(update(IcebergTables).where(one).values(metadata_location=location))
+            connection.execute(update(IcebergTables).where(row).values(metadata_location=location))
 
     return publish
 
@@ -70,13 +70,13 @@ class Definition:
             "sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0, "properties": {},
             "snapshots": [], "snapshot-log": [], "metadata-log": [], "refs": {},
         }  # fmt: skip
-        made = cls(home, meta | ({"last-sequence-number": 0} if version > 1 else {}), publish)
+        table = cls(home, meta | ({"last-sequence-number": 0} if version > 1 else {}), publish)
         if version > 2:
-            made.meta["next-row-id"] = 0
+            table.meta["next-row-id"] = 0
         if spec:
-            made.meta["partition-specs"] = [{"spec-id": 0, "fields": made._spec_fields(spec, [])}]
-        made.save()
-        return made
+            table.meta["partition-specs"] = [{"spec-id": 0, "fields": table._spec_fields(spec, [])}]
+        table.save()
+        return table
 
     def save(self, at_ms: int | None = None) -> None:
         """Write metadata.json, and make it the current one."""
@@ -111,7 +111,7 @@ class Definition:
 
     @property
     def schema(self) -> dict[str, Any]:
-        return next(one for one in self.meta["schemas"] if one["schema-id"] == self.meta["current-schema-id"])
+        return next(schema for schema in self.meta["schemas"] if schema["schema-id"] == self.meta["current-schema-id"])
 
     @property
     def fields(self) -> list[Field]:
@@ -122,7 +122,7 @@ class Definition:
 
     def evolve(self, fields: Sequence[Field]) -> None:
         """Make these the columns; new ones have ids of `next_id` on."""
-        number = max(one["schema-id"] for one in self.meta["schemas"]) + 1
+        number = max(schema["schema-id"] for schema in self.meta["schemas"]) + 1
         self.meta["schemas"].append({"type": "struct", "schema-id": number, "fields": [*fields]})
         self.meta["current-schema-id"] = number
         self.meta["last-column-id"] = max(self.meta["last-column-id"], *_field_ids(self.schema))
@@ -136,8 +136,8 @@ class Definition:
 
     def add_column(self, name: str, kind: Kind, default: Any = None) -> None:
         """`default`: what older rows have, as JSON; of format 3."""
-        given = {} if default is None else {"initial-default": default, "write-default": default}
-        self.evolve([*self.fields, {"id": self.next_id, "name": name, "required": False, "type": kind, **given}])
+        defaults = {} if default is None else {"initial-default": default, "write-default": default}
+        self.evolve([*self.fields, {"id": self.next_id, "name": name, "required": False, "type": kind, **defaults}])
 
     def change_column(self, column: str, **to: Any) -> None:
         """As `name="other"` or `type="long"`."""
@@ -152,14 +152,14 @@ class Definition:
         self.save()
 
     def _map_names(self) -> None:
-        found = _name_mapping([schema["fields"] for schema in self.meta["schemas"]])
-        self.meta["properties"][_MAPPING] = json.dumps(found)
+        mapping = _name_mapping([schema["fields"] for schema in self.meta["schemas"]])
+        self.meta["properties"][_MAPPING] = json.dumps(mapping)
 
     def set_spec(self, spec: Sequence[tuple[str, str]]) -> None:
         """Partition what is written from now on by these. Format 1 keeps old fields, as `void`."""
         meta = self.meta
         old = find_spec(meta, meta["default-spec-id"]) if meta["format-version"] == 1 else []
-        number = max(one["spec-id"] for one in meta["partition-specs"]) + 1
+        number = max(known_spec["spec-id"] for known_spec in meta["partition-specs"]) + 1
         meta["partition-specs"].append({"spec-id": number, "fields": self._spec_fields(spec, old)})
         meta["default-spec-id"] = number
         self.save()
@@ -196,11 +196,11 @@ def _field_ids(kind: Kind) -> Iterator[int]:
 def _name_mapping(states: Sequence[Sequence[Field]]) -> list[dict[str, Any]]:
     """Of the columns that a table, or the fields that a struct, has had: all names of each, unless a later one has taken a name."""
     owners = {field["name"]: field["id"] for fields in states for field in fields}
-    found: dict[int, dict[str, Any]] = {}
+    by_id: dict[int, dict[str, Any]] = {}
     for name, number in owners.items():
-        found.setdefault(number, {"field-id": number, "names": []})["names"].append(name)
-    for number, one in found.items():
+        by_id.setdefault(number, {"field-id": number, "names": []})["names"].append(name)
+    for number, entry in by_id.items():
         kinds = [_inner(field["type"]) for fields in states for field in fields if field["id"] == number]
         if any(kinds):
-            one["fields"] = _name_mapping(kinds)
-    return [*found.values()]
+            entry["fields"] = _name_mapping(kinds)
+    return [*by_id.values()]

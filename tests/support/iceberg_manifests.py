@@ -54,13 +54,16 @@ def _kinds(meta: Meta, spec: int) -> dict[str, str]:
     """The types of a partition's values by the names of its fields."""
     fields = every_field(meta)
     return {
-        one["name"]: result_kind(one["transform"], fields[one["source-id"]]["type"]) for one in find_spec(meta, spec)
+        field["name"]: result_kind(field["transform"], fields[field["source-id"]]["type"])
+        for field in find_spec(meta, spec)
     }
 
 
 def _entry_schema(meta: Meta, spec: int) -> Schema:
     parts = zip(find_spec(meta, spec), _kinds(meta, spec).values(), strict=True)
-    fields = [NestedField(one["field-id"], one["name"], iceberg_type(kind), required=False) for one, kind in parts]
+    fields = [
+        NestedField(field["field-id"], field["name"], iceberg_type(kind), required=False) for field, kind in parts
+    ]
     version = meta["format-version"]
     # Files of format 2 may name the data file of their deletes, too.
     file = schemas.data_file_with_partition(StructType(*fields), version if version == 1 else 3)
@@ -96,35 +99,46 @@ def write_manifest(
             | {"file_sequence_number": None if status == ADDED else entry.file_sequence}
         )
     deletes = any(entry.file.get("content") for _, entry in entries)
-    schema = next(one for one in meta["schemas"] if one["schema-id"] == meta["current-schema-id"])
+    schema = next(
+        known_schema for known_schema in meta["schemas"] if known_schema["schema-id"] == meta["current-schema-id"]
+    )
     metadata = {"schema": json.dumps(schema), "schema-id": str(schema["schema-id"])}
     metadata |= {"partition-spec": json.dumps(find_spec(meta, spec)), "partition-spec-id": str(spec)}
     metadata |= {"format-version": str(meta["format-version"]), "content": "deletes" if deletes else "data"}
     _write(path, "manifest_entry", _entry_schema(meta, spec), records, metadata)
-    found: dict[str, Any] = {
+    manifest: dict[str, Any] = {
         "manifest_length": path.stat().st_size,
         "partition_spec_id": spec,
         "content": int(deletes),
         "sequence_number": sequence,
-        "min_sequence_number": min((one.sequence for status, one in entries if status != DELETED), default=sequence),
+        "min_sequence_number": min(
+            (known_schema.sequence for status, known_schema in entries if status != DELETED), default=sequence
+        ),
         "added_snapshot_id": snapshot,
         "partitions": _summary(meta, spec, [entry.file["partition"] for _, entry in entries]),
     }
     for status, name in ((ADDED, "added"), (EXISTING, "existing"), (DELETED, "deleted")):
         files = [entry.file for of, entry in entries if of == status]
-        found |= {f"{name}_files_count": len(files), f"{name}_rows_count": sum(file["record_count"] for file in files)}
-    return found
+        manifest |= {
+            f"{name}_files_count": len(files),
+            f"{name}_rows_count": sum(file["record_count"] for file in files),
+        }
+    return manifest
 
 
 def _summary(meta: Meta, spec: int, partitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    found = []
+    summaries = []
     for name, kind in _kinds(meta, spec).items():
         values = [value for value in (part[name] for part in partitions) if value is not None]
-        known = [value for value in values if not is_nan(value)]
-        bounds = {"lower_bound": to_bytes(kind, min(known)), "upper_bound": to_bytes(kind, max(known))} if known else {}
-        nulls = {"contains_null": len(values) < len(partitions), "contains_nan": len(known) < len(values)}
-        found.append(nulls | bounds)
-    return found
+        numbers = [value for value in values if not is_nan(value)]
+        bounds = (
+            {"lower_bound": to_bytes(kind, min(numbers)), "upper_bound": to_bytes(kind, max(numbers))}
+            if numbers
+            else {}
+        )
+        nulls = {"contains_null": len(values) < len(partitions), "contains_nan": len(numbers) < len(values)}
+        summaries.append(nulls | bounds)
+    return summaries
 
 
 def write_list(path: Path, meta: Meta, snapshot: int, sequence: int, manifests: Iterable[Mapping[str, Any]]) -> None:
@@ -136,12 +150,12 @@ def write_list(path: Path, meta: Meta, snapshot: int, sequence: int, manifests: 
 def read_list(path: Path) -> list[dict[str, Any]]:
     """The manifests of a snapshot, with what format 1 leaves out."""
     zeros = ("content", "sequence_number", "min_sequence_number")
-    return [{**one, **{name: one.get(name) or 0 for name in zeros}} for one in _read(path)]
+    return [{**manifest, **{name: manifest.get(name) or 0 for name in zeros}} for manifest in _read(path)]
 
 
 def read_manifest(path: Path, meta: Meta, manifest: Mapping[str, Any]) -> list[Entry]:
     """The live files of a manifest, with what they inherit from it."""
-    spec, found = manifest["partition_spec_id"], []
+    spec, entries = manifest["partition_spec_id"], []
     kinds = _kinds(meta, spec)
     for record in _read(path):
         if record["status"] == DELETED:
@@ -153,6 +167,6 @@ def read_manifest(path: Path, meta: Meta, manifest: Mapping[str, Any]) -> list[E
         file["content"] = file.get("content") or 0
         file["partition"] = {name: raw(kinds[name], value) for name, value in file["partition"].items()}
         sequences = [record.get(f"{prefix}sequence_number") for prefix in ("", "file_")]
-        own, of_file = (manifest["sequence_number"] if number is None else number for number in sequences)
-        found.append(Entry(file, own, of_file, record["snapshot_id"] or manifest["added_snapshot_id"]))
-    return found
+        sequence, file_sequence = (manifest["sequence_number"] if number is None else number for number in sequences)
+        entries.append(Entry(file, sequence, file_sequence, record["snapshot_id"] or manifest["added_snapshot_id"]))
+    return entries

@@ -66,25 +66,27 @@ class Oracle:
         self.meta, self.home = load(metadata), metadata.parent.parent
         meta, ref = self.meta, branch or tag
         if at_ms is not None:
-            snapshot = [one for one in meta["snapshot-log"] if one["timestamp-ms"] <= at_ms][-1]["snapshot-id"]
+            snapshot = [entry for entry in meta["snapshot-log"] if entry["timestamp-ms"] <= at_ms][-1]["snapshot-id"]
         elif ref not in (None, "main"):
             snapshot = meta["refs"][ref]["snapshot-id"]
         travels = snapshot is not None and branch is None
-        found = meta.get("current-snapshot-id") if snapshot is None else snapshot
-        self.snapshot = next((one for one in meta.get("snapshots") or [] if one["snapshot-id"] == found), None)
+        snapshot_id = meta.get("current-snapshot-id") if snapshot is None else snapshot
+        self.snapshot = next(
+            (entry for entry in meta.get("snapshots") or [] if entry["snapshot-id"] == snapshot_id), None
+        )
         schema = meta["current-schema-id"]
         if travels and self.snapshot is not None:
             schema = self.snapshot.get("schema-id", schema)
-        self.fields: list[Field] = next(one["fields"] for one in meta["schemas"] if one["schema-id"] == schema)
+        self.fields: list[Field] = next(entry["fields"] for entry in meta["schemas"] if entry["schema-id"] == schema)
         self._every = every_field(meta) | {field["id"]: field for field in self.fields}
         mapping = (meta.get("properties") or {}).get(_NAMES)
         self._mapping = None if mapping is None else json.loads(mapping)
 
     def local(self, location: str) -> Path:
         """Where a file of the table is on this disk."""
-        own: str = self.meta["location"]
-        if location.startswith(own + "/"):
-            return self.home / location[len(own) + 1 :]
+        home: str = self.meta["location"]
+        if location.startswith(home + "/"):
+            return self.home / location[len(home) + 1 :]
         return Path(location.removeprefix("file://"))
 
     @functools.cached_property
@@ -93,7 +95,7 @@ class Oracle:
 
     @functools.cached_property
     def entries(self) -> list[Entry]:
-        return [entry for one in self.manifests for entry in self.read_entries(one)]
+        return [entry for manifest in self.manifests for entry in self.read_entries(manifest)]
 
     def read_entries(self, manifest: Mapping[str, Any]) -> list[Entry]:
         return read_manifest(self.local(manifest["manifest_path"]), self.meta, manifest)
@@ -110,20 +112,20 @@ class Oracle:
 
     def live_rows(self, entry: Entry) -> Iterator[tuple[int, dict[str, Any]]]:
         """The rows of a data file that no delete names, by their positions, in the columns of the snapshot's schema."""
-        deletes = [one for one in self._equality_deletes if entry.sequence < one.entry.sequence]
-        deletes = [one for one in deletes if one.is_global or one.entry.partition == entry.partition]
-        paths = [path for one in deletes for path in one.paths]
-        needed = {field["id"] for field in self.fields} | {path[0] for path in paths}
-        gone = self.deleted_places(entry)
-        for place, row in enumerate(self._rows(entry.file, needed)):
-            if place not in gone and not any(_key(row, one.paths) in one.keys for one in deletes):
+        deletes = [delete for delete in self._equality_deletes if entry.sequence < delete.entry.sequence]
+        deletes = [delete for delete in deletes if delete.is_global or delete.entry.partition == entry.partition]
+        paths = [path for delete in deletes for path in delete.paths]
+        field_ids = {field["id"] for field in self.fields} | {path[0] for path in paths}
+        deleted = self.deleted_places(entry)
+        for place, row in enumerate(self._rows(entry.file, field_ids)):
+            if place not in deleted and not any(_key(row, delete.paths) in delete.keys for delete in deletes):
                 yield place, {field["name"]: _named(field["type"], row[field["id"]]) for field in self.fields}
 
     def deleted_places(self, entry: Entry) -> set[int]:
         """The positions of a data file that its deletion vector names or, if it has none, position deletes."""
         path = self.local(entry.file["file_path"])
-        for vector, found in self._vectors:
-            if found == path:
+        for vector, target in self._vectors:
+            if target == path:
                 assert vector.sequence >= entry.sequence
                 start, size = vector.file["content_offset"], vector.file["content_size_in_bytes"]
                 data = self.local(vector.file["file_path"]).read_bytes()
@@ -134,35 +136,37 @@ class Oracle:
             place
             for delete, rows in self._position_deletes
             if delete.sequence >= entry.sequence and delete.partition == entry.partition
-            for found, place in rows
-            if found == path
+            for target, place in rows
+            if target == path
         }
 
     @functools.cached_property
     def _vectors(self) -> list[tuple[Entry, Path]]:
-        return [(one, self.local(one.file["referenced_data_file"])) for one in self.entries if is_vector(one.file)]
+        return [
+            (entry, self.local(entry.file["referenced_data_file"])) for entry in self.entries if is_vector(entry.file)
+        ]
 
     @functools.cached_property
     def _position_deletes(self) -> list[tuple[Entry, list[tuple[Path, int]]]]:
-        found = []
+        deletes = []
         for entry in self.entries:
             if entry.file["content"] == POSITION and not is_vector(entry.file):
                 columns = _plain_columns(self.local(entry.file["file_path"]), entry.file["file_format"])
-                found.append((entry, [*zip(map(self.local, columns[PATH_ID]), columns[PLACE_ID], strict=True)]))
-        return found
+                deletes.append((entry, [*zip(map(self.local, columns[PATH_ID]), columns[PLACE_ID], strict=True)]))
+        return deletes
 
     @functools.cached_property
     def _equality_deletes(self) -> list[_Deletes]:
-        found = []
+        deletes = []
         for entry in self.entries:
             if entry.file["content"] == EQUALITY:
-                paths = tuple(self._path_to(number) for number in entry.file["equality_ids"])
+                paths = tuple(self._find_path(number) for number in entry.file["equality_ids"])
                 rows = self._rows(entry.file, {path[0] for path in paths})
-                is_global = all(one["transform"] == "void" for one in find_spec(self.meta, entry.file["spec_id"]))
-                found.append(_Deletes(entry, is_global, paths, frozenset(_key(row, paths) for row in rows)))
-        return found
+                is_global = all(field["transform"] == "void" for field in find_spec(self.meta, entry.file["spec_id"]))
+                deletes.append(_Deletes(entry, is_global, paths, frozenset(_key(row, paths) for row in rows)))
+        return deletes
 
-    def _path_to(self, number: int) -> tuple[int, ...]:
+    def _find_path(self, number: int) -> tuple[int, ...]:
         """The ids of the structs around a field, and its own."""
         pending: list[tuple[tuple[int, ...], Field]] = [((field["id"],), field) for field in self._every.values()]
         for path, field in pending:
@@ -172,22 +176,22 @@ class Oracle:
                 pending += [((*path, inner["id"]), inner) for inner in field["type"]["fields"]]
         raise AssertionError(f"no field {number}")
 
-    def _rows(self, file: File, needed: Iterable[int]) -> list[Row]:
+    def _rows(self, file: File, field_ids: Iterable[int]) -> list[Row]:
         """The rows of a file in the given columns, deleted ones too."""
         path, name = self.local(file["file_path"]), file["file_format"]
         columns = _plain_columns(path, name, self._mapping)
         parts = zip(find_spec(self.meta, file["spec_id"]), file["partition"].values(), strict=True)
-        identity = {one["source-id"]: value for one, value in parts if one["transform"] == "identity"}
-        found: dict[int, Sequence[Any]] = {}
-        for number in needed:
+        identity = {part["source-id"]: value for part, value in parts if part["transform"] == "identity"}
+        values_by_id: dict[int, Sequence[Any]] = {}
+        for number in field_ids:
             field = self._every[number]
             if number in columns:
-                found[number] = [_projected(field["type"], value) for value in columns[number]]
+                values_by_id[number] = [_projected(field["type"], value) for value in columns[number]]
             elif number in identity:
-                found[number] = [from_raw(field["type"], identity[number])] * file["record_count"]
+                values_by_id[number] = [from_raw(field["type"], identity[number])] * file["record_count"]
             else:
-                found[number] = [_default(field)] * file["record_count"]
-        return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+                values_by_id[number] = [_default(field)] * file["record_count"]
+        return [dict(zip(values_by_id, values, strict=True)) for values in zip(*values_by_id.values(), strict=True)]
 
 
 def is_vector(file: File) -> bool:
@@ -196,15 +200,15 @@ def is_vector(file: File) -> bool:
 
 def _key(row: Row, paths: Iterable[tuple[int, ...]]) -> tuple[Any, ...]:
     """A row's values as equality deletes compare them: null is null, NaN is NaN, and -0.0 is not 0.0."""
-    found = []
+    key = []
     for path in paths:
         value: Any = row
         for number in path:
             value = None if value is None else value[number]
         if isinstance(value, float):
             value = "NaN" if is_nan(value) else ordered(value)
-        found.append(value)
-    return tuple(found)
+        key.append(value)
+    return tuple(key)
 
 
 def _plain_columns(path: Path, name: str, mapping: list[Any] | None = None) -> dict[int, list[Any]]:
@@ -215,15 +219,15 @@ def _plain_columns(path: Path, name: str, mapping: list[Any] | None = None) -> d
     if not any(_has_ids(field, ID_KEYS[form]) for field in fields):
         assert mapping is not None
         fields = [_mapped(field, mapping, ID_KEYS[form]) for field in fields]
-    found = {}
+    columns = {}
     for field, column in zip(fields, table.columns, strict=True):
         number = _id(field, ID_KEYS[form])
         if number is not None:
             kind = column.type
             if pa.types.is_timestamp(kind):
                 column = column.cast(pa.timestamp("us", kind.tz))
-            found[number] = [_by_id(field, value, ID_KEYS[form]) for value in column.to_pylist()]
-    return found
+            columns[number] = [_by_id(field, value, ID_KEYS[form]) for value in column.to_pylist()]
+    return columns
 
 
 def _id(field: pa.Field, key: bytes) -> int | None:
@@ -244,10 +248,10 @@ def _has_ids(field: pa.Field, key: bytes) -> bool:
 
 def _mapped(field: pa.Field, mapping: list[Any], key: bytes) -> pa.Field:
     """A field with the ids that a name mapping has for it and those inside of it; as its position says, of a list or map."""
-    known = next((one for one in mapping if field.name in one["names"]), None)
-    if known is None:
+    mapped_field = next((candidate for candidate in mapping if field.name in candidate["names"]), None)
+    if mapped_field is None:
         return field
-    kind, within = field.type, known.get("fields") or []
+    kind, within = field.type, mapped_field.get("fields") or []
     if pa.types.is_struct(kind):
         kind = pa.struct([_mapped(inner, within, key) for inner in _inner(field)])
     elif pa.types.is_list(kind):
@@ -256,7 +260,10 @@ def _mapped(field: pa.Field, mapping: list[Any], key: bytes) -> pa.Field:
         names = zip(_inner(field), ("key", "value"), strict=True)
         kind = pa.map_(*(_mapped(inner.with_name(name), within, key) for inner, name in names))
     return pa.field(
-        field.name, kind, field.nullable, None if "field-id" not in known else {key: str(known["field-id"])}
+        field.name,
+        kind,
+        field.nullable,
+        None if "field-id" not in mapped_field else {key: str(mapped_field["field-id"])},
     )
 
 
@@ -265,12 +272,12 @@ def _by_id(field: pa.Field, value: Any, key: bytes) -> Any:
         return None
     inner = _inner(field)
     if pa.types.is_struct(field.type):
-        ids = [(_id(one, key), one) for one in inner]
-        return {number: _by_id(one, value[one.name], key) for number, one in ids if number is not None}
+        ids = [(_id(item, key), item) for item in inner]
+        return {number: _by_id(item, value[item.name], key) for number, item in ids if number is not None}
     if pa.types.is_list(field.type):
-        return [_by_id(inner[0], one, key) for one in value]
+        return [_by_id(inner[0], item, key) for item in value]
     if pa.types.is_map(field.type):
-        return [(_by_id(inner[0], one, key), _by_id(inner[1], other, key)) for one, other in value]
+        return [(_by_id(inner[0], item, key), _by_id(inner[1], item_value, key)) for item, item_value in value]
     return value
 
 
@@ -281,12 +288,12 @@ def _projected(kind: Kind, value: Any) -> Any:
     if isinstance(kind, dict):
         if kind["type"] == "struct":
             return {
-                one["id"]: _projected(one["type"], value[one["id"]]) if one["id"] in value else _default(one)
-                for one in kind["fields"]
+                item["id"]: _projected(item["type"], value[item["id"]]) if item["id"] in value else _default(item)
+                for item in kind["fields"]
             }
         if kind["type"] == "list":
-            return [_projected(kind["element"], one) for one in value]
-        return [(_projected(kind["key"], one), _projected(kind["value"], other)) for one, other in value]
+            return [_projected(kind["element"], item) for item in value]
+        return [(_projected(kind["key"], item), _projected(kind["value"], item_value)) for item, item_value in value]
     return uuid.UUID(bytes=value) if kind == "uuid" and isinstance(value, bytes) else value
 
 
@@ -303,14 +310,14 @@ def _named(kind: Kind, value: Any) -> Any:
     if kind["type"] == "struct":
         return {field["name"]: _named(field["type"], value[field["id"]]) for field in kind["fields"]}
     if kind["type"] == "list":
-        return [_named(kind["element"], one) for one in value]
-    return [(_named(kind["key"], one), _named(kind["value"], other)) for one, other in value]
+        return [_named(kind["element"], item) for item in value]
+    return [(_named(kind["key"], item), _named(kind["value"], item_value)) for item, item_value in value]
 
 
 def _spark(value: Any) -> Any:
     """A value as Spark has it: a UUID is a text."""
     if isinstance(value, dict):
-        return {name: _spark(one) for name, one in value.items()}
+        return {name: _spark(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_spark(one) for one in value)
+        return type(value)(_spark(item) for item in value)
     return str(value) if isinstance(value, uuid.UUID) else value

@@ -100,8 +100,8 @@ def from_json(kind: Kind, value: Any) -> Any:
 @functools.cache
 def _transform(transform: str, kind: str) -> tuple[Callable[[Any], Any], str]:
     """What PyIceberg makes of a value, and the type of that."""
-    found, source = parse_transform(transform), iceberg_type(kind)
-    return found.transform(source), str(found.result_type(source))
+    parsed, source = parse_transform(transform), iceberg_type(kind)
+    return parsed.transform(source), str(parsed.result_type(source))
 
 
 @functools.cache

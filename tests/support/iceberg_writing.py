@@ -30,11 +30,11 @@ class IcebergTable(Definition):
     def make_partition(self, row: Mapping[str, Any], spec: int | None = None) -> dict[str, Any]:
         """The partition in which a row of the current columns is written; dropped columns are null."""
         by_id = {field["id"]: field for field in self.fields}
-        found = {}
-        for one in find_spec(self.meta, self.meta["default-spec-id"] if spec is None else spec):
-            field = by_id.get(one["source-id"], {"name": "", "type": "int"})
-            found[one["name"]] = transformed(one["transform"], field["type"], row.get(field["name"]))
-        return found
+        partition = {}
+        for part in find_spec(self.meta, self.meta["default-spec-id"] if spec is None else spec):
+            field = by_id.get(part["source-id"], {"name": "", "type": "int"})
+            partition[part["name"]] = transformed(part["transform"], field["type"], row.get(field["name"]))
+        return partition
 
     def data(
         self,
@@ -67,9 +67,9 @@ class IcebergTable(Definition):
         bounds: bool = True,
     ) -> File:
         """Write an equality delete file over columns, those of a struct as `struct.field`, for a partition or, of a spec without fields, for all."""
-        found = [_leaf(self.fields, column.split(".")) for column in columns]
-        fields = [field for field, _ in found]
-        numbers = [number for _, number in found]
+        leaves = [_leaf(self.fields, column.split(".")) for column in columns]
+        fields = [field for field, _ in leaves]
+        numbers = [number for _, number in leaves]
         return self._write(EQUALITY, fields, rows, form, partition or {}, spec, bounds=bounds, equality_ids=numbers)
 
     def positions(
@@ -85,25 +85,25 @@ class IcebergTable(Definition):
         rows = [{"file_path": file["file_path"], "pos": place} for file, place in places]
         rows.sort(key=lambda row: (row["file_path"], row["pos"]))
         more = {"referenced_data_file": file["file_path"]} if referenced else {}
-        made = self._write(POSITION, _DELETES, rows, form, file["partition"], file["spec_id"], **more)
+        file_entry = self._write(POSITION, _DELETES, rows, form, file["partition"], file["spec_id"], **more)
         if bounds is not None:
             low, high = truncated_bounds("string", rows[0]["file_path"], rows[-1]["file_path"], bounds)
-            made |= {"lower_bounds": {PATH_ID: low}} | ({} if high is None else {"upper_bounds": {PATH_ID: high}})
-        return made
+            file_entry |= {"lower_bounds": {PATH_ID: low}} | ({} if high is None else {"upper_bounds": {PATH_ID: high}})
+        return file_entry
 
     def vectors(self, many: Sequence[tuple[File, Iterable[int]]]) -> list[File]:
         """Write deletion vectors, in one Puffin file."""
         url = self._url("data", "puffin")
-        blob, blobs, found = b"PFA1", [], []
-        for file, some in many:
-            places = sorted({*some})
+        blob, blobs, entries = b"PFA1", [], []
+        for file, positions in many:
+            places = sorted({*positions})
             data = sealed(roaring(places))
-            known = {"referenced-data-file": file["file_path"], "cardinality": str(len(places))}
+            vector_properties = {"referenced-data-file": file["file_path"], "cardinality": str(len(places))}
             blobs.append(
                 {"type": "deletion-vector-v1", "fields": [_ROW_POSITION], "snapshot-id": -1, "sequence-number": -1}
-                | {"offset": len(blob), "length": len(data), "properties": known}
+                | {"offset": len(blob), "length": len(data), "properties": vector_properties}
             )
-            found.append(
+            entries.append(
                 {"content": POSITION, "file_path": url, "file_format": "PUFFIN", "record_count": len(places)}
                 | {"partition": file["partition"], "spec_id": file["spec_id"], "content_offset": len(blob)}
                 | {"content_size_in_bytes": len(data), "referenced_data_file": file["file_path"]}
@@ -112,7 +112,7 @@ class IcebergTable(Definition):
         footer = json.dumps({"blobs": blobs}).encode()
         blob += b"PFA1" + footer + struct.pack("<i", len(footer)) + bytes(4) + b"PFA1"
         self.local(url).write_bytes(blob)
-        return [file | {"file_size_in_bytes": len(blob)} for file in found]
+        return [file | {"file_size_in_bytes": len(blob)} for file in entries]
 
     def _url(self, directory: str, extension: str) -> str:
         """A place for a new file."""
@@ -172,62 +172,68 @@ class IcebergTable(Definition):
         """Make a snapshot, and its id. Deletion vectors of removed data files go, too. `rewrite`: put all files into new manifests;
         `sequence`: the data sequence number of the added files, if they are not new."""
         meta, oracle = self.meta, Oracle(self.metadata, branch=branch)
-        made = meta.get("last-sequence-number", -1) + 1
+        sequence_number = meta.get("last-sequence-number", -1) + 1
         digest = hashlib.sha256(f"{branch} {len(meta['snapshots'])} {meta['last-updated-ms']}".encode()).digest()
         snapshot = int.from_bytes(digest[:8], "big") >> 2
-        gone = {entry.key for entry in remove}
+        removed_keys = {entry.key for entry in remove}
         paths = {entry.file["file_path"] for entry in remove}
         groups: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
-        kept = []
+        kept_manifests = []
         for manifest in oracle.manifests:
             if not remove and not rewrite:
-                kept.append(manifest)
+                kept_manifests.append(manifest)
                 continue
             marked = []
             for entry in oracle.read_entries(manifest):
                 vector = is_vector(entry.file) and entry.file["referenced_data_file"] in paths
-                if entry.key in gone or vector:
+                if entry.key in removed_keys or vector:
                     marked.append((DELETED, dataclasses.replace(entry, snapshot=snapshot)))
                 else:
                     marked.append((EXISTING, entry))
             if rewrite or any(status == DELETED for status, _ in marked):
                 groups.setdefault((manifest["partition_spec_id"], manifest["content"]), []).extend(marked)
             else:
-                kept.append(manifest)
+                kept_manifests.append(manifest)
         for file in add:
-            entry = Entry(file, made if sequence is None else sequence, made, snapshot)
+            entry = Entry(file, sequence_number if sequence is None else sequence, sequence_number, snapshot)
             groups.setdefault((file["spec_id"], min(file["content"], 1)), []).append((ADDED, entry))
-        manifests = [self._manifest(spec, snapshot, made, some) for (spec, _), some in groups.items() if some] + kept
+        manifests = [
+            self._manifest(spec, snapshot, sequence_number, entries) for (spec, _), entries in groups.items() if entries
+        ] + kept_manifests
         change = "overwrite" if remove or any(file["content"] for file in add) else "append"
-        self._add_snapshot(snapshot, made, manifests, operation or ("replace" if rewrite else change), branch)
+        self._add_snapshot(
+            snapshot, sequence_number, manifests, operation or ("replace" if rewrite else change), branch
+        )
         return snapshot
 
-    def _manifest(self, spec: int, snapshot: int, sequence: int, some: Sequence[tuple[int, Entry]]) -> dict[str, Any]:
+    def _manifest(
+        self, spec: int, snapshot: int, sequence: int, entries: Sequence[tuple[int, Entry]]
+    ) -> dict[str, Any]:
         url = self._url("metadata", "avro")
-        return {"manifest_path": url, **write_manifest(self.local(url), self.meta, spec, snapshot, sequence, some)}
+        return {"manifest_path": url, **write_manifest(self.local(url), self.meta, spec, snapshot, sequence, entries)}
 
     def _add_snapshot(
         self, snapshot: int, sequence: int, manifests: Sequence[Any], operation: str, branch: str
     ) -> None:
         meta, version = self.meta, self.meta["format-version"]
         url, at_ms = self._url("metadata", "avro"), self._now_ms()
-        made = {
+        entry = {
             "snapshot-id": snapshot, "timestamp-ms": at_ms, "manifest-list": url, "summary": {"operation": operation},
         }  # fmt: skip
-        made["schema-id"] = meta["current-schema-id"]
+        entry["schema-id"] = meta["current-schema-id"]
         if branch in meta["refs"]:
-            made["parent-snapshot-id"] = meta["refs"][branch]["snapshot-id"]
+            entry["parent-snapshot-id"] = meta["refs"][branch]["snapshot-id"]
         if version > 1:
-            made["sequence-number"] = meta["last-sequence-number"] = sequence
+            entry["sequence-number"] = meta["last-sequence-number"] = sequence
         if version > 2:
             first = meta["next-row-id"]
             for manifest in manifests:
                 if not manifest["content"] and manifest.get("first_row_id") is None:
                     manifest["first_row_id"] = meta["next-row-id"]
                     meta["next-row-id"] += manifest["added_rows_count"] + manifest["existing_rows_count"]
-            made |= {"first-row-id": first, "added-rows": meta["next-row-id"] - first}
+            entry |= {"first-row-id": first, "added-rows": meta["next-row-id"] - first}
         write_list(self.local(url), meta, snapshot, sequence, manifests)
-        meta["snapshots"].append(made)
+        meta["snapshots"].append(entry)
         self._point(branch, snapshot, at_ms)
 
     def _point(self, branch: str, snapshot: int, at_ms: int) -> None:
@@ -252,27 +258,29 @@ class IcebergTable(Definition):
         """Drop the snapshots that neither a branch nor a tag names, except the last ones, and the files that only they have."""
         meta = self.meta
         named = {ref["snapshot-id"] for ref in meta["refs"].values()}
-        kept = [one for one in meta["snapshots"][:-keep] if one["snapshot-id"] in named] + meta["snapshots"][-keep:]
-        before = self._files_of(meta["snapshots"])
-        meta["snapshots"] = kept
+        kept_snapshots = [
+            entry_snapshot for entry_snapshot in meta["snapshots"][:-keep] if entry_snapshot["snapshot-id"] in named
+        ] + meta["snapshots"][-keep:]
+        before = self._list_files(meta["snapshots"])
+        meta["snapshots"] = kept_snapshots
         log: list[Any] = []
         for entry in meta["snapshot-log"]:
-            known = any(one["snapshot-id"] == entry["snapshot-id"] for one in kept)
-            log = [*log, entry] if known else []
+            is_kept = any(entry_snapshot["snapshot-id"] == entry["snapshot-id"] for entry_snapshot in kept_snapshots)
+            log = [*log, entry] if is_kept else []
         meta["snapshot-log"] = log
-        after = self._files_of(kept)
+        after = self._list_files(kept_snapshots)
         self.save()
         for path in before - after:
             path.unlink()
 
-    def _files_of(self, snapshots: Sequence[Mapping[str, Any]]) -> set[Path]:
-        found = set()
+    def _list_files(self, snapshots: Sequence[Mapping[str, Any]]) -> set[Path]:
+        files = set()
         for snapshot in snapshots:
             oracle = Oracle(self.metadata, snapshot=snapshot["snapshot-id"])
-            found |= {self.local(snapshot["manifest-list"])}
-            found |= {self.local(manifest["manifest_path"]) for manifest in oracle.manifests}
-            found |= {self.local(entry.file["file_path"]) for entry in oracle.entries}
-        return found
+            files |= {self.local(snapshot["manifest-list"])}
+            files |= {self.local(manifest["manifest_path"]) for manifest in oracle.manifests}
+            files |= {self.local(entry.file["file_path"]) for entry in oracle.entries}
+        return files
 
 
 def _leaf(fields: Sequence[Field], path: Sequence[str]) -> tuple[Field, int]:
@@ -286,21 +294,21 @@ def _leaf(fields: Sequence[Field], path: Sequence[str]) -> tuple[Field, int]:
 
 def _statistics(fields: Sequence[Field], table: pa.Table) -> dict[str, Any]:
     """Counts and bounds of columns that are neither structs, lists nor maps."""
-    found: dict[str, dict[int, Any]] = {"value_counts": {}, "null_value_counts": {}, "nan_value_counts": {}}
-    found |= {"lower_bounds": {}, "upper_bounds": {}}
+    statistics: dict[str, dict[int, Any]] = {"value_counts": {}, "null_value_counts": {}, "nan_value_counts": {}}
+    statistics |= {"lower_bounds": {}, "upper_bounds": {}}
     for field, column in zip(fields, table.columns, strict=True):
         if isinstance(field["type"], dict):
             continue
         number = field["id"]
         values = [value for value in column.to_pylist() if value is not None]
-        known = [value for value in values if not is_nan(value)]
-        found["value_counts"][number] = len(column)
-        found["null_value_counts"][number] = column.null_count
+        numbers = [value for value in values if not is_nan(value)]
+        statistics["value_counts"][number] = len(column)
+        statistics["null_value_counts"][number] = column.null_count
         if field["type"] in ("float", "double"):
-            found["nan_value_counts"][number] = len(values) - len(known)
-        if known:
-            low, high = truncated_bounds(field["type"], min(known, key=ordered), max(known, key=ordered))
-            found["lower_bounds"][number] = low
+            statistics["nan_value_counts"][number] = len(values) - len(numbers)
+        if numbers:
+            low, high = truncated_bounds(field["type"], min(numbers, key=ordered), max(numbers, key=ordered))
+            statistics["lower_bounds"][number] = low
             if high is not None:
-                found["upper_bounds"][number] = high
-    return found
+                statistics["upper_bounds"][number] = high
+    return statistics

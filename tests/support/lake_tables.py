@@ -32,10 +32,17 @@ def opened(
     **options: Any,
 ) -> LookupTable:
     """A table in a mode of `MODES`, of a directory, a metadata.json, or `namespace.name` in a `catalog`; `options`: as `version=3`."""
-    given = {"lookup.cache.dir": str(cache), **MODES[mode], **({} if keys is None else {"lookup.keys": f"`{keys}`"})}
+    mode_options = {
+        "lookup.cache.dir": str(cache),
+        **MODES[mode],
+        **({} if keys is None else {"lookup.keys": f"`{keys}`"}),
+    }
     if catalog is not None:
-        given |= {"lookup.catalog": "tests", **{f"lookup.catalog.{name}": value for name, value in catalog.items()}}
-    return LookupTable(str(table), given | {f"lookup.{name}": str(value) for name, value in options.items()})
+        mode_options |= {
+            "lookup.catalog": "tests",
+            **{f"lookup.catalog.{name}": value for name, value in catalog.items()},
+        }
+    return LookupTable(str(table), mode_options | {f"lookup.{name}": str(value) for name, value in options.items()})
 
 
 def as_multiset(rows: pa.Table) -> Rows:
@@ -43,8 +50,8 @@ def as_multiset(rows: pa.Table) -> Rows:
     names = sorted(rows.column_names)
     if rows.num_rows > _MANY:
         columns = ", ".join(f'"{name}"' for name in names)
-        (found,) = duckdb.sql(f"SELECT count(*), sum(hash({columns})), bit_xor(hash({columns})) FROM rows").fetchall()
-        return collections.Counter([repr(found)])
+        (digest,) = duckdb.sql(f"SELECT count(*), sum(hash({columns})), bit_xor(hash({columns})) FROM rows").fetchall()
+        return collections.Counter([repr(digest)])
     return collections.Counter(repr([row[name] for name in names]) for row in rows.to_pylist())
 
 

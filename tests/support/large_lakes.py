@@ -24,7 +24,7 @@ def row(id_: int, region: str = "eu", name: str = "") -> Row:
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(
-        ({name: one[name] for name in ("id", "name", "region")} for one in rows), key=lambda one: [*one.values()]
+        ({name: row[name] for name in ("id", "name", "region")} for row in rows), key=lambda row: [*row.values()]
     )
 
 
@@ -109,4 +109,4 @@ def fill(append: Callable[..., object]) -> None:
 def read_live_rows(table: IcebergTable) -> list[Row]:
     """The rows of an Iceberg table that no delete names."""
     files = [entry for entry in table.live() if not entry.file["content"]]
-    return in_order(one for entry in files for _, one in table.live_rows(entry))
+    return in_order(row for entry in files for _, row in table.live_rows(entry))

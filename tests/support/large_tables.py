@@ -48,11 +48,11 @@ def lose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Los
     if request.param == "full":
         monkeypatch.setattr(Disk, "create_segment", mock.Mock(side_effect=CacheFullError("no room")))
 
-    def lost(paths: Iterable[Path]) -> None:
+    def remove(paths: Iterable[Path]) -> None:
         for path in paths:
             if request.param == "damaged":
                 path.write_bytes(flipped(content := path.read_bytes(), len(content) * 4))
             else:
                 path.unlink()
 
-    return lost
+    return remove

@@ -143,12 +143,12 @@ def provider(
     return (AsyncLookupFunctionProvider if asynchronous else LookupFunctionProvider)(function, schema, version)
 
 
-def make_answer(held: Mapping[int, Sequence[str]]) -> Answer:
+def make_answer(names: Mapping[int, Sequence[str]]) -> Answer:
     """Answers with the names of those ids that are there."""
 
     def answer(keys: pa.Table) -> pa.Table:
-        found = [(key, name) for key in keys.column("id").to_pylist() for name in held.get(key, ())]
-        return pa.table({"id": [key for key, _ in found], "name": [name for _, name in found]}, schema=SCHEMA)
+        pairs = [(key, name) for key in keys.column("id").to_pylist() for name in names.get(key, ())]
+        return pa.table({"id": [key for key, _ in pairs], "name": [name for _, name in pairs]}, schema=SCHEMA)
 
     return answer
 
@@ -164,10 +164,10 @@ def raises(problem: BaseException) -> Callable[..., Any]:
 
 def in_turn(*answers: Callable[..., Any]) -> Callable[..., Any]:
     """Does one after the other, the last one from then on."""
-    left = list(answers)
+    pending = list(answers)
 
     def answer(*args: Any) -> Any:
-        return (left.pop(0) if len(left) > 1 else left[0])(*args)
+        return (pending.pop(0) if len(pending) > 1 else pending[0])(*args)
 
     return answer
 
@@ -249,8 +249,8 @@ def ids(*values: int | None) -> pa.Table:
 
 def pairs(table: LookupTable, *values: int | None) -> list[tuple[int, str]]:
     """(place of the key, name) of all rows with any of these ids."""
-    found = table.get_many(ids(*values))
-    return list(zip(found.column(KEY_INDEX).to_pylist(), found.column("name").to_pylist(), strict=True))
+    table_rows = table.get_many(ids(*values))
+    return list(zip(table_rows.column(KEY_INDEX).to_pylist(), table_rows.column("name").to_pylist(), strict=True))
 
 
 def names(table: LookupTable, key: Any) -> list[str]:

@@ -25,14 +25,14 @@ class Cities(LookupFunction):
         self._home = Path(context.options["home"])
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        asked = keys["id"].to_pylist()
+        requested_keys = keys["id"].to_pylist()
         with (self._home / "asked").open("a") as log:
-            log.write(json.dumps(sorted(asked)) + "\n")
+            log.write(json.dumps(sorted(requested_keys)) + "\n")
         if (self._home / "down").exists():
             raise ConnectionError("the service is down")
         cities = {**CITIES, **founded(self._home)}
-        found = [key for key in asked if key in cities]
-        return pa.table({"id": found, "city": [cities[key] for key in found]}, schema=SCHEMA)
+        present_keys = [key for key in requested_keys if key in cities]
+        return pa.table({"id": present_keys, "city": [cities[key] for key in present_keys]}, schema=SCHEMA)
 
 
 def founded(home: Path) -> dict[int, str]:
@@ -61,6 +61,6 @@ def async_cities(context: LookupContext) -> AsyncLookupFunctionProvider:
     return AsyncLookupFunctionProvider(AsyncCities(context), SCHEMA)
 
 
-def service_options(home: Path, kind: str = "cities", **others: str) -> dict[str, Any]:
-    own = {"lookup.provider": f"{__name__}:{kind}", "lookup.provider.home": str(home)}
-    return {**own, **CACHED, **others}
+def service_options(home: Path, kind: str = "cities", **more: str) -> dict[str, Any]:
+    options = {"lookup.provider": f"{__name__}:{kind}", "lookup.provider.home": str(home)}
+    return {**options, **CACHED, **more}

@@ -70,8 +70,8 @@ class Site:
             engine.managed.sizes = self.runtime._sizes
 
     def options(self, host: str, more: dict[str, str]) -> dict[str, str]:
-        own = {"path": str(self.path), "lookup.cache.dir": str(self._cache / host), "lookup.max-retries": "0"}
-        return {**own, **more}
+        base = {"path": str(self.path), "lookup.cache.dir": str(self._cache / host), "lookup.max-retries": "0"}
+        return {**base, **more}
 
     def table(self, more: dict[str, str] | None = None, host: str = "a") -> LookupTable:
         return LookupTable(None, self.options(host, more or {}))
@@ -99,10 +99,10 @@ class Site:
 
     def calls(self) -> list[tuple[str, object]]:
         """The calls to stores since this was asked last."""
-        found = [call for store in self.stores for call in store.calls]
+        calls = [call for store in self.stores for call in store.calls]
         for store in self.stores:
             store.calls.clear()
-        return found
+        return calls
 
     def state(self) -> TableState:
         engine = self.runtime.engine(parse_options(self.options("look", {})))
@@ -113,7 +113,7 @@ class Site:
 
     def committed(self) -> list[str]:
         state = self.state()
-        return sorted(found[0].path for found in state.files(state.valid_write_ids()))
+        return sorted(file[0].path for file in state.files(state.valid_write_ids()))
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ def aged(site: Site, days: float, but: int = 0) -> None:
 
 def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
     """Let `action` run while a compaction is under way: it has read and written, and not committed."""
-    count, left = KeyedRows.count, [action]
+    count, pending = KeyedRows.count, [action]
 
     def counted(self: KeyedRows, files: Any) -> int:
-        found = count(self, files)
-        if left:
-            left.pop()()
-        return found
+        row_count = count(self, files)
+        if pending:
+            pending.pop()()
+        return row_count
 
     monkeypatch.setattr(KeyedRows, "count", counted)

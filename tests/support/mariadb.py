@@ -34,17 +34,17 @@ class MariadbServer:
         self._log = self._directory / "statements"
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
-        self._ours = set[str]()  # the numbers of our connections
+        self._connection_ids = set[str]()  # the numbers of our connections
         self.port = free_port()
         self.url = f"mariadb://127.0.0.1:{self.port}/shop?user=tester"
         self._user = ["--user=mysql"] if os.getuid() == 0 else []
         try:
             if self._user:
                 shutil.chown(self._directory, "mysql", "mysql")
-            ours = ["--auth-root-authentication-method=normal", "--skip-test-db", *self._user]
-            command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self._directory}/data", *ours]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
+            arguments = ["--auth-root-authentication-method=normal", "--skip-test-db", *self._user]
+            command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self._directory}/data", *arguments]
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert completed.returncode == 0, completed.stdout + completed.stderr
             self.start()
             self.execute("CREATE USER tester@'127.0.0.1'")
             self.execute("GRANT ALL ON shop.* TO tester@'127.0.0.1'")
@@ -71,7 +71,7 @@ class MariadbServer:
                 time.sleep(0.05)
                 continue
             self._connection = connection
-            self._ours.add(f"{self._log.stat().st_ino}:{connection.thread_id()}")
+            self._connection_ids.add(f"{self._log.stat().st_ino}:{connection.thread_id()}")
         self.execute("CREATE DATABASE IF NOT EXISTS shop")
         self.execute("USE shop")
 
@@ -111,11 +111,11 @@ class MariadbServer:
 
     def statements(self) -> list[str]:
         """What others have had executed since the server was started: one entry for each execution, in order."""
-        sent = list[str]()
+        statements = list[str]()
         for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines():
             match = _STATEMENT.match(line)
             if match is None or match[2] != "Query":
                 continue
-            if f"{self._log.stat().st_ino}:{match[1]}" not in self._ours:
-                sent.append(match[3])
-        return sent
+            if f"{self._log.stat().st_ino}:{match[1]}" not in self._connection_ids:
+                statements.append(match[3])
+        return statements

@@ -29,9 +29,9 @@ class Dictionary(KeyLookupCache):
         self.metrics = metrics
 
     def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
-        found = self.entries.get(tuple(key.values()))
-        self.metrics.inc("missCount" if found is None else "hitCount")
-        return found
+        rows = self.entries.get(tuple(key.values()))
+        self.metrics.inc("missCount" if rows is None else "hitCount")
+        return rows
 
     def put(self, key: Key, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
         before = self.entries.get(tuple(key.values()))
@@ -87,8 +87,8 @@ def opened(cache: Cache) -> tuple[Cache, CacheMetricGroup]:
 
 def counts(metrics: CacheMetricGroup) -> tuple[int, int]:
     """(hits, misses) so far."""
-    seen = metrics.snapshot()
-    return seen["hitCount"], seen["missCount"]
+    values = metrics.snapshot()
+    return values["hitCount"], values["missCount"]
 
 
 def make_keys(*numbers: int) -> pa.Table:
@@ -105,18 +105,22 @@ def make_rows(*values: int | list[int]) -> pa.Table:
     })  # fmt: skip
 
 
-def list_values(found: CachedRows) -> list[list[Any] | None]:
+def list_values(cached: CachedRows) -> list[list[Any] | None]:
     """Of each key the column v of its rows, None where the key is absent."""
-    lists: list[list[Any] | None] = [[] if present else None for present in found.present.tolist()]
-    if found.rows is not None:
-        for value, place in zip(found.rows["v"].to_pylist(), found.rows[KEY_INDEX].to_pylist(), strict=True):
+    lists: list[list[Any] | None] = [[] if present else None for present in cached.present.tolist()]
+    if cached.rows is not None:
+        for value, place in zip(cached.rows["v"].to_pylist(), cached.rows[KEY_INDEX].to_pylist(), strict=True):
             lists[place].append(value)
     return lists
 
 
 def list_present(cache: LookupCache, numbers: Sequence[int]) -> list[int]:
     """Those of the keys that are there; no access."""
-    return [n for n, there in zip(numbers, cache.peek_many(make_keys(*numbers)).present.tolist(), strict=True) if there]
+    return [
+        n
+        for n, is_present in zip(numbers, cache.peek_many(make_keys(*numbers)).present.tolist(), strict=True)
+        if is_present
+    ]
 
 
 def make_row(serial: int) -> Row:

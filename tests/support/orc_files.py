@@ -11,8 +11,8 @@ JULIAN, PROLEPTIC = 1, 2
 
 def varint(number: int) -> bytes:
     """A number as Protocol Buffers have it."""
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+    low, high = number & 127, number >> 7
+    return bytes([low | 128]) + varint(high) if high else bytes([low])
 
 
 def orc_file(

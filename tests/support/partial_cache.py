@@ -38,7 +38,7 @@ KEYS = pa.schema([("k", pa.int64())])
 ROWS = pa.schema([("v", pa.int64()), ("t", pa.string())])
 NONE = Bounds(math.inf, math.inf, None, None, True)
 Differ = Callable[[str, Sequence[pa.Array]], Numbers | None]
-Held = dict[Any, list[Any] | None]
+KeyValues = dict[Any, list[Any] | None]
 
 
 def unknown(version: str, keys: Sequence[pa.Array]) -> None:
@@ -50,12 +50,12 @@ def differing(*changed: int) -> Differ:
     return lambda version, keys: np.isin(keys[0].to_numpy(), list(changed))
 
 
-def using(clock: FakeClock, process: "Process", *used: int) -> Differ:
+def using(clock: FakeClock, process: "Process", *used_keys: int) -> Differ:
     """No key differs, but to find that out takes half a second, in which that process uses some."""
 
     def answer(version: str, keys: Sequence[pa.Array]) -> Numbers:
         clock.tick(0.5)
-        process.touch(*used)
+        process.touch(*used_keys)
         return np.zeros(len(keys[0]), np.bool_)
 
     return answer
@@ -78,15 +78,15 @@ def make_rows(lists: Iterable[Sequence[int]]) -> pa.Table:
     return pa.table({**columns, KEY_INDEX: [number for number, _ in pairs]}, schema=schema)
 
 
-def by_key(keys: Sequence[Any], present: Iterable[bool], rows: pa.Table) -> Held:
+def by_key(keys: Sequence[Any], present: Iterable[bool], rows: pa.Table) -> KeyValues:
     """The column v of each key's rows, None of a key that is absent; the text beside must be that row's."""
-    held: Held = {key: [] if there else None for key, there in zip(keys, present, strict=True)}
+    values: KeyValues = {key: [] if is_present else None for key, is_present in zip(keys, present, strict=True)}
     numbers = rows.column(KEY_INDEX).to_pylist()
     assert numbers == sorted(numbers)
     for number, value, text in zip(numbers, rows.column("v").to_pylist(), rows.column("t").to_pylist(), strict=True):
         assert text == f"t{value}"
-        held[keys[number]].append(value)
-    return held
+        values[keys[number]].append(value)
+    return values
 
 
 class Process:
@@ -148,13 +148,13 @@ class Process:
         keys = [pa.array(list(rows), pa.int64())]
         self.put_rows(keys, make_rows(rows.values()), version, may_differ, latest)
 
-    def get(self, *keys: int, version: str = "v1", may_differ: Differ = unknown) -> Held:
-        found = self.get_rows([pa.array(keys, pa.int64())], ROWS, version, may_differ)
-        if found is None:
+    def get(self, *keys: int, version: str = "v1", may_differ: Differ = unknown) -> KeyValues:
+        shared_rows = self.get_rows([pa.array(keys, pa.int64())], ROWS, version, may_differ)
+        if shared_rows is None:
             return dict.fromkeys(keys)
-        assert found.present.any()
-        assert (found.ages_s >= 0).all()
-        return by_key(keys, found.present.tolist(), found.rows)
+        assert shared_rows.present.any()
+        assert (shared_rows.ages_s >= 0).all()
+        return by_key(keys, shared_rows.present.tolist(), shared_rows.rows)
 
     def touch(self, *keys: int) -> None:
         arrays = [pa.array(keys, pa.int64())]
@@ -198,11 +198,11 @@ def may_hold(file: Sequence[Any], key: Sequence[Any]) -> bool:
     for n, part in enumerate(key):
         groups = [file[at : at + GROUP_ROWS] for at in range(0, len(file), GROUP_ROWS)]
         groups = [[row[n] for row in group if row[n] is not None] for group in groups]
-        known = [value for group in groups for value in group]
-        if file and not known:
+        values = [value for group in groups for value in group]
+        if file and not values:
             return False
         if file and not is_nan(part) and not any(group and all(map(is_nan, group)) for group in groups):
-            ordered = [value for value in known if not is_nan(value)]
+            ordered = [value for value in values if not is_nan(value)]
             if not min(ordered) <= part <= max(ordered):
                 return False
     return True
@@ -218,22 +218,24 @@ class Dim(Table):
         options: Mapping[str, str] | None = None,
         clock: FakeClock | None = None,
     ) -> None:
-        given = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"}
-        super().__init__(path, cache_dir, {**given, **(options or {})}, clock)
+        defaults = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"}
+        super().__init__(path, cache_dir, {**defaults, **(options or {})}, clock)
 
     def rows(self, columns: Mapping[str, Any], cache: bool = True) -> list[dict[str, Any]]:
         """The rows of these keys, without the cache on request."""
         options = self.options
         if not cache:
             off = {"lookup.partition": options.files.partition} if options.files.partition else {}
-            known = {"path": options.files.path, "lookup.keys": ",".join(options.files.keys or ())}
-            options = parse_options({**known, **off})
-        found = self.host.reader.find(options, self.table)
-        shown = planner.table_columns(found, options)
+            table_options = {"path": options.files.path, "lookup.keys": ",".join(options.files.keys or ())}
+            options = parse_options({**table_options, **off})
+        resolved = self.host.reader.find(options, self.table)
+        table_columns = planner.table_columns(resolved, options)
         names = list(columns)
-        ordered = pa.schema([shown.field(n) for n in (*names, *(n for n in shown.names if n not in names))])
-        plan = planner.plan_read(found, options, ordered, self.host.clock.host())
-        answer = get_many(self.host.reader, plan, pa.table(dict(columns)), names, None, found.version)
+        ordered = pa.schema(
+            [table_columns.field(n) for n in (*names, *(n for n in table_columns.names if n not in names))]
+        )
+        plan = planner.plan_read(resolved, options, ordered, self.host.clock.host())
+        answer = get_many(self.host.reader, plan, pa.table(dict(columns)), names, None, resolved.version)
         return list(answer.to_pylist())
 
     def check(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -271,11 +273,11 @@ class Source:
     def load(self, version: str) -> Load:
         def load(keys: Sequence[pa.Array], ages_s: Numbers) -> pa.Table:
             assert [array.null_count for array in keys] == [0]
-            wanted = keys[0].to_pylist()
-            assert len(set(wanted)) == len(wanted)
-            self.loads.append(wanted)
-            self.before(wanted)
-            return make_rows([self.versions[version].get(key, []) for key in wanted])
+            requested_keys = keys[0].to_pylist()
+            assert len(set(requested_keys)) == len(requested_keys)
+            self.loads.append(requested_keys)
+            self.before(requested_keys)
+            return make_rows([self.versions[version].get(key, []) for key in requested_keys])
 
         return load
 
@@ -299,8 +301,8 @@ class Waited(CacheMetricGroup):
             self.waits.set()
 
     def get_counts(self, *names: str) -> tuple[int, ...]:
-        seen = self.snapshot()
-        return tuple(seen[name] for name in names)
+        values = self.snapshot()
+        return tuple(values[name] for name in names)
 
 
 class Worker:
@@ -348,8 +350,8 @@ class Worker:
         fresh = Freshness(version, ROWS, may_differ)
         rows = self.cache.lookup([pa.array(keys, pa.int64())], fresh, self.source.load(version))
         assert rows.schema.equals(ROWS.append(pa.field(KEY_INDEX, pa.int64())))
-        held = by_key(range(len(keys)), [True] * len(keys), rows)
-        return [values or [] for values in held.values()]
+        by_number = by_key(range(len(keys)), [True] * len(keys), rows)
+        return [values or [] for values in by_number.values()]
 
     def invalidate(self, *keys: int) -> None:
         """Have the host forget these keys; a moment later it may load them."""

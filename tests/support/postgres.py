@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-_OURS = "lookupcache-tests"
+_APPLICATION = "lookupcache-tests"
 # The server ends with our side of its standard input: even a test run that is killed leaves none behind. TERM ends one
 # that is just starting, and ignores INT so far; with INT a running one does not wait for its clients.
 _GUARD = '"$@" & server=$!; read -r _; kill -TERM "$server"; kill -INT "$server"; wait "$server"'
@@ -21,10 +21,10 @@ _STATEMENT = re.compile(
 
 def programs() -> Path:
     """Where `initdb` and `postgres` are: Debian's latest, or beside those on PATH."""
-    found = [*Path("/usr/lib/postgresql").glob("*/bin/postgres"), *map(Path, filter(None, [shutil.which("postgres")]))]
-    if not found:
+    paths = [*Path("/usr/lib/postgresql").glob("*/bin/postgres"), *map(Path, filter(None, [shutil.which("postgres")]))]
+    if not paths:
         raise FileNotFoundError("no PostgreSQL server: apt-get install postgresql (scripts/test does)")
-    return max(found, key=lambda path: [int(part) for part in re.findall(r"\d+", str(path))]).parent
+    return max(paths, key=lambda path: [int(part) for part in re.findall(r"\d+", str(path))]).parent
 
 
 def free_port() -> int:
@@ -61,8 +61,8 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [str(self._programs / program), *arguments]
-        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, **self._user)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, **self._user)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
 
     def start(self) -> None:
         """Returns when the server takes connections; does nothing if it runs."""
@@ -107,16 +107,18 @@ class PostgresServer:
 
     def execute(self, statement: str) -> None:
         """Run a statement that is not part of what `statements` returns."""
-        self._run("psql", f"{self.uri}&application_name={_OURS}", "-Xq", "-c", statement)
+        self._run("psql", f"{self.uri}&application_name={_APPLICATION}", "-Xq", "-c", statement)
 
     def statements(self, parameters: bool = False) -> list[str]:
         """What others have had executed so far: one entry for each execution, in order. `parameters`: with a comment that has them."""
-        found = _STATEMENT.findall(self._log.read_text(encoding="utf-8"))
+        statements = _STATEMENT.findall(self._log.read_text(encoding="utf-8"))
         return [
-            f"{text} -- {values}" if parameters else text for application, text, values in found if application != _OURS
+            f"{text} -- {values}" if parameters else text
+            for application, text, values in statements
+            if application != _APPLICATION
         ]
 
     def end_connections(self) -> None:
         """Returns when the connections of others are gone."""
-        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        self.execute(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}")
+        condition = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        self.execute(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {condition}")

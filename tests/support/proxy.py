@@ -89,19 +89,25 @@ class Answer:
 
 def list_faults(requests: list[Sent]) -> list[Fault]:
     """All that can become of those requests: the matrix of one write."""
-    return [Fault(n, a, m) for n, sent in enumerate(requests, 1) for m in Mode for a in ANSWERS if _differs(sent, a, m)]
+    return [
+        Fault(n, a, m)
+        for n, request in enumerate(requests, 1)
+        for m in Mode
+        for a in ANSWERS
+        if _differs(request, a, m)
+    ]
 
 
-def _differs(sent: Sent, answer: str, mode: Mode) -> bool:
+def _differs(request: Sent, answer: str, mode: Mode) -> bool:
     """Whether such a fault is another one than all that come before it in `ANSWERS` and `Mode`."""
     whole = _is_whole(answer)
-    if sent.kind not in ("get", "list") and answer in ("damaged", "damaged bare", "cut", "short", "empty"):
+    if request.kind not in ("get", "list") and answer in ("damaged", "damaged bare", "cut", "short", "empty"):
         return False  # their answers have no body
     if mode is Mode.NOT_DONE:
-        return whole and sent.kind in ("put", "delete")  # else nobody can tell whether it was carried out
+        return whole and request.kind in ("put", "delete")  # else nobody can tell whether it was carried out
     if mode is Mode.OUTAGE:  # to a read it makes no difference whether it was carried out before
-        return whole and (sent.kind in ("put", "delete") or answer == "lost")
-    return not (mode is Mode.LASTING and answer == "lost" and sent.kind not in ("put", "delete"))  # as an outage
+        return whole and (request.kind in ("put", "delete") or answer == "lost")
+    return not (mode is Mode.LASTING and answer == "lost" and request.kind not in ("put", "delete"))  # as an outage
 
 
 def _is_whole(answer: str) -> bool:
@@ -117,8 +123,8 @@ def backend() -> Any:
 def read_objects(bucket: str, prefix: str = "") -> dict[str, bytes]:
     """What lies in a bucket, by its name, read without a request."""
     keys = backend().get_bucket(bucket).keys
-    found = ((name, keys.get(name)) for name in list(keys) if name.startswith(prefix))
-    return {name: key.value for name, key in found if key is not None}
+    entries = ((name, keys.get(name)) for name in list(keys) if name.startswith(prefix))
+    return {name: key.value for name, key in entries if key is not None}
 
 
 class Proxy:
@@ -134,13 +140,13 @@ class Proxy:
         self.counts = collections.Counter[str]()
         self._fault: Fault | None = None
         self._at_work = False
-        self._lost: Sent | None = None
+        self._lost_request: Sent | None = None
         self._arrived = 0
         self._rng = random.Random()
 
     def begin(self, fault: Fault | None, seed: int = 0) -> None:
         """Count from here on, and let that become of a request (None: nothing). `seed`: where the bytes of answers are damaged."""
-        self.requests, self._fault, self._lost, self._arrived = [], fault, None, 0
+        self.requests, self._fault, self._lost_request, self._arrived = [], fault, None, 0
         self._rng.seed(seed)
         self._at_work = True
         self._server.between = functools.partial(self._answer, self._decide)
@@ -183,20 +189,20 @@ class Proxy:
         self._at_work = False
         self._server.between = None
 
-    def takes(self, sent: Sent) -> bool:
+    def takes(self, request: Sent) -> bool:
         """Whether a request, which is counted, has to go through the server."""
         with self._lock:
             if not self._at_work:
                 return False
-            self.requests.append(sent)
+            self.requests.append(request)
             fault, number = self._fault, len(self.requests)
             if fault is None or number == fault.number:
-                self._lost = sent
+                self._lost_request = request
                 return True
             if number < fault.number:
                 return False
-            if fault.mode is Mode.RETRIED and sent == self._lost:
-                self._lost = None
+            if fault.mode is Mode.RETRIED and request == self._lost_request:
+                self._lost_request = None
                 return True
             return fault.mode in (Mode.LASTING, Mode.OUTAGE)
 
@@ -210,10 +216,10 @@ class Proxy:
         carried_out, name = decide(environ)
         with self._lock:
             rng = random.Random(self._rng.getrandbits(32))
-        found = _ask(environ, app) if carried_out else _unasked(environ)
+        store_answer = _ask(environ, app) if carried_out else _unasked(environ)
         if name == "lost":
             _hang_up(environ)
-        answer = found if name is None else _changed(found, name, rng)
+        answer = store_answer if name is None else _changed(store_answer, name, rng)
         start(answer.status, answer.headers)
         if name == "cut":
             return _cut(environ, answer.body)
@@ -241,14 +247,14 @@ def request_kind(environ: dict[str, Any]) -> str:
 
 def _ask(environ: dict[str, Any], app: Application) -> Answer:
     """The store's answer."""
-    told: list[tuple[str, Headers]] = []
+    responses: list[tuple[str, Headers]] = []
 
     def start(status: str, headers: Headers, exc_info: object = None) -> Callable[[bytes], object]:
-        told.append((status, headers))
+        responses.append((status, headers))
         return lambda data: None
 
     body = b"".join(app(environ, start))
-    status, headers = told[-1]
+    status, headers = responses[-1]
     return Answer(status, headers, body)
 
 
@@ -282,7 +288,7 @@ def _cut(environ: dict[str, Any], body: bytes) -> Iterable[bytes]:
     _hang_up(environ)
 
 
-def _changed(found: Answer, name: str, rng: random.Random) -> Answer:
+def _changed(answer: Answer, name: str, rng: random.Random) -> Answer:
     if name in _REFUSALS:
         status, code = _REFUSALS[name]
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
@@ -293,14 +299,16 @@ def _changed(found: Answer, name: str, rng: random.Random) -> Answer:
         body = _PAGE if name == "page" else b""
         return Answer("200 OK", [("Content-Type", "text/html"), ("Content-Length", str(len(body)))], body)
     if name.endswith("bare"):
-        found = found.without(*_TELLING)
+        answer = answer.without(*_TELLING)
     if name.startswith("damaged"):
-        found = dataclasses.replace(found, body=_damaged(found.body, rng))
+        answer = dataclasses.replace(answer, body=_damaged(answer.body, rng))
     if name in ("short", "empty"):
-        body = found.body[: len(found.body) // 2 if name == "short" else 0]
-        left = found.without("content-length")
-        return dataclasses.replace(left, headers=[*left.headers, ("Content-Length", str(len(body)))], body=body)
-    return found
+        body = answer.body[: len(answer.body) // 2 if name == "short" else 0]
+        remaining = answer.without("content-length")
+        return dataclasses.replace(
+            remaining, headers=[*remaining.headers, ("Content-Length", str(len(body)))], body=body
+        )
+    return answer
 
 
 def _damaged(body: bytes, rng: random.Random) -> bytes:

@@ -35,8 +35,8 @@ class RestCatalog(contextlib.ExitStack):
 
     def answer(self, method: str, path: str) -> tuple[int, Any]:
         self.requests.append(f"{method} {path}")
-        if self.fault is not None and (found := self.fault(method, path)) is not None:
-            return found
+        if self.fault is not None and (fault_answer := self.fault(method, path)) is not None:
+            return fault_answer
         match [urllib.parse.unquote(part) for part in path.strip("/").split("/")]:
             case ["v1", "config"]:
                 return 200, {"defaults": {}, "overrides": {}}

@@ -75,8 +75,8 @@ class ShortCredentials:
             return 400, "ExpiredToken", "The provided token has expired."
         listed = urllib.parse.parse_qs(environ["QUERY_STRING"]).get("prefix", [""])[0]
         path = environ["PATH_INFO"].lstrip("/") if "list-type" not in environ["QUERY_STRING"] else ""
-        asked = path or f"{environ['PATH_INFO'].strip('/')}/{listed}"
-        return None if asked.startswith(prefix) else (403, "AccessDenied", "Access Denied")
+        requested_path = path or f"{environ['PATH_INFO'].strip('/')}/{listed}"
+        return None if requested_path.startswith(prefix) else (403, "AccessDenied", "Access Denied")
 
 
 def _signature(environ: dict[str, Any], parts: dict[str, str], scope: str, secret: str) -> str:

@@ -22,7 +22,7 @@ UTC_TIME = pa.timestamp("us", "UTC")
 
 def drawn(strategy: st.SearchStrategy[T], count: int, salt: str) -> list[T]:
     """`count` values of a strategy, the same for the same seed and salt."""
-    found: list[T] = []
+    values: list[T] = []
 
     @hypothesis.seed(f"{SEED} {salt}")
     @hypothesis.settings(
@@ -34,10 +34,10 @@ def drawn(strategy: st.SearchStrategy[T], count: int, salt: str) -> list[T]:
     )
     @hypothesis.given(strategy)
     def collect(value: T) -> None:
-        found.append(value)
+        values.append(value)
 
     collect()
-    return found
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +123,9 @@ FOREIGN = [
 
 def arrow_table(columns: Sequence[Column], rng: random.Random) -> tuple[pa.Table, dict[str, list[Any]]]:
     """(rows with nulls among them, the distinct values of each column that they are taken from)."""
-    arrays, known = {"row_id": pa.array(range(ROWS))}, {}
+    arrays, pools = {"row_id": pa.array(range(ROWS))}, {}
     for column in columns:
-        known[column.name] = pool = drawn(column.values, 14, f"values of {column.name} {rng.random()}")
+        pools[column.name] = pool = drawn(column.values, 14, f"values of {column.name} {rng.random()}")
         nulls = rng.choice([0.0, 0.1, 0.1, 0.6])
         values = [None if rng.random() < nulls else rng.choice(pool) for _ in range(ROWS)]
         arrays[column.name] = pa.array(values, column.type)
@@ -134,4 +134,4 @@ def arrow_table(columns: Sequence[Column], rng: random.Random) -> tuple[pa.Table
     # Sorted by one column, so that the bounds of row groups differ and prune.
     order = pa.compute.sort_indices(table, [(ordered, "ascending")])
     shuffled = table.take(order)
-    return shuffled.set_column(0, "row_id", pa.array(range(ROWS))), known
+    return shuffled.set_column(0, "row_id", pa.array(range(ROWS))), pools

@@ -22,15 +22,15 @@ def by_spark(df: DataFrame, table: str, on: Any, how: str = "left", columns: Any
     spelled = {name.casefold(): name for name in side.columns}
     pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in ([on] if isinstance(on, str) else on)}
     keys = [spelled[name.casefold()] for name in pairs.values()]
-    chosen = [spelled[name.casefold()] for name in columns] if columns is not None else None
-    shown = [name for name in side.columns if name not in keys] if chosen is None else chosen
-    own = [f"own key {number}" for number in range(len(keys))]
+    table_columns = [spelled[name.casefold()] for name in columns] if columns is not None else None
+    value_columns = [name for name in side.columns if name not in keys] if table_columns is None else table_columns
+    aliases = [f"own key {number}" for number in range(len(keys))]
     right = side.select(
-        *(sf.col(quoted(key)).alias(alias) for key, alias in zip(keys, own, strict=True)),
-        *(sf.col(quoted(name)).alias(prefix + name) for name in shown),
+        *(sf.col(quoted(key)).alias(alias) for key, alias in zip(keys, aliases, strict=True)),
+        *(sf.col(quoted(name)).alias(prefix + name) for name in value_columns),
     )
-    equal = [sf.col(quoted(left)) == sf.col(quoted(alias)) for left, alias in zip(pairs, own, strict=True)]
-    return df.join(right, functools.reduce(operator.and_, equal), how).drop(*own)
+    equal = [sf.col(quoted(fact_key)) == sf.col(quoted(alias)) for fact_key, alias in zip(pairs, aliases, strict=True)]
+    return df.join(right, functools.reduce(operator.and_, equal), how).drop(*aliases)
 
 
 def as_multiset(df: DataFrame) -> collections.Counter[str]:
@@ -38,9 +38,13 @@ def as_multiset(df: DataFrame) -> collections.Counter[str]:
     return collections.Counter(repr(tuple(row)) for row in df.collect())
 
 
-def assert_same(mine: DataFrame, theirs: DataFrame, of: str = "") -> None:
+def assert_same(actual: DataFrame, expected: DataFrame, of: str = "") -> None:
     """The same columns, types and rows."""
-    columns, others = ([(field.name, field.dataType) for field in frame.schema] for frame in (mine, theirs))
-    assert columns == others
-    found, wanted = as_multiset(mine), as_multiset(theirs)
-    assert found == wanted, f"seed {SEED} {of}, too many: {[*(found - wanted)][:5]}, missing: {[*(wanted - found)][:5]}"
+    columns, expected_columns = (
+        [(field.name, field.dataType) for field in frame.schema] for frame in (actual, expected)
+    )
+    assert columns == expected_columns
+    actual_rows, expected_rows = as_multiset(actual), as_multiset(expected)
+    assert actual_rows == expected_rows, (
+        f"seed {SEED} {of}, too many: {[*(actual_rows - expected_rows)][:5]}, missing: {[*(expected_rows - actual_rows)][:5]}"
+    )

@@ -53,8 +53,8 @@ def load(spark: SparkSession, path: object, options: Mapping[str, Any] = NO_OPTI
 
 def catalog_options(path: object, options: Mapping[str, object] = NO_OPTIONS) -> str:
     """What follows CREATE TABLE … for a table of ours."""
-    given = ", ".join(f"'{key}' '{value}'" for key, value in {"path": path, **options}.items())
-    return f"USING lookupcache OPTIONS ({given})"
+    pairs = ", ".join(f"'{key}' '{value}'" for key, value in {"path": path, **options}.items())
+    return f"USING lookupcache OPTIONS ({pairs})"
 
 
 class Calls:
@@ -65,9 +65,9 @@ class Calls:
         self._last = self._table.metrics()
 
     def take_metrics(self) -> dict[str, int]:
-        now = self._table.metrics()
-        delta = {name: now[name] - self._last[name] for name in now}
-        self._last = now
+        metrics = self._table.metrics()
+        delta = {name: metrics[name] - self._last[name] for name in metrics}
+        self._last = metrics
         return delta
 
     def calls(self) -> tuple[int, int, int]:
@@ -102,8 +102,8 @@ def read_in_all_ways(
     stream: DataFrame, table: Path | str, column: str, options: Mapping[str, str] = NO_OPTIONS
 ) -> DataFrame:
     """A stream with the values that the table has in a column, by lookups of each way and by a scan."""
-    for way, given in WAYS.items():
-        how = {**given, "options": {**options, **given.get("options", {})}}
+    for way, way_options in WAYS.items():
+        how = {**way_options, "options": {**options, **way_options.get("options", {})}}
         stream = lookup_join(stream, str(table), "id", columns=[column], prefix=f"{way}_", **how)
     scanned = load(stream.sparkSession, table, options).selectExpr("id", f"{column} AS scan_{column}")
     return stream.join(sf.broadcast(scanned), "id", "left")
@@ -127,16 +127,18 @@ def each_batch(stream: DataFrame, checkpoint: Path, act: Callable[[DataFrame, in
 
 def collect_batches(stream: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]]]:
     """The rows of each micro-batch that has some."""
-    found: list[list[tuple[Any, ...]]] = []
-    each_batch(stream, checkpoint, lambda batch, _: found.append(sorted(map(tuple, batch.collect()), key=repr)))
-    return [batch for batch in found if batch]
+    batches: list[list[tuple[Any, ...]]] = []
+    each_batch(stream, checkpoint, lambda batch, _: batches.append(sorted(map(tuple, batch.collect()), key=repr)))
+    return [batch for batch in batches if batch]
 
 
 def run_command(*command: object, timeout_s: float = 600, **more: Any) -> str:
     """What a command prints; its failure fails the test with all it says."""
-    done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, timeout=timeout_s, **more)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    completed = subprocess.run(
+        [*map(str, command)], check=False, capture_output=True, text=True, timeout=timeout_s, **more
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 def run_script(
@@ -165,7 +167,7 @@ def made_files(home: Path) -> dict[str, str]:
     """Paths of the facts and of tables in which keys repeat, are null, and are of several types."""
     rng = random.Random(11)
 
-    def some(values: Any, count: int, kind: pa.DataType) -> pa.Array:
+    def draw_array(values: Any, count: int, kind: pa.DataType) -> pa.Array:
         return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind)
 
     def rows(count: int, highest: int) -> pa.Table:
@@ -174,7 +176,7 @@ def made_files(home: Path) -> dict[str, str]:
             "id": (numbers, pa.int64()), "small": (numbers, pa.int32()), "parent": (numbers, pa.int64()),
             "weight": (weights, pa.float64()), "code": (codes, pa.string()), "label": (codes[:3], pa.string()),
         }  # fmt: skip
-        return pa.table({name: some(values, count, kind) for name, (values, kind) in columns.items()})
+        return pa.table({name: draw_array(values, count, kind) for name, (values, kind) in columns.items()})
 
     tables = {"facts": rows(40, 8), "few": rows(6, 6), "many": rows(20, 9), "none": rows(0, 1)}
     paths = {name: saved(home / name / "rows.parquet", table, 16) for name, table in tables.items()}

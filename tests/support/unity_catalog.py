@@ -53,9 +53,9 @@ class UnityServer(contextlib.ExitStack):
 
     def count(self) -> list[str]:
         """The requests since the last call."""
-        asked = [*self.requests]
+        requests = [*self.requests]
         self.requests.clear()
-        return asked
+        return requests
 
     def create(self, name: str, location: str, *readers: str, **info: Any) -> Table:
         """A table, in place of the one that has its name."""
@@ -79,25 +79,27 @@ class UnityServer(contextlib.ExitStack):
         principal = self.tokens.get(login.removeprefix("Bearer "))
         if principal is None:
             return _error(401, "UNAUTHENTICATED", "Invalid access token.")
-        asked = json.loads(body) if body else {}
+        body_values = json.loads(body) if body else {}
         match [request.command, *map(urllib.parse.unquote, path.strip("/").split("/"))]:
             case ["GET", "tables", name]:
-                return self._of(name, principal, self._info)
+                return self._answer_table(name, principal, self._info)
             case ["POST", "temporary-table-credentials"]:
-                assert asked["operation"] == "READ"
-                return self._of(self._name(asked["table_id"]), principal, self._credentials)
+                assert body_values["operation"] == "READ"
+                return self._answer_table(self._name(body_values["table_id"]), principal, self._credentials)
             case ["GET", "delta", "preview", "commits"]:
-                start, name = asked["start_version"], self._name(asked["table_id"])
-                if name is not None and asked["table_uri"] != self.tables[name].location:
+                start, name = body_values["start_version"], self._name(body_values["table_id"])
+                if name is not None and body_values["table_uri"] != self.tables[name].location:
                     return _error(400, "INVALID_ARGUMENT", "Table URI in the request does not match.")
-                return self._of(name, principal, lambda _, table: self._commits(table, start))
+                return self._answer_table(name, principal, lambda _, table: self._commits(table, start))
             case ["GET", "delta", "v1", "catalogs", catalog, "schemas", schema, "tables", own] if self.has_delta_api:
-                status, answer = self._of(f"{catalog}.{schema}.{own}", principal, self._managed)
+                status, answer = self._answer_table(f"{catalog}.{schema}.{own}", principal, self._managed)
                 error = {"message": answer.get("message"), "type": "NoSuchTableException", "code": status}
                 return status, answer if status == 200 else {"error": error}
         return 404, b"Status: 404\nDescription: Not Found\n"
 
-    def _of(self, name: str | None, principal: str, answer: Callable[[str, Table], dict[str, Any]]) -> tuple[int, Any]:
+    def _answer_table(
+        self, name: str | None, principal: str, answer: Callable[[str, Table], dict[str, Any]]
+    ) -> tuple[int, Any]:
         if name is None or name not in self.tables:
             return _error(404, "TABLE_NOT_FOUND", f"Table not found: {name}")
         if principal not in self.readers[name]:
@@ -108,9 +110,9 @@ class UnityServer(contextlib.ExitStack):
         return next((name for name, table in self.tables.items() if table.id == table_id), None)
 
     def _info(self, name: str, table: Table) -> dict[str, Any]:
-        catalog, schema, own = name.split(".")
+        catalog, schema, short_name = name.split(".")
         return {
-            "name": own, "catalog_name": catalog, "schema_name": schema, "table_type": "EXTERNAL", "data_source_format": "DELTA",
+            "name": short_name, "catalog_name": catalog, "schema_name": schema, "table_type": "EXTERNAL", "data_source_format": "DELTA",
             "columns": [], "storage_location": table.location, "table_id": table.id, "properties": {}, **table.info,
         }  # fmt: skip
 
@@ -173,8 +175,8 @@ def make_catalog_managed(directory: Path) -> None:
             action["metaData"]["configuration"] = {"delta.enableInCommitTimestamps": "true"}
     infos = [action for action in actions if "commitInfo" in action]
     info = {**(infos[0]["commitInfo"] if infos else {}), "inCommitTimestamp": 1_000}
-    others = [action for action in actions if "commitInfo" not in action]
-    path.write_text("".join(json.dumps(action) + "\n" for action in [{"commitInfo": info}, *others]))
+    remaining = [action for action in actions if "commitInfo" not in action]
+    path.write_text("".join(json.dumps(action) + "\n" for action in [{"commitInfo": info}, *remaining]))
 
 
 def stage(directory: Path, version: int, actions: list[dict[str, Any]]) -> dict[str, Any]:

@@ -148,8 +148,8 @@ def shred(value: Any, shape: Any, names: list[str], rng: random.Random) -> dict[
         return {"value": None, "typed_value": None}
     if isinstance(shape, dict) and isinstance(value, dict):
         typed = {name: shred(value.get(name), part, names, rng) for name, part in shape.items()}
-        left = {name: part for name, part in value.items() if name not in shape}
-        return {"value": encode(left, names, rng) if left else None, "typed_value": typed}
+        unshredded = {name: part for name, part in value.items() if name not in shape}
+        return {"value": encode(unshredded, names, rng) if unshredded else None, "typed_value": typed}
     if isinstance(shape, list) and isinstance(value, list):
         return {"value": None, "typed_value": [shred(part, shape[0], names, rng) for part in value]}
     if isinstance(shape, str) and isinstance(value, tuple) and value[0] == shape:

@@ -50,9 +50,9 @@ class Process:
         """What the rows of an announced version say theirs is."""
         reader = self.host.reader
         table, version = self.receive(announcement)
-        found = ResolvedTable(table, version, *reader.versions.schema(table, version))
-        columns = planner.table_columns(found, self.options)
-        plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
+        resolved = ResolvedTable(table, version, *reader.versions.schema(table, version))
+        columns = planner.table_columns(resolved, self.options)
+        plan = planner.plan_read(resolved, self.options, columns, self.host.clock.host())
         rows = pa.Table.from_batches(reader.versions.read_files(plan, version), columns)
         return set(rows.column("version").to_pylist())
 
@@ -65,12 +65,12 @@ class Process:
     def replace_during_read(self, replace: Callable[[], None]) -> None:
         """Have something happen ahead of the first read of a file."""
 
-        def before(kind: str, subject: object) -> None:
+        def replace_before_get(kind: str, subject: object) -> None:
             if kind == "get":
                 self.host.store.before = lambda kind, subject: None
                 replace()
 
-        self.host.store.before = before
+        self.host.store.before = replace_before_get
 
     def calls(self) -> list[str]:
         """The kinds of the store calls since the last time."""

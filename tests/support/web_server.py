@@ -57,9 +57,9 @@ class WebServer:
         if status is None and request.path not in self.files:
             status = 404
         data, headers = self.files.get(request.path, (b"", {}))
-        size, asked = len(data), request.headers.get("Range")
-        if status is None and asked and self.ranges:
-            first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
+        size, byte_range = len(data), request.headers.get("Range")
+        if status is None and byte_range and self.ranges:
+            first, last = (int(part) for part in byte_range.removeprefix("bytes=").split("-"))
             data, status = data[first : last + 1], 206 if first < size else 416
         request.send_response(status or 200)
         headers = {"Content-Length": str(len(data) if status in (None, 206) else 0), **headers}

@@ -78,8 +78,8 @@ class Workers:
         self._work = work
         self.running: dict[str, subprocess.Popen[str]] = {}
 
-    def start(self, name: str, module: str, given: Mapping[str, Any], **more: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", module, json.dumps(given)]
+    def start(self, name: str, module: str, arguments: Mapping[str, Any], **more: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", module, json.dumps(arguments)]
         with (self._work / f"{name}.err").open("a") as errors:
             self.running[name] = subprocess.Popen(command, stderr=errors, text=True, **more)
         return self.running[name]
@@ -126,7 +126,7 @@ class Workers:
 def fail_at_random(rng: random.Random, failing: float, slow_s: float, graves: Path) -> None:
     """From now on so many calls of this process's stores fail, and a tenth is slow. `graves` keeps data files and events that it removes."""
 
-    def before(kind: str, subject: object) -> None:
+    def disturb(kind: str, subject: object) -> None:
         if kind == "delete":
             _bury(str(subject).removeprefix("file://"), graves)
         if rng.random() < 0.1:
@@ -134,7 +134,7 @@ def fail_at_random(rng: random.Random, failing: float, slow_s: float, graves: Pa
         if rng.random() < failing:
             raise UfsUnavailableError(f"{kind} {subject}: injected")
 
-    runtime_module.open_store = lambda *args: FaultyStore(open_store(*args), before)
+    runtime_module.open_store = lambda *args: FaultyStore(open_store(*args), disturb)
 
 
 def _bury(path: str, graves: Path) -> None:
@@ -171,7 +171,7 @@ class Following:
 
     def new(self) -> list[dict[str, Any]]:
         """Those since the last call, by time; a line that a kill has cut off is none."""
-        found = []
+        notes = []
         for path in self._directory.glob("*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -180,8 +180,8 @@ class Following:
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.splitlines():
                 with contextlib.suppress(ValueError):
-                    found.append(json.loads(line))
-        return sorted(found, key=lambda note: float(note["at"]))
+                    notes.append(json.loads(line))
+        return sorted(notes, key=lambda note: float(note["at"]))
 
 
 def read_notes(directory: Path) -> list[dict[str, Any]]:
