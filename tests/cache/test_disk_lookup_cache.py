@@ -36,7 +36,7 @@ def filled(
     return cache, metrics
 
 
-def found(cache: DiskCacheLookupCache) -> list[Any]:
+def read_all(cache: DiskCacheLookupCache) -> list[Any]:
     return list_values(cache.get_many(make_keys(1, 2, 3)))
 
 
@@ -52,16 +52,16 @@ def test_entries_outlive_the_cache(tmp_path: Path) -> None:
     cache, metrics = filled(tmp_path / "c")
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o700
     cache.close()
-    other = make_disk_cache(tmp_path / "c")
-    assert found(other) == found(cache) == ALL
+    second = make_disk_cache(tmp_path / "c")
+    assert read_all(second) == read_all(cache) == ALL
     assert (metrics.snapshot()["hitCount"], metrics.snapshot()["missCount"]) == (3, 0)
-    assert other.size() == 4  # keys, and one entry with the columns
-    assert other.bytes() > 0
-    other.put_many(make_keys(2), make_rows([22]))
-    other.invalidate_many(make_keys(3))
-    assert found(cache) == [[10], [22], None]
-    other.clear()
-    assert found(cache) == BLANK
+    assert second.size() == 4  # keys, and one entry with the columns
+    assert second.bytes() > 0
+    second.put_many(make_keys(2), make_rows([22]))
+    second.invalidate_many(make_keys(3))
+    assert read_all(cache) == [[10], [22], None]
+    second.clear()
+    assert read_all(cache) == BLANK
     assert metrics.snapshot()["cacheFailureCount"] == 0
 
 
@@ -71,16 +71,16 @@ def test_entries_of_other_versions(tmp_path: Path) -> None:
     cache, _ = filled(tmp_path / "c", clock)
     columns = pa.schema([("v", pa.int64())])
     cache.use(EntryRules("b", columns))
-    assert found(cache) == BLANK
+    assert read_all(cache) == BLANK
     cache.put_many(make_keys(2), make_rows([22]))
     cache.use(EntryRules("", columns))
-    assert found(cache) == [[10], None, []]
+    assert read_all(cache) == [[10], None, []]
     cache.use(
         EntryRules("c", columns, lambda version, keys: np.array(keys[0].to_numpy() == 1) if version == "b" else None)
     )
-    assert found(cache) == [None, [22], None]
+    assert read_all(cache) == [None, [22], None]
     cache.use(EntryRules("c", columns, lambda version, keys: np.zeros(len(keys[0]), np.bool_)))
-    assert found(cache) == [[10], [22], []]
+    assert read_all(cache) == [[10], [22], []]
     limits = {1: clock.steady_s, 2: clock.steady_s - 1, 3: float("nan")}
     cache.use(
         EntryRules(
@@ -90,7 +90,7 @@ def test_entries_of_other_versions(tmp_path: Path) -> None:
             lambda keys: np.array([limits[k] for k in keys[0].to_pylist()]),
         )
     )
-    assert found(cache) == [None, [22], []]
+    assert read_all(cache) == [None, [22], []]
     cache.use(EntryRules("", pa.schema([("w", pa.int64())])))
     assert cache.get_many(make_keys(1, 2, 3)).present.tolist() == [False, False, True]
 
@@ -101,16 +101,16 @@ def test_expiry(tmp_path: Path) -> None:
     cache = make_disk_cache(tmp_path / "c", clock, expire_after_write_s=10)
     cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []), np.array([0.0, 5.0, 9.5]))
     clock.tick(0.25)
-    assert found(cache) == ALL
+    assert read_all(cache) == ALL
     clock.tick(0.25)
-    assert found(cache) == [[10], [20, 21], None]
+    assert read_all(cache) == [[10], [20, 21], None]
     clock.steady_s = 3.0
     restarted = make_disk_cache(tmp_path / "c", clock, "boot-2", expire_after_write_s=10)
-    assert found(restarted) == [[10], [20, 21], None]
+    assert read_all(restarted) == [[10], [20, 21], None]
     clock.tick(4.5)
-    assert found(restarted) == [[10], None, None]
+    assert read_all(restarted) == [[10], None, None]
     clock.wall_s -= 100
-    assert found(restarted) == BLANK
+    assert read_all(restarted) == BLANK
 
 
 def test_a_bound_of_bytes(tmp_path: Path) -> None:
@@ -155,20 +155,20 @@ PLANTED = {
 @pytest.mark.parametrize("statement", PLANTED.values(), ids=PLANTED)
 def test_what_others_put_into_the_file(tmp_path: Path, statement: str) -> None:
     """Runs no code, opens and removes no file (CVE-2025-69872): it is a miss, and the next put replaces it."""
-    clock, mark, kept = FakeClock(), tmp_path / "mark", tmp_path / "kept"
+    clock, mark, pickled = FakeClock(), tmp_path / "mark", tmp_path / "kept"
     exploit = pickle.dumps(Exploit(mark))
-    kept.write_bytes(exploit)
+    pickled.write_bytes(exploit)
     filled(tmp_path / "c", clock)
     with database(tmp_path / "c") as connection:
         connection.execute(statement, {"pickle": exploit, "file": "../kept"})
     for _ in range(2):
         cache, _ = filled(tmp_path / "c", clock)
-        assert found(cache) in (ALL, BLANK)
+        assert read_all(cache) in (ALL, BLANK)
         clock.tick(100)
     with database(tmp_path / "c") as connection:
         assert not connection.execute("SELECT name FROM sqlite_master WHERE name = 'planted'").fetchall()
     assert not mark.exists()
-    assert kept.exists()
+    assert pickled.exists()
     assert pickle.loads(exploit) is None  # it would have
     assert mark.exists()
 
@@ -180,17 +180,17 @@ def test_a_damaged_entry_is_a_miss(tmp_path: Path) -> None:
         ((name, value),) = connection.execute(
             "SELECT key, value FROM Cache ORDER BY length(value) DESC, key LIMIT 1"
         ).fetchall()
-        others = connection.execute("SELECT key, value FROM Cache").fetchall()
+        entries = connection.execute("SELECT key, value FROM Cache").fetchall()
         statement = "UPDATE Cache SET value = ? WHERE key = ?"
         for place in range(0, len(value), 7):
             damaged = bytearray(value)
             damaged[place] ^= 1 << place % 8
             connection.execute(statement, (bytes(damaged), name))
-            answer = found(cache)
+            answer = read_all(cache)
             assert answer in (BLANK, [None, None, []], [None, [20, 21], []], [[10], None, []]), place
-        for (one, _), (_, other_value) in zip(others, others[1:] + others[:1], strict=True):
-            connection.execute(statement, (other_value, one))
-        assert found(cache) == BLANK
+        for (key, _), (_, other_value) in zip(entries, entries[1:] + entries[:1], strict=True):
+            connection.execute(statement, (other_value, key))
+        assert read_all(cache) == BLANK
 
 
 def lock(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -241,7 +241,7 @@ def test_failures_of_the_database(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []))
-            assert found(cache) in (ALL, BLANK)
+            assert read_all(cache) in (ALL, BLANK)
             assert cache.size() >= 0 <= cache.bytes()
             cache.invalidate_many(make_keys(1))
             clock.tick(11)
@@ -251,7 +251,7 @@ def test_failures_of_the_database(
     assert str(tmp_path / "c") in record.getMessage()
     mend()
     cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []))
-    assert found(cache) == ALL
+    assert read_all(cache) == ALL
     assert metrics.snapshot()["cacheFailureCount"] == failures
 
 
@@ -260,10 +260,10 @@ def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
     clock = FakeClock()
     cache, _ = filled(tmp_path / "c", clock)
     (tmp_path / "c").rename(tmp_path / "moved")
-    assert found(cache) == BLANK
+    assert read_all(cache) == BLANK
     clock.tick(11)
     cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []))
-    assert found(cache) == ALL
+    assert read_all(cache) == ALL
 
 
 def in_child(run: Callable[[], None]) -> int:

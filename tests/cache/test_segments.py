@@ -44,7 +44,7 @@ def limits(deal: int = PLENTY, partition: int = PLENTY) -> Iterator[None]:
         yield
 
 
-def positions_of(cut: Cut) -> Numbers:
+def row_positions(cut: Cut) -> Numbers:
     file, rows = cut
     return np.array(rows, np.uint64) | np.uint64(file) << ROW_BITS
 
@@ -88,7 +88,7 @@ class Workshop:
         assert os.listdir(self.tmp) == []
         return self.disk.open_segment("t", name)
 
-    def made(
+    def build(
         self,
         files: Sequence[pa.RecordBatch],
         keys: Sequence[str],
@@ -97,13 +97,13 @@ class Workshop:
         **how: Any,
     ) -> OpenSegment:
         """A segment of these files, given to the builder in cuts by some threads; without any, file by file."""
-        cuts = cut_up(files, PLENTY) if cuts is None else cuts
+        cuts = cut_files(files, PLENTY) if cuts is None else cuts
         builder = self.builder(files[0].schema, keys, **how)
         total = sum(file.num_rows for file in files)
 
         def add(cut: Cut) -> None:
             batch = files[cut[0]].take(pa.array(cut[1], pa.int64()))
-            builder.add([(batch, positions_of(cut), len(cut[1]) / max(total, 1))])
+            builder.add([(batch, row_positions(cut), len(cut[1]) / max(total, 1))])
 
         collections.deque(run_in_order(add, cuts, how.get("threads", 0)), 0)
         assert builder.rows == total
@@ -118,11 +118,11 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("snapshots") / "cache")
 
 
-def same(found: pa.Array, expected: pa.Array) -> bool:
+def is_same(column: pa.Array, expected: pa.Array) -> bool:
     """Whether two columns hold equal values, a NaN being one. What has too much text comes as large text."""
-    if found.type in (pa.large_string(), pa.large_binary()):
-        found = found.cast(expected.type)
-    return found.equals(expected) or (found.type == expected.type and plain(found) == plain(expected))
+    if column.type in (pa.large_string(), pa.large_binary()):
+        column = column.cast(expected.type)
+    return column.equals(expected) or (column.type == expected.type and plain(column) == plain(expected))
 
 
 def check(opened: OpenSegment, files: Sequence[pa.RecordBatch], keys: Sequence[str]) -> Segment:
@@ -137,23 +137,23 @@ def check(opened: OpenSegment, files: Sequence[pa.RecordBatch], keys: Sequence[s
     ordinals = segment.ordinals.tolist()
     assert sorted(ordinals) == list(range(rows.num_rows))
     expected = [rows[name].combine_chunks().take(pa.array(ordinals, pa.int64())) for name in names]
-    for found, column in zip(segment.slice(names, 0, segment.rows), expected, strict=True):
-        found.validate(full=True)
-        assert same(found, column)
+    for column, expected_column in zip(segment.slice(names, 0, segment.rows), expected, strict=True):
+        column.validate(full=True)
+        assert is_same(column, expected_column)
     start, stop = segment.rows // 3, segment.rows * 2 // 3
-    for found, column in zip(segment.slice(names[::-1], start, stop), expected[::-1], strict=True):
-        assert same(found, column.slice(start, stop - start))
-    some = np.arange(segment.rows)[::-2]
-    for found, column in zip(segment.take(names, some), expected, strict=True):
-        assert same(found, column.take(pa.array(some)))
+    for column, expected_column in zip(segment.slice(names[::-1], start, stop), expected[::-1], strict=True):
+        assert is_same(column, expected_column.slice(start, stop - start))
+    row_numbers = np.arange(segment.rows)[::-2]
+    for column, expected_column in zip(segment.take(names, row_numbers), expected, strict=True):
+        assert is_same(column, expected_column.take(pa.array(row_numbers)))
     if keys:
         check_keys(segment, [rows[name].combine_chunks() for name in keys])
     return segment
 
 
-def check_keys(segment: Segment, held: Sequence[pa.Array]) -> None:
+def check_keys(segment: Segment, key_columns: Sequence[pa.Array]) -> None:
     """Rows lie key by key and in each in their own order, those without a key behind; probing finds them."""
-    given_keys = list(zip(*map(plain, held), strict=True))
+    given_keys = list(zip(*map(plain, key_columns), strict=True))
     ordered = [given_keys[ordinal] for ordinal in segment.ordinals.tolist()]
     valid = [None not in key for key in ordered]
     assert valid == sorted(valid, reverse=True)
@@ -161,16 +161,18 @@ def check_keys(segment: Segment, held: Sequence[pa.Array]) -> None:
     assert len({key for key, _ in groups}) == len(groups)
     by_key = {key: segment.ordinals[rows].tolist() for key, rows in groups}
     assert all(ordinals == sorted(ordinals) for ordinals in by_key.values())
-    asked = [pa.concat_arrays([column, pa.nulls(1, column.type), column.slice(0, 3)]) for column in held]
-    keys = Keys(asked)
+    probed_columns = [
+        pa.concat_arrays([column, pa.nulls(1, column.type), column.slice(0, 3)]) for column in key_columns
+    ]
+    keys = Keys(probed_columns)
     matches = segment.probe(keys, keys.hashes(segment.seed))
-    found = list(zip(matches.keys.tolist(), segment.ordinals[matches.rows].tolist(), strict=True))
-    probed = enumerate(zip(*map(plain, asked), strict=True))
-    assert found == [(number, ordinal) for number, key in probed for ordinal in by_key.get(key, ())]
+    pairs = list(zip(matches.keys.tolist(), segment.ordinals[matches.rows].tolist(), strict=True))
+    probed = enumerate(zip(*map(plain, probed_columns), strict=True))
+    assert pairs == [(number, ordinal) for number, key in probed for ordinal in by_key.get(key, ())]
 
 
 @st.composite
-def cut_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cut]]:
+def drawn_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cut]]:
     """Files of every kind of column, the names of the keys, and batches that come in any order."""
     kinds = draw(st.lists(st.sampled_from(KINDS), max_size=2))
     pools = [draw(st.lists(st.none() | scalar_values(kind), min_size=1, max_size=8)) for kind in kinds]
@@ -187,7 +189,7 @@ def cut_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cu
         filled.append([None if rng.random() < 0.1 else f"{file} {row} " * rng.randrange(4) for row in rows])
         filled.append([rng.choice([True, False, None]) for _ in rows])
         lists = [[None, [], [None], [{"x": row, "y": str(row)}, {"x": None, "y": None}]] for row in rows]
-        filled.append([rng.choice(some) for some in lists])
+        filled.append([rng.choice(options) for options in lists])
         filled.append([None if row % 7 == 3 else row for row in rows])
         arrays = [pa.array(values, field.type) for values, field in zip(filled, schema, strict=True)]
         files.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -204,16 +206,16 @@ SIZES = st.sampled_from([ALWAYS, 10, 300, 1000, PLENTY])
 
 
 @fuzzed(40)
-@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([0, 1, 3]))
+@given(drawn=drawn_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([0, 1, 3]))
 def test_a_segment_holds_the_rows_it_was_given(
     workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int, threads: int
 ) -> None:
     """Of any columns, keys, batches, limits and threads a segment holds exactly the rows that came, and says where each came from."""
     files, keys, cuts = drawn
     with limits(deal, partition):
-        segment = check(workshop.made(files, keys, cuts, memory=memory, threads=threads), files, keys)
-    came = [(file, row) for file, rows in cuts for row in rows]
-    if not keys and came == sorted(came):
+        segment = check(workshop.build(files, keys, cuts, memory=memory, threads=threads), files, keys)
+    added_rows = [(file, row) for file, rows in cuts for row in rows]
+    if not keys and added_rows == sorted(added_rows):
         assert segment.ordinals.tolist() == list(range(segment.rows))
     schema = files[0].schema
     empty = Segment(workshop.published(workshop.builder(schema, keys), []))  # of a version without files
@@ -227,7 +229,7 @@ def numbered(rows: Sequence[int], **more: Sequence[Any]) -> pa.RecordBatch:
     )
 
 
-def cut_up(files: Sequence[pa.RecordBatch], rows: int) -> list[Cut]:
+def cut_files(files: Sequence[pa.RecordBatch], rows: int) -> list[Cut]:
     return [
         (n, range(start, min(start + rows, file.num_rows)))
         for n, file in enumerate(files)
@@ -256,14 +258,14 @@ def test_text_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, workshop: Workshop
     files = [numbered(range(1000), text=pa.array(texts), raw=raw, few=["x"] * 1000)]
     deal, partition, memory, *_ = WAYS[way]
     with limits(deal, partition):
-        opened = workshop.made(files, ["text"], cut_up(files, 80), memory=memory)
-    found = check(opened, files, ["text"]).slice(["text", "raw"], 0, 1)
+        opened = workshop.build(files, ["text"], cut_files(files, 80), memory=memory)
+    columns_read = check(opened, files, ["text"]).slice(["text", "raw"], 0, 1)
     large, small = [pa.large_string(), pa.large_binary()], [pa.string(), pa.binary()]
-    assert [column.type for column in found] == (large if wide else small)
+    assert [column.type for column in columns_read] == (large if wide else small)
 
 
 @pytest.mark.parametrize(
-    ("keys", "name", "others"),
+    ("keys", "name", "wrong_values"),
     [
         (["k"], "low", [1, -1, True, 2**62]),
         (["text"], "seed", [[SEED.first + 2, SEED.second], [SEED.first, SEED.second + 2], [1, 1]]),
@@ -271,20 +273,20 @@ def test_text_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, workshop: Workshop
     ],
 )
 def test_an_index_that_does_not_find_its_first_key(
-    workshop: Workshop, keys: list[str], name: str, others: list[Any]
+    workshop: Workshop, keys: list[str], name: str, wrong_values: list[Any]
 ) -> None:
     """A footer with another first slot or seed would have keys lead to rows of others, or nowhere: it is none of ours."""
-    opened = workshop.made([numbered(range(100), text=[f"text {n}" for n in range(100)])], keys)
+    opened = workshop.build([numbered(range(100), text=[f"text {n}" for n in range(100)])], keys)
     assert Segment(opened).rows == 100
-    for other in others:
+    for wrong_value in wrong_values:
         with pytest.raises(ValueError, match="first row's key does not find the row"):
-            Segment(dataclasses.replace(opened, meta={**opened.meta, name: other}))
+            Segment(dataclasses.replace(opened, meta={**opened.meta, name: wrong_value}))
 
 
 def fill(builder: SegmentBuilder, file: pa.RecordBatch) -> None:
-    for cut in cut_up([file], 50):
+    for cut in cut_files([file], 50):
         rows = cut[1]
-        builder.add([(file.slice(rows[0], len(rows)), positions_of(cut), len(rows) / file.num_rows)])
+        builder.add([(file.slice(rows[0], len(rows)), row_positions(cut), len(rows) / file.num_rows)])
 
 
 @pytest.mark.parametrize("way", by_day(["in memory", "dealt and spilled"], 2))
@@ -295,10 +297,10 @@ def test_a_full_disk_leaves_nothing(workshop: Workshop, way: str) -> None:
     before = handles_below(workshop.opened.root)
     append = SegmentWriter.append
     for calls in itertools.count():
-        left = itertools.count(calls, -1)
+        calls_left = itertools.count(calls, -1)
 
-        def fill_up(*args: Any, left: Iterator[int] = left) -> None:
-            if next(left) == 1:
+        def fill_up(*args: Any, calls_left: Iterator[int] = calls_left) -> None:
+            if next(calls_left) == 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
             append(*args)
 
@@ -334,10 +336,10 @@ def test_a_seed_that_does_not_suit(workshop: Workshop, way: str) -> None:
     with limits(deal, partition):
         before = handles_below(workshop.opened.root)
         with pytest.raises(SkewedError):
-            workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory)
+            workshop.build(files, ["k"], cut_files(files, 50), seed=weak, memory=memory)
         assert os.listdir(workshop.tmp) == []
         assert handles_below(workshop.opened.root) == before
-        opened = workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory, strict=False)
+        opened = workshop.build(files, ["k"], cut_files(files, 50), seed=weak, memory=memory, strict=False)
     assert check(opened, files, ["k"]).seed == weak
 
 
@@ -365,13 +367,13 @@ def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
     results.close()  # type: ignore[attr-defined]
     assert all(worker.daemon and not worker.is_alive() for worker in workers)
     start = threading.Thread.start
-    for most in range(3):
-        left = [most]
+    for start_limit in range(3):
+        starts_left = [start_limit]
 
-        def refuse(thread: threading.Thread, left: list[int] = left) -> None:
-            if not left[0]:
+        def refuse(thread: threading.Thread, starts_left: list[int] = starts_left) -> None:
+            if not starts_left[0]:
                 raise RuntimeError("can't start new thread")
-            left[0] -= 1
+            starts_left[0] -= 1
             start(thread)
 
         monkeypatch.setattr(threading.Thread, "start", refuse)

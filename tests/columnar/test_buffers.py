@@ -18,54 +18,54 @@ from tests.support.fuzzing import fuzzed
 from tests.support.key_values import LARGE, QUIET, SIGNALLING, bits
 
 
-def written(kind: pa.DataType, pieces: Iterable[pa.Array]) -> tuple[ColumnSizes, dict[str, pa.Buffer]]:
+def write_column(kind: pa.DataType, pieces: Iterable[pa.Array]) -> tuple[ColumnSizes, dict[str, pa.Buffer]]:
     """The streams of a column written in pieces; none is a byte longer or shorter than was announced."""
     pieces = list(pieces)
     sizes = ColumnSizes("c", kind)
     for piece in pieces:
         sizes.add(piece)
     announced = sizes.streams()
-    found = {name: bytearray() for name in announced}
+    buffers = {name: bytearray() for name in announced}
 
     def append(name: str, data: Any) -> None:
-        found[name] += bytes(data)
-        assert len(found[name]) <= announced[name], name
+        buffers[name] += bytes(data)
+        assert len(buffers[name]) <= announced[name], name
 
     writer = ColumnWriter(sizes, append)
     for piece in pieces:
         writer.add(piece)
     writer.finish()
-    assert {name: len(data) for name, data in found.items()} == announced
-    return sizes, {name: pa.py_buffer(bytes(data)) for name, data in found.items()}
+    assert {name: len(data) for name, data in buffers.items()} == announced
+    return sizes, {name: pa.py_buffer(bytes(data)) for name, data in buffers.items()}
 
 
 def check(kind: pa.DataType, pieces: Sequence[pa.Array]) -> pa.Array:
     """The column read back, which is the pieces one after the other."""
-    sizes, streams = written(kind, pieces)
+    sizes, streams = write_column(kind, pieces)
     assert sizes.rows == sum(map(len, pieces))
-    found = read_column("c", kind, sizes.rows, streams)
-    found.validate(full=True)
-    assert found.type == kind
-    assert found.equals(pa.concat_arrays(pieces) if pieces else pa.array([], kind))
-    assert found.null_count == sum(piece.null_count for piece in pieces)
-    return found
+    column = read_column("c", kind, sizes.rows, streams)
+    column.validate(full=True)
+    assert column.type == kind
+    assert column.equals(pa.concat_arrays(pieces) if pieces else pa.array([], kind))
+    assert column.null_count == sum(piece.null_count for piece in pieces)
+    return column
 
 
 @fuzzed(160)
 @given(kind=SCALARS | kinds(3), data=st.data())
 def test_any_column(kind: pa.DataType, data: st.DataObject) -> None:
     """A column of any type, with nulls at every level, comes back equal, whatever its pieces, and parts of it can be written again."""
-    found = check(kind, draw_pieces(data.draw, kind))
-    start = data.draw(st.integers(0, len(found)))
-    part = found.slice(start, data.draw(st.integers(0, len(found) - start)))
+    column = check(kind, draw_pieces(data.draw, kind))
+    start = data.draw(st.integers(0, len(column)))
+    part = column.slice(start, data.draw(st.integers(0, len(column) - start)))
     part.validate(full=True)
-    check(kind, [part, found])
+    check(kind, [part, column])
     check(kind, [pa.nulls(9, kind), pa.nulls(3, kind).slice(1)])
 
 
-def spanning(kind: pa.DataType, offsets: list[int], values: pa.Array, gone: set[int]) -> pa.Array:
+def spanning(kind: pa.DataType, offsets: list[int], values: pa.Array, nulls: set[int]) -> pa.Array:
     """Lists or maps of which those that are null span elements all the same."""
-    marks = pa.array([row not in gone for row in range(len(offsets) - 1)]).buffers()[1]
+    marks = pa.array([row not in nulls for row in range(len(offsets) - 1)]).buffers()[1]
     raw = pa.py_buffer(np.array(offsets, np.int32))
     return pa.Array.from_buffers(kind, len(offsets) - 1, [marks, raw], children=[values])
 
@@ -97,10 +97,10 @@ def test_nans_keep_their_bits(kind: pa.DataType) -> None:
     """Floats are kept bit by bit: every NaN stays the one it was, and -0.0 stays below 0.0."""
     raw = [0, 1 << (kind.bit_width - 1), 1, *QUIET[kind], *SIGNALLING[kind]]
     array = bits(raw, kind)
-    sizes, streams = written(kind, [array.slice(2), array])
-    found = read_column("c", kind, sizes.rows, streams)
+    sizes, streams = write_column(kind, [array.slice(2), array])
+    column = read_column("c", kind, sizes.rows, streams)
     unsigned = pa.uint32() if kind.bit_width == 32 else pa.uint64()
-    assert found.view(unsigned).to_pylist() == raw[2:] + raw
+    assert column.view(unsigned).to_pylist() == raw[2:] + raw
 
 
 def large(kind: pa.DataType) -> pa.DataType:
@@ -132,12 +132,12 @@ def test_much_text_has_wide_offsets(monkeypatch: pytest.MonkeyPatch, kind: pa.Da
         pieces = [array.slice(0, 2), array.cast(large(kind)).slice(2), pa.array([], large(kind))]
     for limit, expected in ((7, large(kind)), (8, kind)):
         monkeypatch.setattr(columns, "_INT32_AT_MOST", limit)
-        sizes, streams = written(kind, pieces)
-        found = read_column("c", kind, sizes.rows, streams)
-        found.validate(full=True)
-        assert found.type == expected
-        assert found.to_pylist() == values
-        assert found.slice(1).to_pylist() == values[1:]
+        sizes, streams = write_column(kind, pieces)
+        column = read_column("c", kind, sizes.rows, streams)
+        column.validate(full=True)
+        assert column.type == expected
+        assert column.to_pylist() == values
+        assert column.slice(1).to_pylist() == values[1:]
 
 
 def test_more_elements_than_a_list_can_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,10 @@ def test_nested_columns_are_converted_where_they_are_dates() -> None:
         return pa.array(values, plain).cast(kind)
 
     for start in range(4):
-        found = convert_leaves(rows(old)[start:], iter([gregorian_dates, gregorian_dates, None, gregorian_dates]))
-        found.validate(full=True)
-        assert found.equals(rows(new)[start:])
-        assert found.type.field("d").metadata == {b"id": b"1"}
+        converted = convert_leaves(rows(old)[start:], iter([gregorian_dates, gregorian_dates, None, gregorian_dates]))
+        converted.validate(full=True)
+        assert converted.equals(rows(new)[start:])
+        assert converted.type.field("d").metadata == {b"id": b"1"}
 
 
 FIRST = datetime.date(1582, 10, 15)  # of the Gregorian calendar

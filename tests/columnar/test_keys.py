@@ -53,7 +53,7 @@ from tests.support.key_values import (
     scalar_values,
 )
 
-OTHER = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+OTHER_SEED = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def hashed(*columns: pa.Array) -> list[int]:
@@ -72,12 +72,12 @@ def everywhere(array: pa.Array) -> list[pa.Array]:
     return [array, around.slice(len(before)), large.slice(len(before)), read]
 
 
-def pairs_of(count: int) -> tuple[Numbers, Numbers]:
-    left, right = np.meshgrid(np.arange(count), np.arange(count), indexing="ij")
-    return left.ravel(), right.ravel()
+def row_pairs(count: int) -> tuple[Numbers, Numbers]:
+    first, second = np.meshgrid(np.arange(count), np.arange(count), indexing="ij")
+    return first.ravel(), second.ravel()
 
 
-def hash_of(value: Any, kind: pa.DataType, before: int, seed: Seed) -> int:
+def expected_hash(value: Any, kind: pa.DataType, before: int, seed: Seed) -> int:
     """The hash as the head of the module says it: 64-bit words, each folded in by h = mix(h ^ w)."""
     digest = 0
     if pa.types.is_decimal(kind):
@@ -107,27 +107,27 @@ def hash_of(value: Any, kind: pa.DataType, before: int, seed: Seed) -> int:
 def test_equal_keys_hash_alike(kind: pa.DataType, data: st.DataObject) -> None:
     """Keys are equal where all values are, and none with a null is; hashes are the documented ones, wherever a column lies."""
     kinds = [kind, *data.draw(st.just([]) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))]
-    seed = data.draw(st.sampled_from([SEED, OTHER]))
+    seed = data.draw(st.sampled_from([SEED, OTHER_SEED]))
     pools = [data.draw(st.lists(st.none() | scalar_values(of), min_size=2, max_size=4, unique_by=repr)) for of in kinds]
     rows = data.draw(st.just([]) | st.lists(st.tuples(*map(st.sampled_from, pools)), min_size=4, max_size=12))
     columns = [pa.array([row[n] for row in rows], of) for n, of in enumerate(kinds)]
     values = list(zip(*map(plain, columns), strict=True))
-    known = [row for row, value in enumerate(values) if None not in value]
+    valid_rows = [row for row, value in enumerate(values) if None not in value]
     hashes = []
-    for row in known:
+    for row in valid_rows:
         hashes.append(0)
         for value, of in zip(values[row], kinds, strict=True):
-            hashes[-1] = hash_of(value, of, hashes[-1], seed)
-    left, right = (np.array(known, np.int64)[places][::-1] for places in pairs_of(len(known)))
-    alike = [values[a] == values[b] for a, b in zip(left, right, strict=True)]
+            hashes[-1] = expected_hash(value, of, hashes[-1], seed)
+    first, second = (np.array(valid_rows, np.int64)[places][::-1] for places in row_pairs(len(valid_rows)))
+    are_equal = [values[a] == values[b] for a, b in zip(first, second, strict=True)]
     for form in zip(*map(everywhere, columns), strict=True):
-        keys, others = Keys(form), Keys(columns)
+        keys, original = Keys(form), Keys(columns)
         assert keys.rows == len(rows)
-        assert (keys.valid is None) is (len(known) == len(rows))
-        assert keys.valid is None or np.flatnonzero(keys.valid).tolist() == known
-        assert keys.hashes(seed)[known].tolist() == hashes
-        assert keys.equal(left, others, right).tolist() == others.equal(left, keys, right).tolist() == alike
-        for row, expected in zip(known, hashes, strict=True):
+        assert (keys.valid is None) is (len(valid_rows) == len(rows))
+        assert keys.valid is None or np.flatnonzero(keys.valid).tolist() == valid_rows
+        assert keys.hashes(seed)[valid_rows].tolist() == hashes
+        assert keys.equal(first, original, second).tolist() == original.equal(first, keys, second).tolist() == are_equal
+        for row, expected in zip(valid_rows, hashes, strict=True):
             alone = Keys([column.slice(row, 1) for column in form])  # without its column's nulls
             assert (alone.valid, alone.hashes(seed).tolist()) == (None, [expected])
 
@@ -152,18 +152,18 @@ def test_a_signalling_nan_is_nan(kind: pa.DataType) -> None:
     array = bits([*patterns, 0, sign, 1, sign | 1], kind)
     names = ["NaN"] * len(patterns) + ["zero"] * 2 + ["tiny", "-tiny"]
     hashes = hashed(array)
-    left, right = pairs_of(len(array))
-    alike = [names[a] == names[b] for a, b in zip(left, right, strict=True)]
-    assert [hashes[a] == hashes[b] for a, b in zip(left, right, strict=True)] == alike
-    assert Keys([array]).equal(left, Keys([array]), right).tolist() == alike
+    first, second = row_pairs(len(array))
+    are_equal = [names[a] == names[b] for a, b in zip(first, second, strict=True)]
+    assert [hashes[a] == hashes[b] for a, b in zip(first, second, strict=True)] == are_equal
+    assert Keys([array]).equal(first, Keys([array]), second).tolist() == are_equal
 
 
 def cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     """One column of keys as the table's type; the values in the form of `plain`."""
-    (found,) = cast_keys(pa.table({"k": array}), [pa.field("k", kind)])
-    assert found.type == kind
-    found.validate(full=True)
-    return plain(found)
+    (column,) = cast_keys(pa.table({"k": array}), [pa.field("k", kind)])
+    assert column.type == kind
+    column.validate(full=True)
+    return plain(column)
 
 
 FIELDS = [pa.field("Id", pa.int64()), pa.field("name", pa.string())]
@@ -180,8 +180,8 @@ FIELDS = [pa.field("Id", pa.int64()), pa.field("name", pa.string())]
 def test_keys_are_taken_by_name_or_place(names: str, clear: bool) -> None:
     """Columns are found by name, letter case aside, or all by place; too few or too many are an error that names both sides."""
     texts = pa.array(["a", "b"])
-    known = {"id": pa.array([1, 2], pa.int32()), "name": texts, "a": pa.array([1, 2]), "b": texts}
-    table = pa.table([known.get(name.lower(), pa.array([[0], [0]])) for name in names.split()], names.split())
+    columns_by_name = {"id": pa.array([1, 2], pa.int32()), "name": texts, "a": pa.array([1, 2]), "b": texts}
+    table = pa.table([columns_by_name.get(name.lower(), pa.array([[0], [0]])) for name in names.split()], names.split())
     if clear:
         first, second = cast_keys(table, FIELDS)
         assert first.equals(pa.array([1, 2], pa.int64()))
@@ -222,7 +222,7 @@ FAMILIES: dict[str, tuple[list[pa.DataType], list[pa.DataType]]] = {
 """Types that keys of a kind may come in, and those that a table may have for them."""
 
 
-def meant(kind: pa.DataType) -> list[Any]:
+def edge_values(kind: pa.DataType) -> list[Any]:
     """The values at the edges of a type: numbers exactly, times in nanoseconds."""
     if pa.types.is_integer(kind):
         info = np.iinfo(kind.to_pandas_dtype())
@@ -246,10 +246,10 @@ def unit_ns(kind: pa.DataType) -> int:
     return 86_400 * 10**9 if pa.types.is_date32(kind) else UNITS["ms" if pa.types.is_date64(kind) else kind.unit]
 
 
-def held(value: Any, kind: pa.DataType) -> Any:
+def convert(value: Any, kind: pa.DataType) -> Any:
     """The value as one of that type, as a number if it is a time; None if there is none."""
     if pa.types.is_dictionary(kind):
-        return held(value, kind.value_type)
+        return convert(value, kind.value_type)
     if pa.types.is_integer(kind):
         info = np.iinfo(kind.to_pandas_dtype())
         return int(value) if value == int(value) and info.min <= value <= info.max else None
@@ -262,15 +262,15 @@ def held(value: Any, kind: pa.DataType) -> Any:
             rounded = kind.to_pandas_dtype()(value).item()
         return rounded if rounded == value or math.isnan(value) else None
     if pa.types.is_temporal(kind):
-        units, rest = divmod(value, unit_ns(kind))
+        units, remainder = divmod(value, unit_ns(kind))
         top = 2 ** (kind.bit_width - 1)
-        return units if rest == 0 and -top <= units < top else None
+        return units if remainder == 0 and -top <= units < top else None
     return value if not pa.types.is_fixed_size_binary(kind) or len(value) == kind.byte_width else None
 
 
-def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def make_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind):
-        return array_of(values, kind.value_type).dictionary_encode().cast(kind)
+        return make_array(values, kind.value_type).dictionary_encode().cast(kind)
     if pa.types.is_temporal(kind):
         return pa.array(values, pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
     return pa.array([np.float16(v) if v is not None and pa.types.is_float16(kind) else v for v in values], kind)
@@ -280,37 +280,39 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def test_keys_in_another_type(family: str) -> None:
     """A key in any type of its family is the same value in the column's, in any chunks, or null where that has no such value."""
     given_kinds, kinds = FAMILIES[family]
-    values = [value for kind in given_kinds if not pa.types.is_dictionary(kind) for value in meant(kind)]
+    values = [value for kind in given_kinds if not pa.types.is_dictionary(kind) for value in edge_values(kind)]
     if family == "exact number":
         values += map(decimal.Decimal, ["0", "1", "-1", "100", "1.5", "0.01", "1E20", "300", "-129"])
     values = list({repr(value): value for value in values}.values())
     for given_kind, kind in itertools.product(given_kinds, kinds):
-        known = [value for value in values if held(value, given_kind) is not None]
-        given = array_of([None, *(held(value, given_kind) for value in known)], given_kind)
-        expected = [None, *(held(value, kind) for value in known)]
-        shown = ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in expected]
-        one_by_one = [given.slice(row, 1) for row in range(len(given))]
-        for form in (given, pa.concat_arrays([given, given]).slice(len(given)), pa.chunked_array(one_by_one)):
-            found = cast(form, kind)
-            assert found == shown, (given_kind, kind)
-            assert family != "float" or list(map(repr, found)) == list(map(repr, shown))  # -0.0 is not 0.0
+        convertible = [value for value in values if convert(value, given_kind) is not None]
+        keys = make_array([None, *(convert(value, given_kind) for value in convertible)], given_kind)
+        expected = [None, *(convert(value, kind) for value in convertible)]
+        expected_plain = ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in expected]
+        one_by_one = [keys.slice(row, 1) for row in range(len(keys))]
+        for form in (keys, pa.concat_arrays([keys, keys]).slice(len(keys)), pa.chunked_array(one_by_one)):
+            actual = cast(form, kind)
+            assert actual == expected_plain, (given_kind, kind)
+            assert family != "float" or list(map(repr, actual)) == list(map(repr, expected_plain))  # -0.0 is not 0.0
         assert cast(pa.chunked_array([], given_kind), kind) == []
 
 
-@pytest.mark.parametrize("one", FAMILIES)
-@pytest.mark.parametrize("other", FAMILIES)
-def test_families_do_not_mix(one: str, other: str) -> None:
+@pytest.mark.parametrize("given_family", FAMILIES)
+@pytest.mark.parametrize("table_family", FAMILIES)
+def test_families_do_not_mix(given_family: str, table_family: str) -> None:
     """Keys of another family are refused, naming the column and both types; nulls of the same one, or of no type, find nothing."""
-    for given_kind, kind in itertools.product(FAMILIES[one][0], FAMILIES[other][1]):
+    for given_kind, kind in itertools.product(FAMILIES[given_family][0], FAMILIES[table_family][1]):
         assert cast(pa.nulls(3), kind) == [None] * 3
         nulls = pa.nulls(2, given_kind)
-        if one == other:
+        if given_family == table_family:
             assert cast(nulls, kind) == [None, None]
             continue
-        shown = given_kind.value_type if pa.types.is_dictionary(given_kind) else given_kind
+        named_kind = given_kind.value_type if pa.types.is_dictionary(given_kind) else given_kind
         with pytest.raises(
             SchemaError,
-            match=re.escape(f"keys for column 'key' are of type {shown}, but the table's column is of type {kind}"),
+            match=re.escape(
+                f"keys for column 'key' are of type {named_kind}, but the table's column is of type {kind}"
+            ),
         ):
             cast_keys(pa.table({"Key": nulls}), [pa.field("key", kind)])
 
@@ -334,23 +336,23 @@ class Built:
         matches = self.index.probe(keys, keys.hashes(self.seed) if hashes is None else hashes)
         kind = probed[0].type
         for place, key in enumerate(plain(probed[0])) if len(probed) == 1 else ():
-            one = None if pa.types.is_temporal(kind) else one_key(key, kind)
-            if one is not None:
-                hashed = hash_one(one, self.seed) if hashes is None else int(hashes[place])
-                assert list(self.index.find_rows(one, hashed)) == matches.rows[matches.keys == place].tolist()
+            python_key = None if pa.types.is_temporal(kind) else one_key(key, kind)
+            if python_key is not None:
+                hashed = hash_one(python_key, self.seed) if hashes is None else int(hashes[place])
+                assert list(self.index.find_rows(python_key, hashed)) == matches.rows[matches.keys == place].tolist()
         assert matches.keys.dtype == matches.rows.dtype == np.int64
-        found = list(zip(matches.keys.tolist(), matches.rows.tolist(), strict=True))
-        assert found == sorted(found)
-        return [(key, int(self.rows[row])) for key, row in found]
+        actual = list(zip(matches.keys.tolist(), matches.rows.tolist(), strict=True))
+        assert actual == sorted(actual)
+        return [(key, int(self.rows[row])) for key, row in actual]
 
     def expected(self, probed: Sequence[pa.Array]) -> list[tuple[int, int]]:
         """The same by a dict of lists."""
-        held: dict[Any, list[int]] = {}
+        rows_by_key: dict[Any, list[int]] = {}
         for row, key in enumerate(zip(*map(plain, self.columns), strict=True)):
             if None not in key:
-                held.setdefault(key, []).append(row)
-        asked = enumerate(zip(*map(plain, probed), strict=True))
-        return [(number, row) for number, key in asked for row in held.get(key, ())]
+                rows_by_key.setdefault(key, []).append(row)
+        numbered_keys = enumerate(zip(*map(plain, probed), strict=True))
+        return [(number, row) for number, key in numbered_keys for row in rows_by_key.get(key, ())]
 
 
 def built(
@@ -360,25 +362,25 @@ def built(
     """An index as a snapshot's builder makes it, of 2**`parts` ranges of the hash space one after the other."""
     keys = Keys(columns)
     hashes = keys.hashes(seed) if hashes is None else hashes
-    known = np.ones(keys.rows, np.bool_) if keys.valid is None else keys.valid
+    valid = np.ones(keys.rows, np.bool_) if keys.valid is None else keys.valid
     kind = columns[0].type
     fixed = len(columns) == 1 and keys.columns[0].values is not None
     bounds = None
     without_slots = pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_duration(kind)
-    if slots and fixed and not without_slots and known.any():
-        values = keys.columns[0].values[known]  # type: ignore[index]
+    if slots and fixed and not without_slots and valid.any():
+        values = keys.columns[0].values[valid]  # type: ignore[index]
         bounds = int(values.min()), int(values.max())
-    builder = IndexBuilder(int(known.sum()), bounds, not fixed)
+    builder = IndexBuilder(int(valid.sum()), bounds, not fixed)
     part_of = hashes >> np.uint64(64 - parts) if parts else np.zeros(keys.rows, np.uint64)
     ordered = []
     for part in range(1 << parts):
-        rows = np.flatnonzero(known & (part_of == part))
+        rows = np.flatnonzero(valid & (part_of == part))
         piece = Keys([column.take(as_indices(rows)) for column in columns])
         order = order_rows(piece, hashes[rows])
         builder.add(order, piece)
         ordered.append(rows[order.rows])
-    rows = np.concatenate([*ordered, np.flatnonzero(~known)])
-    assert builder.rows == known.sum()
+    rows = np.concatenate([*ordered, np.flatnonzero(~valid)])
+    assert builder.rows == valid.sum()
     arrays = builder.arrays(strict)
     stored = [column.take(as_indices(rows)) for column in columns]
     return Built(columns, seed, arrays, KeyIndex(arrays, stored, builder.low), rows)
@@ -407,18 +409,18 @@ def key_columns(draw: st.DrawFn, kinds: Sequence[pa.DataType]) -> tuple[list[pa.
     """Key columns of a table, unique or heavily duplicate, with nulls; and keys to probe, most of them there."""
     pool = draw(st.lists(st.tuples(*map(scalar_values, kinds)), min_size=1, max_size=12))
     rows = pool if draw(st.booleans()) else draw(st.lists(st.sampled_from(pool), max_size=40))
-    others = draw(st.lists(st.tuples(*map(scalar_values, kinds)), max_size=4))
-    asked = draw(st.lists(st.sampled_from(pool + others), max_size=20))
+    absent = draw(st.lists(st.tuples(*map(scalar_values, kinds)), max_size=4))
+    probed = draw(st.lists(st.sampled_from(pool + absent), max_size=20))
     nulls = st.lists(st.integers(0, 40), max_size=4)
 
     def columns(of: list[tuple[Any, ...]]) -> list[pa.Array]:
-        found = []
+        arrays = []
         for place, kind in enumerate(kinds):
-            gone = set(draw(nulls)) if draw(st.booleans()) else set()
-            found.append(pa.array([None if n in gone else row[place] for n, row in enumerate(of)], kind))
-        return found
+            null_rows = set(draw(nulls)) if draw(st.booleans()) else set()
+            arrays.append(pa.array([None if n in null_rows else row[place] for n, row in enumerate(of)], kind))
+        return arrays
 
-    return columns(rows), columns(asked)
+    return columns(rows), columns(probed)
 
 
 @each_kind
@@ -427,22 +429,22 @@ def key_columns(draw: st.DrawFn, kinds: Sequence[pa.DataType]) -> tuple[list[pa.
 def test_probing(kind: pa.DataType, data: st.DataObject) -> None:
     """By slots and by hash, in any parts, with hashes that collide: exactly the rows of each key, in their order; nulls find nothing."""
     kinds = [kind, *data.draw(st.just([]) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))]
-    columns, asked = data.draw(key_columns(kinds))
+    columns, probed = data.draw(key_columns(kinds))
     for slots in (True, False):
         index = built(columns, parts=data.draw(st.integers(0, 3)), slots=slots)
-        for some in (asked, columns, [column.slice(1) for column in asked], [pa.nulls(2, kind) for kind in kinds]):
-            assert index.pairs(some) == index.expected(some)
+        for part in (probed, columns, [column.slice(1) for column in probed], [pa.nulls(2, kind) for kind in kinds]):
+            assert index.pairs(part) == index.expected(part)
         keys = [key for key in zip(*map(plain, columns), strict=True) if None not in key]
         assert index.index.unique is ("first" not in index.arrays) is (len(set(keys)) == len(keys))
     how = data.draw(st.sampled_from([*COLLISIONS]))
-    forged = colliding([pa.concat_arrays([a, b]) for a, b in zip(columns, asked, strict=True)], how)
-    stored, probed = forged[: len(columns[0])], forged[len(columns[0]) :]
-    index = built(columns, hashes=stored, strict=False, slots=False)
-    assert index.pairs(asked, probed) == index.expected(asked)
-    assert index.pairs(columns, stored) == index.expected(columns)
+    forged = colliding([pa.concat_arrays([a, b]) for a, b in zip(columns, probed, strict=True)], how)
+    stored_hashes, probed_hashes = forged[: len(columns[0])], forged[len(columns[0]) :]
+    index = built(columns, hashes=stored_hashes, strict=False, slots=False)
+    assert index.pairs(probed, probed_hashes) == index.expected(probed)
+    assert index.pairs(columns, stored_hashes) == index.expected(columns)
     nothing = built([column.slice(0, 0) for column in columns])
     assert nothing.index.unique
-    assert nothing.pairs(asked) == nothing.pairs([column.slice(0, 0) for column in asked]) == []
+    assert nothing.pairs(probed) == nothing.pairs([column.slice(0, 0) for column in probed]) == []
 
 
 def test_the_first_key_with_several_rows_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,16 +488,16 @@ def aimed(seed: Seed, count: int) -> list[int]:
 
 def test_keys_aimed_at_one_bucket_miss_it_under_another_seed() -> None:
     """Thousands of numbers chosen to collide under one seed are spread by any other that is drawn."""
-    known = draw_seed(random.Random(1))
-    values = aimed(known, 3000)
+    seed = draw_seed(random.Random(1))
+    values = aimed(seed, 3000)
     column = pa.array(values)
-    assert len({h >> 16 for h in Keys([column]).hashes(known).tolist()}) == 1
+    assert len({h >> 16 for h in Keys([column]).hashes(seed).tolist()}) == 1
     with pytest.raises(SkewedError):
-        built([column], known)
+        built([column], seed)
     with pytest.raises(SkewedError):
         built([pa.array([n << 16 for n in range(100)])], WEAK)
-    slow = built([column.slice(0, 200)], known, strict=False)
+    slow = built([column.slice(0, 200)], seed, strict=False)
     assert slow.pairs([column]) == [(n, n) for n in range(200)]
-    for seed in range(20):
-        drawn = draw_seed(random.Random(100 + seed))
+    for drawn_number in range(20):
+        drawn = draw_seed(random.Random(100 + drawn_number))
         assert built([column], drawn).pairs([column]) == [(n, n) for n in range(3000)]

@@ -180,8 +180,8 @@ def test_what_is_refused(part: str) -> None:
         kind = SCHEMA.field(column).type if column in SCHEMA.names else None
         assert part.format(text=text, column=column, kind=kind, literal=literal, start=text[:20]) in message
         if part in REFUSED:
-            shown = message.removeprefix("option lookup.where: ").partition(" is not supported")[0]
-            assert part or {*WORD.findall(shown.lower())} & {*WORD.findall(text.lower())}
+            construct = message.removeprefix("option lookup.where: ").partition(" is not supported")[0]
+            assert part or {*WORD.findall(construct.lower())} & {*WORD.findall(text.lower())}
             assert "is not supported; supported are =, <>," in message or "LIKE takes a prefix only" in message
 
 
@@ -209,35 +209,35 @@ FIELDS = {
 }  # fmt: skip
 
 
-def order(one: Any, other: Any) -> int:
+def order(left: Any, right: Any) -> int:
     """-1, 0 or 1 as Spark orders two values: doubles if one is, NaN on top; text by its bytes."""
-    keys: list[Any] = [value.encode() if isinstance(value, str) else value for value in (one, other)]
-    if isinstance(one, float) or isinstance(other, float):
+    keys: list[Any] = [value.encode() if isinstance(value, str) else value for value in (left, right)]
+    if isinstance(left, float) or isinstance(right, float):
         keys = [(math.isnan(value), 0.0 if math.isnan(value) else value) for value in map(float, keys)]
     return (keys[0] > keys[1]) - (keys[0] < keys[1])
 
 
-def compared(kind: pa.DataType, one: Any, op: str, other: Any) -> bool | None:
+def compared(kind: pa.DataType, left: Any, op: str, right: Any) -> bool | None:
     # DecimalPrecision: an integer against a DECIMAL beyond BIGINT is decided without looking at it.
-    if pa.types.is_integer(kind) and op in ("<", "<=", ">", ">=") and other is not None:
-        typed_decimal = isinstance(other, Decimal) or (isinstance(other, int) and not -(2**63) <= other < 2**63)
-        if typed_decimal and not -(2**63) <= other < 2**63:
-            one = 0
-    if one is None or other is None:
+    if pa.types.is_integer(kind) and op in ("<", "<=", ">", ">=") and right is not None:
+        typed_decimal = isinstance(right, Decimal) or (isinstance(right, int) and not -(2**63) <= right < 2**63)
+        if typed_decimal and not -(2**63) <= right < 2**63:
+            left = 0
+    if left is None or right is None:
         return None
-    sign = order(one, other)
+    sign = order(left, right)
     return {"=": sign == 0, "<>": sign != 0, "<": sign < 0, "<=": sign <= 0, ">": sign > 0, ">=": sign >= 0}[op]
 
 
-def among(kind: pa.DataType, one: Any, others: Sequence[Any]) -> bool | None:
-    if any(isinstance(other, float) for other in others):
-        others = [None if other is None else float(other) for other in others]
-    return either(compared(kind, one, "=", other) for other in others)
+def among(kind: pa.DataType, left: Any, values: Sequence[Any]) -> bool | None:
+    if any(isinstance(value, float) for value in values):
+        values = [None if value is None else float(value) for value in values]
+    return combine_or(compared(kind, left, "=", value) for value in values)
 
 
-def either(answers: Iterable[bool | None]) -> bool | None:
-    found = set(answers)
-    return True if True in found else None if None in found else False
+def combine_or(answers: Iterable[bool | None]) -> bool | None:
+    distinct = set(answers)
+    return True if True in distinct else None if None in distinct else False
 
 
 def inverted(answers: Answers) -> Answers:
@@ -267,8 +267,8 @@ EDGES: Mapping[str, tuple[list[Any], list[Any]]] = {
 
 def statistics(values: Sequence[Any], rows: int) -> list[ColumnStats | None]:
     """What writers may say of values and a null: the bounds, wider ones, none, no number of nulls, nothing."""
-    known = [value for value in values if not (isinstance(value, float) and math.isnan(value))]
-    low, high = (end(known, key=lambda v: v.encode() if isinstance(v, str) else v) for end in (min, max))
+    comparable = [value for value in values if not (isinstance(value, float) and math.isnan(value))]
+    low, high = (end(comparable, key=lambda v: v.encode() if isinstance(v, str) else v) for end in (min, max))
     wide = (low, high)
     if isinstance(low, str):
         wide = low[:1], high[:1] + "\U0010ffff"
@@ -277,22 +277,25 @@ def statistics(values: Sequence[Any], rows: int) -> list[ColumnStats | None]:
     elif isinstance(low, int | Decimal) and not isinstance(low, bool):
         wide = low - 1, high + 1
     bounds = [(low, high, 1), (*wide, 1), (low, high, None), (None, None, 1)]
-    return [None, *(ColumnStats(*bound, rows) for bound in bounds)]
+    return [None, *(ColumnStats(*limits, rows) for limits in bounds)]
 
 
 def in_columns(kind: pa.DataType, stats: Sequence[ColumnStats | None]) -> StatsColumns:
     """The statistics of several files as columns; a bound that the column's widest type does not hold is not known."""
     kind = pa.int64() if pa.types.is_integer(kind) else pa.float64() if pa.types.is_floating(kind) else kind
 
-    def bound(one: ColumnStats | None, side: str) -> Any:
+    def get_bound(file_stats: ColumnStats | None, side: str) -> Any:
         try:
-            return None if one is None else pa.scalar(getattr(one, side), kind).as_py()
+            return None if file_stats is None else pa.scalar(getattr(file_stats, side), kind).as_py()
         except (pa.ArrowInvalid, OverflowError):
             return None
 
-    low, high = (pa.array([bound(one, side) for one in stats], kind) for side in ("low", "high"))
+    low, high = (pa.array([get_bound(file_stats, side) for file_stats in stats], kind) for side in ("low", "high"))
     numbers = [
-        (None,) * 4 if one is None else (one.null_count, one.rows, *(one.bucket or (None, None))) for one in stats
+        (None,) * 4
+        if file_stats is None
+        else (file_stats.null_count, file_stats.rows, *(file_stats.bucket or (None, None)))
+        for file_stats in stats
     ]
     return StatsColumns(low, high, *(pa.array(column, pa.int64()) for column in zip(*numbers, strict=True)))
 
@@ -300,7 +303,7 @@ def in_columns(kind: pa.DataType, stats: Sequence[ColumnStats | None]) -> StatsC
 @pytest.mark.parametrize("name", EDGES)
 def test_evaluate_at_the_edges(name: str) -> None:
     """At the ends of types and around literals each row is what Spark says, and what statistics rule out has no true row."""
-    (values, others), field = EDGES[name], FIELDS[name]
+    (values, operands), field = EDGES[name], FIELDS[name]
     whole = pa.array([None, values[0], None, *values], field.type)
     chunk = {name: whole.slice(2)}
     rows = chunk[name].to_pylist()
@@ -308,26 +311,33 @@ def test_evaluate_at_the_edges(name: str) -> None:
         (Constant(answer), [answer] * len(rows)) for answer in (True, False, None)
     ]
     cases += [(IsNull(name), [row is None for row in rows]), (bind_compare(field, "=", None), [None] * len(rows))]
-    for some in (others, [None], *([other] for other in others), *([other, None] for other in others)):
-        cases.append((bind_in(field, some), [among(field.type, row, some) for row in rows]))
-    for other in others:
+    for listed in (operands, [None], *([operand] for operand in operands), *([operand, None] for operand in operands)):
+        cases.append((bind_in(field, listed), [among(field.type, row, listed) for row in rows]))
+    for operand in operands:
         for op in ("=", "<>", "<", "<=", ">", ">="):
-            cases.append((bind_compare(field, op, other), [compared(field.type, row, op, other) for row in rows]))
-        equal = bind_compare(field, "=", other)
+            cases.append((bind_compare(field, op, operand), [compared(field.type, row, op, operand) for row in rows]))
+        equal = bind_compare(field, "=", operand)
         safe = NullSafeEqual(name, equal.value) if isinstance(equal, Compare) else Constant(False)
-        cases.append((safe, [compared(field.type, row, "=", other) is True for row in rows]))
+        cases.append((safe, [compared(field.type, row, "=", operand) is True for row in rows]))
         if name == "text":
-            cases.append((StartsWith(name, other), [None if row is None else row.startswith(other) for row in rows]))
-    for (one, ours), (two, theirs) in itertools.pairwise(cases[:]):
-        cases.append((Or((one, two)), [either(pair) for pair in zip(ours, theirs, strict=True)]))
-        neither = [either(pair) for pair in zip(inverted(ours), inverted(theirs), strict=True)]
-        cases.append((And((one, two)), inverted(neither)))
+            cases.append(
+                (StartsWith(name, operand), [None if row is None else row.startswith(operand) for row in rows])
+            )
+    for (first_node, first_expected), (second_node, second_expected) in itertools.pairwise(cases[:]):
+        cases.append(
+            (
+                Or((first_node, second_node)),
+                [combine_or(pair) for pair in zip(first_expected, second_expected, strict=True)],
+            )
+        )
+        neither = [combine_or(pair) for pair in zip(inverted(first_expected), inverted(second_expected), strict=True)]
+        cases.append((And((first_node, second_node)), inverted(neither)))
     all_stats = statistics(values, len(rows))
     columns = in_columns(field.type, all_stats)
     for node, expected in [*cases, *((negate(node), inverted(answers)) for node, answers in cases)]:
-        found = evaluate(node, chunk, len(rows))
-        assert found.type == pa.bool_()
-        assert found.to_pylist() == expected, node
+        actual = evaluate(node, chunk, len(rows))
+        assert actual.type == pa.bool_()
+        assert actual.to_pylist() == expected, node
         assert negate(negate(node)) == node
         together = may_match_files(node, {name: columns}.get, len(all_stats)).tolist()
         for stats, among_others in zip(all_stats, together, strict=True):
@@ -389,9 +399,9 @@ def test_buckets_rule_files_out(name: str) -> None:
         stats.append(ColumnStats(min(values[:20]), max(values[:20]), 1, 3, (count, bucket)))
     columns = in_columns(kind, stats)
     assert [columns.row(place) for place in range(len(stats))] == stats
-    keys = [Among(C, pa.array(some, kind)) for some in (values[:3], values[20:], values[:0], values[3:4])]
-    others = [In(C, (*values[5:7],), False), NullSafeEqual(C, values[8]), Compare(C, "<>", values[1]), IsNull(C)]
-    nodes: list[Predicate] = [*(Compare(C, "=", value) for value in values), *keys, *others]
+    keys = [Among(C, pa.array(part, kind)) for part in (values[:3], values[20:], values[:0], values[3:4])]
+    conditions = [In(C, (*values[5:7],), False), NullSafeEqual(C, values[8]), Compare(C, "<>", values[1]), IsNull(C)]
+    nodes: list[Predicate] = [*(Compare(C, "=", value) for value in values), *keys, *conditions]
     ruled_out = 0
     for node in nodes:
         together = may_match_files(node, {C: columns}.get, len(stats)).tolist()
@@ -431,8 +441,8 @@ def test_doubles_meet_decimals_to_the_last_digit() -> None:
     column = {"c": pa.array([Decimal(1) / 3 * n for n in range(-200, 200)], pa.decimal128(38, 28))}
     values = column["c"].to_pylist()
     for value in values:
-        found = evaluate(Compare("c", "=", float(value)), column, len(values))
-        assert found.to_pylist() == [float(other) == float(value) for other in values]
+        actual = evaluate(Compare("c", "=", float(value)), column, len(values))
+        assert actual.to_pylist() == [float(double) == float(value) for double in values]
 
 
 def test_times_beyond_python_are_compared() -> None:

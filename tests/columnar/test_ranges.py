@@ -66,9 +66,9 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     kind = draw(st.sampled_from(list(_KINDS)))
-    bound, groups = st.none() | _KINDS[kind], draw(st.sampled_from([None, 1, 3]))
+    drawn_bound, groups = st.none() | _KINDS[kind], draw(st.sampled_from([None, 1, 3]))
     group = st.integers(-1, (groups or 1) - 1)
-    rows = draw(st.lists(st.tuples(bound, bound, group), max_size=9))
+    rows = draw(st.lists(st.tuples(drawn_bound, drawn_bound, group), max_size=9))
     values = draw(st.lists(st.tuples(_KINDS[kind], group), max_size=6))
     return Case(kind, rows, values, (draw(st.booleans()), draw(st.booleans())), groups)
 

@@ -68,10 +68,10 @@ NESTED = [
 def test_spark_type() -> None:
     """Each type becomes the one Spark has for its values, at once and for good, so that PySpark takes batches as they are."""
     for kind, expected in FLAT + NESTED:
-        found = spark_type(kind)
-        assert found.equals(expected, check_metadata=True), f"{found} is not {expected}"
-        assert spark_type(found).equals(found, check_metadata=True)
-        schema = pa.schema([("c", found)])
+        read_kind = spark_type(kind)
+        assert read_kind.equals(expected, check_metadata=True), f"{read_kind} is not {expected}"
+        assert spark_type(read_kind).equals(read_kind, check_metadata=True)
+        schema = pa.schema([("c", read_kind)])
         assert arrow_schema(struct_type(schema)).equals(schema, check_metadata=True)
 
 
@@ -102,9 +102,11 @@ def test_spark_schema_keeps_names_and_order_only() -> None:
     schema = pa.schema([first, *fields], metadata={"pandas": "{}"})
     expected = pa.schema(list(zip(schema.names, kinds, strict=True)))
     assert spark_schema(schema, "f").equals(expected, check_metadata=True)
-    for one, other in (("id", "id"), ("id", "ID"), ("Größe", "GRÖßE")):
-        with pytest.raises(SchemaError, match=f"dim.csv: columns '{one}' and '{other}' differ at most in letter case"):
-            spark_schema(pa.schema([(one, pa.int8()), ("x", pa.int8()), (other, pa.int8())]), "dim.csv")
+    for name, other_name in (("id", "id"), ("id", "ID"), ("Größe", "GRÖßE")):
+        with pytest.raises(
+            SchemaError, match=f"dim.csv: columns '{name}' and '{other_name}' differ at most in letter case"
+        ):
+            spark_schema(pa.schema([(name, pa.int8()), ("x", pa.int8()), (other_name, pa.int8())]), "dim.csv")
 
 
 def merged(*schemas: dict[str, pa.DataType]) -> pa.Schema:
@@ -115,8 +117,8 @@ def merged(*schemas: dict[str, pa.DataType]) -> pa.Schema:
 
 def test_merge_takes_columns_in_order_of_first_appearance() -> None:
     """A column that any file has is in the table, where it appeared first; errors name the files that they come from."""
-    found = merged({"b": pa.int8()}, {"a": pa.string(), "b": pa.int8()}, {}, {"c": pa.date32(), "a": pa.string()})
-    assert found == pa.schema([("b", pa.int8()), ("a", pa.string()), ("c", pa.date32())])
+    schema = merged({"b": pa.int8()}, {"a": pa.string(), "b": pa.int8()}, {}, {"c": pa.date32(), "a": pa.string()})
+    assert schema == pa.schema([("b", pa.int8()), ("a", pa.string()), ("c", pa.date32())])
     assert merged() == pa.schema([])
     with pytest.raises(SchemaError, match="is double in file-1 but string in file-2"):  # after a widening
         check_all_readable(merged({"c": pa.int8()}, {"c": pa.float64()}, {"c": pa.string()}, {"c": pa.int8()}))
@@ -129,7 +131,7 @@ def x_and_y(x: pa.DataType, y: pa.DataType) -> pa.DataType:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "both"),
+    ("left", "right", "expected"),
     [
         (pa.null(), pa.null(), pa.string()),
         (pa.null(), pa.list_(pa.null()), listed(pa.string())),
@@ -138,13 +140,13 @@ def x_and_y(x: pa.DataType, y: pa.DataType) -> pa.DataType:
     ],
     ids=str,
 )
-def test_merge_widens(one: pa.DataType, other: pa.DataType, both: pa.DataType) -> None:
+def test_merge_widens(left: pa.DataType, right: pa.DataType, expected: pa.DataType) -> None:
     """Whichever file comes first, a column gets the type that holds both files' values, part by part."""
-    for first, second in ((one, other), (other, one)):
-        found = merged({"c": first}, {"c": second}).field("c").type
-        assert found.equals(both, check_metadata=True)
-        assert widens(spark_type(first, pa.null()), found)
-        assert widens(spark_type(second, pa.null()), found)
+    for first, second in ((left, right), (right, left)):
+        kind = merged({"c": first}, {"c": second}).field("c").type
+        assert kind.equals(expected, check_metadata=True)
+        assert widens(spark_type(first, pa.null()), kind)
+        assert widens(spark_type(second, pa.null()), kind)
 
 
 X_INT8 = pa.struct([("x", pa.int8())])
@@ -158,14 +160,14 @@ APART: dict[pa.DataType, list[pa.DataType]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("one", "other"), [(one, other) for one in APART for other in APART[one]], ids=str)
-def test_merge_refuses_types_that_do_not_fit(one: pa.DataType, other: pa.DataType) -> None:
+@pytest.mark.parametrize(("left", "right"), [(left, right) for left in APART for right in APART[left]], ids=str)
+def test_merge_refuses_types_that_do_not_fit(left: pa.DataType, right: pa.DataType) -> None:
     """Types without a common one are an error naming the column, both types and both files."""
-    for first, second in ((one, other), (other, one)):
+    for first, second in ((left, right), (right, left)):
         with pytest.raises(SchemaError) as caught:
             check_all_readable(merged({"k": pa.int8(), "c": first}, {"c": first}, {"k": pa.int8()}, {"c": second}))
-        told = f"column 'c' is {spark_type(first)} in file-0 but {spark_type(second)} in file-3"
-        assert str(caught.value).startswith(told)
+        words = f"column 'c' is {spark_type(first)} in file-0 but {spark_type(second)} in file-3"
+        assert str(caught.value).startswith(words)
 
 
 def test_layouts_of_other_writers() -> None:

@@ -219,12 +219,12 @@ def test_too_many_wait() -> None:
 def test_the_oldest_make_room() -> None:
     """Facts pass in the order of their arrival, also if chunks with later ones were merged into those with earlier ones."""
     world = World(rules(part_rows=40), chunk_rows=8, small_chunks=3)
-    left: list[int] = []
+    answered: list[int] = []
     for now_s in range(60):
         facts = [(100 * now_s + number, "key", 0) for number in range(8 if now_s % 5 == 2 else 1)]
-        left += sorted(row[0] for row in world.batch(facts, now_s * SECOND))
-    assert len(left) > 80
-    assert left == sorted(left)
+        answered += sorted(row[0] for row in world.batch(facts, now_s * SECOND))
+    assert len(answered) > 80
+    assert answered == sorted(answered)
     assert world.counts.waiting == 40
 
 
@@ -281,8 +281,8 @@ def test_a_provider_is_asked_again_after_a_time() -> None:
     world = World(rules(by_key=True, retry_us=10 * SECOND, wait_us=1000 * SECOND), chunk_rows=4, small_chunks=100)
     facts = [(number, f"key{number % 7}", 0) for number in range(100)]
     world.batch(facts, 0)
-    asked: list[tuple[int, list[str]]] = []
-    left: set[int] = set()
+    requests: list[tuple[int, list[str]]] = []
+    answered: set[int] = set()
     for now_s in range(1, 100, 3):
         if now_s == 49:
             world.tables.versions[0] = {"key3": [1, 2], "key5": [3]}
@@ -290,16 +290,16 @@ def test_a_provider_is_asked_again_after_a_time() -> None:
         world.tables.calls.clear()
         rows = world.batch(new, now_s * SECOND)
         assert world.tables.calls.pop(0) == ["key0"]  # a new fact is looked up at once
-        asked += [(now_s, call) for call in world.tables.calls]
+        requests += [(now_s, call) for call in world.tables.calls]
         assert not rows or now_s >= 49
         expected = [n for n, key, _ in facts if key in world.tables.versions[0]]
         assert sorted(row[0] for row in rows) == sorted(expected + [n for n in expected if n % 7 == 3]) or not rows
-        left |= {row[0] for row in rows}
-    assert left == {number for number in range(100) if number % 7 in (3, 5)}
+        answered |= {row[0] for row in rows}
+    assert answered == {number for number in range(100) if number % 7 in (3, 5)}
     for key in range(7):
-        times = [now_s for now_s, call in asked if f"key{key}" in call]
+        times = [now_s for now_s, call in requests if f"key{key}" in call]
         assert times == ([10, 22, 34, 46, 58] if key in (3, 5) else [10, 22, 34, 46, 58, 70, 82, 94])
-        assert all(call.count(f"key{key}") <= 1 for _, call in asked)
+        assert all(call.count(f"key{key}") <= 1 for _, call in requests)
 
 
 def test_a_provider_is_asked_again_in_another_version() -> None:
@@ -325,7 +325,7 @@ def test_large_results() -> None:
     parcels = list(divide(world.rules, batch, keys, keys, world.tables.look_up(keys, (1, 0))))
     assert max(len(parcel.results or b"") for parcel in parcels) < 20_000_000
     rows = [from_bytes(parcel.results, world.rules.results) for parcel in parcels if parcel.results]
-    assert sorted((n, v) for one in rows for n, v in zip(*map(pa.Array.to_pylist, (one["fact"], one["value"])), strict=True)) == [
+    assert sorted((n, v) for part in rows for n, v in zip(*map(pa.Array.to_pylist, (part["fact"], part["value"])), strict=True)) == [
         (1, 7), *((2, value) for value in range(50)), (3, 7)
     ]  # fmt: skip
     world = World(rules())

@@ -66,7 +66,7 @@ FILES = [
 ROWS = pa.concat_tables([pa.table(columns, COLUMNS.insert(0, KEY)) for columns in FILES])
 TWOS = [{"name": "a", "size": 1}, {"name": "c", "size": None}, {"name": None, "size": 6}]
 V1, V2 = ({"name": name, "size": 0} for name in ("v1", "v2"))
-LOST = {"name": None, "size": None, ERROR_COLUMN: "UfsUnavailableError: the store is down"}
+FAILED = {"name": None, "size": None, ERROR_COLUMN: "UfsUnavailableError: the store is down"}
 FAILURES: dict[str, Callable[[Host, Path], object]] = {
     "TableFormatError": lambda host, path: (path / ".hoodie").mkdir(),
     "UfsNotFoundError": lambda host, path: path.rename(path.with_name("gone")),
@@ -136,23 +136,23 @@ class Host(Desk):
         return issue_token(self.options(spec), execution)
 
     def options(self, spec: PassSpec) -> LookupOptions:
-        given = json.dumps(dict(spec.stages[0].lookup.options))
-        return runtime().effective(options_from_json(given).on_host(self.session))
+        stated = json.dumps(dict(spec.stages[0].lookup.options))
+        return runtime().effective(options_from_json(stated).on_host(self.session))
 
     def reader(self, spec: PassSpec) -> TableReader:
         return runtime().engine(self.options(spec)).reader
 
-    def told(self, spec: PassSpec, seen: bool = True) -> bytes:
+    def read_token(self, spec: PassSpec, is_known: bool = True) -> bytes:
         """The current version, of whose bytes this host has none, or what tells its columns (`seen`)."""
         reader = self.reader(spec)
         table, version = reader.resolver.discover(self.options(spec))
-        if seen:
+        if is_known:
             reader.versions.schema(table, version)
         return VersionToken.from_version(reader.kinds, table, version).to_bytes()
 
-    def get(self, spec: PassSpec, keys: list[Any], told: bytes | None = None, execution: Execution = ONE) -> list[Any]:
+    def get(self, spec: PassSpec, keys: list[Any], token: bytes | None = None, execution: Execution = ONE) -> list[Any]:
         """The answers to a batch, all from one version (None: the one issue_token now)."""
-        version = self.announce(spec, execution) if told is None else told
+        version = self.announce(spec, execution) if token is None else token
         lookups = open_pass(spec.to_text(), self.session)
         parts = list(lookups.answers(keys, [pa.array([version] * len(keys[0]), pa.binary())], [execution]))
         for part in parts:
@@ -165,8 +165,8 @@ class Host(Desk):
 
         def answer(keys: pa.Table) -> pa.Table:
             self._call("lookup", keys)
-            if here := self.bad.intersection(keys.column("id").to_pylist()):
-                raise ValueError(f"no {here}")
+            if bad_ids := self.bad.intersection(keys.column("id").to_pylist()):
+                raise ValueError(f"no {bad_ids}")
             return ROWS.filter(pc.is_in(ROWS.column("id"), keys.column("id").combine_chunks()))
 
         return self.name(lambda context: provider(SyncFunction(answer), ROWS.schema, lambda: "v1"))
@@ -207,28 +207,28 @@ def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
         assert host.get(host.spec(*source, many=many), ids(), b"") == host.calls == []
     for how in ("left", "inner", "left", "inner"):  # from where it is, then from what is kept of it
         marks = {FOUND_COLUMN: True} if how == "inner" else {}
-        one, four = {"name": "b", "size": 2, **marks}, {"name": "d", "size": 5, **marks}
+        first, four = {"name": "b", "size": 2, **marks}, {"name": "d", "size": 5, **marks}
         twos = [{**row, **marks} for row in TWOS]
         spec = host.spec(*source, how=how)
         assert host.get(spec, ids(2, None, 9, 4, 2)) == [twos, [], [], [four], twos]
         assert host.get(spec, ids(None, None)) == [[], []]
         spec = host.spec(*source, how=how, many=False)
-        assert host.get(spec, ids(None, 4, 9, 1, 4, None)) == [None, four, None, one, four, None]
+        assert host.get(spec, ids(None, 4, 9, 1, 4, None)) == [None, four, None, first, four, None]
         assert host.get(spec, ids(9, None)) == [None, None]
-        assert host.get(spec, ids(1)) == [one]
+        assert host.get(spec, ids(1)) == [first]
 
 
-def test_what_a_lookup_asks_for(host: Host, source: Source) -> None:
+def test_columns_that_a_lookup_needs(host: Host, source: Source) -> None:
     """Columns come as the query planned them, or marks in their place; a second row where there may be one is an error that names the key."""
     wide = pa.int64() if isinstance(source[0], Path) else pa.int32()
     columns = pa.schema([("size", wide), KEY, COLUMNS.field(0)])
     spec = host.spec(*source, columns=columns, names=("name", "k.1", "é"))
     assert host.get(spec, ids(4, 9)) == [[{"name": 5, "k.1": 4, "é": "d"}], []]
     null = {**source[1], **NULL}
-    for options, found in ((source[1], {FOUND_COLUMN: True}), (null, {ERROR_COLUMN: None})):
-        many, one = (host.spec(source[0], options, columns=pa.schema([]), many=n) for n in (True, False))
-        assert host.get(many, ids(9, 2, None, 1)) == [[], [found] * 3, [], [found]]
-        assert host.get(one, ids(9, None, 1)) == [None, None, found]
+    for options, mark in ((source[1], {FOUND_COLUMN: True}), (null, {ERROR_COLUMN: None})):
+        many, single = (host.spec(source[0], options, columns=pa.schema([]), many=n) for n in (True, False))
+        assert host.get(many, ids(9, 2, None, 1)) == [[], [mark] * 3, [], [mark]]
+        assert host.get(single, ids(9, None, 1)) == [None, None, mark]
     for options in (source[1], null):
         with pytest.raises(errors.NonUniqueKeyError, match=r"\(up to 3\).* here id = 2: .*multi=True"):
             host.get(host.spec(source[0], options, many=False), ids(1, None, 2, 4))
@@ -239,51 +239,51 @@ def test_each_row_is_answered_from_its_version(mode: str, host: Host, table: Pat
     """Versions may take turns within a batch: each row's answer is of the one told beside it, at its own place."""
     for many in (False, True):
         spec = host.spec(table, {**MODES[mode], **NULL}, many=many, columns=pa.schema([COLUMNS.field(0)]))
-        told = []
+        tokens = []
         for number in range(3):
             named(table, f"v{number}")
-            told.append(host.announce(spec, Execution("app", f"{many} {number}")))
-        versions = pa.array([*(told[number] for number in (1, 0, 0, 2, 1, 0, 2)), b"!no luck"], pa.binary())
+            tokens.append(host.announce(spec, Execution("app", f"{many} {number}")))
+        versions = pa.array([*(tokens[number] for number in (1, 0, 0, 2, 1, 0, 2)), b"!no luck"], pa.binary())
         parts = open_pass(spec.to_text(), host.session).answers(ids(0, 1, None, 2, 999, 2, 0, 1), [versions], [ONE])
-        found = [answer for part in parts for answer in part.to_pylist()]
+        actual = [answer for part in parts for answer in part.to_pylist()]
         row = [{"name": f"v{number}", ERROR_COLUMN: None} for number in range(3)]
         expected = [row[1], row[0], None, row[2], None, row[0], row[2], {"name": None, ERROR_COLUMN: "no luck"}]
-        assert found == ([[answer] if answer else [] for answer in expected] if many else expected)
+        assert actual == ([[answer] if answer else [] for answer in expected] if many else expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, table: Path) -> None:
     """A small table's files are here when it is issue_token: no task asks the store, and a replaced file changes nothing."""
     spec = host.spec(table, {**MODES[mode], **FAIL}, many=False)
-    told = host.announce(spec)
+    token = host.announce(spec)
     named(table, "v2")
     host.restart()
     host.calls.clear()
     for _ in range(2):
-        assert host.get(spec, ids(1), told) == [V1]
+        assert host.get(spec, ids(1), token) == [V1]
     assert host.calls == []
     assert host.get(spec, ids(1), execution=TWO) == [V2]
 
 
-@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("mode", [None, NOTHING, {"lookup.cache": "FULL"}], ids=["by key", "by range", "by range FULL"])
-def test_rows_in_place_of_gone_ones(mode: Mapping[str, str] | None, seen: bool, host: Host, table: Path) -> None:
+def test_rows_in_place_of_gone_ones(mode: Mapping[str, str] | None, is_known: bool, host: Host, table: Path) -> None:
     """FAIL: an error that names the table, or each row's reason. NEWER: the current version answers, for the whole execution."""
 
-    def spec_of(options: Mapping[str, str] = NOTHING) -> PassSpec:
+    def make_spec(options: Mapping[str, str] = NOTHING) -> PassSpec:
         return host.spec(table, options, many=False) if mode is None else by_range(host, table, {**mode, **options})
 
-    told = host.told(spec_of(FAIL), seen)
+    token = host.read_token(make_spec(FAIL), is_known)
     named(table, "v2")
     with pytest.raises(errors.VersionGoneError, match="/dim"):
-        host.get(spec_of(FAIL), ids(1), told)
-    row, nothing = host.get(spec_of({**FAIL, **NULL}), ids(1, None), told)
+        host.get(make_spec(FAIL), ids(1), token)
+    row, nothing = host.get(make_spec({**FAIL, **NULL}), ids(1, None), token)
     assert row["name"] is nothing is None
     assert row[ERROR_COLUMN].startswith("VersionGoneError: ")
-    assert host.get(spec_of(), ids(1, None), told) == [V2, None]
+    assert host.get(make_spec(), ids(1, None), token) == [V2, None]
     named(table, "v3")
-    assert host.get(spec_of(), ids(2), told) == [V2]
-    assert host.get(spec_of(), ids(2), execution=TWO) == [{**V1, "name": "v3"}]
+    assert host.get(make_spec(), ids(2), token) == [V2]
+    assert host.get(make_spec(), ids(2), execution=TWO) == [{**V1, "name": "v3"}]
 
 
 def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
@@ -293,45 +293,45 @@ def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
     named(dim / "one", "v1")
     named(aside / "two", "v2")
     spec = host.spec(dim, many=False)
-    told = host.told(spec)
+    token = host.read_token(spec)
     (dim / "one").rename(aside / "one")  # which leaves the files' times as they are
     (aside / "two").rename(dim / "two")
-    assert host.get(spec, ids(1), told) == [V2]
+    assert host.get(spec, ids(1), token) == [V2]
     (dim / "two").rename(aside / "two")
     (aside / "one").rename(dim / "one")
-    assert host.get(spec, ids(1), told) == [V2]
-    assert host.get(spec, ids(1), told, TWO) == [V1]
+    assert host.get(spec, ids(1), token) == [V2]
+    assert host.get(spec, ids(1), token, TWO) == [V1]
 
 
-@pytest.mark.parametrize("kept", ["by the process", "by the host", "without a directory", "nothing"])
-def test_a_store_that_fails(kept: str, host: Host, table: Path, cache_dir: Path) -> None:
+@pytest.mark.parametrize("cached", ["by the process", "by the host", "without a directory", "nothing"])
+def test_a_store_that_fails(cached: str, host: Host, table: Path, cache_dir: Path) -> None:
     """NULL: cached keys are answered, absences too, and others say what failed, until the store is back. FAIL: an error."""
-    options = NOTHING if kept == "nothing" else PARTIAL
-    if kept == "without a directory":
+    options = NOTHING if cached == "nothing" else PARTIAL
+    if cached == "without a directory":
         (table.parent / "file").touch()
         host.session["lookup.cache.dir"] = str(table.parent / "file")
     spec = host.spec(table, {**NULL, **options}, how="inner")
     named(table, "v1", 1)
-    told = host.told(spec)
-    found, failed = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}], [{**LOST, FOUND_COLUMN: True}]
+    token = host.read_token(spec)
+    rows, failed = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}], [{**FAILED, FOUND_COLUMN: True}]
     if options:
-        assert host.get(spec, ids(1, 999), told) == [found, []]
-    if kept == "by the host":
+        assert host.get(spec, ids(1, 999), token) == [rows, []]
+    if cached == "by the host":
         host.restart()
     host.down = ALL if options else ["get"]
-    one, absent = (found, []) if options else (failed, failed)
+    hit, absent = (rows, []) if options else (failed, failed)
     for _ in range(2):
-        assert host.get(spec, ids(1002, 1, None, 999, 1, 1002), told) == [failed, one, [], absent, one, failed]
-    assert host.get(spec, ids(None), told) == [[]]
+        assert host.get(spec, ids(1002, 1, None, 999, 1, 1002), token) == [failed, hit, [], absent, hit, failed]
+    assert host.get(spec, ids(None), token) == [[]]
     with pytest.raises(errors.UfsUnavailableError, match="the store is down"):
-        host.get(host.spec(table, options), ids(1002), told)
+        host.get(host.spec(table, options), ids(1002), token)
     host.down = []
-    assert host.get(spec, ids(1002), told) == [found]
+    assert host.get(spec, ids(1002), token) == [rows]
     if not options:  # PARTIAL, for the bounds of files: so it is when a version's first batch is answered
         for block in filter(Path.is_file, (cache_dir / "v1" / "blocks").rglob("*")):
             block.unlink()  # given up for space
         host.down = ALL
-        assert host.get(host.spec(table, {**NULL, **PARTIAL}, many=False), ids(1, None), told) == [LOST, None]
+        assert host.get(host.spec(table, {**NULL, **PARTIAL}, many=False), ids(1, None), token) == [FAILED, None]
 
 
 @pytest.mark.parametrize("options", [NOTHING, PARTIAL], ids=["NONE", "PARTIAL"])
@@ -339,16 +339,16 @@ def test_a_provider_that_fails(options: Mapping[str, str], host: Host) -> None:
     """NULL: keys that fail, which are not cached, say what failed, each its own; others are answered. FAIL: the query fails."""
     name = host.provider()
     spec = host.spec(name, {**options, **NULL}, many=False)
-    told = host.announce(spec)
-    found = {"name": "b", "size": 2, ERROR_COLUMN: None}
-    assert host.get(spec, ids(1, 9), told) == [found, None]
+    token = host.announce(spec)
+    first = {"name": "b", "size": 2, ERROR_COLUMN: None}
+    assert host.get(spec, ids(1, 9), token) == [first, None]
     host.bad = {1, 4, 5}
-    answers = host.get(spec, ids(1, 4, None, 9, 5, 4), told)
-    said = "LookupFunctionError: provider {} failed to look up key id = {}: ValueError('no {}')"
-    lost = {key: {"name": None, "size": None, ERROR_COLUMN: said.format(name, key, {key})} for key in host.bad}
-    assert answers == [found if options else lost[1], lost[4], None, None, lost[5], lost[4]]
+    answers = host.get(spec, ids(1, 4, None, 9, 5, 4), token)
+    text = "LookupFunctionError: provider {} failed to look up key id = {}: ValueError('no {}')"
+    failures = {key: {"name": None, "size": None, ERROR_COLUMN: text.format(name, key, {key})} for key in host.bad}
+    assert answers == [first if options else failures[1], failures[4], None, None, failures[5], failures[4]]
     with pytest.raises(errors.LookupFunctionError, match=r"no \{4\}"):
-        host.get(host.spec(name, options, many=False), ids(4), told)
+        host.get(host.spec(name, options, many=False), ids(4), token)
 
 
 @pytest.mark.parametrize("error", FAILURES)
@@ -376,20 +376,20 @@ def test_a_column_that_is_gone_is_no_failure_to_bear(mode: str, host: Host, dim:
         host.get(spec, ids(1))
 
 
-def look_up_and_fork(text: str, session: dict[str, str], told: bytes) -> None:
+def look_up_and_fork(text: str, session: dict[str, str], token: bytes) -> None:
     """Look up, fork, look up in both."""
 
     def look_up() -> LookupPass:
         lookups = open_pass(text, session)
-        assert [part.to_pylist() for part in lookups.answers(ids(1), [pa.array([told])], [ONE])] == [[V1]]
+        assert [part.to_pylist() for part in lookups.answers(ids(1), [pa.array([token])], [ONE])] == [[V1]]
         return lookups
 
-    before, here = look_up(), runtime()
+    before, parent_runtime = look_up(), runtime()
     child = os.fork()
     if not child:
         try:
             assert look_up() is not before
-            assert runtime() is not here
+            assert runtime() is not parent_runtime
             os._exit(0)
         finally:
             os._exit(1)
@@ -434,7 +434,7 @@ class FakeLookup:
 
     def __init__(self, table: Table, spec: LookupSpec, token: bytes) -> None:
         self._table, self._spec, self._token = table, spec, token
-        self.asked = 0
+        self.probed = 0
 
     @property
     def fields(self) -> list[pa.Field]:
@@ -443,24 +443,24 @@ class FakeLookup:
 
     def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> LookupRows:
         assert token == self._token
-        self.asked += len(keys[0])
-        found = [
+        self.probed += len(keys[0])
+        matches = [
             (place, row)
             for place, key in enumerate(zip(*(column.to_pylist() for column in keys), strict=True))
             for row in answers(self._table, key, len(self._spec.names))
         ]
-        columns = [pa.array([row[n] for _, row in found], field.type) for n, field in enumerate(self.fields)]
-        return LookupRows(np.array([place for place, _ in found], np.int64), columns)
+        columns = [pa.array([row[n] for _, row in matches], field.type) for n, field in enumerate(self.fields)]
+        return LookupRows(np.array([place for place, _ in matches], np.int64), columns)
 
 
 def answers(table: Table, key: Key, names: int) -> list[tuple[Any, ...]]:
     """The rows of a key, its error after them if the table has such a column."""
     if None in key:
         return []
-    said: tuple[str | None, ...] = () if table.failing is None else (None,)
+    no_error: tuple[str | None, ...] = () if table.failing is None else (None,)
     if table.failing is not None and key in table.failing:
         return [(*(None,) * names, "failed")]
-    return [(*row[:names], *said) for row in table.rows.get(key, [])]
+    return [(*row[:names], *no_error) for row in table.rows.get(key, [])]
 
 
 def joined(batch: Sequence[Key], tables: Sequence[Table], stages: Sequence[Stage]) -> list[list[tuple[Any, ...]]]:
@@ -477,15 +477,15 @@ def joined(batch: Sequence[Key], tables: Sequence[Table], stages: Sequence[Stage
                     row[at] if isinstance(at, int) else result[starts(tables, stages)[at[0]] + at[1]]
                     for at in stage.places
                 )
-                found = answers(table, key, names)
-                failed = [one for one in found if table.failing is not None and one[-1] is not None]
+                matches = answers(table, key, names)
+                failed = [match for match in matches if table.failing is not None and match[-1] is not None]
                 if stage.how == "left_semi":
-                    after += [result + found[0]] if found else []
+                    after += [result + matches[0]] if matches else []
                 elif stage.how == "left_anti":
-                    after += [result + (failed[0] if failed else (None,) * width)] if failed or not found else []
+                    after += [result + (failed[0] if failed else (None,) * width)] if failed or not matches else []
                 else:
-                    after += [result + one for one in found]
-                    after += [result + (None,) * width] if not found and stage.how == "left" else []
+                    after += [result + match for match in matches]
+                    after += [result + (None,) * width] if not matches and stage.how == "left" else []
             results = after
             assert number < len(stages)
         every.append(results)
@@ -517,11 +517,11 @@ def chains(draw: st.DrawFn) -> tuple[list[Key], list[Table], list[Stage]]:
         names = tuple(f"c{number}_{n}" for n in range(draw(st.integers(0, 2)) if how in ("left", "inner") else 0))
         places: list[Place] = [0, 1]
         places += [(n, m) for n, stage in enumerate(stages) for m in range(len(stage.lookup.names))]
-        own = tuple(draw(st.sampled_from(places)) for _ in range(width))
+        stage_places = tuple(draw(st.sampled_from(places)) for _ in range(width))
         types = pa.schema([(f"k{n}", pa.int64()) for n in range(width)])
         spec = LookupSpec({}, types, pa.schema([(name, pa.int64()) for name in names]), names)
         tables.append(Table(width, rows, failing))
-        stages.append(Stage(spec, own, draw(st.sampled_from([(0,), (1,), (2, 3)])), how))
+        stages.append(Stage(spec, stage_places, draw(st.sampled_from([(0,), (1,), (2, 3)])), how))
     return batch, tables, stages
 
 
@@ -537,8 +537,8 @@ def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], 
     tokens = [b"version %d" % stage.version if len(stage.version) == 1 else TOKEN.to_bytes() for stage in stages]
     lookups = [FakeLookup(t, s.lookup, token) for t, s, token in zip(tables, stages, tokens, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
-        given = iter(lookups)
-        patch.setattr(joining, "open_lookup", lambda spec, session: next(given))
+        remaining = iter(lookups)
+        patch.setattr(joining, "open_lookup", lambda spec, session: next(remaining))
         patch.setattr(joining, "_RESULTS_AT_ONCE", at_once)
         patch.setattr(joining, "_BYTES_AT_ONCE", size)
         whole = LookupPass(PassSpec(tuple(stages), many=True), {})
@@ -553,17 +553,17 @@ def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], 
         assert part.type == whole.type
         assert len(part.values) <= at_once or len(part) == 1
     names = [field.name for lookup in lookups for field in lookup.fields]
-    found = [answer for part in parts for answer in part]
+    actual = [answer for part in parts for answer in part]
     marked = not names or any(stage.how != "left" for stage in stages)
     alone = len(stages) == 1 and stages[0].how == "left"
-    for mine, theirs in zip(found, joined(batch, tables, stages), strict=True):
-        rows = [tuple(value.as_py() for value in row.values()) for row in mine] if mine.as_py() else []
-        if alone and not rows:
-            assert theirs == [(None,) * len(names)]
+    for part, expected_rows in zip(actual, joined(batch, tables, stages), strict=True):
+        actual_rows = [tuple(value.as_py() for value in row.values()) for row in part] if part.as_py() else []
+        if alone and not actual_rows:
+            assert expected_rows == [(None,) * len(names)]
         else:
-            assert rows == [(*row, *([True] if marked else [])) for row in theirs]
+            assert actual_rows == [(*row, *([True] if marked else [])) for row in expected_rows]
     assert [field.name for field in whole.type.value_type] == [*names, *([FOUND_COLUMN] if marked else [])]
-    assert lookups[0].asked == len(batch)
+    assert lookups[0].probed == len(batch)
 
 
 def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,14 +621,14 @@ def test_ranges_of_a_full_cache_that_has_reloaded(host: Host, table: Path) -> No
     """A version that was announced answers, although the host has a newer one by now."""
     options = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}  # fmt: skip
     spec = by_range(host, table, options)
-    told = host.announce(spec)
-    assert host.get(spec, ids(1), told) == [V1]
+    token = host.announce(spec)
+    assert host.get(spec, ids(1), token) == [V1]
     named(table, "v2")
     host.restart()
     host.clock.tick(7200)
     newer = host.announce(spec, TWO)
-    assert newer != told
-    assert host.get(spec, ids(1), told) == [V1]
+    assert newer != token
+    assert host.get(spec, ids(1), token) == [V1]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -649,18 +649,18 @@ def test_ranges_of_keys_that_repeat(mode: str, host: Host, dim: Path) -> None:
         else []
         for size, value in zip(sizes, values, strict=True)
     ]
-    asked = [pa.array(sizes, pa.int32()), pa.array(values, pa.int64())]
+    probes = [pa.array(sizes, pa.int32()), pa.array(values, pa.int64())]
     counts = host.reader(spec).metrics
     before = counts.snapshot()
-    assert host.get(spec, asked) == expected
-    known = sum(size is not None for size in sizes)
+    assert host.get(spec, probes) == expected
+    key_count = sum(size is not None for size in sizes)
     after = counts.snapshot()
     if mode != "NONE":
-        assert sum(after.get(name, 0) - before.get(name, 0) for name in ("hitCount", "missCount")) == known
-    one = [
+        assert sum(after.get(name, 0) - before.get(name, 0) for name in ("hitCount", "missCount")) == key_count
+    single_probes = [
         [pa.array([size], pa.int32()), pa.array([value], pa.int64())] for size, value in zip(sizes, values, strict=True)
     ]
-    assert [host.get(spec, arguments)[0] for arguments in one[:9]] == expected[:9]
+    assert [host.get(spec, arguments)[0] for arguments in single_probes[:9]] == expected[:9]
 
 
 def test_ranges_whose_lookup_fails(host: Host, table: Path) -> None:
@@ -668,11 +668,11 @@ def test_ranges_whose_lookup_fails(host: Host, table: Path) -> None:
     for sizes in ([0, 5, None, 2], [0, 0, None, 0, 0, 0]):
         values = [2, None, 4, *[2] * (len(sizes) - 3)]
         spec = by_range(host, table, NULL, keyed=True)
-        told = host.told(spec)
+        token = host.read_token(spec)
         host.down = ["get"]
-        answers = host.get(spec, [pa.array(sizes, pa.int32()), pa.array(values, pa.int64())], told)
+        answers = host.get(spec, [pa.array(sizes, pa.int32()), pa.array(values, pa.int64())], token)
         host.down = []
-        assert answers == [LOST, None, None, *[LOST] * (len(sizes) - 3)]
+        assert answers == [FAILED, None, None, *[FAILED] * (len(sizes) - 3)]
 
 
 @pytest.mark.parametrize("mode", [*MODES, "provider NONE", "provider PARTIAL"])
@@ -718,19 +718,19 @@ found_rows = st.lists(st.tuples(st.integers(0, 4), moments, moments), max_size=2
 
 def expected(rows: list[Any], times: list[int | None], by_end: bool, newest: bool) -> list[int] | None:
     """The numbers of the rows that are valid, by key; None where two are, and one must be."""
-    found = []
+    numbers = []
     for key, moment in enumerate(times):
         valid = []
         for number, (of, start, end) in enumerate(rows):
-            begun = start is None or (moment is not None and start <= moment)
-            ended = by_end and end is not None and moment is not None and end <= moment
-            if of == key and moment is not None and begun and not ended:
+            has_begun = start is None or (moment is not None and start <= moment)
+            has_ended = by_end and end is not None and moment is not None and end <= moment
+            if of == key and moment is not None and has_begun and not has_ended:
                 valid.append((-1 if start is None else start, number))
         if len(valid) > 1 and by_end and not newest:
             return None
         if valid:
-            found.append(max(valid)[1])
-    return found
+            numbers.append(max(valid)[1])
+    return numbers
 
 
 @given(found_rows, st.lists(moments, min_size=5, max_size=5), st.booleans(), st.booleans(), st.sampled_from(["int", "instant", "zoned", "date"]))  # fmt: skip
@@ -750,8 +750,8 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     overlap = Overlap.NEWEST if newest or not by_end else Overlap.ERROR
     match = Match(MatchKind.AS_OF, ("since", "until") if by_end else ("since",), (True, False), overlap)
     at = match.cast_values(table.schema.field("since"), column(times).cast(asked_form))
-    wanted = expected(rows, times, by_end, newest)
-    if wanted is None:
+    valid_rows = expected(rows, times, by_end, newest)
+    if valid_rows is None:
         with pytest.raises(
             errors.OverlapError,
             match=r"\d rows of one key, id = \d, are valid at the same time, .*since = .*until = .*NEWEST",
@@ -759,5 +759,5 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
             matching_rows(table, keys, at, match)
         return
     answer = matching_rows(table, keys, at, match)
-    assert answer.column("number").to_pylist() == wanted
+    assert answer.column("number").to_pylist() == valid_rows
     assert answer.column(KEY_INDEX).to_pylist() == sorted(answer.column(KEY_INDEX).to_pylist())

@@ -50,20 +50,20 @@ Opens = Callable[..., LookupTable]
 
 def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
     """All columns and rows as one Arrow table, or the columns asked for, in that order; any character may be part of a name."""
-    found = table().scan()
-    assert isinstance(found, pa.Table)
-    assert found.schema == pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
-    assert found.to_pydict() == {"id": [1, 2, 3, 4], "name": ["a", "b", None, "b"], "x": [0.5, 1.5, 2.5, 3.5]}
+    rows = table().scan()
+    assert isinstance(rows, pa.Table)
+    assert rows.schema == pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
+    assert rows.to_pydict() == {"id": [1, 2, 3, 4], "name": ["a", "b", None, "b"], "x": [0.5, 1.5, 2.5, 3.5]}
     none = table().scan(["x", "ID"], "id > 100")
     assert (none.num_rows, none.schema) == (0, pa.schema([("x", pa.float64()), ("id", pa.int64())]))
     narrow = table({"lookup.columns": "name, x"})
     assert narrow.scan(("id", "x")).column_names == ["id", "x"]
     assert narrow.scan().column_names == ["name", "x"]
     names = ["a,b", "c`d", "e f", "g.h", '"i"', "`", "ä"]
-    odd = write_parquet(tmp_path / "odd.parquet", **{name: [number] for number, name in enumerate(names)})
-    found = table(at=odd).scan(names[::-1])
-    assert found.column_names == names[::-1]
-    assert found.to_pylist() == [{name: number for number, name in enumerate(names)}]
+    file = write_parquet(tmp_path / "odd.parquet", **{name: [number] for number, name in enumerate(names)})
+    rows = table(at=file).scan(names[::-1])
+    assert rows.column_names == names[::-1]
+    assert rows.to_pylist() == [{name: number for number, name in enumerate(names)}]
     with pytest.raises(errors.SchemaError, match=r"no column 'nope'; it has id, name, x"):
         table().scan(["id", "nope"])
     with pytest.raises(errors.OptionError, match=r"lookup\.columns"):
@@ -113,16 +113,16 @@ def test_a_table_that_changes(table: Opens, tmp_path: Path) -> None:
     (root / "a.parquet").unlink()
     files = [write_parquet(root / f"dt={dt}" / "a.parquet", id=[1], name=["n"]) for dt in (1, 2)]
     narrow = table({"lookup.columns": "DT,id", "lookup.where": "id = 1"}, at=root)
-    found = narrow.describe()
-    options = found.pop("options")
-    assert found == {
+    description = narrow.describe()
+    options = description.pop("options")
+    assert description == {
         "path": f"file://{root}", "kind": "DIRECTORY", "format": "parquet", "columns": {"dt": "int32", "id": "int64"},
         "version": opened.version, "files": 2, "bytes": sum(file.stat().st_size for file in files),
     }  # fmt: skip
-    assert narrow.scan().column_names == list(found["columns"])
+    assert narrow.scan().column_names == list(description["columns"])
     assert "lookup.where='id = 1'" in options
     assert "lookup.partition" not in options
-    json.dumps(found)
+    json.dumps(description)
 
 
 @pytest.fixture(params=["NONE", "FULL"])
@@ -132,8 +132,8 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Opens:
     def opened(rows: pa.Table, **options: str) -> LookupTable:
         pq.write_table(rows, tmp_path / "t.parquet", row_group_size=7)
         wait_until_settled(tmp_path / "t.parquet")
-        given = {"cache": request.param, "cache.dir": str(tmp_path / "cache"), **options}
-        return LookupTable(str(tmp_path / "t.parquet"), {f"lookup.{key}": value for key, value in given.items()})
+        common = {"cache": request.param, "cache.dir": str(tmp_path / "cache"), **options}
+        return LookupTable(str(tmp_path / "t.parquet"), {f"lookup.{key}": value for key, value in common.items()})
 
     return opened
 
@@ -141,10 +141,10 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Opens:
 def test_many_keys_are_answered_in_batches(opens: Opens) -> None:
     """More keys than a batch holds: key_index goes on counting."""
     keys = [n % 2000 for n in range(150_000)]
-    found = opens(pa.table({"id": range(1000), "v": range(1000)}), keys="id").get_many(keys)
-    held = [(place, key) for place, key in enumerate(keys) if key < 1000]
-    assert found.column("key_index").to_pylist() == [place for place, _ in held]
-    assert found.column("id").to_pylist() == found.column("v").to_pylist() == [key for _, key in held]
+    answer = opens(pa.table({"id": range(1000), "v": range(1000)}), keys="id").get_many(keys)
+    matching = [(place, key) for place, key in enumerate(keys) if key < 1000]
+    assert answer.column("key_index").to_pylist() == [place for place, _ in matching]
+    assert answer.column("id").to_pylist() == answer.column("v").to_pylist() == [key for _, key in matching]
 
 
 def test_what_get_takes(opens: Opens) -> None:
@@ -187,8 +187,8 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
     """True and False are Spark's true and false, numbers their digits. All are checked before."""
     root = tmp_path / "t"
     write_parquet(root / "a.parquet", id=[1])
-    odd = {"lookup.success-file": False, "lookup.max-retries": 0, "lookup.settle": datetime.timedelta(0)}
-    assert table(odd, at=root).scan().num_rows == 1
+    python_values = {"lookup.success-file": False, "lookup.max-retries": 0, "lookup.settle": datetime.timedelta(0)}
+    assert table(python_values, at=root).scan().num_rows == 1
     with pytest.raises(errors.TableBusyError, match="_SUCCESS"):
         table({"lookup.success-file": True}, at=root).scan()
 
@@ -287,12 +287,12 @@ def test_a_warm_get_reads_and_writes_no_record(
         """What another process does."""
         with monkeypatch.context() as patch:
             patch.setattr(runtime_module, "_current", runtime_module.Runtime(HostClock(), random.Random(x)))
-            other = LookupTable(str(path), options)
+            second = LookupTable(str(path), options)
             if managed:
-                other.upsert([{"id": 1, "x": x}])
+                second.upsert([{"id": 1, "x": x}])
             else:
                 wait_until_settled(write_parquet(path / "a.parquet", id=[1], x=[x]))
-            other.reload()
+            second.reload()
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: (touched.append(given), function(*given))[1]
@@ -328,14 +328,14 @@ def test_get_is_get_many_of_one_key(tmp_path: Path, key: str) -> None:
     for change in (lambda: None, lambda: table.delete([3, 4]), lambda: table.write(more)):
         change()
         full.warm()
-        for asked in (range(-1, 92), [f"t{n}" for n in range(91)])[key == "text"]:
-            assert full.get(asked) == full.get_many([asked]).drop_columns(["key_index"]).to_pylist()
+        for key_value in (range(-1, 92), [f"t{n}" for n in range(91)])[key == "text"]:
+            assert full.get(key_value) == full.get_many([key_value]).drop_columns(["key_index"]).to_pylist()
     assert full.get(None) == []
-    for odd in (b"7", 2**70, *((7,) if key == "text" else ("7", "\ud800"))):
+    for unfit in (b"7", 2**70, *((7,) if key == "text" else ("7", "\ud800"))):
         with pytest.raises((errors.SchemaError, TypeError)) as many:
-            full.get_many([odd])
+            full.get_many([unfit])
         with pytest.raises(many.type):
-            full.get(odd)
+            full.get(unfit)
 
 
 ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
@@ -421,13 +421,13 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
         for wrong in (7, "x", {"id": 1}, [1, 2], pl.Series([1])):
             with pytest.raises(TypeError, match=r"give rows as a pyarrow Table, .* or a list of dictionaries"):
                 write(wrong)
-    other = {"amount": [1]}
+    unknown_column = {"amount": [1]}
     for ask in (table.get_many, table.delete):
         for no_keys in (7, "x", {"id": 1}, [object()]):
             with pytest.raises(TypeError, match="give keys as a list of values"):
                 ask(no_keys)
         mixed = pa.table({"b": [1], "a": [2]}), [{"amount": 1}], [{"id": 1}, {"b": 1}]
-        for keys in (pa.table(other), pd.DataFrame(other), pl.DataFrame(other), *mixed):
+        for keys in (pa.table(unknown_column), pd.DataFrame(unknown_column), pl.DataFrame(unknown_column), *mixed):
             with pytest.raises(
                 errors.SchemaError, match=r"keys have the columns .*, but lookup\.keys names id|have no"
             ):
@@ -481,14 +481,14 @@ def test_values_of_dictionaries_do_not_change(site: Site) -> None:
     table = site.table({"lookup.keys": "id"})
     kinds = [("id", pa.int32()), *((f"v{n}", kind) for n, (kind, _, _) in enumerate(VALUES))]
     table.write(pa.schema(kinds).empty_table())
-    for n, (_, value, kept) in enumerate(VALUES):
-        if kept is None:
+    for n, (_, value, expected) in enumerate(VALUES):
+        if expected is None:
             with pytest.raises(errors.SchemaError, match=f"column 'v{n}' of the rows"):
                 table.write([{"id": n, f"v{n}": value}])
         else:
             table.write([{"ID": n, f"v{n}": value}])
-            assert table.get(n)[0][f"v{n}"] == kept
-            assert [v for v in table.get(n)[0].values() if v is not None] == [n, kept]
+            assert table.get(n)[0][f"v{n}"] == expected
+            assert [v for v in table.get(n)[0].values() if v is not None] == [n, expected]
     with pytest.raises(errors.SchemaError, match=r"column .id. of the rows"):
         table.write([{"id": 2**40}])
 
@@ -531,12 +531,12 @@ def test_what_takes_a_stream(tmp_path: Path) -> None:
         assert pl.DataFrame(table).to_dicts() == pl.from_arrow(table).to_list() == expected.to_pylist()
         with duckdb.connect() as connection:
             connection.register("dim", table)
-            found = connection.execute("SELECT * FROM dim WHERE id > 0").fetchall()
-        assert found == [tuple(row.values()) for row in expected.to_pylist()]
+            rows = connection.execute("SELECT * FROM dim WHERE id > 0").fetchall()
+        assert rows == [tuple(row.values()) for row in expected.to_pylist()]
         table.write(ROWS_OF_STREAM.slice(0, 1))
-    other = LookupTable(str(tmp_path / "other"), cache)
-    other.write(table)
-    assert other.scan() == table.scan()
+    copied = LookupTable(str(tmp_path / "other"), cache)
+    copied.write(table)
+    assert copied.scan() == table.scan()
     changes = LookupTable(table.given["path"], {"lookup.changes-from": 1, **cache})
     assert pl.DataFrame(changes).height == 4
 

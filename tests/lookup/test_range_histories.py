@@ -33,7 +33,7 @@ class Shape:
 
     argument: str
     columns: str
-    bound: str
+    bound_type: str
     value: str
     sql: str = "{}"
     width: bool = False
@@ -89,10 +89,10 @@ class History:
         self._table.upsert(
             self._typed("VALUES " + ", ".join(str((n, *self._rows[n])).replace("None", "NULL") for n in numbers))
         )
-        gone = draw.sample(sorted(self._rows), len(self._rows) // 6)
-        if gone:
-            self._table.delete(gone)
-        for number in gone:
+        deleted = draw.sample(sorted(self._rows), len(self._rows) // 6)
+        if deleted:
+            self._table.delete(deleted)
+        for number in deleted:
             del self._rows[number]
         if draw.random() < 0.3:
             self._table.compact()
@@ -105,12 +105,12 @@ class History:
 
     def _typed(self, values: str) -> pa.Table:
         shape = self.shape
-        bounds = [f"CAST({shape.sql.format(side)} AS {shape.bound})" for side in ("low", "high")]
+        bounds = [f"CAST({shape.sql.format(side)} AS {shape.bound_type})" for side in ("low", "high")]
         if shape.argument == "cidr":
             low, length = shape.sql.format("low"), "CASE WHEN low % 3 = 0 THEN 40 + high ELSE 14 + high END"
             bounds = [f"{low} || '/' || {length}", "low"] if shape.columns == "low" else [low, f"({length})::INTEGER"]
         columns = ", ".join(
-            f"CASE WHEN {side} IS NOT NULL THEN {bound} END AS {side}" for side, bound in zip(("low", "high"), bounds, strict=True)
+            f"CASE WHEN {side} IS NOT NULL THEN {end_text} END AS {side}" for side, end_text in zip(("low", "high"), bounds, strict=True)
         )  # fmt: skip
         return self._arrow(
             f"SELECT number::INTEGER AS number, key, {columns} FROM ({values}) v(number, key, low, high)"
@@ -142,7 +142,7 @@ class History:
             return self._by_python()
         on = "f.k = t.key" if self.keyed else "TRUE"
         if shape.argument == "starts_with":
-            begins = "starts_with(f.v, t.low)" if shape.bound == "VARCHAR" else "hex(f.v) LIKE hex(t.low) || '%'"
+            begins = "starts_with(f.v, t.low)" if shape.bound_type == "VARCHAR" else "hex(f.v) LIKE hex(t.low) || '%'"
             on += f" AND {begins}"
         elif shape.columns == "low":
             return self._pairs("SELECT n, number FROM f ASOF JOIN t ON f.k = t.key AND f.v >= t.low")
@@ -183,7 +183,7 @@ class History:
         if overlap == "NARROWEST":
             return (low is None or high is None, high - low if low is not None and high is not None else 0) if shape.width else None  # fmt: skip
         raw = self._rows[number][1]
-        return (raw is None, -(raw or 0)) if shape.bound not in ("VARCHAR", "BLOB") else None
+        return (raw is None, -(raw or 0)) if shape.bound_type not in ("VARCHAR", "BLOB") else None
 
     def check(self, mode: str, overlap: str) -> None:
         """Compare the answer of a cache mode with what it must be."""
@@ -220,13 +220,13 @@ class History:
             with pytest.raises(OverlapError, match="here "):
                 pairs()
             return
-        found = pairs()
+        matches = pairs()
         if overlap in ("ALL", "ERROR") or is_single:
-            assert found == expected
+            assert matches == expected
             return
-        assert [fact for fact, _ in found] == sorted(counts)
-        for fact, number in found:
-            ranks = {other: self.rank(overlap, other) for other in counts[fact]}
+        assert [fact for fact, _ in matches] == sorted(counts)
+        for fact, number in matches:
+            ranks = {ranked: self.rank(overlap, ranked) for ranked in counts[fact]}
             assert number in ranks
             assert ranks[number] is None or ranks[number] == min(ranks.values())
 
@@ -295,8 +295,8 @@ def test_what_gets_refuse(tmp_path: Path) -> None:
     addresses = [ipaddress.ip_address(text) for text in ("10.0.0.1", "::ffff:10.0.0.1", "::1")]
     assert table.get_many(cidr=[*addresses, None]).column("key_index").to_pylist() == [0, 1]
     assert table.get("10.0.0.0/8", starts_with="49") == table.get(starts_with="49") == table.get("10.0.0.0/8")
-    found = table.get_many(cidr=[0x0A000001, None, -1, 2**32, 0x0AFFFFFF, 0x0B000000])
-    assert found.column("key_index").to_pylist() == [0, 4]
+    answer = table.get_many(cidr=[0x0A000001, None, -1, 2**32, 0x0AFFFFFF, 0x0B000000])
+    assert answer.column("key_index").to_pylist() == [0, 4]
     assert table.get(cidr=None) == table.get_many(cidr=[None, None]).to_pylist() == []
     gets = [
         ({"cidr": "10.0.0.1"}, "argument cidr = '10.0.0.1': give a list or an array"),
@@ -345,9 +345,9 @@ def test_rows_that_a_lake_deletes_match_nothing(kind: str, tmp_path: Path) -> No
             for n in range(4)
         ]  # fmt: skip
         lake.add(rows)
-        gone = draw.sample(sorted(lake.alive), 2)
-        lake.delete(gone[:1])
-        lake.delete(gone[1:])
+        deleted = draw.sample(sorted(lake.alive), 2)
+        lake.delete(deleted[:1])
+        lake.delete(deleted[1:])
         for table, key in readers:
             keys = ([company for company, _ in facts],) if key == "company" else ()
             matches = table.get_many(*keys, cidr=[address for _, address in facts])

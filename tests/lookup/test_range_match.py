@@ -42,9 +42,9 @@ def test_numbers_of_other_types(data: st.DataObject, bounds: pa.DataType, kind: 
     values = data.draw(st.lists(st.none() | numbers(kind), min_size=1, max_size=6))
     match = Match(MatchKind.BETWEEN, ("low", "high"), overlap=Overlap.ALL)
     columns = [pa.array([row[side] for row in rows], bounds) for side in (0, 1)]
-    asked = match.cast_values(pa.field("low", bounds), pa.array(values, kind))
-    matcher = RangeMatcher(match, MatchedRanges(match, columns, asked.type, str))
-    matches = zip(*(side.tolist() for side in matcher.find(asked)), strict=True)
+    probes = match.cast_values(pa.field("low", bounds), pa.array(values, kind))
+    matcher = RangeMatcher(match, MatchedRanges(match, columns, probes.type, str))
+    matches = zip(*(side.tolist() for side in matcher.find(probes)), strict=True)
     assert list(matches) == [
         (number, row)
         for number, value in enumerate(values)

@@ -61,7 +61,7 @@ class World:
         self.kind, self.of_number = KINDS[kind]
         self.draw = random.Random(str(seed))
         self.files: dict[int, list[Row]] = {}
-        self.written = 0
+        self.next_row = 0
         self.path.mkdir()
         for number in range(12):
             self.write(number, 30)
@@ -78,10 +78,10 @@ class World:
             low, high = self.draw.randrange(40), self.draw.randrange(40)
             if self.draw.random() < 0.8:
                 low, high = min(low, high), max(low, high)
-            bounds = [None if self.draw.random() < 0.05 else bound for bound in (low, high)]
+            bounds = [None if self.draw.random() < 0.05 else value for value in (low, high)]
             key = None if self.draw.random() < 0.05 else self.draw.randrange(40)
-            rows.append(Row(key, *bounds, self.written))
-            self.written += 1
+            rows.append(Row(key, *bounds, self.next_row))
+            self.next_row += 1
         self.files[number] = rows
         columns: dict[str, pa.Array] = {"id": pa.array([row.id for row in rows], pa.int64())}
         for side in ("low", "high"):
@@ -108,26 +108,26 @@ class World:
         arrays = self.table.full.derived if is_stored else None
         return SnapshotRanges(snapshot, plan, match, self.kind, "lookup.keys" in self.options, arrays)
 
-    def find(self, ranges: SnapshotRanges, asked: list[tuple[int | None, int | None]]) -> list[tuple[int, int]] | None:
+    def find(self, ranges: SnapshotRanges, probes: list[tuple[int | None, int | None]]) -> list[tuple[int, int]] | None:
         """(number of the question, n of the row) of each answer."""
-        values = pa.array([None if value is None else self.of_number(value) for _, value in asked], self.kind)
+        values = pa.array([None if value is None else self.of_number(value) for _, value in probes], self.kind)
         keys = []
         if "lookup.keys" in self.options:
             keys = cast_keys(
-                pa.table({"id": pa.array([k for k, _ in asked], pa.int64())}), [ranges.snapshot.schema.field("id")]
+                pa.table({"id": pa.array([k for k, _ in probes], pa.int64())}), [ranges.snapshot.schema.field("id")]
             )
-        found = ranges.find(keys, values)
-        if found is None:
+        matches = ranges.find(keys, values)
+        if matches is None:
             return None
-        (names,) = ranges.snapshot.take(["n"], found[1])
-        return list(zip(found[0].tolist(), names.to_pylist(), strict=True))
+        (names,) = ranges.snapshot.take(["n"], matches[1])
+        return list(zip(matches[0].tolist(), names.to_pylist(), strict=True))
 
     def expected(
-        self, asked: list[tuple[int | None, int | None]], overlap: Overlap, counts: Callable[[Row], bool]
+        self, probes: list[tuple[int | None, int | None]], overlap: Overlap, counts: Callable[[Row], bool]
     ) -> list[tuple[int, int]] | None:
         rows = [row for number in sorted(self.files) for row in self.files[number] if counts(row)]
         answers: list[tuple[int, int]] = []
-        for question, (key, value) in enumerate(asked):
+        for question, (key, value) in enumerate(probes):
             holding = [
                 (place, row)
                 for place, row in enumerate(rows)
@@ -166,19 +166,19 @@ def test_histories(tmp_path: Path, kind: str, keyed: bool) -> None:
     for step in range(12):
         snapshot = world.table.full.reload()
         layers.add(len(snapshot.layers))
-        asked = questions(world.draw)
+        probes = questions(world.draw)
         for overlap in (Overlap.ALL, Overlap.NEWEST, Overlap.ERROR):
             match = dataclasses.replace(BETWEEN, overlap=overlap)
-            expected = world.expected(asked, overlap, counts)
+            expected = world.expected(probes, overlap, counts)
             for is_stored in (True, False):
-                assert world.find(world.ranges(match, snapshot, is_stored), asked) == expected, (step, overlap)
+                assert world.find(world.ranges(match, snapshot, is_stored), probes) == expected, (step, overlap)
             if expected is None:  # those of the questions that have one answer
-                alone = [q for q in asked if world.expected([q], overlap, counts) is not None]
+                alone = [q for q in probes if world.expected([q], overlap, counts) is not None]
                 assert world.find(world.ranges(match, snapshot), alone) == world.expected(alone, overlap, counts)
         for _ in range(2):  # the second time a build is at hand
             narrow = world.ranges(dataclasses.replace(BETWEEN, overlap=Overlap.NARROWEST), snapshot)
-            all_rows = world.expected(asked, Overlap.ALL, counts) or []
-            assert set(world.find(narrow, asked) or []) <= set(all_rows)
+            all_rows = world.expected(probes, Overlap.ALL, counts) or []
+            assert set(world.find(narrow, probes) or []) <= set(all_rows)
         world.change()
         if step % 4 == 3:
             world.start()
@@ -387,10 +387,10 @@ def test_a_full_directory(tmp_path: Path) -> None:
     """Without room for the index, a process has it in memory."""
     world = World(tmp_path, "int", KEYED, "full")
     snapshot = world.table.full.reload()
-    asked = questions(world.draw)
+    probes = questions(world.draw)
     with mock.patch.object(Disk, "create_segment", side_effect=OSError(errno.ENOSPC, "full")):
         ranges = world.ranges(BETWEEN, snapshot)
-    assert world.find(ranges, asked) == world.expected(asked, Overlap.NEWEST, lambda row: True)
+    assert world.find(ranges, probes) == world.expected(probes, Overlap.NEWEST, lambda row: True)
     assert world.table.metric("cacheFailureCount") == 1
     assert indexes(world) == []
 
@@ -416,15 +416,15 @@ def test_room_for_the_next_snapshot(tmp_path: Path) -> None:
 
 
 def measure_anonymous(home: Path, count: int, answer: Path) -> None:
-    grown = []
+    memory = []
     for overlap in ("NEWEST", "ALL"):
         options = {**KEYED, "lookup.range": "low..high", "lookup.cache.dir": str(home / "cache")}
         with LookupTable(str(home / "t.parquet"), {**options, "lookup.overlap": overlap}) as table:
             table.get_many(pa.table({"id": np.arange(10)}))
             before = anonymous_bytes()
             table.get_many(pa.table({"id": np.arange(count)}), between=pa.array(np.arange(count) % 50))
-            grown.append(anonymous_bytes() - before)
-    answer.write_text(json.dumps(grown))
+            memory.append(anonymous_bytes() - before)
+    answer.write_text(json.dumps(memory))
 
 
 def test_another_process_takes_little_memory(tmp_path: Path) -> None:

@@ -28,23 +28,23 @@ def publish(path: Path, version: int, rows: int = ROWS, group: int = 2_000) -> N
 
 def rewrite_in_place(path: Path, version: int) -> None:
     """The same through the open file, as a careless writer does it."""
-    other = path.with_name(f".{path.name}.other")
-    publish(other, version)
-    path.write_bytes(other.read_bytes())
-    other.unlink()
+    new_path = path.with_name(f".{path.name}.other")
+    publish(new_path, version)
+    path.write_bytes(new_path.read_bytes())
+    new_path.unlink()
 
 
 SMALL = {"scan.split-size": "1 MiB"}
 
 
-def versions(host: Host, made: ReadPlan, task: ReadTask, execution: Execution | None = None) -> tuple[set[int], int]:
+def versions(host: Host, plan: ReadPlan, task: ReadTask, execution: Execution | None = None) -> tuple[set[int], int]:
     """(versions among the rows, number of rows) of one task."""
-    seen: set[int] = set()
+    versions_read: set[int] = set()
     rows = 0
-    for batch in host.reader.read(made, task, execution):
-        seen.update(batch.column("version").unique().to_pylist())
+    for batch in host.reader.read(plan, task, execution):
+        versions_read.update(batch.column("version").unique().to_pylist())
         rows += batch.num_rows
-    return seen, rows
+    return versions_read, rows
 
 
 @pytest.mark.parametrize("change", [publish, rewrite_in_place])
@@ -55,7 +55,7 @@ def test_one_task_scan_starts_over_at_every_point(tmp_path: Path, change: Callab
     while point <= calls:
         host = make_host(str(path), None)
         publish(path, 0)
-        made, (task,) = host.planned(path)
+        plan, (task,) = host.planned(path)
         host.store.calls.clear()
 
         def replace(kind: str, subject: object, host: Host = host, point: int = point) -> None:
@@ -64,14 +64,14 @@ def test_one_task_scan_starts_over_at_every_point(tmp_path: Path, change: Callab
 
         host.store.before = replace
         if point == 0:
-            batches = host.reader.read(made, task, None)
+            batches = host.reader.read(plan, task, None)
             calls = len(host.store.calls)
             assert calls > 2
             change(path, 1)
             assert {v for batch in batches for v in batch.column("version").unique().to_pylist()} == {0}
             assert len(host.store.calls) == calls
         else:
-            assert versions(host, made, task) == ({point}, ROWS), f"changed before call {point}"
+            assert versions(host, plan, task) == ({point}, ROWS), f"changed before call {point}"
         point += 1
 
 
@@ -86,14 +86,14 @@ def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
             pq.write_table(pa.table({"other": [1]}), path)
 
     host.store.before = replace
-    made, (task,) = host.planned(path)
-    assert made.projection.columns.names == ["other"]
+    plan, (task,) = host.planned(path)
+    assert plan.projection.columns.names == ["other"]
     publish(path, 1)  # a version whose columns are not known yet
     host.store.before = lambda kind, subject: publish(path, 1) if kind == "get" else None
     with pytest.raises(VersionGoneError, match="during each of"):
         host.planned(path)
     with pytest.raises(VersionGoneError, match="during each of"):
-        versions(host, made, task)
+        versions(host, plan, task)
 
 
 @pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
@@ -104,7 +104,7 @@ def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path
         publish(whole / f"{number}.parquet", 0, rows=24_000)
     publish(path, 0)
     host, first, second = make_host(str(whole), None), *(make_host(str(path), cache_dir) for _ in range(2))
-    made, tasks = host.planned(whole, SMALL | {"on-version-gone": choice})
+    plan, tasks = host.planned(whole, SMALL | {"on-version-gone": choice})
     # Shares are equal in bytes, and so are the files: each task has one whole file.
     assert [[piece.whole for piece in task.pieces or ()] for task in tasks] == [[True]] * 4
     shared, (alone,) = first.planned(path, {"on-version-gone": choice})
@@ -113,16 +113,16 @@ def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path
     publish(whole / "3.parquet", 9, rows=24_000)
     publish(path, 1)
     if choice == "NEWER":
-        assert versions(host, made, tasks[3]) == ({9}, 24_000)
-        for one in (second, first):  # the record moved on
-            assert versions(one, shared, alone, execution) == ({1}, ROWS)
+        assert versions(host, plan, tasks[3]) == ({9}, 24_000)
+        for process in (second, first):  # the record moved on
+            assert versions(process, shared, alone, execution) == ({1}, ROWS)
     else:
-        for one, plan, task in ((host, made, tasks[3]), (second, shared, alone)):
+        for process, old_plan, task in ((host, plan, tasks[3]), (second, shared, alone)):
             with pytest.raises(VersionGoneError):
-                versions(one, plan, task, execution)
+                versions(process, old_plan, task, execution)
     (whole / "2.parquet").unlink()
     with pytest.raises(VersionGoneError):
-        versions(host, made, tasks[2])
+        versions(host, plan, tasks[2])
 
 
 @pytest.mark.parametrize(
@@ -141,19 +141,19 @@ def test_who_resolves(tmp_path: Path, cache_dir: Path, more: dict[str, str], cac
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
     host = make_host(str(path), cache_dir if cached else None)
-    made, tasks = host.planned(path, more)
+    plan, tasks = host.planned(path, more)
     assert (len(tasks) > 1) is ("scan.split-size" in more)
     for task in tasks if cached else tasks[:1]:
-        assert versions(host, made, task)[0] == {0}
+        assert versions(host, plan, task)[0] == {0}
     publish(path, 1, rows=60_000)
     host.store.calls.clear()
     if not expected:
         with pytest.raises(VersionGoneError, match="files with new names"):
-            versions(host, made, tasks[1])
+            versions(host, plan, tasks[1])
         assert host.metrics.snapshot()["versionGoneCount"] >= 1
         return
-    answers = [versions(host, made, task, Execution("app", "1")) for task in tasks]
-    assert (set().union(*(seen for seen, _ in answers)), sum(rows for _, rows in answers)) == (expected, 60_000)
+    answers = [versions(host, plan, task, Execution("app", "1")) for task in tasks]
+    assert (set().union(*(part for part, _ in answers)), sum(rows for _, rows in answers)) == (expected, 60_000)
     assert host.store.kinds().count("head") == (expected == {1})  # once per execution and host
     assert expected == {1} or not host.store.calls
 
@@ -163,8 +163,8 @@ def test_a_plan_of_another_host(tmp_path: Path, cache_dir: Path) -> None:
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
     clock, ahead = FakeClock(path.stat().st_mtime), FakeClock(path.stat().st_mtime + 3600)
-    made, (first, *_) = make_host(str(path), None, clock).planned(path, SMALL)
-    for boot, kept in (("boot-2", False), ("boot-1", True)):
+    plan, (first, *_) = make_host(str(path), None, clock).planned(path, SMALL)
+    for boot, is_kept in (("boot-2", False), ("boot-1", True)):
         ahead.steady_s += 3600
-        assert versions(make_host(str(path), cache_dir, ahead, boot=boot), made, first)[0] == {0}
-        assert any((cache_dir / "v1/blocks").glob("*/*")) is kept
+        assert versions(make_host(str(path), cache_dir, ahead, boot=boot), plan, first)[0] == {0}
+        assert any((cache_dir / "v1/blocks").glob("*/*")) is is_kept

@@ -18,7 +18,7 @@ SERVED = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic
 BOUND_S = 30.0  # far above what any of this takes
 
 
-def put(path: Path, version: int, *numbers: int) -> Path:
+def write_dim(path: Path, version: int, *numbers: int) -> Path:
     """Files of a table in this version."""
     for number in numbers:
         publish(path, number, version)
@@ -28,30 +28,30 @@ def put(path: Path, version: int, *numbers: int) -> Path:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A table of three files in version 1, some time older than what comes next."""
-    path = put(tmp_path / "dim", 1, 0, 1, 2)
+    path = write_dim(tmp_path / "dim", 1, 0, 1, 2)
     for file in path.iterdir():
         os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 100))
     return path
 
 
 @pytest.mark.parametrize(
-    ("what", "first", "later"),
+    ("name", "first", "later"),
     [("0.parquet", ["status"], "head"), (".", ["status"], "list"), ("*.parquet", ["status", "list"], "list")],
     ids=["file", "directory", "glob"],
 )
 def test_announcing_costs_one_metadata_call(
-    what: str, first: list[str], later: str, directory: Path, cache_dir: Path
+    name: str, first: list[str], later: str, directory: Path, cache_dir: Path
 ) -> None:
     """One call to learn what a path is (a glob needs another), then one of the cheaper sort; none where tasks of the host are told."""
-    process = Process(directory / what, cache_dir)
-    told = process.announce(ONE)
+    process = Process(directory / name, cache_dir)
+    token = process.announce(ONE)
     assert [kind for kind in process.calls() if kind != "get"] == first
-    assert process.announce(TWO) == told
+    assert process.announce(TWO) == token
     assert process.calls() == [later]
-    assert process.announce(None) == told
+    assert process.announce(None) == token
     assert process.calls() == [later]
-    task = Process(directory / what, cache_dir)
-    assert task.receive(told) == process.receive(told)
+    task = Process(directory / name, cache_dir)
+    assert task.receive(token) == process.receive(token)
     assert task.calls() == process.calls() == []
 
 
@@ -61,10 +61,10 @@ def test_bytes_that_were_too_new_to_keep_are_secured_later(directory: Path, cach
     process = Process(directory, cache_dir, clock=clock)
     process.announce(ONE)
     clock.tick(60)
-    told = process.announce(TWO)
-    put(directory, 2, 0, 1, 2)
+    token = process.announce(TWO)
+    write_dim(directory, 2, 0, 1, 2)
     process.calls()
-    assert process.states(told) == {1}
+    assert process.states(token) == {1}
     assert process.calls() == []
 
 
@@ -75,13 +75,13 @@ def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
     """A file replaced while it is being secured: the newer version is announced, and is the execution's."""
     process = Process(directory, cache_dir, options)
     table, before = process.host.resolver.discover(process.options)
-    process.replace_during_read(lambda: put(directory, 2, 0, 1, 2))
-    told = process.announce(ONE)
-    assert told.digest != before.digest
+    process.replace_during_read(lambda: write_dim(directory, 2, 0, 1, 2))
+    token = process.announce(ONE)
+    assert token.digest != before.digest
     assert process.count_gone() == 1
     task = Process(directory, cache_dir, options)
-    assert task.states(told) == {2}
-    assert task.host.resolver.resolve(table, task.options, ONE).version.digest == told.digest
+    assert task.states(token) == {2}
+    assert task.host.resolver.resolve(table, task.options, ONE).version.digest == token.digest
     assert task.calls() == []
 
 
@@ -95,53 +95,53 @@ def test_a_snapshot_is_built_before_it_is_announced(
     process = Process(directory, cache_dir, FULL, clock)
 
     def replace() -> None:
-        put(directory, 2, 0, 1, 2)
+        write_dim(directory, 2, 0, 1, 2)
         clock.wall_s = max(file.stat().st_ctime for file in directory.iterdir())
 
     if replaced:
         process.replace_during_read(replace)
-    told = process.announce()
+    token = process.announce()
     assert changed_s < clock.wall_s
     assert bool(clock.slept) == (age_s < 60)
     task = Process(directory, cache_dir, FULL, clock)
-    assert task.has_snapshot(told)
+    assert task.has_snapshot(token)
     assert task.calls() == []
-    assert task.states(told) == {1 + replaced}
+    assert task.states(token) == {1 + replaced}
 
 
 def test_a_version_that_is_served_is_announced_without_a_call(tmp_path: Path, cache_dir: Path) -> None:
     """FULL in CACHE mode: a host announces what it serves, whatever the store has; one that learns of the table later finds it."""
     path = tmp_path / "dim"
     for day in (1, 2):
-        put(path / f"day={day}", 1, day)
+        write_dim(path / f"day={day}", 1, day)
     for number, options in enumerate(({**SERVED, **FAIL, "lookup.partition": "max_pt()"}, SERVED)):
         first, second = (Process(path, cache_dir / str(number), options, start=Later()) for _ in range(2))
-        told = first.announce(ONE)
-        put(path / "day=1", 1, 3 + number)
+        token = first.announce(ONE)
+        write_dim(path / "day=1", 1, 3 + number)
         first.calls()
-        assert first.announce(TWO).digest == second.announce(Execution("app", "3")).digest == told.digest
-        assert second.has_snapshot(told) or "lookup.partition" in options  # whose snapshot is of a part
+        assert first.announce(TWO).digest == second.announce(Execution("app", "3")).digest == token.digest
+        assert second.has_snapshot(token) or "lookup.partition" in options  # whose snapshot is of a part
         assert first.calls() == second.calls() == []
-        other = Process(path, cache_dir.with_name("other-cache") / str(number), options, start=Later())
-        assert other.receive(told)[1].digest == told.digest
+        process = Process(path, cache_dir.with_name("other-cache") / str(number), options, start=Later())
+        assert process.receive(token)[1].digest == token.digest
 
 
-@pytest.mark.parametrize(("what", "call"), [("0.parquet", "head"), (".", "list")])
-def test_another_host_asks_once(what: str, call: str, directory: Path, cache_dir: Path) -> None:
+@pytest.mark.parametrize(("name", "call"), [("0.parquet", "head"), (".", "list")])
+def test_another_host_asks_once(name: str, call: str, directory: Path, cache_dir: Path) -> None:
     """A host that lacks the files lists once, however many of its tasks start together; without any files the version is gone (FAIL)."""
-    told = Process(directory / what, cache_dir).announce()
-    tasks = [Process(directory / what, cache_dir.with_name("other-cache")) for _ in range(4)]
+    token = Process(directory / name, cache_dir).announce()
+    tasks = [Process(directory / name, cache_dir.with_name("other-cache")) for _ in range(4)]
     start = threading.Barrier(len(tasks))
 
     def find(task: Process) -> str:
         start.wait(BOUND_S)
-        return task.receive(told)[1].digest
+        return task.receive(token)[1].digest
 
     with ThreadPoolExecutor(len(tasks)) as pool:
-        assert set(pool.map(find, tasks)) == {told.digest}
+        assert set(pool.map(find, tasks)) == {token.digest}
     assert [kind for task in tasks for kind in task.calls()] == [call]
     assert sum(task.count_gone() for task in tasks) == 0
     for file in directory.iterdir():
         file.unlink()
     with pytest.raises(VersionGoneError, match="dim"):
-        Process(directory / what, directory.with_name("late"), FAIL).receive(told)
+        Process(directory / name, directory.with_name("late"), FAIL).receive(token)

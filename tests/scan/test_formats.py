@@ -45,8 +45,8 @@ class Stored:
         self.content = content
         self.file = FileVersion(f"s3://bucket/{name}", len(content), "v1")
         self.form = open_format(detect_format([name]), BLOCK)
-        self.asked: list[list[Range]] = []
-        self.held: dict[Range, bytes] = {}
+        self.requested: list[list[Range]] = []
+        self.contents: dict[Range, bytes] = {}
 
     def bring(self, ranges: list[Range]) -> dict[Range, bytes]:
         for offset, length in ranges:
@@ -56,9 +56,9 @@ class Stored:
     def open(self, planned: pa.Schema | None = None) -> FileIndex:
         ranges = self.form.first_ranges(self.file)
         for _ in range(3):
-            self.asked.append(ranges)
-            self.held.update(self.bring(ranges))
-            index = self.form.open_index(self.file, self.held, planned)
+            self.requested.append(ranges)
+            self.contents.update(self.bring(ranges))
+            index = self.form.open_index(self.file, self.contents, planned)
             if not isinstance(index, list):
                 return index
             ranges = index
@@ -72,7 +72,7 @@ class Stored:
 
         ranges = self.bring(index.ranges(unit, columns))
         # Parquet needs no more than these; the others see their footer, or blocks, again.
-        head = {} if self.file.url.endswith(".parquet") else self.held
+        head = {} if self.file.url.endswith(".parquet") else self.contents
         for batch in index.batches(unit, columns, RangesFile(len(self.content), {**head, **ranges}, refuse)):
             batch.validate(full=True)
             assert set(columns) == set(batch.schema.names)
@@ -138,7 +138,7 @@ FORMATS = {
 }  # fmt: skip
 
 
-def test_format_of() -> None:
+def test_formats_by_name() -> None:
     """The end of a name tells the format, in any letter case, before a compression and a web query; none, or two formats, are errors."""
     assert detect_format(["https://b/a.csv?versionId=x.parquet"]) is FileFormatName.CSV
     for expected, names in FORMATS.items():
@@ -178,8 +178,8 @@ def test_ranges_file_reads_as_the_file(data: st.DataObject) -> None:
         into, expected = bytearray(b"." * at), bytearray(b"." * at)
         assert (file.readinto(into), into) == (model.readinto(expected), expected)
         assert file.tell() == model.tell()
-    held = {at for offset, length in ranges for at in range(offset, offset + length)}
-    assert all(length > 0 and held.isdisjoint(range(offset, offset + length)) for offset, length in fetched)
+    cached = {at for offset, length in ranges for at in range(offset, offset + length)}
+    assert all(length > 0 and cached.isdisjoint(range(offset, offset + length)) for offset, length in fetched)
 
 
 @pytest.mark.parametrize("kind", [FileFormatName.PARQUET, FileFormatName.ARROW])
@@ -206,7 +206,7 @@ def test_a_footer_larger_than_the_tail(name: str) -> None:
     stored = Stored(name, content)
     assert stored.table().equals(table)
     end = footer + 4 + mark
-    assert stored.asked == [[(len(content) - 65536, 65536)], [(len(content) - end, end)]]
+    assert stored.requested == [[(len(content) - 65536, 65536)], [(len(content) - end, end)]]
 
 
 def test_parquet_only_the_chunks_of_asked_columns() -> None:
@@ -228,14 +228,14 @@ def test_parquet_only_the_chunks_of_asked_columns() -> None:
             assert index.ranges(unit, columns) == [part for name in columns for part in parts[name]]
         everything = index.ranges(unit, table.schema.names)
         assert everything == [part for of_column in parts.values() for part in of_column]
-        found = pa.Table.from_batches(list(stored.batches(index, unit, ["pair", "name"])))
-        assert found.to_pydict() == table.select(["pair", "name"]).slice(20 * unit.number, 20).to_pydict()
+        rows = pa.Table.from_batches(list(stored.batches(index, unit, ["pair", "name"])))
+        assert rows.to_pydict() == table.select(["pair", "name"]).slice(20 * unit.number, 20).to_pydict()
         assert min(start for start, _ in everything) <= unit.middle < max(sum(part) for part in everything)
 
 
 # Dots, spaces, quotes and letters of any script in names are just names, beside structs of the same path.
 ODD_NAMES = ["a.b", "a.b.c", "", " ", '`q` "r"\'', "größe/尺寸🙂", "list.element", "element"]
-ODD = pa.table({"a": [{"b": 1, "c": "x"}], "list": [[8]], **{name: [n] for n, name in enumerate(ODD_NAMES)}})
+ODD_TABLE = pa.table({"a": [{"b": 1, "c": "x"}], "list": [[8]], **{name: [n] for n, name in enumerate(ODD_NAMES)}})
 MANY = pa.table({"id": range(3000), "name": [f"n{n}" for n in range(3000)]})
 MANY_TEXT = b"id,name\n" + b"".join(b"%d,n%d\n" % (n, n) for n in range(3000))
 MEMBERS = MANY_TEXT[:5000], MANY_TEXT[5000:]
@@ -245,7 +245,7 @@ FILES: list[tuple[str, bytes, pa.Table]] = [
     ("a.parquet", parquet(SAMPLE, compression="zstd", data_page_version="2.0", data_page_size=10), SAMPLE),
     ("a.parquet", parquet(SAMPLE, compression="lz4", store_schema=False, version="1.0"), SAMPLE),
     ("a.parquet", parquet(SAMPLE, compression="brotli", write_page_index=True, write_page_checksum=True), SAMPLE),
-    ("a.parquet", parquet(ODD), ODD),
+    ("a.parquet", parquet(ODD_TABLE), ODD_TABLE),
     *(("a.arrow", arrow(SAMPLE, 20, compression=compression), SAMPLE) for compression in (None, "lz4", "zstd")),
     *((f"a.{form.__name__}", form(SAMPLE.slice(0, 0)), SAMPLE.slice(0, 0)) for form in (parquet, arrow, orc)),
     ("a.orc", orc(SAMPLE), SAMPLE),
@@ -264,12 +264,12 @@ def test_rows(name: str, content: bytes, expected: pa.Table) -> None:
     """Every encoding, codec and layout gives the rows that were written, in the asked columns and order."""
     stored, names = Stored(name, content), expected.schema.names
     for columns in (names, names[::-1], *([name] for name in names)):
-        found = stored.table(columns)
-        assert found.schema.names == columns
-        assert found.to_pylist() == expected.select(columns).to_pylist()
+        rows = stored.table(columns)
+        assert rows.schema.names == columns
+        assert rows.to_pylist() == expected.select(columns).to_pylist()
     assert stored.table().schema.names == names
     if name.endswith((".parquet", ".arrow")):
-        assert all(asked == [(0, len(content))] for asked in stored.asked)
+        assert all(requested == [(0, len(content))] for requested in stored.requested)
 
 
 NAN = float("nan")
@@ -308,9 +308,9 @@ def test_parquet_stats() -> None:
     """Bounds are the least and greatest value in the column's own Python type, with nulls and rows counted, where they are known."""
     for column, options, expected in STATS:
         index = Stored("a.parquet", parquet(pa.table({"c": column}), **options)).open()
-        found = index.stats(index.units[0], "c")
-        assert found == expected, column.type
-        assert found is None or expected is None or type(found.low) is type(expected.low)
+        bounds = index.stats(index.units[0], "c")
+        assert bounds == expected, column.type
+        assert bounds is None or expected is None or type(bounds.low) is type(expected.low)
         assert index.stats(index.units[0], "other") is None
 
 
@@ -336,15 +336,15 @@ def test_arrow_ranges_are_dictionaries_and_the_batch() -> None:
     assert len(content) > SMALL
     stored = Stored("a.arrow", content)
     index = stored.open()
-    assert stored.asked == [[(len(content) - 65536, 65536)]]
+    assert stored.requested == [[(len(content) - 65536, 65536)]]
     ranges = [index.ranges(unit, ["id"]) for unit in index.units]
     shared = set.intersection(*map(set, ranges))
     assert len(shared) == 2  # the dictionaries of two columns
-    own = [[part for part in parts if part not in shared] for parts in ranges]
-    assert [len(parts) for parts in own] == [1] * 5
-    spans = sorted([*shared, *(parts[0] for parts in own)])
+    unshared = [[part for part in parts if part not in shared] for parts in ranges]
+    assert [len(parts) for parts in unshared] == [1] * 5
+    spans = sorted([*shared, *(parts[0] for parts in unshared)])
     assert all(start + length <= following for (start, length), (following, _) in itertools.pairwise(spans))
-    for unit, ((start, length),) in zip(index.units, own, strict=True):
+    for unit, ((start, length),) in zip(index.units, unshared, strict=True):
         assert start <= unit.middle < start + length
         assert index.ranges(unit, []) == index.ranges(unit, table.schema.names) == ranges[unit.number]
         assert index.stats(unit, "id") is None
@@ -370,7 +370,7 @@ def test_a_late_value_decides_the_type(name: str, head: str, line: str, last: st
     assert stored.table().slice(3_000_000 // len(line)).to_pylist() == [row]
 
 
-def csv_of(table: pa.Table) -> bytes:
+def write_csv(table: pa.Table) -> bytes:
     out = io.BytesIO()
     pa.csv.write_csv(table, out)
     return out.getvalue()
@@ -379,8 +379,8 @@ def csv_of(table: pa.Table) -> bytes:
 FLAT = SAMPLE.select(["id", "name", "amount", "day"])
 GOOD: dict[str, bytes] = {
     "d.parquet": parquet(SAMPLE, row_group_size=20), "d.arrow": arrow(dictionaries(3, 10), 10),
-    "z.arrow": arrow(SAMPLE, 20, compression="zstd"), "d.csv": csv_of(FLAT), "d.csv.gz": gzip.compress(csv_of(FLAT)),
-    "d.csv.bz2": bz2.compress(csv_of(FLAT)),
+    "z.arrow": arrow(SAMPLE, 20, compression="zstd"), "d.csv": write_csv(FLAT), "d.csv.gz": gzip.compress(write_csv(FLAT)),
+    "d.csv.bz2": bz2.compress(write_csv(FLAT)),
     "d.json": "\n".join(json.dumps(row, default=str) for row in SAMPLE.to_pylist()).encode(),
     "d.json.gz": gzip.compress(b'{"a":1}\n' * 50), "d.orc": orc(SAMPLE),
 }  # fmt: skip
@@ -416,10 +416,10 @@ def test_what_is_no_file_of_its_format(name: str) -> None:
         if not read_or_damaged(name, content[:point]) and name in BINARY:
             assert name == "d.orc", f"cut at {point} of {len(content)}"
             assert Stored(name, content[:point]).table() == Stored(name, content).table()
-    for other, foreign in GOOD.items():
-        if name.split(".", 1)[1] == other.split(".", 1)[1]:
+    for other_name, foreign in GOOD.items():
+        if name.split(".", 1)[1] == other_name.split(".", 1)[1]:
             assert not read_or_damaged(name, foreign)
-        elif name != "d.csv" and (name, other) != ("d.csv.gz", "d.json.gz"):  # anything may be CSV
+        elif name != "d.csv" and (name, other_name) != ("d.csv.gz", "d.json.gz"):  # anything may be CSV
             assert read_or_damaged(name, foreign)
     if name.endswith((".gz", ".bz2")):
         for at in (0, 12, len(content) // 2, len(content) - 5):
@@ -432,9 +432,9 @@ def test_what_is_no_file_of_its_format(name: str) -> None:
 @given(length=st.integers(-(2**31), 2**31 - 1) | st.integers(-50, 5000))
 def test_a_footer_of_another_length(name: str, length: int) -> None:
     """What begins elsewhere than the footer does is none, whether it is within the file or not."""
-    good, said = GOOD[name], struct.pack("<i", length)
+    good, announced = GOOD[name], struct.pack("<i", length)
     at = len(good) - (8 if name == "d.parquet" else 10)
-    assert said == good[at : at + 4] or read_or_damaged(name, patched(good, at, said))
+    assert announced == good[at : at + 4] or read_or_damaged(name, patched(good, at, announced))
 
 
 def test_an_arrow_footer_that_announces_more_than_there_is() -> None:
@@ -496,10 +496,10 @@ def test_arrow_numbers_beyond_the_batch() -> None:
         (codes, (0, 1, 0, 1, 1), [(0, 1, 0, 1, 10**6)]),
     ):
         content = arrow(pa.table({"s": column}))
-        held = struct.pack(f"<{len(good)}i", *good)
-        assert content.count(held) == 1
+        stored_numbers = struct.pack(f"<{len(good)}i", *good)
+        assert content.count(stored_numbers) == 1
         for bad in bads:
-            assert read_or_damaged("d.arrow", content.replace(held, struct.pack(f"<{len(bad)}i", *bad)))
+            assert read_or_damaged("d.arrow", content.replace(stored_numbers, struct.pack(f"<{len(bad)}i", *bad)))
 
 
 NO_TEXT: list[tuple[str, bytes]] = [

@@ -121,9 +121,9 @@ def test_random_versions(files: Files, tmp_path: Path, seed: int) -> None:
     for _ in range(25):
         kind = rng.random()
         if kind < 0.15 and len(version) > 10:  # a compaction
-            gone = rng.sample(version, rng.randrange(1, len(version)))
-            rows = [row for file in gone for row in files.rows[file.url]]
-            version = [file for file in version if file not in gone] + [files.write(rows)]
+            removed = rng.sample(version, rng.randrange(1, len(version)))
+            rows = [row for file in removed for row in files.rows[file.url]]
+            version = [file for file in version if file not in removed] + [files.write(rows)]
         else:
             columns = ("id", "name") if kind < 0.8 else ("key", "name")
             more = {"more": pa.array([1.5])} if kind > 0.9 else {}
@@ -184,10 +184,10 @@ def test_a_slow_process_delays_no_other(files: Files, tmp_path: Path) -> None:
     assert slow.scan._blocks.disk is not None
     process = Process.start(files.home, tmp_path / "cache", wait_s=0.0)
     process.find(version[:1], [1])
-    made = process.scan  # finds the lock of the table's merged files, which it has not needed yet
+    first_scan = process.scan  # finds the lock of the table's merged files, which it has not needed yet
     process.find(version, [0])
-    assert made._small_files is not None
-    lock = slow.scan._blocks.disk.acquire("derive", made._small_files._key, 0)
+    assert first_scan._small_files is not None
+    lock = slow.scan._blocks.disk.acquire("derive", first_scan._small_files._key, 0)
     assert lock is not None
     version += [files.write([(number, f"b{number}")]) for number in range(FROM)]
     assert process.find(version, [1]) == [(1, "a1"), (1, "b1")]

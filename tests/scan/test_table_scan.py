@@ -26,23 +26,23 @@ from tests.support.fuzzing import fuzzed
 TAIL = 64 * 1024  # what opening a large parquet file asks for
 
 
-def put(path: Path, group: int | None = None, **columns: Any) -> Path:
+def write_parquet(path: Path, group: int | None = None, **columns: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, row_group_size=group, compression="none")
     return path
 
 
-def batches_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[pa.RecordBatch]:
-    return list(host.reader.read(made, task or ReadTask(0, 1), None))
+def read_batches(host: Host, plan: ReadPlan, task: ReadTask | None = None) -> list[pa.RecordBatch]:
+    return list(host.reader.read(plan, task or ReadTask(0, 1), None))
 
 
-def rows_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[dict[str, Any]]:
-    return [row for batch in batches_of(host, made, task) for row in batch.to_pylist()]
+def read_rows(host: Host, plan: ReadPlan, task: ReadTask | None = None) -> list[dict[str, Any]]:
+    return [row for batch in read_batches(host, plan, task) for row in batch.to_pylist()]
 
 
 def read(path: Path, more: Mapping[str, str] | None = None, columns: pa.Schema | None = None) -> list[dict[str, Any]]:
     host = make_host(str(path), None)
-    return rows_of(host, host.planned(path, more, columns)[0])
+    return read_rows(host, host.planned(path, more, columns)[0])
 
 
 def moved(host: Host, before: Mapping[str, int]) -> dict[str, int]:
@@ -65,9 +65,9 @@ def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: b
     assert shares == [cut_share(list(files), number, count, splittable) for number in range(count)]
     pieces = [piece for share in shares for piece in share]
     for file in files:
-        own = [piece for piece in pieces if piece.file == file]
-        assert [piece.start for piece in own] == [0, *(piece.end for piece in own[:-1])]
-        assert own[-1].end == file.size
+        parts = [piece for piece in pieces if piece.file == file]
+        assert [piece.start for piece in parts] == [0, *(piece.end for piece in parts[:-1])]
+        assert parts[-1].end == file.size
     assert [piece.file.url for piece in pieces] == sorted(piece.file.url for piece in pieces)
     mean = sum(sizes) / count
     for piece in pieces:
@@ -103,14 +103,20 @@ FORMS = ("parquet", "arrow", "csv", "json", "orc")
 def test_what_cannot_match_is_pruned(tmp_path: Path, where: str, opened: str, groups: int, ids: list[int]) -> None:
     """Files whose partition, and row groups whose bounds or null counts exclude a match, are not read, and are counted."""
     for number, dt in enumerate(["1", "2", "3", "__HIVE_DEFAULT_PARTITION__"]):
-        own = range(number * 20, number * 20 + 20)
-        few = pa.array([i if 20 <= i < 25 else None for i in own], pa.int32())
-        put(tmp_path / f"dt={dt}" / "a.parquet", 5, id=pa.array(own), few=few, text=pa.array([f"t{i:02}" for i in own]))
+        numbers = range(number * 20, number * 20 + 20)
+        few = pa.array([i if 20 <= i < 25 else None for i in numbers], pa.int32())
+        write_parquet(
+            tmp_path / f"dt={dt}" / "a.parquet",
+            5,
+            id=pa.array(numbers),
+            few=few,
+            text=pa.array([f"t{i:02}" for i in numbers]),
+        )
     host = make_host(str(tmp_path), None)
-    made, _ = host.planned(tmp_path, {"where": where})
+    plan, _ = host.planned(tmp_path, {"where": where})
     before = host.metrics.snapshot()
     host.store.calls.clear()
-    assert [row["id"] for row in rows_of(host, made)] == ids
+    assert [row["id"] for row in read_rows(host, plan)] == ids
     gets = {subject[0].split("dt=")[1][0] for kind, subject in host.store.calls if kind == "get"}  # type: ignore[index]
     assert gets == set(opened)
     counts = moved(host, before)
@@ -154,22 +160,27 @@ def test_filtered_rows_are_those_of_all(form: str, files: list[File], where: str
     with tempfile.TemporaryDirectory() as directory:
         partitions = ("__HIVE_DEFAULT_PARTITION__" if file[0] is None else file[0] for file in files)
         numbered = (f"p={partition}/{number}.{form}" for number, partition in enumerate(partitions))
-        for name, (p, held, rows, group) in sorted(zip(numbered, files, strict=True)):
-            found = [{"n": n if "n" in held else None, "s": s if "s" in held else None, "p": p} for n, s in rows]
-            found = [{"i": number, **row} for number, row in enumerate(found, len(everything))]
-            everything += found
+        for name, (p, file_columns, rows, group) in sorted(zip(numbered, files, strict=True)):
+            file_rows = [
+                {"n": n if "n" in file_columns else None, "s": s if "s" in file_columns else None, "p": p}
+                for n, s in rows
+            ]
+            file_rows = [{"i": number, **row} for number, row in enumerate(file_rows, len(everything))]
+            everything += file_rows
             Path(directory, name).parent.mkdir(exist_ok=True)
-            write_file(Path(directory, name), pa.Table.from_pylist(found, schema).select(["i", *held]), group)
+            write_file(
+                Path(directory, name), pa.Table.from_pylist(file_rows, schema).select(["i", *file_columns]), group
+            )
         host = make_host(directory, None)
-        made, _ = host.planned(Path(directory), {"where": where, **({"columns": columns} if columns else {})})
-        parts = [batch for number in range(count) for batch in batches_of(host, made, ReadTask(number, count))]
+        plan, _ = host.planned(Path(directory), {"where": where, **({"columns": columns} if columns else {})})
+        parts = [batch for number in range(count) for batch in read_batches(host, plan, ReadTask(number, count))]
     (batch,) = pa.Table.from_pylist(everything, schema).combine_chunks().to_batches()
     chunk = dict(zip(schema.names, batch.columns, strict=True))
     expected = batch.filter(evaluate(parse_where(where, schema), chunk, batch.num_rows))
-    names = made.projection.columns.names
+    names = plan.projection.columns.names
     assert names == columns.split(",") if columns else sorted(names) == sorted(schema.names)
     assert [row for part in parts for row in part.to_pylist()] == expected.select(names).to_pylist()
-    assert all(part.num_rows and part.schema.equals(made.projection.columns, check_metadata=True) for part in parts)
+    assert all(part.num_rows and part.schema.equals(plan.projection.columns, check_metadata=True) for part in parts)
 
 
 GROUPS, GROUP_ROWS = 4, 20_000
@@ -191,15 +202,15 @@ def chunks(path: Path, *columns: str) -> dict[int, list[tuple[int, int]]]:
     """(offset, length) of the columns' chunks by row group."""
     metadata = pq.read_metadata(path)
     names = metadata.schema.to_arrow_schema().names
-    found = {}
+    chunks_by_group = {}
     for group in range(metadata.num_row_groups):
         of_group = [metadata.row_group(group).column(names.index(name)) for name in columns]
-        found[group] = [(chunk.data_page_offset, chunk.total_compressed_size) for chunk in of_group]
-    return found
+        chunks_by_group[group] = [(chunk.data_page_offset, chunk.total_compressed_size) for chunk in of_group]
+    return chunks_by_group
 
 
 @pytest.mark.parametrize(
-    ("more", "first", "then", "rows"),
+    ("more", "first", "second", "rows"),
     [
         # The others only of the row group with the row; the predicate's column need not be returned.
         ({"where": "id = 4242", "columns": "id,one"}, ["id"], ["one"], 1),
@@ -212,25 +223,25 @@ def chunks(path: Path, *columns: str) -> dict[int, list[tuple[int, int]]]:
     ],
     ids=str,
 )
-def test_what_is_fetched(wide: Path, more: dict[str, str], first: list[str], then: list[str], rows: int) -> None:
+def test_what_is_fetched(wide: Path, more: dict[str, str], first: list[str], second: list[str], rows: int) -> None:
     """The predicate's columns come first, whole; the others of the row groups where it is true; no byte twice."""
     host = make_host(str(wide), None)
-    made, _ = host.planned(wide, more)
+    plan, _ = host.planned(wide, more)
     host.store.calls.clear()
-    found = rows_of(host, made)
-    assert [list(row) for row in found] == [more.get("columns", "id,one,two").split(",")] * rows
+    actual = read_rows(host, plan)
+    assert [list(row) for row in actual] == [more.get("columns", "id,one,two").split(",")] * rows
     tail, *gets = [subject[1:] for kind, subject in host.store.calls if kind == "get"]  # type: ignore[index]
     assert tail[1] == TAIL not in {length for _, length in gets}
     tested = [part for group in chunks(wide, *first).values() for part in group]
     assert sorted(gets[: len(tested)]) == tested
     place = pq.read_table(wide)["id"].to_pylist().index(4242)
     groups = [place // GROUP_ROWS] if rows == 1 else range(GROUPS)
-    others = [part for group in groups for part in chunks(wide, *then)[group]]
+    later_chunks = [part for group in groups for part in chunks(wide, *second)[group]]
     # Chunks that lie side by side are one request.
     assert all(
-        any(at <= start < end <= at + size for at, size in gets) for start, end in ((a, a + b) for a, b in others)
+        any(at <= start < end <= at + size for at, size in gets) for start, end in ((a, a + b) for a, b in later_chunks)
     )
-    assert sum(length for _, length in gets) == sum(length for _, length in [*tested, *others])
+    assert sum(length for _, length in gets) == sum(length for _, length in [*tested, *later_chunks])
 
 
 Files = Mapping[str, Mapping[str, Any] | None]
@@ -241,15 +252,15 @@ OLD: Files = {"dt=1/a": {"id": [1], "old": ["o"]}, "dt=2/a": {"id": [2], "old": 
 LACKING: Files = {**OLD, "dt=2/a": {"id": [2]}}
 LARGE: Files = {"dt=1/k=9223372036854775808/a": {"id": [1]}}
 IN_LARGE = {"id": 1, "dt": 1, "k": 2**63}
-BOTH: Files = {f"dt={n}/a": {"id": [n], "dt": ["wrong"]} for n in (5, 6)}
+TWO_DAYS: Files = {f"dt={n}/a": {"id": [n], "dt": ["wrong"]} for n in (5, 6)}
 SPELLED = {"columns": "NAME,dt,iD", "where": "ID = 2 AND DT = 5"}
-LOST = "no file .* has column 'name' any more.*plan again"
+LOST_COLUMN = "no file .* has column 'name' any more.*plan again"
 NO_DT = "'dt' was planned as int32, which '{}' of .* is not.*: .*plan again"
 CHANGES: list[tuple[Files, Mapping[str, str], Files, Sequence[dict[str, Any]] | str]] = [
     # A planned column that is in no file any more is an error if it is returned or tested.
     (NAMED, {"columns": "name,id"}, {"a": {"id": [1], "name": ["a"]}}, [{"name": "a", "id": 1}]),
-    (NAMED, {"columns": "name,id"}, {"a": {"id": [1]}}, LOST),
-    (NAMED, {"columns": "id", "where": "name = 'a'"}, {"a": {"id": [1]}}, LOST),
+    (NAMED, {"columns": "name,id"}, {"a": {"id": [1]}}, LOST_COLUMN),
+    (NAMED, {"columns": "id", "where": "name = 'a'"}, {"a": {"id": [1]}}, LOST_COLUMN),
     (NAMED, {"columns": "id"}, {"a": {"id": [1]}}, [{"id": 1}]),
     # What is selected or pruned leaves the table's columns as they are: one that its files lack is null, not lost.
     *((LACKING, more, {}, [{"id": 2, "old": None, "dt": 2}]) for more in ({"partition": "max_pt()"}, {"partition": "dt=2"}, {"where": "dt = 2"})),
@@ -273,8 +284,8 @@ CHANGES: list[tuple[Files, Mapping[str, str], Files, Sequence[dict[str, Any]] | 
     ({"Dt=5/a": {"Id": [1, 2], "Name": ["a", "b"]}}, SPELLED, {}, [{"Name": "b", "Dt": 5, "Id": 2}]),
     ({"Dt=5/a": {"Id": [1, 2], "Name": ["a", "b"]}}, SPELLED, {"Dt=5/a": {"iD": [2, 3], "nAME": ["c", "d"]}}, [{"Name": "c", "Dt": 5, "Id": 2}]),
     # A column of files and directories is the directories'.
-    *((BOTH, {"where": where}, {}, [{"id": 6, "dt": 6}]) for where in ("dt = 6 OR id = 7", "dt > 5 AND id > 0")),
-    (BOTH, {"columns": "dt"}, {"dt=5/a": {"id": [5], "DT": ["wrong"]}}, [{"dt": 5}, {"dt": 6}]),
+    *((TWO_DAYS, {"where": where}, {}, [{"id": 6, "dt": 6}]) for where in ("dt = 6 OR id = 7", "dt > 5 AND id > 0")),
+    (TWO_DAYS, {"columns": "dt"}, {"dt=5/a": {"id": [5], "DT": ["wrong"]}}, [{"dt": 5}, {"dt": 6}]),
 ]  # fmt: skip
 
 
@@ -286,20 +297,22 @@ def test_a_table_that_is_planned_once_and_read_after_changes(
     for number, files in enumerate((before, after)):
         for name, columns in files.items():
             path = tmp_path / f"{name}.parquet"
-            path.unlink() if columns is None else put(path, **columns)
+            path.unlink() if columns is None else write_parquet(path, **columns)
         if not number:
             host = make_host(str(tmp_path), None)
-            made, (task,) = host.planned(tmp_path, more)
+            plan, (task,) = host.planned(tmp_path, more)
     if isinstance(expected, str):
         with pytest.raises(SchemaError, match=expected):
-            rows_of(host, made, task)
+            read_rows(host, plan, task)
     else:
-        assert rows_of(host, made, task) == expected
+        assert read_rows(host, plan, task) == expected
 
 
 def test_a_wider_planned_type_is_cast_without_loss(tmp_path: Path) -> None:
     """A reader's schema may be wider than the table: files and partitions are read, tested and returned so."""
-    put(tmp_path / "dt=1" / "a.parquet", id=pa.array([1, 2], pa.int32()), x=pa.array([0.5, None], pa.float32()))
+    write_parquet(
+        tmp_path / "dt=1" / "a.parquet", id=pa.array([1, 2], pa.int32()), x=pa.array([0.5, None], pa.float32())
+    )
     wide = pa.schema([("x", pa.float64()), ("id", pa.int64()), ("dt", pa.int64())])
     expected = [{"x": 0.5, "id": 1, "dt": 1}, {"x": None, "id": 2, "dt": 1}]
     assert read(tmp_path, {"where": "id >= 1 AND dt = 1"}, wide) == expected

@@ -42,8 +42,8 @@ def check(table: Path, cache: Path, name: str, ways_out: Sequence[dict[str, str]
     for mode in MODES:
         for options in ({}, {"columns": f"id, `{name}`"}):
             for read in (lambda r: r.scan(), lambda r: r.get(2), lambda r: r.schema):
-                told = f"(?i){name}.* out with lookup.columns, or with a schema"
-                with pytest.raises(SchemaError, match=told) as refusal:
+                pattern = f"(?i){name}.* out with lookup.columns, or with a schema"
+                with pytest.raises(SchemaError, match=pattern) as refusal:
                     read(opened(table, cache, mode, "id", **options))
                 assert isinstance(refusal.value, NotSupportedError)
         with pytest.raises(PredicateError, match=f"(?i){name}.* out with lookup.columns"):
@@ -62,14 +62,14 @@ def test_columns_of_files(tmp_path: Path, name: str, column: pa.Array) -> None:
     check(tmp_path / "t", tmp_path / "cache", "odd")
 
 
-OTHERS: dict[str, tuple[str, object]] = {
+OTHER_TABLES: dict[str, tuple[str, object]] = {
     "polars, int128, parquet": ("a.parquet", pl.Series([2**100, None], dtype=pl.Int128)),
     "polars, struct of int128, arrow": ("a.arrow", pl.Series([{"a": 1}, None], dtype=pl.Struct({"a": pl.Int128}))),
     "duckdb, interval": ("a.parquet", "INTERVAL 1 DAY"),
 }
 
 
-@pytest.mark.parametrize(("name", "column"), OTHERS.values(), ids=list(OTHERS))
+@pytest.mark.parametrize(("name", "column"), OTHER_TABLES.values(), ids=list(OTHER_TABLES))
 def test_columns_of_files_of_others(tmp_path: Path, name: str, column: object) -> None:
     """Types for which pyarrow refuses the whole file, and types that it takes for others."""
     path = tmp_path / "t" / name
@@ -118,12 +118,12 @@ DISAGREEING: dict[str, tuple[dict[str, pa.Array], dict[str, pa.Array]]] = {
 }
 
 
-@pytest.mark.parametrize(("one", "other"), DISAGREEING.values(), ids=list(DISAGREEING))
+@pytest.mark.parametrize(("first", "second"), DISAGREEING.values(), ids=list(DISAGREEING))
 def test_files_that_disagree_on_a_column(
-    tmp_path: Path, cache_dir: Path, one: dict[str, pa.Array], other: dict[str, pa.Array]
+    tmp_path: Path, cache_dir: Path, first: dict[str, pa.Array], second: dict[str, pa.Array]
 ) -> None:
     """A column of which files have types that nothing unites, or two spellings, refuses itself, and names them; so does a type that Spark lacks."""
     (tmp_path / "t").mkdir()
-    for number, (name, columns) in enumerate((("a", one), ("b", other)), 1):
+    for number, (name, columns) in enumerate((("a", first), ("b", second)), 1):
         write_file(tmp_path / "t" / f"{name}.parquet", pa.table({"id": [number], "v": [name], **columns}))
     check(tmp_path / "t", cache_dir, "odd")

@@ -46,7 +46,7 @@ def test_delta_tables(tmp_path: Path, cache_dir: Path, mode: str) -> None:
     path.mkdir()
     table = None
     for commit in range(4):
-        adds, gone = [], rng.choice([*files] or [None])
+        adds, removed = [], rng.choice([*files] or [None])
         for number in range((10, 1, 2, 1)[commit]):
             shape, ids = random_shape(rng), range(len(values), len(values) + rng.randint(1, 5))
             added = {key: None if rng.random() < 0.1 else fitting_value(rng, shape) for key in ids}
@@ -63,8 +63,8 @@ def test_delta_tables(tmp_path: Path, cache_dir: Path, mode: str) -> None:
             log_of_files(path, SCHEMA, "variantType", "variantShredding")
             table = opened(path, cache_dir, mode, "id")
         else:
-            values |= dict.fromkeys(files.pop(gone))  # their numbers are not used again
-            append_commit(path, [*({"add": add} for add in adds), {"remove": {"path": gone, "dataChange": True, "deletionTimestamp": 1}}])  # fmt: skip
+            values |= dict.fromkeys(files.pop(removed))  # their numbers are not used again
+            append_commit(path, [*({"add": add} for add in adds), {"remove": {"path": removed, "dataChange": True, "deletionTimestamp": 1}}])  # fmt: skip
         live = sorted(key for ids in files.values() for key in ids)
         for rows in (table.scan(), table.get_many(live)):
             assert all(map(is_variant, (rows.schema.field("v").type, rows.schema.field("s").type.field(0).type)))

@@ -42,8 +42,8 @@ def test_the_three_cases(source: Source) -> None:
     source.read((0, 10), version=new)
     assert [source.locate(version=version).cached_blocks for version in (new, old)] == [{(0, 10)}, blocks]
     assert source.gets() == [(0, 10)]
-    for other in (dataclasses.replace(new, size=1), dataclasses.replace(new, identity="x")):
-        assert source.locate(version=other).cached_blocks == frozenset()
+    for changed in (dataclasses.replace(new, size=1), dataclasses.replace(new, identity="x")):
+        assert source.locate(version=changed).cached_blocks == frozenset()
     # Another path of this version, and this path in another store, are entries of their own.
     other_path = source.host.blocks.get_blocks_and_locations("file:///elsewhere/file", new)
     assert other_path.cached_blocks == frozenset()
@@ -57,7 +57,7 @@ THOUSAND = [(n * 100, 100) for n in range(1000)]
 
 
 @pytest.mark.parametrize(
-    ("before", "asked", "gets", "hits", "misses"),
+    ("before", "ranges", "gets", "hits", "misses"),
     [
         ([(0, 1000), (5000, 1), (99_999, 1)], [(0, 1000), (5000, 1), (99_999, 1)], [], 3, 0),
         # In any order and repeated; those inside or across others are blocks of their own.
@@ -69,17 +69,17 @@ THOUSAND = [(n * 100, 100) for n in range(1000)]
     ids=["all held", "some held", "overlapping", "none", "a thousand"],
 )
 def test_a_block_is_fetched_once(
-    source: Source, before: list[Range], asked: list[Range], gets: list[Range], hits: int, misses: int
+    source: Source, before: list[Range], ranges: list[Range], gets: list[Range], hits: int, misses: int
 ) -> None:
     """What was read is answered from disk, to this process and the next; the missing blocks are fetched, in few requests."""
     source.read(*before)
     host = source.another()
-    assert source.read(*asked, host=host) == source.right(*asked)
+    assert source.read(*ranges, host=host) == source.right(*ranges)
     assert source.gets(host) == gets
     assert counts(host, *HITS_AND_MISSES) == (hits, misses)
-    for other in (host, source.another()):
-        assert source.read(*asked, host=other) == source.right(*asked)
-        assert source.gets(other) == []
+    for process in (host, source.another()):
+        assert source.read(*ranges, host=process) == source.right(*ranges)
+        assert source.gets(process) == []
 
 
 def test_neighbours_share_a_request(tmp_path: Path, cache_dir: Path) -> None:

@@ -48,12 +48,12 @@ def test_a_block_is_what_was_put(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [key(2), key(1, 1000, "w"), BlockKey(key(1).path_key, key(1).version_key, 1000, 1000)]
+    "other_key", [key(2), key(1, 1000, "w"), BlockKey(key(1).path_key, key(1).version_key, 1000, 1000)]
 )
-def test_a_block_in_anothers_place_is_a_miss(opened: Opened, other: BlockKey) -> None:
+def test_a_block_in_anothers_place_is_a_miss(opened: Opened, other_key: BlockKey) -> None:
     """A sound block under another's name (file, version or range), or of another length than its range, is not that other."""
-    opened.disk.put_blocks({key(1): random_data(1), other: random_data(2)})
-    os.replace(opened.path(other), opened.path(key(1)))
+    opened.disk.put_blocks({key(1): random_data(1), other_key: random_data(2)})
+    os.replace(opened.path(other_key), opened.path(key(1)))
     for length in (999, 1001, 0):
         assert opened.disk.get_block(key(1)) is None
         opened.disk.put_blocks({key(1): random_data(1, length)})
@@ -72,9 +72,9 @@ def test_the_budget_holds(cache_dir: Path, at_once: int) -> None:
         assert opened.usage() <= ROOM * 15 // 16  # the rest is for records
         if start % 7 == 0:
             assert opened.usage() == opened.disk.used_bytes()
-    held = [n for n in range(total) if opened.disk.get_block(key(n, size)) is not None]
-    assert len(held) * takes(size) == opened.disk.used_bytes() >= 0.8 * ROOM
-    assert opened.count("blockEvictedCount") == total - len(held)
+    kept_blocks = [n for n in range(total) if opened.disk.get_block(key(n, size)) is not None]
+    assert len(kept_blocks) * takes(size) == opened.disk.used_bytes() >= 0.8 * ROOM
+    assert opened.count("blockEvictedCount") == total - len(kept_blocks)
     large = ROOM // 8
     opened.disk.put_blocks({key(301, large + 1): bytes(large + 1), key(302): random_data(302)})
     assert (opened.count("blockRefusedCount"), opened.disk.get_block(key(301, large + 1))) == (1, None)
@@ -92,11 +92,11 @@ def test_an_eviction_takes_old_blocks_and_few(cache_dir: Path) -> None:
         os.utime(opened.path(key(n, size)), (opened.clock.wall_s - 10_000 + n,) * 2)
     assert opened.count("blockEvictedCount") == 0
     opened.disk.put_blocks({key(1000, size): random_data(1, size)})
-    gone = [n for n in range(total) if not opened.path(key(n, size)).exists()]
-    assert 10 <= len(gone) == opened.count("blockEvictedCount") <= 12
-    assert max(gone) < total // 2
+    evicted = [n for n in range(total) if not opened.path(key(n, size)).exists()]
+    assert 10 <= len(evicted) == opened.count("blockEvictedCount") <= 12
+    assert max(evicted) < total // 2
     assert opened.usage() == opened.disk.used_bytes()
-    assert not any(opened.path(key(n, size)).parents[1].exists() for n in gone)
+    assert not any(opened.path(key(n, size)).parents[1].exists() for n in evicted)
 
 
 @pytest.mark.parametrize("counter", [None, b"many 0 0", b"0 0 0", b"999999999 0 0", b"0 -1 0"])
@@ -117,13 +117,13 @@ def test_a_lock_held_for_long_costs_a_moment(cache_dir: Path, name: str) -> None
     """While another process sits on the counter or on an eviction, blocks are read at once and not stored after a bounded wait."""
     opened = Opened(cache_dir, ROOM)
     opened.disk.put_blocks({key(n, 10_000): random_data(n, 10_000) for n in range(80)})
-    used = opened.usage()
+    used_bytes = opened.usage()
     with holding(opened.root / name):
         assert opened.disk.get_block(key(0, 10_000)) == random_data(0, 10_000)
         opened.disk.put_blocks({key(200, 10_000): random_data(200, 10_000)})
         assert opened.disk.get_block(key(200, 10_000)) is None
         assert opened.count("cacheFailureCount") == 1
-    assert opened.usage() == opened.disk.used_bytes() == used
+    assert opened.usage() == opened.disk.used_bytes() == used_bytes
     opened.disk.put_blocks({key(200, 10_000): random_data(200, 10_000)})
     assert opened.disk.get_block(key(200, 10_000)) == random_data(200, 10_000)
 
@@ -136,8 +136,8 @@ def test_a_full_disk(opened: Opened) -> None:
             opened.disk.put_blocks(dict([block]))
         with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
             opened.disk.create_record("version", "k", "x" * 10_000)
-    found = {block: opened.disk.get_block(block) for block in blocks}
-    assert found == {block: data if len(data) < 10_000 else None for block, data in blocks.items()}
+    blocks_read = {block: opened.disk.get_block(block) for block in blocks}
+    assert blocks_read == {block: data if len(data) < 10_000 else None for block, data in blocks.items()}
     assert (opened.count("cacheFailureCount"), opened.count("blockDamagedCount")) == (10, 0)
     assert (opened.disk.check().damaged, os.listdir(opened.root / "tmp")) == ((), [])
     # The counter may lag by the block that failed last, never by more.
@@ -180,8 +180,8 @@ def test_the_first_record_stays(opened: Opened) -> None:
     """create_record keeps the first value, any JSON value but null, and tells it to all; replace_record keeps the last; remove forgets."""
     for number, value in enumerate(VALUES):
         key = f"k{number}"
-        for put in (value, "second"):
-            assert opened.disk.create_record("version", key, put) == value
+        for record in (value, "second"):
+            assert opened.disk.create_record("version", key, record) == value
         assert Opened(opened.root.parent).disk.get_record("version", key) == value
         assert opened.disk.has_record("version", key)
     assert [value for _, value in opened.disk.records("version", "k")] == VALUES
@@ -196,16 +196,16 @@ def test_the_first_record_stays(opened: Opened) -> None:
 
 def test_a_record_that_another_process_creates_meanwhile_stays(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who saw no record before another process created it gets that one."""
-    other = Opened(opened.root.parent)
+    second = Opened(opened.root.parent)
     take = opened.disk.take
 
     def take_later(kind: Kind, amount: int) -> None:
-        other.disk.create_record("version", "k", "first")
+        second.disk.create_record("version", "k", "first")
         take(kind, amount)
 
     monkeypatch.setattr(opened.disk, "take", take_later)
     assert opened.disk.create_record("version", "k", "second") == "first"
-    assert other.disk.get_record("version", "k") == "first"
+    assert second.disk.get_record("version", "k") == "first"
 
 
 def test_a_lock_excludes_other_processes(opened: Opened) -> None:
@@ -248,10 +248,10 @@ def test_what_is_past_its_time_is_swept(opened: Opened) -> None:
     assert opened.disk.has_record("metrics", "old")
     assert os.listdir(opened.root / "tmp") == ["young"]
     os.utime(opened.root / "tmp" / "young", (1, 1))
-    for seconds, left in ((500, ["young"]), (200, [])):
+    for seconds, names in ((500, ["young"]), (200, [])):
         opened.clock.tick(seconds)
         opened.disk.sweep()
-        assert os.listdir(opened.root / "tmp") == left
+        assert os.listdir(opened.root / "tmp") == names
 
 
 def test_a_row_of_records_never_goes_back(opened: Opened) -> None:
@@ -267,8 +267,8 @@ def test_a_row_of_records_never_goes_back(opened: Opened) -> None:
                     break
 
     with ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(count) for _ in range(6)]:
-            done.result()
+        for future in [pool.submit(count) for _ in range(6)]:
+            future.result()
     newest = opened.disk.newest_record("table", "t", int)
     assert newest[1] >= 300  # more where one was told to look again though others had counted on from its record
     assert len(os.listdir(opened.root / "records" / "table~t")) <= 2
@@ -340,33 +340,33 @@ def test_keys_are_equal_for_equal_parts_only() -> None:
     assert all(len(key_of(*p)) == 32 and int(key_of(*p), 16) >= 0 for p in parts)
 
 
-def held(opened: Opened, group: str = V1) -> list[bytes]:
+def read_claims(opened: Opened, group: str = V1) -> list[bytes]:
     """The payloads of a group's claims, as another process sees them."""
-    other = Opened(opened.root.parent)
-    return sorted(payload for _, payload in other.disk.claims(SPACE, group))
+    reader = Opened(opened.root.parent)
+    return sorted(payload for _, payload in reader.disk.claims(SPACE, group))
 
 
 def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
     """What was claimed is told to others by group and space, until it is released; then, and after a full disk, nothing is left."""
     claim = opened.disk.create_claim(SPACE, V1, b"payload")
-    other = opened.disk.create_claim(SPACE, V1, b"")
+    empty_claim = opened.disk.create_claim(SPACE, V1, b"")
     for path in (opened.root / "claims").glob("*/*"):
         os.utime(path, (1, 1))
     opened.disk.sweep()
-    assert held(opened) == [b"", b"payload"]
-    assert held(opened, V2) == []
+    assert read_claims(opened) == [b"", b"payload"]
+    assert read_claims(opened, V2) == []
     assert opened.disk.claims("f" * 32, V1) == []
     claim.release()
-    assert held(opened) == [b""]
-    other.release()
-    assert held(opened) == []
+    assert read_claims(opened) == [b""]
+    empty_claim.release()
+    assert read_claims(opened) == []
     with files_at_most(10), pytest.raises(OSError, match="File too large"):
         opened.disk.create_claim(SPACE, V1, bytes(100))
     assert list((opened.root / "claims").glob("*/*")) == os.listdir(opened.root / "tmp") == []
     assert handles_below(opened.root) == []
 
 
-def test_a_lock_that_cannot_be_asked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_fails(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system fails to say who holds a claim, that is an error at once: nobody waits for a claim that may be dead."""
     claim = opened.disk.create_claim(SPACE, V1, b"held")
     with monkeypatch.context() as patched:

@@ -38,16 +38,16 @@ def ignore(kind: str) -> None:
     """A `Count` that counts nothing."""
 
 
-def store_of(path: str | Path, now_s: Callable[[], float] = LATER, **options: Any) -> Store:
+def make_store(path: str | Path, now_s: Callable[[], float] = LATER, **options: Any) -> Store:
     return open_store(str(path), options, now_s)
 
 
-def ufs_of(store: Any) -> Ufs:
+def make_ufs(store: Any) -> Ufs:
     return Ufs(store, CacheMetricGroup(), 0, FakeClock().sleep)
 
 
 def read_whole(store: Any, file: FileVersion) -> bytes:
-    return ufs_of(store).read_ranges(file, [(0, file.size)])[0]
+    return make_ufs(store).read_ranges(file, [(0, file.size)])[0]
 
 
 class Place(NamedTuple):
@@ -68,16 +68,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         def publish(data: bytes) -> None:
             web.put("/dim/a.parquet", data, f'"{next(states)}"', formatdate(next(states), usegmt=True))
 
-        found = Place(f"{web.url}/dim/a.parquet", publish, web.files.clear)
+        new_place = Place(f"{web.url}/dim/a.parquet", publish, web.files.clear)
     elif request.param == "s3":
         url, client = f"{request.getfixturevalue('root')}/a.parquet", request.getfixturevalue("s3").client
         object_ = dict(zip(("Bucket", "Key"), url.removeprefix("s3://").split("/", 1), strict=True))
-        found = Place(
+        new_place = Place(
             url, lambda data: client.put_object(**object_, Body=data), lambda: client.delete_object(**object_)
         )
     elif request.param == "memory":
         url, fs = "memory://dim/a.parquet", fsspec.filesystem("memory", skip_instance_cache=True)
-        found = Place(url, functools.partial(fs.pipe_file, url), functools.partial(fs.rm_file, url))
+        new_place = Place(url, functools.partial(fs.pipe_file, url), functools.partial(fs.rm_file, url))
     else:
         path = tmp_path / "dim" / "a.parquet"
         path.parent.mkdir()
@@ -87,36 +87,36 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
                 wait_until_settled(path)
             path.write_bytes(data)
 
-        found = Place(str(path), write, path.unlink)
-    found.write(OLD)
-    yield found
+        new_place = Place(str(path), write, path.unlink)
+    new_place.write(OLD)
+    yield new_place
     MemoryFileSystem.store.clear()
 
 
 def test_a_file_and_its_versions(place: Place) -> None:
     """Equal versions while a file is unchanged, another one for each write, an error once it was removed; `count` hears each call once."""
-    first = store_of(place.url).get_meta(place.url, ignore)
-    store, told = store_of(place.url, lambda: LATER() + 1000), list[str]()
-    assert first == store.get_meta(place.url, told.append) == store.get_status(place.url, told.append)
+    first = make_store(place.url).get_meta(place.url, ignore)
+    store, counted = make_store(place.url, lambda: LATER() + 1000), list[str]()
+    assert first == store.get_meta(place.url, counted.append) == store.get_status(place.url, counted.append)
     assert (first.size, first.url, first.cacheable) == (len(OLD), store.url_of(place.url), True)
-    assert told == ["head", "list" if place.url.startswith("s3") else "head"]
-    seen = []
+    assert counted == ["head", "list" if place.url.startswith("s3") else "head"]
+    tokens = []
     for data in (OLD, NEW, OLD):
-        if seen:
+        if tokens:
             place.write(data)
-        seen.append(store.get_meta(place.url, ignore))
-        assert (seen[-1].size, read_whole(store, seen[-1])) == (len(OLD), data)
+        tokens.append(store.get_meta(place.url, ignore))
+        assert (tokens[-1].size, read_whole(store, tokens[-1])) == (len(OLD), data)
         if not place.url.startswith("http"):  # where there are no listings
-            told.clear()
+            counted.clear()
             for ask in (store.list_status, store.get_status):
-                listing = ask(place.url.rpartition("/")[0], told.append)
+                listing = ask(place.url.rpartition("/")[0], counted.append)
                 assert isinstance(listing, Listing)
-                assert (listing.files, listing.directories) == ((seen[-1],), frozenset())
-            assert told == ["list", "list"]
-    assert len({first, *seen}) == (2 if place.url.startswith("s3") else 3)
+                assert (listing.files, listing.directories) == ((tokens[-1],), frozenset())
+            assert counted == ["list", "list"]
+    assert len({first, *tokens}) == (2 if place.url.startswith("s3") else 3)
     place.remove()
     with pytest.raises(errors.SourceChangedError, match="replaced or removed"):
-        read_whole(store, seen[-1])
+        read_whole(store, tokens[-1])
     for ask in (store.get_meta, store.get_status):
         with pytest.raises(errors.UfsNotFoundError, match=r"a\.parquet does not exist"):
             ask(place.url, ignore)
@@ -127,7 +127,7 @@ def test_a_file_and_its_versions(place: Place) -> None:
 @pytest.mark.parametrize("data", [NEW, NEW[:150], b""], ids=["equal size", "shorter", "empty"])
 def test_overwritten_between_two_ranges(place: Place, data: bytes) -> None:
     """A file rewritten between two reads of one request is noticed, whatever its new size: no bytes are handed out."""
-    store = FaultyStore(store_of(place.url))
+    store = FaultyStore(make_store(place.url))
     version = store.get_meta(place.url, ignore)
 
     def overwrite(kind: str, subject: object) -> None:
@@ -137,10 +137,10 @@ def test_overwritten_between_two_ranges(place: Place, data: bytes) -> None:
 
     store.before = overwrite
     with pytest.raises(errors.SourceChangedError):
-        ufs_of(store).read_ranges(version, [(0, 100), (200, 100)])
+        make_ufs(store).read_ranges(version, [(0, 100), (200, 100)])
     assert store.kinds()[:3] == ["head", "get", "get"]
     with pytest.raises(errors.SourceChangedError):
-        ufs_of(store).read_ranges(version, [(0, 100)])
+        make_ufs(store).read_ranges(version, [(0, 100)])
     current = store.get_meta(place.url, ignore)
     assert current != version
     assert read_whole(store, current) == data
@@ -155,19 +155,19 @@ def settled(path: Path) -> Path:
 @pytest.mark.parametrize("change", ["replace by older", "copy older", "rewrite", "replace by equal", "touch"])
 def test_a_change_that_hides_from_mtime_is_seen(tmp_path: Path, change: str) -> None:
     """A file whose mtime went back or stayed, at equal size, is another version; reads of the old one are refused."""
-    other = tmp_path / "other"
-    other.write_bytes(NEW)
+    other_path = tmp_path / "other"
+    other_path.write_bytes(NEW)
     path = settled(tmp_path / "file")
     status = path.stat()
     times = (status.st_atime_ns, status.st_mtime_ns)
-    os.utime(other, ns=times if change == "replace by equal" else (10**15, 10**15))
-    store = store_of(path)
+    os.utime(other_path, ns=times if change == "replace by equal" else (10**15, 10**15))
+    store = make_store(path)
     before = store.get_meta(str(path), ignore)
     match change:
         case "replace by older" | "replace by equal":
-            os.replace(other, path)
+            os.replace(other_path, path)
         case "copy older":  # cp -p
-            shutil.copy2(other, path)
+            shutil.copy2(other_path, path)
         case "rewrite":  # in place, with the modification time put back to the nanosecond
             path.write_bytes(NEW)
             os.utime(path, ns=times)
@@ -190,7 +190,7 @@ def test_a_racy_time_is_not_kept(tmp_path: Path, age_s: float, cacheable: bool) 
     path.write_bytes(OLD)
     os.utime(path, (1_000_000, 1_000_000))
     changed_s = path.stat().st_ctime
-    version = store_of(path, lambda: changed_s + age_s).get_meta(str(path), ignore)
+    version = make_store(path, lambda: changed_s + age_s).get_meta(str(path), ignore)
     assert (version.cacheable, version.modified_at_s) == (cacheable, 1_000_000)
 
 
@@ -202,9 +202,9 @@ def test_spellings_of_a_local_path_are_one(tmp_path: Path, name: str) -> None:
         str(path), f"file:{path}", f"file://{path}", f"local://{path}", f"{tmp_path}/./x/../{name}",
         os.path.relpath(path),
     ]  # fmt: skip
-    (version,) = {store_of(spelling).get_meta(spelling, ignore) for spelling in spellings}
+    (version,) = {make_store(spelling).get_meta(spelling, ignore) for spelling in spellings}
     assert version.url == f"file://{path}"
-    store = store_of(path)
+    store = make_store(path)
     assert read_whole(store, version) == OLD
     assert store.url_of(f"{tmp_path}/") == store.url_of(str(tmp_path)) == f"file://{tmp_path}"
     assert store.list_status(f"{tmp_path}/", ignore) == store.list_status(str(tmp_path), ignore)
@@ -219,7 +219,7 @@ LISTED = [
     ".crc", "_SUCCESS", "_d=2/part-0.csv", "_spark_metadata/0", "d=1/_started", "d=1/part-0.csv", "part-0.csv",
     "plain/deep/part-1.csv",
 ]  # fmt: skip
-SEEN = {
+REQUESTS = {
     "d=1", "_d=2", "plain", "plain/deep", "_temporary", ".git", "_hidden", "_spark_metadata", "d=1/_temporary",
     "d=1/.hidden=1",
 }  # fmt: skip
@@ -233,14 +233,14 @@ def test_hidden_directories_are_not_entered(request: pytest.FixtureRequest, tmp_
     for name in TREE:
         fs.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
         fs.pipe_file(f"{root}/{name}", b"x")
-    told: list[str] = []
-    store = store_of(root)
-    listing = store.list_status(root, told.append)
+    counted: list[str] = []
+    store = make_store(root)
+    listing = store.list_status(root, counted.append)
     MemoryFileSystem.store.clear()
     assert [file.url.removeprefix(store.url_of(root) + "/") for file in listing.files] == LISTED
-    assert listing.directories == (SEEN | {"_temporary/0"} if kind == "s3" else SEEN)
-    entered = SEEN - {"_temporary", ".git", "_hidden", "d=1/_temporary", "d=1/.hidden=1"}
-    assert told == ["list"] * (1 if kind == "s3" else 1 + len(entered))
+    assert listing.directories == (REQUESTS | {"_temporary/0"} if kind == "s3" else REQUESTS)
+    entered = REQUESTS - {"_temporary", ".git", "_hidden", "d=1/_temporary", "d=1/.hidden=1"}
+    assert counted == ["list"] * (1 if kind == "s3" else 1 + len(entered))
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "t" / "file").symlink_to("d/a")
     (tmp_path / "t" / "dead").symlink_to("nowhere")
     (tmp_path / "t" / "ouroboros").symlink_to("ouroboros")
-    listing = store_of(tmp_path).list_status(str(tmp_path / "t"), ignore)
+    listing = make_store(tmp_path).list_status(str(tmp_path / "t"), ignore)
     root = f"file://{tmp_path}/t/"
     assert [file.url.removeprefix(root) for file in listing.files] == ["again/a", "d/a", "file"]
     assert len({file.identity for file in listing.files}) == 1
@@ -264,7 +264,7 @@ def test_what_is_no_file_is_not_listed(tmp_path: Path) -> None:
     """A pipe or socket among the files is left out: opening it could wait for ever. A name that is not UTF-8 is one like another."""
     os.mkfifo(tmp_path / "pipe")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")).write_bytes(OLD)
-    store = store_of(tmp_path)
+    store = make_store(tmp_path)
     (version,) = store.list_status(str(tmp_path), ignore).files
     assert version == store.get_meta(version.url, ignore)
     assert read_whole(store, version) == OLD
@@ -273,7 +273,7 @@ def test_what_is_no_file_is_not_listed(tmp_path: Path) -> None:
 def test_a_disk_error_is_ours(tmp_path: Path) -> None:
     """What the operating system fails a local read with leaves as UfsError, with its text; so does a path that it refuses."""
     path = "/proc/self/mem"  # reading at 0 is EIO
-    store = store_of(path)
+    store = make_store(path)
     version = store.get_meta(path, ignore)
     with pytest.raises(errors.UfsError, match="Input/output error") as caught, store.pin(version) as read:
         read(0, 10)
@@ -329,7 +329,7 @@ def scripted() -> Iterator[type[ScriptedFs]]:
 def test_stores_there_are_not(scripted: type[ScriptedFs], path: str, options: dict[str, Any], says: str) -> None:
     """A protocol fsspec does not know, and options that a store does not take, are refused, without credentials."""
     with pytest.raises(errors.OptionError, match=says):
-        store_of(path, **options)
+        make_store(path, **options)
 
 
 def test_scopes_tell_stores_apart(scripted: type[ScriptedFs], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,38 +338,38 @@ def test_scopes_tell_stores_apart(scripted: type[ScriptedFs], monkeypatch: pytes
         ("/x", {}), ("memory://x", {}), ("s3://b/x", {}), *(("s3://b/x", {"endpoint_url": f"http://h:{n}"}) for n in (1, 2)),
         ("scripted://x", {}), *(("scripted://x", {"host": host}) for host in "ab"),
     ]  # fmt: skip
-    scopes = [store_of(path, **options).scope for path, options in places]
-    assert store_of("file:/x").scope == scopes[0]
+    scopes = [make_store(path, **options).scope for path, options in places]
+    assert make_store("file:/x").scope == scopes[0]
     for protocol in ("s3", "s3a", "s3n"):
-        store = store_of(f"{protocol}://c/y")
+        store = make_store(f"{protocol}://c/y")
         assert store.scope == scopes[2]
         assert store.url_of(f"{protocol}://b/größe 1/x/") == "s3://b/größe 1/x"
-    one, two = {"client_kwargs": {"endpoint_url": "http://h:1"}}, {"endpoint_url": "http://h:1", "anon": True}
-    assert store_of("s3://b/x", **one).scope == store_of("s3://b/x", **two).scope == scopes[3]
+    nested, flat = {"client_kwargs": {"endpoint_url": "http://h:1"}}, {"endpoint_url": "http://h:1", "anon": True}
+    assert make_store("s3://b/x", **nested).scope == make_store("s3://b/x", **flat).scope == scopes[3]
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):  # which botocore takes
         monkeypatch.setenv(name, f"http://{name}:1")
-        scopes.append(store_of("s3://b/x").scope)
+        scopes.append(make_store("s3://b/x").scope)
     assert len(set(scopes)) == len(scopes)
 
 
-NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
+MODIFIED = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize(
-    ("info", "other"),
+    ("info", "other_info"),
     [
         ({"generation": "17"}, {"generation": "18"}), ({"etag": "0x1"}, {"etag": "0x2"}),
         ({"md5": "aa"}, {"md5": "bb"}), ({"mtime": 1000.25}, {"mtime": 1000.5}),
-        ({"last_modified": NOW.replace(tzinfo=None)}, {"last_modified": NOW.replace(tzinfo=None, microsecond=0)}),
-        ({"created": NOW, "mtime": 5}, {"created": NOW, "mtime": 6}), ({"ETag": "a"}, {"ETag": "a", "size": 299}),
+        ({"last_modified": MODIFIED.replace(tzinfo=None)}, {"last_modified": MODIFIED.replace(tzinfo=None, microsecond=0)}),
+        ({"created": MODIFIED, "mtime": 5}, {"created": MODIFIED, "mtime": 6}), ({"ETag": "a"}, {"ETag": "a", "size": 299}),
     ],
 )  # fmt: skip
-def test_the_strongest_token_is_the_identity(scripted: type[ScriptedFs], info: dict[str, Any], other: dict[str, Any]) -> None:  # fmt: skip
+def test_the_strongest_token_is_the_identity(scripted: type[ScriptedFs], info: dict[str, Any], other_info: dict[str, Any]) -> None:  # fmt: skip
     """A filesystem's generation, ETag or hash, else its times, with the size, tell two states apart; HEAD and LIST agree."""
-    store = store_of("scripted://f")
+    store = make_store("scripted://f")
     versions = []
-    for said in (info, other):
-        scripted.info_of = said
+    for details in (info, other_info):
+        scripted.info_of = details
         versions.append(store.get_meta("scripted://f", ignore))
         assert store.list_status("scripted://d", ignore).files[0].identity == versions[-1].identity
     assert versions[0] != versions[1]
@@ -378,14 +378,14 @@ def test_the_strongest_token_is_the_identity(scripted: type[ScriptedFs], info: d
 
 def test_a_time_within_the_remote_granule_is_racy(scripted: type[ScriptedFs]) -> None:
     """Where the time is the identity, a file must be two seconds old to be kept; without any identity it is never kept."""
-    both = {"mtime": NOW, "generation": "9"}
-    times = {"mtime": NOW}
-    for info, age_s, cacheable in (({}, 9, False), (times, 2, False), (times, 2.5, True), (both, 0, True)):
+    details = {"mtime": MODIFIED, "generation": "9"}
+    times = {"mtime": MODIFIED}
+    for info, age_s, cacheable in (({}, 9, False), (times, 2, False), (times, 2.5, True), (details, 0, True)):
         scripted.info_of = info
-        store = store_of("scripted://f", lambda age_s=age_s: NOW.timestamp() + age_s)
+        store = make_store("scripted://f", lambda age_s=age_s: MODIFIED.timestamp() + age_s)
         version = store.get_meta("scripted://f", ignore)
         assert (version.cacheable, bool(version.identity)) == (cacheable, bool(info))
-        assert version.modified_at_s == (NOW.timestamp() if info else None)
+        assert version.modified_at_s == (MODIFIED.timestamp() if info else None)
         assert read_whole(store, version) == OLD
 
 
@@ -405,38 +405,42 @@ STATUSES = {
     **dict.fromkeys((409, 500, 502, 503), errors.UfsUnavailableError),
 }  # fmt: skip
 """What answers of these statuses become."""
-LOST = (ConnectionResetError, BrokenPipeError, aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)
+CONNECTION_ERRORS = (ConnectionResetError, BrokenPipeError, aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)
 TIMES = (botocore.exceptions.ReadTimeoutError, botocore.exceptions.ConnectTimeoutError)
 ENDS = (botocore.exceptions.EndpointConnectionError, botocore.exceptions.ConnectionClosedError)
 FOREIGN: list[tuple[type[BaseException], Sequence[BaseException]]] = [
     (errors.UfsNotFoundError, [NotADirectoryError("f"), caused(FileNotFoundError("f"), KeyError("f"))]),
     (errors.UfsPermissionError, [PermissionError("no"), botocore.exceptions.NoCredentialsError()]),
     (errors.UfsTimeoutError, [TimeoutError("slow"), fsspec.exceptions.FSTimeoutError(), *(kind(endpoint_url="h") for kind in TIMES)]),
-    (errors.UfsUnavailableError, [*(kind(endpoint_url="h") for kind in ENDS), *(kind("f") for kind in LOST)]),
+    (errors.UfsUnavailableError, [*(kind(endpoint_url="h") for kind in ENDS), *(kind("f") for kind in CONNECTION_ERRORS)]),
     (errors.UfsUnavailableError, [caused(FileNotFoundError("f"), aiohttp.ServerDisconnectedError())]),
     (errors.UfsUnavailableError, [botocore.exceptions.IncompleteReadError(actual_bytes=1, expected_bytes=2)]),
     (errors.UfsThrottledError, [caused(OSError(errno.EBUSY, "slow down"), client_error(503, "SlowDown"))]),
     (errors.UfsError, [OSError(errno.EIO, "disk"), RuntimeError("odd")]),
     (KeyboardInterrupt, [KeyboardInterrupt("f")]),
     # S3 answers HEAD without a body that says more than the status.
-    *((errors.UfsThrottledError if status == 503 else ours, [client_error(status)]) for status, ours in STATUSES.items()),
+    *((errors.UfsThrottledError if status == 503 else error_type, [client_error(status)]) for status, error_type in STATUSES.items()),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("ours", "foreign"), [(ours, error) for ours, errors in FOREIGN for error in errors])
-def test_foreign_errors_are_ours(scripted: type[ScriptedFs], ours: type[BaseException], foreign: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error_type", "foreign"), [(error_type, error) for error_type, errors in FOREIGN for error in errors]
+)
+def test_foreign_errors_are_ours(
+    scripted: type[ScriptedFs], error_type: type[BaseException], foreign: BaseException
+) -> None:
     """Each error of a filesystem becomes the one of ours that says what it means, with the cause kept; Ctrl-C stays what it is."""
-    store = store_of("scripted://f")
+    store = make_store("scripted://f")
     version = store.get_meta("scripted://f", ignore)
     scripted.error = foreign
     for call in (store.get_meta, store.list_status, store.get_status):
         with pytest.raises(BaseException, match="f") as caught:
             call("scripted://f", ignore)
-        assert type(caught.value) is ours
+        assert type(caught.value) is error_type
         assert foreign in (caught.value, caught.value.__cause__)
     with pytest.raises(BaseException, match="f") as caught, store.pin(version) as read:
         read(0, 10)
-    assert type(caught.value) is (errors.SourceChangedError if ours is errors.UfsNotFoundError else ours)
+    assert type(caught.value) is (errors.SourceChangedError if error_type is errors.UfsNotFoundError else error_type)
     assert foreign in (caught.value, caught.value.__cause__)
 
 
@@ -445,17 +449,17 @@ def test_a_web_identity_has_etag_and_time(web: WebServer) -> None:
     versions = set()
     for etag, at_s in (('"a"', 1000), ('"b"', 1000), ('"a"', 1001), ("", 1000), ('"a"', 0)):
         url = web.put("/f.csv", OLD, etag, formatdate(at_s, usegmt=True) if at_s else "")
-        versions.add(store_of(url).get_meta(url, ignore))
+        versions.add(make_store(url).get_meta(url, ignore))
         for age_s in (2, 3) if at_s else ():
-            assert store_of(url, lambda now_s=at_s + age_s: now_s).get_meta(url, ignore).cacheable is (age_s == 3)
+            assert make_store(url, lambda now_s=at_s + age_s: now_s).get_meta(url, ignore).cacheable is (age_s == 3)
     assert len(versions) == 5
     assert all(version.cacheable and version.url == url for version in versions)
     web.put("/f.csv", OLD)
-    version = store_of(url).get_meta(url, ignore)
-    assert (version.cacheable, read_whole(store_of(url), version)) == (False, OLD)
+    version = make_store(url).get_meta(url, ignore)
+    assert (version.cacheable, read_whole(make_store(url), version)) == (False, OLD)
     web.files["/f.csv"] = (OLD, {"Content-Length": "", "Connection": "close"})
     with pytest.raises(errors.UfsError, match="does not say how large the file is"):
-        store_of(url).get_meta(url, ignore)
+        make_store(url).get_meta(url, ignore)
 
 
 def test_a_server_without_ranges_and_head(web: WebServer) -> None:
@@ -463,26 +467,31 @@ def test_a_server_without_ranges_and_head(web: WebServer) -> None:
     web.ranges = False
     web.before = lambda method, path: 405 if method == "HEAD" else None
     url = web.put("/f.csv", bytes(range(256)), '"a"')
-    version = store_of(url).get_meta(url, ignore)
+    version = make_store(url).get_meta(url, ignore)
     parts = [(0, 256), (0, 10), (100, 50), (250, 6)]
-    wanted = [bytes(range(offset, offset + length)) for offset, length in parts]
-    assert ufs_of(store_of(url)).read_ranges(version, parts) == wanted
+    expected = [bytes(range(offset, offset + length)) for offset, length in parts]
+    assert make_ufs(make_store(url)).read_ranges(version, parts) == expected
 
 
-@pytest.mark.parametrize(("status", "ours"), [*STATUSES.items(), (0, errors.UfsUnavailableError)])
-def test_a_failing_web_server_is_not_a_missing_file(web: WebServer, status: int, ours: type[errors.UfsError]) -> None:
+@pytest.mark.parametrize(("status", "error_type"), [*STATUSES.items(), (0, errors.UfsUnavailableError)])
+def test_a_failing_web_server_is_not_a_missing_file(
+    web: WebServer, status: int, error_type: type[errors.UfsError]
+) -> None:
     """What a web server answers is told apart, although fsspec says FileNotFoundError for all; URLs are redacted."""
     url = web.url + "/f.csv?sig=abc"
-    store = store_of(url)
+    store = make_store(url)
     web.before = lambda method, path: status
     redacted = r"sig=\[redacted\]"
     with pytest.raises(errors.UfsError, match=redacted) as caught, store.pin(FileVersion(url, 300, "")) as read:
         read(0, 10)
-    assert type(caught.value) is (errors.SourceChangedError if ours is errors.UfsNotFoundError else ours)
+    assert type(caught.value) is (errors.SourceChangedError if error_type is errors.UfsNotFoundError else error_type)
     with pytest.raises(errors.UfsError, match=redacted) as caught:
         store.get_meta(url, ignore)
-    assert type(caught.value) is ours
-    assert str(status or "reset") in str(caught.value) or ours in (errors.UfsNotFoundError, errors.SourceChangedError)
+    assert type(caught.value) is error_type
+    assert str(status or "reset") in str(caught.value) or error_type in (
+        errors.UfsNotFoundError,
+        errors.SourceChangedError,
+    )
     assert "abc" not in str(caught.value)
 
 
@@ -494,12 +503,12 @@ def test_a_name_of_unknown_kind_costs_two_calls_at_most() -> None:
     calls = {
         "t": ["list"], "t/a.csv": ["head"], "t/plain": ["list", "head"], "d.csv": ["head", "list"], "d.csv/": ["list"],
     }  # fmt: skip
-    for name, told in calls.items():
+    for name, expected_calls in calls.items():
         heard: list[str] = []
-        found = store_of("memory://t").get_status(f"memory://{name}", heard.append)
-        assert (heard, isinstance(found, FileVersion)) == (told, told[-1] == "head")
+        status = make_store("memory://t").get_status(f"memory://{name}", heard.append)
+        assert (heard, isinstance(status, FileVersion)) == (expected_calls, expected_calls[-1] == "head")
         with pytest.raises(errors.UfsNotFoundError):
-            store_of("memory://t").get_status(f"memory://{name}-none", ignore)
+            make_store("memory://t").get_status(f"memory://{name}-none", ignore)
     MemoryFileSystem.store.clear()
 
 
@@ -511,15 +520,15 @@ def root(s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def below(ufs: Ufs, path: str) -> list[str] | None:
     """The names of what lies below a path; None of a file."""
-    found = ufs.get_status(path)
-    return [file.url for file in found.files] if isinstance(found, Listing) else None
+    status = ufs.get_status(path)
+    return [file.url for file in status.files] if isinstance(status, Listing) else None
 
 
-def host_of(s3: S3Server, path: str, **options: Any) -> Host:
+def make_s3_host(s3: S3Server, path: str, **options: Any) -> Host:
     return make_host(path, None, storage={"endpoint_url": s3.endpoint}, **options)
 
 
-def put(s3: S3Server, bucket: str, *keys: str, data: bytes = OLD) -> None:
+def put_objects(s3: S3Server, bucket: str, *keys: str, data: bytes = OLD) -> None:
     """Write objects, and forget the requests that took."""
     for key in keys:
         s3.client.put_object(Bucket=bucket, Key=key, Body=data)
@@ -539,13 +548,13 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_object_of_a_directorys_name(s3: S3Server, bucket: str, root: str, pages: None) -> None:
     """An empty object `mark` beside `mark/…`, as many tools put it, is not a file, whatever lies between; alone it is. One request is a page."""
     crowd = [f"t/mark-{number}" for number in range(5)]
-    put(s3, bucket, "t/mark", data=b"")
-    ufs = host_of(s3, root).ufs
+    put_objects(s3, bucket, "t/mark", data=b"")
+    ufs = make_s3_host(s3, root).ufs
     assert below(ufs, f"{root}/mark") is None
-    put(s3, bucket, *crowd)
+    put_objects(s3, bucket, *crowd)
     assert below(ufs, f"{root}/mark") is None
-    put(s3, bucket, "t/mark.x", "t/mark/a", "t/mark/d/b")
-    put(s3, bucket, "t/mark/d", "t/mark/e/", data=b"")
+    put_objects(s3, bucket, "t/mark.x", "t/mark/a", "t/mark/d/b")
+    put_objects(s3, bucket, "t/mark/d", "t/mark/e/", data=b"")
     inner = [f"{root}/mark/a", f"{root}/mark/d/b"]
     assert below(ufs, f"{root}/mark") == [file.url for file in ufs.list_status(f"{root}/mark").files] == inner
 
@@ -555,7 +564,7 @@ def test_a_slash_names_the_directory(s3: S3Server, bucket: str, cache_dir: Path)
     for key, value in (("t/both", 1), ("t/both/a", 2)):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"n": [value]}), sink)
-        put(s3, bucket, key, data=sink.getvalue().to_pybytes())
+        put_objects(s3, bucket, key, data=sink.getvalue().to_pybytes())
     options = {"lookup.storage.endpoint_url": s3.endpoint, "lookup.cache.dir": str(cache_dir)}
     for _ in range(2):
         for path, value in (("t/both", 1), ("t/both/", 2)):
@@ -570,16 +579,16 @@ def test_head_and_list_give_one_token(s3: S3Server, bucket: str, kind: str, key:
     """An object's version is equal by HEAD, LIST and status, also versioned and uploaded in parts; each range asks for its ETag, and no more."""
     if kind == "versioned":
         s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    put(s3, bucket, key, data=NEW)
-    put(s3, bucket, key)
+    put_objects(s3, bucket, key, data=NEW)
+    put_objects(s3, bucket, key)
     if kind == "multipart":
         upload = {"UploadId": s3.client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]}
         upload |= {"Bucket": bucket, "Key": key}
         etag = s3.client.upload_part(**upload, PartNumber=1, Body=OLD)["ETag"]
         s3.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": 1}]})
         s3.log.clear()
-    path, asked = f"s3://{bucket}/{key}", list[tuple[str, str]]()
-    ufs = host_of(s3, path).ufs
+    path, calls = f"s3://{bucket}/{key}", list[tuple[str, str]]()
+    ufs = make_s3_host(s3, path).ufs
     by_head = ufs.get_meta(path)
     (by_list,) = ufs.list_status(path.rpartition("/")[0]).files
     assert by_head == by_list == ufs.get_status(path)
@@ -589,22 +598,22 @@ def test_head_and_list_give_one_token(s3: S3Server, bucket: str, kind: str, key:
     assert by_head.modified_at_s is not None
 
     def noted(environ: Any, start_response: Any, answer: Any) -> Any:
-        asked.append((environ["HTTP_IF_MATCH"], environ["HTTP_RANGE"]))
+        calls.append((environ["HTTP_IF_MATCH"], environ["HTTP_RANGE"]))
         return answer(environ, start_response)
 
     s3.between = noted
     assert ufs.read_ranges(by_list, [(0, 100), (200, 100)]) == [OLD[:100], OLD[200:]]
     etag = by_list.identity.removeprefix("etag:")
-    assert sorted(asked) == [(f'"{etag}"', "bytes=0-99"), (f'"{etag}"', "bytes=200-299")]
+    assert sorted(calls) == [(f'"{etag}"', "bytes=0-99"), (f'"{etag}"', "bytes=200-299")]
     assert requests(s3)[3:] == ["get", "get"]
 
 
 def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str) -> None:
     """A file, a directory among siblings that share its name's beginning, or nothing: told by exactly one LIST."""
     keys = ["dim-old/a", "dim.parquet", "dim/a", "dim/b=1/c", "dim0", "dim0x/y", "dimension/z"]
-    put(s3, bucket, *keys)
+    put_objects(s3, bucket, *keys)
     root = f"s3://{bucket}/"
-    ufs = host_of(s3, root).ufs
+    ufs = make_s3_host(s3, root).ufs
     directories = {"dim": keys[2:4], "dim/": keys[2:4], "dim-old": keys[:1], "": keys}
     for path in (*directories, "dim.parquet", "dim0", "di", "dim/a/b", "nothing"):
         s3.log.clear()
@@ -627,9 +636,9 @@ def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str) -> None:
 @pytest.mark.parametrize(("crowd", "asked_for"), [("dim-{:02}", 2), ("dim.{:02}", 2), ("dim{:02}", 1)])
 def test_a_crowd_costs_one_request_more(s3: S3Server, bucket: str, pages: None, crowd: str, asked_for: int) -> None:
     """However many keys sort before what lies below a name, a directory costs two requests, a file one; keys after it cost nothing."""
-    put(s3, bucket, *(crowd.format(n) for n in range(10)), "dim/a")
+    put_objects(s3, bucket, *(crowd.format(n) for n in range(10)), "dim/a")
     root = f"s3://{bucket}"
-    ufs = host_of(s3, root).ufs
+    ufs = make_s3_host(s3, root).ufs
     assert below(ufs, f"{root}/dim") == [f"{root}/dim/a"]
     assert requests(s3) == ["list"] * asked_for
     assert below(ufs, f"{root}/{crowd.format(8)}") is None
@@ -648,8 +657,8 @@ CALLS: dict[str, Callable[[Host, str], object]] = {
 def test_a_busy_server_is_asked_again(s3: S3Server, bucket: str, call: Callable[[Host, str], object]) -> None:
     """503, 500 and 429 are tried again by us alone: each request at the server is a counted attempt. A refusal is raised at once."""
     path = f"s3://{bucket}/d/a"
-    put(s3, bucket, "d/a")
-    host = host_of(s3, path, max_retries=3)
+    put_objects(s3, bucket, "d/a")
+    host = make_s3_host(s3, path, max_retries=3)
     answers = iter([503, 500, 429])
     s3.before = lambda method, path: next(answers, None)
     call(host, path)

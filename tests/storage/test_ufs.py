@@ -25,19 +25,19 @@ def counts(host: Host) -> dict[str, int]:
     return {name: n for name, n in host.metrics.snapshot().items() if name in COUNTERS and n}
 
 
-def file_of(host: Host, path: Path | str) -> FileVersion:
+def get_file(host: Host, path: Path | str) -> FileVersion:
     """The file's version, for which nothing is noted."""
     return host.store._inner.get_meta(str(path), lambda kind: None)
 
 
 def fail(host: Host, errors: Iterable[Exception]) -> None:
-    left = iter(errors)
+    remaining = iter(errors)
 
-    def before(kind: str, subject: object) -> None:
-        for error in left:
+    def raise_next(kind: str, subject: object) -> None:
+        for error in remaining:
             raise error
 
-    host.store.before = before
+    host.store.before = raise_next
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -
         host, attempts = make_host(str(path), None, max_retries=2), 1 if error in lasting else 3
         fail(host, itertools.repeat(error))
         with pytest.raises(errors.UfsError) as caught:
-            call(host, file_of(host, path))
+            call(host, get_file(host, path))
         assert caught.value is error
         assert not isinstance(error.__cause__, tenacity.RetryError)
         assert len(host.store.calls) == attempts
@@ -84,13 +84,13 @@ def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -
 
 def test_a_store_that_gets_too_many_requests_is_given_time(path: Path) -> None:
     """Its refusals count as attempts only after a minute of pauses, other errors at once; without retries there is none."""
-    slow, lost = errors.UfsThrottledError("503"), errors.UfsUnavailableError("lost")
-    for answers, retries in (([slow] * 12 + [lost] * 2, 2), ([lost, slow, lost], 2)):
+    slow, gone_error = errors.UfsThrottledError("503"), errors.UfsUnavailableError("lost")
+    for answers, retries in (([slow] * 12 + [gone_error] * 2, 2), ([gone_error, slow, gone_error], 2)):
         host = make_host(str(path), None, max_retries=retries)
         fail(host, answers)
         host.ufs.get_meta(str(path))
         assert len(host.clock.slept) == len(answers)
-    for answers, retries, most in (([lost, *[slow] * 9, lost, lost], 2, 12), ([slow], 0, 1)):
+    for answers, retries, most in (([gone_error, *[slow] * 9, gone_error, gone_error], 2, 12), ([slow], 0, 1)):
         host = make_host(str(path), None, max_retries=retries)
         fail(host, answers)
         with pytest.raises(errors.UfsUnavailableError):
@@ -106,7 +106,7 @@ def test_a_store_that_gets_too_many_requests_is_given_time(path: Path) -> None:
 def test_a_short_read_is_tried_again_and_never_handed_out(unpinned: MemoryFileSystem) -> None:
     """Fewer bytes than asked for are a transient failure, and the bytes that came are counted."""
     host = make_host("memory://f", None, max_retries=2)
-    file = file_of(host, "memory://f").as_immutable()  # so it cannot have changed
+    file = get_file(host, "memory://f").as_immutable()  # so it cannot have changed
     unpinned.pipe_file("memory://f", BYTES[:14])
     with pytest.raises(errors.UfsUnavailableError, match="the store returned only 9 of 10 bytes at 5"):
         host.ufs.read_ranges(file, [(5, 10)])
@@ -116,7 +116,7 @@ def test_a_short_read_is_tried_again_and_never_handed_out(unpinned: MemoryFileSy
 def test_an_unpinned_store_is_asked_again_after_the_bytes(unpinned: MemoryFileSystem) -> None:
     """Where the store cannot pin, a file gone after the read is noticed by one more head (a changed one: test_overwritten_between_two_ranges)."""
     host = make_host("memory://f", None)
-    file = file_of(host, "memory://f")
+    file = get_file(host, "memory://f")
     assert (host.ufs.read_ranges(file, []), host.ufs.read_many([])) == ([], [])
     assert host.ufs.read_many([(file, []), (file, [])]) == [[], []]
     host.store.before = lambda kind, subject: unpinned.rm_file("memory://f") if kind == "head" else None
@@ -138,7 +138,7 @@ def test_sixteen_requests_at_once(path: Path, files: int, ranges: int) -> None:
             met.append(seventeen.wait(0.5))
 
     host.store.before = meet
-    host.ufs.read_many([(file_of(host, path), [(n, 1) for n in range(ranges)])] * files)
+    host.ufs.read_many([(get_file(host, path), [(n, 1) for n in range(ranges)])] * files)
     assert (met, counts(host)["ufsGetCount"]) == ([], files * ranges)
     assert {*threading.enumerate()} <= before
 
@@ -155,27 +155,27 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable
     return table, functools.partial(make_host, table, None, max_retries=2, storage=storage)
 
 
-@pytest.mark.parametrize("lost", [0, 1, 9])
-def test_first_come(place: tuple[str, Callable[[], Host]], lost: int) -> None:
+@pytest.mark.parametrize("lost_answers", [0, 1, 9])
+def test_first_come(place: tuple[str, Callable[[], Host]], lost_answers: int) -> None:
     """The first writer's bytes stay, also where its puts have no answer; the second is told. One request each, and a look at what lies there."""
     path, make = place
-    one, two, name = make(), make(), f"{path}/_lookup/1"
-    put, left = one.store.put_if_absent, iter(range(lost))
+    first, second, name = make(), make(), f"{path}/_lookup/1"
+    put_if_absent, answers = first.store.put_if_absent, iter(range(lost_answers))
 
     def answered(*args: Any) -> Any:
-        found = put(*args)
-        if next(left, None) is not None:
+        is_first = put_if_absent(*args)
+        if next(answers, None) is not None:
             raise errors.UfsTimeoutError("lost")
-        return found
+        return is_first
 
-    one.store.put_if_absent = answered
-    assert one.ufs.put_if_absent(name, b"one")
-    assert not two.ufs.put_if_absent(name, b"two")
-    assert one.ufs.read_ranges(one.ufs.get_meta(name), [(0, 3)]) == [b"one"]
-    assert one.store.kinds().count("put") == min(lost, 2) + 1
-    assert lost or (counts(one)["ufsPutCount"], counts(one)["ufsPutBytes"]) == (1, 3)
-    assert (two.metrics.snapshot()["ufsPutCount"], two.metrics.snapshot()["ufsPutBytes"]) == (1, 0)
-    assert one.ufs.put_if_absent(name, b"one")  # ours already, as after a restart
+    first.store.put_if_absent = answered
+    assert first.ufs.put_if_absent(name, b"one")
+    assert not second.ufs.put_if_absent(name, b"two")
+    assert first.ufs.read_ranges(first.ufs.get_meta(name), [(0, 3)]) == [b"one"]
+    assert first.store.kinds().count("put") == min(lost_answers, 2) + 1
+    assert lost_answers or (counts(first)["ufsPutCount"], counts(first)["ufsPutBytes"]) == (1, 3)
+    assert (second.metrics.snapshot()["ufsPutCount"], second.metrics.snapshot()["ufsPutBytes"]) == (1, 0)
+    assert first.ufs.put_if_absent(name, b"one")  # ours already, as after a restart
 
 
 def test_stores_without_an_exclusive_create() -> None:

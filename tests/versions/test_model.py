@@ -15,12 +15,12 @@ from tests.support.fuzzing import by_day
 
 NAMES = ("a?b", "a*b", "a[1]b", "a{1,2}b", "?", "[", "a[b", "{x}")
 BESIDE = "a1b"  # what the first three match
-Put = Callable[[str, int], None]
-Made = tuple[str, dict[str, str], Put]
+Writer = Callable[[str, int], None]
+Place = tuple[str, dict[str, str], Writer]
 
 
 @pytest.fixture(params=["local", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A directory's path, the options by which it is read, and what puts a Parquet file with one row there."""
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
     if request.param == "local":
@@ -36,13 +36,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
 
 def ids(path: str, options: dict[str, str]) -> list[int]:
     with LookupTable(path, options) as table:
-        found = sorted(table.scan().column("id").to_pylist())
-        assert [table.get(id_) for id_ in found] == [[{"id": id_}] for id_ in found]
-    return found
+        numbers = sorted(table.scan().column("id").to_pylist())
+        assert [table.get(id_) for id_ in numbers] == [[{"id": id_}] for id_ in numbers]
+    return numbers
 
 
 @pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
-def test_an_exact_name_wins(place: Made) -> None:
+def test_an_exact_name_wins(place: Place) -> None:
     """Over the pattern that it would be, of files and of directories, also with a slash, and in a directory that is read as a whole."""
     root, options, write = place
     write(f"{BESIDE}.parquet", 99)
@@ -58,7 +58,7 @@ def test_an_exact_name_wins(place: Made) -> None:
     assert ids(f"{root}/files", {**options, "lookup.cache": "FULL"}) == list(range(len(NAMES)))
 
 
-def test_patterns_are_patterns_where_nothing_has_their_name(place: Made) -> None:
+def test_patterns_are_patterns_where_nothing_has_their_name(place: Place) -> None:
     """With an escape for each wildcard: a backslash, as in Spark, or a class of it alone. It costs one more call for a process."""
     root, options, write = place
     for number, name in enumerate(["a1b", "a2b", "a?b", "a[1]b"]):

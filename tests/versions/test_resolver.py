@@ -77,14 +77,14 @@ def test_one_execution_sees_one_version_and_asks_once(dim: Dim) -> None:
     """The first resolver of an execution records its version; later ones take it, whatever changed since."""
     second, execution = dim.process(), Execution("app", "execution 1")
     dim.discover()
-    one = dim.host.resolver.resolve(dim.table, dim.options, execution)
+    first = dim.host.resolver.resolve(dim.table, dim.options, execution)
     dim.change()
-    again = second.resolver.resolve(dim.table, dim.options, execution)
-    assert (again.version, one.decided_here, again.decided_here) == (one.version, True, False)
+    repeated = second.resolver.resolve(dim.table, dim.options, execution)
+    assert (repeated.version, first.decided_here, repeated.decided_here) == (first.version, True, False)
     assert second.store.calls == []
     assert second.metrics.snapshot()["resolutionReuseCount"] == 1
-    for other in (Execution("app", "execution 2"), Execution("other app", "execution 1")):
-        assert dim.resolve(host=second, execution=other) != one.version
+    for another_execution in (Execution("app", "execution 2"), Execution("other app", "execution 1")):
+        assert dim.resolve(host=second, execution=another_execution) != first.version
 
 
 def test_cache_mode_makes_no_call_within_its_interval(dim: Dim) -> None:
@@ -146,24 +146,24 @@ def test_who_knows_a_version_knows_its_files(dim: Dim, monkeypatch: pytest.Monke
     second = dim.process()
     dim.discover()
     dim.change()
-    put = dim.host.disk.succeed_record
-    seen: list[TableVersion] = []
+    succeed_record = dim.host.disk.succeed_record
+    versions: list[TableVersion] = []
 
     def put_and_look(*args: object) -> bool:
-        done = put(*args)  # type: ignore[arg-type]
-        seen.append(dim.resolve(cached(dim.path, "-1"), second))
-        return done
+        is_recorded = succeed_record(*args)  # type: ignore[arg-type]
+        versions.append(dim.resolve(cached(dim.path, "-1"), second))
+        return is_recorded
 
     monkeypatch.setattr(dim.host.disk, "succeed_record", put_and_look)
-    assert [dim.resolve()] == seen
+    assert [dim.resolve()] == versions
     assert second.store.calls == []
 
 
 def test_the_version_of_another_table_is_none_of_this_one(dim: Dim) -> None:
     """A digest, as a version token brings it, of a table that this host knows as well."""
-    other = write(dim.path.with_name("other") / "a.parquet").parent
+    other_path = write(dim.path.with_name("other") / "a.parquet").parent
     version = dim.discover()
-    _, foreign = dim.host.resolver.discover(options(other))
+    _, foreign = dim.host.resolver.discover(options(other_path))
     assert dim.host.resolver.current_versions.find_recorded(dim.table, version.digest) == version
     assert dim.host.resolver.current_versions.find_recorded(dim.table, foreign.digest) is None
 
@@ -187,20 +187,20 @@ def test_who_does_not_get_the_lock_takes_what_was_decided_first(dim: Dim, monkey
 
 def test_cache_mode_keeps_the_last_version_through_states_that_are_none(dim: Dim) -> None:
     """Moved away or emptied: UFS mode raises, CACHE mode keeps the last version and counts it; a store that fails is an error."""
-    kept = cached(dim.path, "0")
-    first = dim.discover(kept)
+    opts = cached(dim.path, "0")
+    first = dim.discover(opts)
     shutil.move(dim.path, dim.path.with_name("moved"))
     with pytest.raises(UfsNotFoundError):
         dim.resolve()
-    assert dim.resolve(kept) == first
+    assert dim.resolve(opts) == first
     dim.path.mkdir()
     with pytest.raises(TableEmptyError):
         dim.resolve()
-    assert dim.resolve(kept) == dim.discover(kept) == first
+    assert dim.resolve(opts) == dim.discover(opts) == first
     assert dim.host.metrics.snapshot()["keptVersionCount"] == 3
     dim.host.store.before = mock.Mock(side_effect=UfsUnavailableError("down"))
     with pytest.raises(UfsUnavailableError):
-        dim.resolve(kept)
+        dim.resolve(opts)
 
 
 def test_a_slow_listing_cannot_take_the_host_back(dim: Dim) -> None:
@@ -245,10 +245,10 @@ def test_settle_waits_for_quiet_without_sleeping_too_long(dim: Dim) -> None:
     dim.resolve(opts)
     assert len(dim.clock.slept) == 1
 
-    def write_on(kind: str, subject: object) -> None:
+    def keep_writing(kind: str, subject: object) -> None:
         os.utime(dim.path / "a.parquet", (dim.clock.wall_s, dim.clock.wall_s))
 
-    dim.host.store.before = write_on
+    dim.host.store.before = keep_writing
     with pytest.raises(TableBusyError, match=r"lookup\.settle"):
         dim.resolve(opts)
 
@@ -260,11 +260,11 @@ def test_a_listing_that_lost_files_is_confirmed(dim: Dim) -> None:
     store = dim.host.store
     store.calls.clear()
 
-    def go_on(kind: str, subject: object) -> None:
+    def remove_more(kind: str, subject: object) -> None:
         if len(store.calls) == 2:
             (dim.path / "b.parquet").unlink()
 
-    store.before = go_on
+    store.before = remove_more
     version = dim.resolve()
     assert (names(version), store.kinds(), dim.clock.slept) == (["c.parquet"], ["list"] * 3, [1.0, 1.0])
     assert dim.resolve() == version
@@ -297,8 +297,8 @@ def test_a_version_too_new_to_keep_settles(dim: Dim) -> None:
     dim.clock.wall_s = max(file.stat().st_ctime for file in dim.path.iterdir())
     opts = cached(dim.path, "-1")
     version = dim.discover(opts)
-    for found in (version, dim.resolve(opts)):
-        assert not all(file.cacheable for file in found.files)
+    for current in (version, dim.resolve(opts)):
+        assert not all(file.cacheable for file in current.files)
     dim.clock.tick(2.1)
     assert dim.resolve(opts) == version
     assert all(file.cacheable for file in dim.resolve(opts).files)

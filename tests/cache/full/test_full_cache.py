@@ -67,8 +67,8 @@ def test_values_that_are_one_key(tmp_path: Path, cache_dir: Path) -> None:
     wait_until_settled(Path(path))
     two_nans, texts = "CAST('nan' AS FLOAT), CAST('nan' AS DOUBLE)", "0.2, 0.20000000298023224, 0.10000000149011612"
     with LookupTable(path, {**FULL, "lookup.cache.dir": str(cache_dir)}) as table:
-        for values, found in ((two_nans, [2]), (texts, [1, 3])):
-            assert sorted(table.scan(predicate=f"id IN ({values})").column("n").to_pylist()) == found
+        for values, expected in ((two_nans, [2]), (texts, [1, 3])):
+            assert sorted(table.scan(predicate=f"id IN ({values})").column("n").to_pylist()) == expected
 
 
 @pytest.mark.parametrize("options", [{**FULL, "lookup.full-cache.build-wait": "0 s"}, CACHE], ids=["UFS", "CACHE"])
@@ -134,23 +134,23 @@ def test_tasks_share_the_rows_of_a_snapshot(directory: Path, cache_dir: Path) ->
 
 def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Path) -> None:
     """While one loads, another asks the store for nothing: it waits, and then finds all but the changes there."""
-    one, other = Table(directory, cache_dir, CACHE), Table(directory, cache_dir, CACHE)
-    beside = threading.Thread(target=other.full.reload)
+    first, second = Table(directory, cache_dir, CACHE), Table(directory, cache_dir, CACHE)
+    beside = threading.Thread(target=second.full.reload)
     meanwhile: list[list[str]] = []
 
     def begin_beside(kind: str, subject: object) -> None:
         if not meanwhile:
-            before = len(other.host.store.calls)
+            before = len(second.host.store.calls)
             beside.start()
             beside.join(0.2)
-            meanwhile.append(other.host.store.kinds()[before:])
+            meanwhile.append(second.host.store.kinds()[before:])
 
-    one.host.store.before = begin_beside
-    one.full.reload()
+    first.host.store.before = begin_beside
+    first.full.reload()
     beside.join(30)
     assert not beside.is_alive()
     assert meanwhile == [[]]
-    assert "get" not in other.host.store.kinds()
+    assert "get" not in second.host.store.kinds()
 
 
 def test_loads_that_fail(directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -189,13 +189,13 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
     table.get(0)
     table.down()
     table.run_due_loads()
-    other = Table(directory, cache_dir, options)
-    for process in (table, other):
+    second = Table(directory, cache_dir, options)
+    for process in (table, second):
         with pytest.raises(errors.ReloadFailedError, match="no answer"):
             process.get(0)
     table.up()
     table.run_due_loads()
-    assert table.versions(0) == other.versions(0) == [1]
+    assert table.versions(0) == second.versions(0) == [1]
 
 
 @pytest.mark.parametrize("options", [CACHE, TIMED], ids=["PERIODIC", "TIMED"])
@@ -214,21 +214,21 @@ def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
     assert fresh.versions(0) == [1]
     fresh.end()
     clock.tick(DAY_S)
-    late = Table(directory, cache_dir, options, clock)
-    late.later.at_once = True
-    assert late.versions(0) == [2]
-    late.full.schedule.run_due()
-    assert late.metrics("loadCount", "staleServedCount") == [1, 0]
+    second = Table(directory, cache_dir, options, clock)
+    second.later.at_once = True
+    assert second.versions(0) == [2]
+    second.full.schedule.run_due()
+    assert second.metrics("loadCount", "staleServedCount") == [1, 0]
     publish(directory, 0, 3)
     clock.tick(DAY_S)
-    other = Table(directory, cache_dir, options, clock)
-    other.later.at_once = True
-    assert other.versions(0) == [3]  # `late` holds the schedule, and does nothing
-    for process in (late, other):
+    third = Table(directory, cache_dir, options, clock)
+    third.later.at_once = True
+    assert third.versions(0) == [3]  # `second` holds the schedule, and does nothing
+    for process in (second, third):
         process.full.schedule.run_due()
-    assert [process.metric("loadCount") for process in (late, other)] == [1, 1]
-    late.end()
-    other.end()
+    assert [process.metric("loadCount") for process in (second, third)] == [1, 1]
+    second.end()
+    third.end()
     clock.tick(DAY_S)
     for failures in (1, 0):  # processes that live for one query
         broken = Table(directory, cache_dir, options, clock)
@@ -248,7 +248,7 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
     slow.get(0)
     publish(directory, 0, 2)
     table = Table(directory, cache_dir, options, clock)
-    found: list[object] = []
+    outcomes: list[object] = []
 
     def ask(kind: str, subject: object) -> None:
         if kind != "list":
@@ -256,14 +256,14 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
         for seconds in (1, 3, 3):
             clock.tick(seconds)
             try:
-                found.append((table.versions(0), table.metric("staleServedCount")))
+                outcomes.append((table.versions(0), table.metric("staleServedCount")))
             except errors.ReloadFailedError as problem:
-                found.append(str(problem).partition(": try again")[0][-44:])
+                outcomes.append(str(problem).partition(": try again")[0][-44:])
 
     slow.host.store.before = ask
     assert slow.run_due_loads(60) == 1
     error = "not ended after lookup.full-cache.build-wait = 5 s"[-44:]
-    assert found == [([1], 0), ([1], 0), ([1], 1) if failing == "KEEP" else error]
+    assert outcomes == [([1], 0), ([1], 0), ([1], 1) if failing == "KEEP" else error]
     assert table.versions(0) == [2]
     assert table.later.loads() == 1  # which finds that it was made
     assert table.metric("loadCount") == 0
@@ -290,8 +290,8 @@ def test_a_reload_that_cannot_be_recorded(directory: Path, cache_dir: Path, monk
     table.host.clock.tick(DAY_S)
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))
     with monkeypatch.context() as patch:
-        for of, name in ((SegmentWriter, "finish"), (Disk, "_publish"), (Disk, "_put_new")):
-            patch.setattr(of, name, full)
+        for owner, name in ((SegmentWriter, "finish"), (Disk, "_publish"), (Disk, "_put_new")):
+            patch.setattr(owner, name, full)
         assert [table.versions(0) for _ in range(5)] == [[1]] * 5
         assert table.metrics("numLoadFailures", "staleServedCount") == [1, 5]
     table.host.clock.tick(61)
@@ -304,22 +304,22 @@ def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cac
     slow, table = Table(directory, cache_dir, options), Table(directory, cache_dir, options)
     slow.get(0)
     publish(directory, 0, 2)
-    for each in (slow, table):
-        each.host.clock.tick(DAY_S)
-        each.later.at_once = True
-    found: list[object] = []
-    beside = threading.Thread(target=lambda: found.append(table.versions(0)))
+    for process in (slow, table):
+        process.host.clock.tick(DAY_S)
+        process.later.at_once = True
+    answers: list[object] = []
+    beside = threading.Thread(target=lambda: answers.append(table.versions(0)))
 
     def begin_beside(kind: str, subject: object) -> None:
         if kind == "list":
             beside.start()
             beside.join(0.2)
-            assert found == []
+            assert answers == []
 
     slow.host.store.before = begin_beside
     slow.full.reload()
     beside.join(30)
-    assert found == [[2]]
+    assert answers == [[2]]
     assert table.metrics("loadCount", "staleServedCount") == [0, 0]
 
 
@@ -336,13 +336,13 @@ def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
 class EveryCall(CacheReloadTrigger):
     """A trigger of a user's: reloads when told, and keeps what became of it."""
 
-    made: ClassVar[list["EveryCall"]] = []
+    instances: ClassVar[list["EveryCall"]] = []
 
     def __init__(self, options: LookupOptions) -> None:
         self.keys = options.files.keys
         self.outcomes: list[BaseException | None] = []
         self.closed = False
-        EveryCall.made.append(self)
+        EveryCall.instances.append(self)
 
     def open(self, context: CacheReloadTrigger.Context) -> None:
         self.context = context
@@ -361,7 +361,7 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
     table = Table(directory, cache_dir, {**FULL, **options})
     table.get(0)
     table.full.schedule.run_due()
-    trigger = EveryCall.made[-1]
+    trigger = EveryCall.instances[-1]
     assert trigger.keys == ("id",)
     last = trigger.context.last_reload()
     assert last.started_at_s == table.host.clock.wall_s
@@ -510,47 +510,47 @@ def test_a_unit_that_takes_long_makes_progress(tmp_path: Path, monkeypatch: pyte
     """Whoever waits for a load sees that it gets on with each batch: a provider's rows, or a large file of ORC, are one unit."""
     (tmp_path / "t").mkdir()
     orc.write_table(pa.table({"id": range(20 * BATCH_ROWS)}), tmp_path / "t" / "a.orc")
-    full, seen = LookupTable(str(tmp_path / "t"), {**FULL, "lookup.cache.dir": str(tmp_path / "cache")})._full(), []
-    monkeypatch.setattr(type(full._stored), "show_progress", lambda stored: seen.append(1))
+    full, signs = LookupTable(str(tmp_path / "t"), {**FULL, "lookup.cache.dir": str(tmp_path / "cache")})._full(), []
+    monkeypatch.setattr(type(full._stored), "show_progress", lambda stored: signs.append(1))
     full.reload()
-    assert len(seen) > 20
+    assert len(signs) > 20
 
 
-def reloads(table: Table) -> int:
+def run_schedule(table: Table) -> int:
     """Run the schedule as its loop does; how many loads that makes."""
     table.full.schedule.run_due()
     return table.later.loads()
 
 
 @each_step
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("mode", ["FIXED_DELAY", "FIXED_RATE"])
 def test_a_reload_comes_within_its_interval(
-    directory: Path, cache_dir: Path, step_s: float, mode: str, late: bool
+    directory: Path, cache_dir: Path, step_s: float, mode: str, restarted: bool
 ) -> None:
     """PERIODIC: a step does not put the next reload off, nor change their pace, also for a process that begins after it."""
     options = {**LIMITED, "lookup.full-cache.periodic-reload.schedule-mode": mode}
     table = Table(directory, cache_dir, options)
     clock = table.host.clock
     assert table.versions(0) == [1]
-    assert late or reloads(table) == 0
+    assert restarted or run_schedule(table) == 0
     clock.tick(30)
     publish(directory, 0, 2)
     clock.wall_s += step_s
-    if late:
+    if restarted:
         table = Table(directory, cache_dir, options, clock)
         table.versions(0)
-    made = reloads(table)
+    loads = run_schedule(table)
     for _ in range(60):
         clock.tick(1)
-        made += reloads(table)
-    assert made >= 1
+        loads += run_schedule(table)
+    assert loads >= 1
     assert table.versions(0) == [2]
-    made = 0
+    loads = 0
     for _ in range(180):
         clock.tick(1)
-        made += reloads(table)
-    assert 2 <= made <= 4
+        loads += run_schedule(table)
+    assert 2 <= loads <= 4
 
 
 def test_timers_after_the_clock_was_set_back(directory: Path, cache_dir: Path) -> None:

@@ -43,7 +43,7 @@ from tests.support.memory_cache import (
 )
 
 
-def over(numbers: Numbers) -> pa.Array:
+def wrap_buffer(numbers: Numbers) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -60,13 +60,17 @@ def test_what_was_passed_in_may_change(place: str, tmp_path: Path) -> None:
     for count in (1, 5):
         keys, values, ages = np.arange(count), np.arange(count) + 100, np.zeros(count)
         places = np.arange(count)
-        cache.put_many(pa.table({"k": over(keys)}), pa.table({"v": over(values), KEY_INDEX: over(places)}), ages)
+        cache.put_many(
+            pa.table({"k": wrap_buffer(keys)}),
+            pa.table({"v": wrap_buffer(values), KEY_INDEX: wrap_buffer(places)}),
+            ages,
+        )
         for passed in (keys, values, places, ages):
             passed.fill(-7)
-        asked = np.arange(count)
-        found = cache.get_many(pa.table({"k": over(asked)}))
-        asked.fill(-7)
-        found.present.fill(False)
+        probes = np.arange(count)
+        answer = cache.get_many(pa.table({"k": wrap_buffer(probes)}))
+        probes.fill(-7)
+        answer.present.fill(False)
         assert list_values(cache.get_many(make_keys(*range(count)))) == [[100 + n] for n in range(count)]
     clock.tick(9)
     assert list_present(cache, list(range(5))) == list(range(5))
@@ -90,9 +94,9 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
     cache: LookupCache = make_disk_cache(tmp_path / "c") if bounds is None else make_cache(**bounds)
     cache, metrics = opened(cache)
     turns, workers = (8, 3) if bounds is None else (150, 6)
-    asked = [0] * workers
+    reads = [0] * workers
 
-    def rows_for(keys: list[int]) -> list[Row]:
+    def number_rows(keys: list[int]) -> list[Row]:
         return [
             {"v": 100 * key + n, "t": "x" * key, KEY_INDEX: at} for at, key in enumerate(keys) for n in range(key % 4)
         ]
@@ -104,23 +108,23 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
         for turn in range(turns):
             keys = [draw.randrange(25) for _ in range(draw.randrange(1, 8))]
             if turn % 3 == 0:
-                cache.put_many(make_keys(*keys), pa.Table.from_pylist(rows_for(keys), schema))
+                cache.put_many(make_keys(*keys), pa.Table.from_pylist(number_rows(keys), schema))
             elif turn % 20 == 7:
                 cache.invalidate_many(make_keys(*keys))
                 cache.open(metrics)
             else:
-                found = cache.get_many(make_keys(*keys))
-                asked[thread] += len(keys)
-                if found.rows is None:
-                    assert not found.present.any()
+                answer = cache.get_many(make_keys(*keys))
+                reads[thread] += len(keys)
+                if answer.rows is None:
+                    assert not answer.present.any()
                     continue
-                expected = [row for row in rows_for(keys) if found.present[row[KEY_INDEX]]]
-                assert found.rows.to_pylist() == expected
+                expected = [row for row in number_rows(keys) if answer.present[row[KEY_INDEX]]]
+                assert answer.rows.to_pylist() == expected
                 assert cache.size() >= 0 <= cache.bytes()
 
     with small(), concurrent.futures.ThreadPoolExecutor(workers) as pool:
         list(pool.map(work, range(workers)))
-    assert sum(counts(metrics)) == sum(asked)
+    assert sum(counts(metrics)) == sum(reads)
     assert counts(metrics)[0] > 0
     assert cache.size() <= (bounds or {}).get("max_rows", UNBOUNDED)
     assert cache.bytes() <= (bounds or {}).get("max_bytes", UNBOUNDED)
@@ -128,19 +132,19 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
 
 def test_keys_in_another_form() -> None:
     """Keys mean the same in another order and spelling of columns, narrower, as codes and in chunks, to all operations."""
-    cache, other = make_cache(), make_cache()
+    cache, second = make_cache(), make_cache()
     a, b = pa.array([1, 2, -3], pa.int64()), pa.array(["x", "y", ""])
-    known = pa.table({"a": a, "b": b})
+    table = pa.table({"a": a, "b": b})
     keys = pa.table({"more": a, "B": pa.chunked_array([b[:2], b[2:]]).dictionary_encode(), "a": a.cast(pa.int8())})
-    cache.put_many(known, make_rows(1, [2, 3], []))
+    cache.put_many(table, make_rows(1, [2, 3], []))
     assert list_values(cache.get_many(keys)) == [[1], [2, 3], []]
     cache.put_many(keys, make_rows([4, 5], 6, 7))
-    assert list_values(cache.get_many(known)) == [[4, 5], [6], [7]]
+    assert list_values(cache.get_many(table)) == [[4, 5], [6], [7]]
     assert cache.size() == 4
     cache.invalidate_many(keys.slice(1, 1))
     assert list_values(cache.peek_many(keys)) == [[4, 5], None, [7]]
-    other.put_many(keys.select(["B", "a"]), make_rows(1, [2, 3], []))
-    assert list_values(other.get_many(keys.select(["B", "a"]))) == [[1], [2, 3], []]
+    second.put_many(keys.select(["B", "a"]), make_rows(1, [2, 3], []))
+    assert list_values(second.get_many(keys.select(["B", "a"]))) == [[1], [2, 3], []]
 
 
 @MEMORY_OR_DISK
@@ -151,11 +155,11 @@ def test_rows_in_other_forms(place: str, tmp_path: Path) -> None:
     texts, places = pa.array(["b", "a", "b", None]).dictionary_encode(), pa.array([1, 0, 1, 1], pa.uint8())
     index = pa.chunked_array([places[:2], places[2:]])
     cache.put_many(make_keys(1, 2), pa.table({KEY_INDEX: index, "t": texts, "v": pa.array([1, 2, 3, 4], pa.int16())}))
-    found = cache.get_many(make_keys(2, 1, 2))
-    assert found.rows.schema == pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
+    answer = cache.get_many(make_keys(2, 1, 2))
+    assert answer.rows.schema == pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
     twice = [(1, "b"), (3, "b"), (4, None)]
     expected = [(*row, 0) for row in twice] + [(2, "a", 1)] + [(*row, 2) for row in twice]
-    assert list(zip(*(column.to_pylist() for column in found.rows.columns), strict=True)) == expected
+    assert list(zip(*(column.to_pylist() for column in answer.rows.columns), strict=True)) == expected
 
 
 def test_reading_takes_no_memory_for_ever() -> None:
@@ -164,14 +168,14 @@ def test_reading_takes_no_memory_for_ever() -> None:
     with small():
         cache = make_cache(clock, max_rows=10)
         cache.put({"k": 1}, [{"v": 1}])
-        asked = make_keys(1)
+        keys = make_keys(1)
         tracemalloc.start()
         try:
             for _ in range(500):
                 clock.tick(1)
-                cache.get_many(asked)
-            kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, default_cache.__file__)])
-            assert sum(trace.size for trace in kept.traces) < 15_000  # a time for each read would be 40,000
+                cache.get_many(keys)
+            snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, default_cache.__file__)])
+            assert sum(trace.size for trace in snapshot.traces) < 15_000  # a time for each read would be 40,000
         finally:
             tracemalloc.stop()
 
@@ -278,17 +282,17 @@ def test_rows_of_every_type(data: st.DataObject) -> None:
             rows = pa.concat_arrays([piece, piece.slice(0, 1)])
             cache.put_many(make_keys(*keys), pa.table({"c": rows, KEY_INDEX: places}))
             row += len(piece)
-        early = cache.peek_many(make_keys(*numbers))
-        gone = draw.sample(numbers, len(numbers) // 2)
-        cache.invalidate_many(make_keys(-1, *gone))
-        asked = draw.choices(numbers, k=len(numbers))
-        left = [number for number in asked if number not in gone]
-        found = cache.get_many(make_keys(*asked))
-        assert found.present.tolist() == [number not in gone for number in asked]
+        earlier = cache.peek_many(make_keys(*numbers))
+        invalidated = draw.sample(numbers, len(numbers) // 2)
+        cache.invalidate_many(make_keys(-1, *invalidated))
+        probes = draw.choices(numbers, k=len(numbers))
+        present = [number for number in probes if number not in invalidated]
+        answer = cache.get_many(make_keys(*probes))
+        assert answer.present.tolist() == [number not in invalidated for number in probes]
         if not pieces:
-            assert found.rows is None
+            assert answer.rows is None
             return
-        for result, expected in ((found, left), (early, numbers)):
+        for result, expected in ((answer, present), (earlier, numbers)):
             assert result.rows.schema == pa.schema([("c", kind), (KEY_INDEX, pa.int64())])
             result.rows.validate(full=True)
             column = result.rows["c"].combine_chunks()
@@ -309,15 +313,15 @@ def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest
         for number in range(50):
             keys = pa.table({"k": [f"key number {number}"]})
             cache.put_many(keys, pa.table({"c": pa.array([value], kind), KEY_INDEX: [0]}))
-            found = cache.get_many(pa.table({"k": [f"key number {n}" for n in (number, max(0, number - 5))]}))
-            assert found.present.all()
-            assert found.rows.schema.field("c").type == kind
-            assert found.rows["c"].to_pylist() == [value] * 2
+            answer = cache.get_many(pa.table({"k": [f"key number {n}" for n in (number, max(0, number - 5))]}))
+            assert answer.present.all()
+            assert answer.rows.schema.field("c").type == kind
+            assert answer.rows["c"].to_pylist() == [value] * 2
         assert cache.size() == 30
 
 
 BOUNDS = ["expire_after_access", "expire_after_write", "max_rows", "max_bytes"]
-GIVEN = {
+SETTINGS = {
     "expire_after_access_s": 15.513, "expire_after_write_s": 18.213, "max_rows": 15213, "max_bytes": 2**20,
     "cache_missing_key": False,
 }  # fmt: skip
@@ -325,29 +329,29 @@ GIVEN = {
 
 def test_a_copy_has_the_same_bounds() -> None:
     """Pickling keeps the configuration, drops what is held, and caches are equal by their configuration."""
-    cache, _ = opened(DefaultLookupCache(**GIVEN))
+    cache, _ = opened(DefaultLookupCache(**SETTINGS))
     cache.put({"k": 1}, [{"v": n} for n in range(4)])
     for copied in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
         assert copied == cache
         assert hash(copied) == hash(cache)
-        assert all(f"{name}={value!r}" in repr(copied) for name, value in GIVEN.items())
+        assert all(f"{name}={value!r}" in repr(copied) for name, value in SETTINGS.items())
         assert copied.size() == copied.bytes() == 0
         copied.put({"name": "a"}, [{"other": "b"}])  # nothing is left of the old columns
         assert cache.size() == 4
-    for name, value in GIVEN.items():
-        other = not value if isinstance(value, bool) else value + 1
-        assert DefaultLookupCache(**{**GIVEN, name: other}) != cache
-    assert cache != GIVEN
+    for name, value in SETTINGS.items():
+        changed = not value if isinstance(value, bool) else value + 1
+        assert DefaultLookupCache(**{**SETTINGS, name: changed}) != cache
+    assert cache != SETTINGS
 
 
 def options(**more: str) -> LookupOptions:
-    given = {"path": "/t", "lookup.keys": "k", "lookup.cache": "PARTIAL"}
-    return parse_options({**given, **{f"lookup.partial-cache.{name}": text for name, text in more.items()}})
+    required = {"path": "/t", "lookup.keys": "k", "lookup.cache": "PARTIAL"}
+    return parse_options({**required, **{f"lookup.partial-cache.{name}": text for name, text in more.items()}})
 
 
 def test_options_are_honoured() -> None:
     """`lookup.partial-cache.*` say what the builder says, and a cache of them is on the clock that it is given."""
-    found = DefaultLookupCache.from_options(
+    cache = DefaultLookupCache.from_options(
         options(**{
             "expire-after-access": "15513 ms", "expire-after-write": "18213 ms", "max-rows": "15213",
             "max-bytes": "1 MiB", "cache-missing-key": "false",
@@ -355,7 +359,7 @@ def test_options_are_honoured() -> None:
     )  # fmt: skip
     builder = DefaultLookupCache.new_builder().expire_after_access(15.513).expire_after_write(18.213)
     builder.max_rows(15213).max_bytes(2**20).cache_missing_key(False)
-    assert found == DefaultLookupCache(**GIVEN) == builder.build()
+    assert cache == DefaultLookupCache(**SETTINGS) == builder.build()
     clock = FakeClock()
     timed = DefaultLookupCache.from_options(options(**{"expire-after-write": "5 s"}), lambda: clock.steady_s)
     assert timed == DefaultLookupCacheBuilder().expire_after_write(5).build()

@@ -34,11 +34,11 @@ class Table:
     def version(self, number: int | None = None) -> TableVersion:
         return TableVersion("t", (FileVersion("provider:t", 1, str(number or len(self.changed))),))
 
-    def find_changes(self, since: TableVersion, now: TableVersion, keys: pa.Schema) -> ChangedKeys | None:
+    def find_changes(self, since: TableVersion, until: TableVersion, keys: pa.Schema) -> ChangedKeys | None:
         number = int(since.files[0].identity)
         self.since.append(number)
-        found = sorted({key for step in self.changed[number:] for key in step})
-        return ChangedKeys(pa.table({"k": found}, schema=keys), False) if self.knows else None
+        changed = sorted({key for step in self.changed[number:] for key in step})
+        return ChangedKeys(pa.table({"k": changed}, schema=keys), False) if self.knows else None
 
 
 class Reader:
@@ -62,10 +62,10 @@ def differing(fresh: Freshness, old: Freshness, keys: Sequence[int] = range(8)) 
     if answer is None:
         assert later is None
         return None
-    found = [key for key, differs in zip(keys, answer.tolist(), strict=True) if differs]
+    changed = [key for key, differs in zip(keys, answer.tolist(), strict=True) if differs]
     assert later is not None
-    assert set(found) == set(later["k"].to_pylist())
-    return found
+    assert set(changed) == set(later["k"].to_pylist())
+    return changed
 
 
 @WHERE
@@ -151,9 +151,9 @@ def test_what_is_lost(cache_dir: Path) -> None:
     second = reader.read()
     for path in (cache_dir / "v1" / "records" / "changed").iterdir():
         path.write_bytes(b"damaged")
-    other = Reader(cache_dir, table)
+    later_reader = Reader(cache_dir, table)
     table.changed.append([2])
-    third = other.read()
+    third = later_reader.read()
     assert (differing(third, first), differing(third, second)) == (None, [2])
     shutil.rmtree(cache_dir / "v1" / "records")
     assert differing(reader.read(), third) is None

@@ -27,42 +27,42 @@ def test_a_commit_to_one_end_leaves_the_rest_warm(directory: Path, cache_dir: Pa
     dim = Dim(directory, cache_dir)
     assert [row["version"] for row in dim.check({"id": FIRSTS})] == [1] * 10
     assert dim.metric("loadCount") == 10
-    other = Dim(directory, cache_dir, clock=dim.host.clock)
-    assert other.count_growth(lambda: other.get(*FIRSTS), *COUNTERS) == (10, 0, 0, 0)
+    second = Dim(directory, cache_dir, clock=dim.host.clock)
+    assert second.count_growth(lambda: second.get(*FIRSTS), *COUNTERS) == (10, 0, 0, 0)
     publish(directory, 9, 2, rows=20)
-    for table in (dim, other):
+    for table in (dim, second):
         table.fetched()
         calls = table.calls(lambda table=table: table.get(*FIRSTS))  # type: ignore[misc]
         assert table.fetched() == ({"9.parquet"} if table is dim else set())
         assert calls.count("get") == (1 if table is dim else 0)
         assert [row["version"] for row in table.check({"id": FIRSTS})] == [1] * 9 + [2]
     # The other one takes over what the first one loaded, and what neither of the versions can differ in.
-    assert (dim.metric("sharedCarriedOverCount"), other.metric("sharedCarriedOverCount")) == (9, 9)
-    assert (dim.metric("loadCount"), other.metric("loadCount")) == (11, 0)
+    assert (dim.metric("sharedCarriedOverCount"), second.metric("sharedCarriedOverCount")) == (9, 9)
+    assert (dim.metric("loadCount"), second.metric("loadCount")) == (11, 0)
 
 
 def test_what_a_batch_of_keys_costs(tmp_path: Path, cache_dir: Path) -> None:
     """Cold: one request for each touched row group and column at most, many at once; warm, and in another process: no data."""
     noise = pa.array([os.urandom(1100) for _ in range(4000)])
     path = publish(tmp_path / "dim", 0, 1, rows=4000, columns={"noise": noise}) / "0.parquet"
-    dim, wanted = Dim(path, cache_dir), range(7, 4000, 400)  # neighbours would share a request
+    dim, ids = Dim(path, cache_dir), range(7, 4000, 400)  # neighbours would share a request
     dim.check({"id": []})  # the footer
-    asked: list[Any] = []
+    requests: list[Any] = []
     together = threading.Event()
 
     def meet(kind: str, subject: Any) -> None:
         if kind == "get":
-            asked.append(subject)
-            if len(asked) == 4:
+            requests.append(subject)
+            if len(requests) == 4:
                 together.set()
             assert together.wait(BOUND_S)
 
     dim.host.store.before = meet
-    assert dim.versions(*wanted) == [1] * len(wanted)
-    assert 4 <= len(asked) <= 4 * len(wanted)
-    assert sum(length for _, _, length in asked) < path.stat().st_size / 2
+    assert dim.versions(*ids) == [1] * len(ids)
+    assert 4 <= len(requests) <= 4 * len(ids)
+    assert sum(length for _, _, length in requests) < path.stat().st_size / 2
     for process in (dim, Dim(path, cache_dir, clock=dim.host.clock)):
-        assert process.calls(lambda process=process: process.versions(*wanted)) == ["head"] * 2  # type: ignore[misc]
+        assert process.calls(lambda process=process: process.versions(*ids)) == ["head"] * 2  # type: ignore[misc]
 
 
 def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> None:

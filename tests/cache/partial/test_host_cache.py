@@ -20,17 +20,17 @@ pytestmark = pytest.mark.usefixtures("often")
 
 def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> None:
     """Rows come back in their order, to another process at its next get, with their ages; absences take no room if nobody keeps them."""
-    one, other = (Process(cache_dir, clock, dataclasses.replace(NONE, missing_keys=False)) for _ in range(2))
-    assert other.get(1) == {1: None}
-    one.put({3: [30], 2: [], 1: [12, 10, 11]})
-    assert other.get(1, 2, 3) == {1: [12, 10, 11], 2: None, 3: [30]}
-    one.put({7: [], 8: []})
-    assert (len(one.names()), one.shared.sizes()[0], other.shared.sizes()) == (1, 4, one.shared.sizes())
+    writer, reader = (Process(cache_dir, clock, dataclasses.replace(NONE, missing_keys=False)) for _ in range(2))
+    assert reader.get(1) == {1: None}
+    writer.put({3: [30], 2: [], 1: [12, 10, 11]})
+    assert reader.get(1, 2, 3) == {1: [12, 10, 11], 2: None, 3: [30]}
+    writer.put({7: [], 8: []})
+    assert (len(writer.names()), writer.shared.sizes()[0], reader.shared.sizes()) == (1, 4, writer.shared.sizes())
     clock.tick(3)
-    one.put({4: [4]})
+    writer.put({4: [4]})
     clock.tick(4)
-    found = other.get_rows([pa.array([4, 1, 3], pa.int64())], ROWS)
-    assert found.ages_s.tolist() == [4, 7, 7]
+    answer = reader.get_rows([pa.array([4, 1, 3], pa.int64())], ROWS)
+    assert answer.ages_s.tolist() == [4, 7, 7]
 
 
 OTHER_SCHEMAS = {
@@ -47,11 +47,11 @@ def test_rows_of_other_columns_are_a_miss(process: Process, schema: pa.Schema, v
     keys = [pa.array([1, 2], pa.int64())]
     process.put({1: [1], 2: []})
     assert process.get_rows(keys, schema, version, differing()) is None
-    found = process.get_rows(keys, pa.schema([("t", pa.string())]), version, differing())
-    assert found.rows.column("t").to_pylist() == ["t1"]
-    found = process.get_rows(keys, pa.schema([]), version, differing())
-    assert found.present.all()
-    assert found.rows.num_rows == 1
+    answer = process.get_rows(keys, pa.schema([("t", pa.string())]), version, differing())
+    assert answer.rows.column("t").to_pylist() == ["t1"]
+    answer = process.get_rows(keys, pa.schema([]), version, differing())
+    assert answer.present.all()
+    assert answer.rows.num_rows == 1
     process.touch(1)
 
 
@@ -71,30 +71,32 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
 
 def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
     """Files that were merged away are let go of at the next look, with their numbers and records, and all of them with the cache."""
-    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
-    seen: set[str] = set()
+    writer, reader = Process(cache_dir, clock), Process(cache_dir, clock)
+    names: set[str] = set()
     for number in range(12):
-        one.put({number: [number], number + 1: []})
-        seen |= {*one.names()}
-        assert other.get(number) == {number: [number]}
-        one.merge()
-    assert len(one.names()) <= 2
-    other.get(0)
-    one.get(0)
+        writer.put({number: [number], number + 1: []})
+        names |= {*writer.names()}
+        assert reader.get(number) == {number: [number]}
+        writer.merge()
+    assert len(writer.names()) <= 2
+    reader.get(0)
+    writer.get(0)
     gc.collect()
-    assert len(handles_below(cache_dir)) == 2 * 2 * len(one.names())  # each its segment and its numbers
-    assert sorted(os.listdir(one.directory)) == sorted([*one.names(), *(f"{name}.used" for name in one.names())])
-    assert {path.stat().st_mode & 0o777 for path in one.directory.iterdir()} == {0o600}
-    recorded = {name for name in seen | {*one.names()} if one.disk.has_record("segment", f"{SPACE}-{name}")}
-    assert recorded == {*one.names()}
-    del one, other
+    assert len(handles_below(cache_dir)) == 2 * 2 * len(writer.names())  # each its segment and its numbers
+    assert sorted(os.listdir(writer.directory)) == sorted(
+        [*writer.names(), *(f"{name}.used" for name in writer.names())]
+    )
+    assert {path.stat().st_mode & 0o777 for path in writer.directory.iterdir()} == {0o600}
+    recorded = {name for name in names | {*writer.names()} if writer.disk.has_record("segment", f"{SPACE}-{name}")}
+    assert recorded == {*writer.names()}
+    del writer, reader
     gc.collect()
     assert handles_below(cache_dir) == []
 
 
 @pytest.mark.parametrize(("merged", "up_s"), [(False, 0), (True, 0), (True, 100_000)])
-@pytest.mark.parametrize("bound", [{}, *EXPIRING, {"expire_after_access_s": 5000.0}], ids=str)
-def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float], merged: bool, up_s: float) -> None:
+@pytest.mark.parametrize("bounds", [{}, *EXPIRING, {"expire_after_access_s": 5000.0}], ids=str)
+def test_another_boot(cache_dir: Path, clock: FakeClock, bounds: dict[str, float], merged: bool, up_s: float) -> None:
     """Nobody knows how old an entry is whose host was started anew: it has expired if entries expire, merged or not, else it is good."""
     before = FakeClock()
     before.tick(up_s)
@@ -106,8 +108,8 @@ def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float]
     if merged:
         assert process.merge() == 1
     clock.tick(5)
-    expiring = Process(cache_dir, clock, dataclasses.replace(NONE, **bound), boot="after")
-    assert expiring.get(1, 2, 4) == {1: None if bound else [1], 2: [2], 4: None if bound else []}
+    expiring = Process(cache_dir, clock, dataclasses.replace(NONE, **bounds), boot="after")
+    assert expiring.get(1, 2, 4) == {1: None if bounds else [1], 2: [2], 4: None if bounds else []}
     assert process.get(1, 2, 4) == {1: [1], 2: [2], 4: []}
 
 
@@ -125,15 +127,15 @@ def test_a_key_that_is_used_in_a_merge(cache_dir: Path, clock: FakeClock, monkey
 
 
 @pytest.mark.parametrize("merging", [False, True], ids=["put", "merge"])
-@pytest.mark.parametrize("what", [0, 100, 1500, "create_segment", "open_numbers", "publish_segment"])
-def test_what_fails_changes_nothing(process: Process, what: int | str, merging: bool) -> None:
+@pytest.mark.parametrize("failing", [0, 100, 1500, "create_segment", "open_numbers", "publish_segment"])
+def test_what_fails_changes_nothing(process: Process, failing: int | str, merging: bool) -> None:
     """A load or merge that finds no room, or is killed before it is published, is counted and changes nothing; later it is done."""
     rows = {n: list(range(500)) for n in range(4)}
     for key in range(3 if merging else 2):
         process.put({key: rows[key]})
     before = process.names()
     failure = OSError("failed on purpose")
-    with files_at_most(what) if isinstance(what, int) else mock.patch.object(Disk, what, side_effect=failure):
+    with files_at_most(failing) if isinstance(failing, int) else mock.patch.object(Disk, failing, side_effect=failure):
         if merging:
             assert process.merge() == 1
         else:

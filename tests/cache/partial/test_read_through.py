@@ -29,15 +29,15 @@ from tests.support.disks import Opened, handles_below
 from tests.support.fakes import FakeClock
 from tests.support.partial_cache import BOUND_S, NONE, ROWS, SEED, SPACE, Source, Worker, differing
 
-HERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
+TWO_CALLERS = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
 V1 = "1" * 32
 SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
 
 
 def run_all(*functions: Callable[[], object]) -> None:
     with ThreadPoolExecutor(len(functions)) as pool:
-        for done in [pool.submit(function) for function in functions]:
-            done.result(BOUND_S)
+        for future in [pool.submit(function) for function in functions]:
+            future.result(BOUND_S)
 
 
 def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
@@ -65,11 +65,11 @@ def test_entries_are_as_old_as_the_moment_before_their_load(
     clock.tick(6.875)
     worker.lookup(1)
     if is_shared:
-        other = Worker(root, source, clock, bounds)
-        assert other.lookup(1) == [[10]]
+        second = Worker(root, source, clock, bounds)
+        assert second.lookup(1) == [[10]]
         assert source.loaded() == [1, 2]
         clock.tick(0.125)
-        other.lookup(1)
+        second.lookup(1)
         assert source.loaded() == [1]
     else:
         clock.tick(0.125)
@@ -86,9 +86,9 @@ def test_keys_that_are_to_be_forgotten(
     """They, and no others, are loaded again once, by every process, before and after a merge; a load under way is not kept."""
     root = cache_dir if is_shared else None
     worker = Worker(root, source, clock)
-    other = Worker(root, source, clock) if is_shared else worker
-    for one in (worker, other):
-        one.lookup(1, 2, 3, 4)
+    second = Worker(root, source, clock) if is_shared else worker
+    for reader in (worker, second):
+        reader.lookup(1, 2, 3, 4)
     assert source.loaded() == [1, 2, 3, 4]
     if before:  # the caller has seen one already
         worker.invalidate(77)
@@ -96,20 +96,20 @@ def test_keys_that_are_to_be_forgotten(
     worker.invalidate(1, 3)
     worker.invalidate(3)
     source.versions["v1"] = {1: [11], 2: [21], 3: [31], 4: [41]}
-    assert other.lookup(1, 2, 3) == [[11], [20, 21], [31]]
+    assert second.lookup(1, 2, 3) == [[11], [20, 21], [31]]
     assert worker.lookup(1, 2, 3, 4) == [[11], [20, 21], [31], [40]]
     assert source.loaded() == [1, 3]
 
     def meanwhile(keys: list[int]) -> None:
         source.before = lambda keys: None
-        other.invalidate(5)
-        other.lookup(4)
+        second.invalidate(5)
+        second.lookup(4)
 
     source.versions["v1"][5] = [50]
     source.before = meanwhile
     assert worker.lookup(5) == [[50]]
     source.versions["v1"][5] = [51]
-    assert [one.lookup(5, 5) for one in (other, worker)] == [[[51], [51]]] * 2
+    assert [reader.lookup(5, 5) for reader in (second, worker)] == [[[51], [51]]] * 2
     assert source.loaded() == [5, 5]
     if worker.process is not None:
         worker.process.shared._merge(Freshness("v1", ROWS, lambda version, keys: None))
@@ -122,45 +122,45 @@ def test_calls_are_counted_anew_where_the_directory_was_removed(
     cache_dir: Path, clock: FakeClock, source: Source, before: bool
 ) -> None:
     """What a process holds is forgotten, whatever number a call has among those since."""
-    holder, other = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
+    reader, caller = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
     source.versions["v1"] = {1: [15]}
     if before:
-        other.invalidate(77)
-    assert holder.lookup(1) == [[15]]
+        caller.invalidate(77)
+    assert reader.lookup(1) == [[15]]
     shutil.rmtree(cache_dir / "v1" / "records")
     source.versions["v1"] = {1: [16]}
-    other.invalidate(1)
-    assert holder.lookup(1) == [[16]]
+    caller.invalidate(1)
+    assert reader.lookup(1) == [[16]]
 
 
-AGAIN = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a reboot": [1]}
+RELOADED = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a reboot": [1]}
 
 
-@pytest.mark.parametrize("what", AGAIN)
+@pytest.mark.parametrize("harm", RELOADED)
 def test_what_is_known_of_forgotten_keys_has_an_end(
-    cache_dir: Path, clock: FakeClock, source: Source, what: str, monkeypatch: pytest.MonkeyPatch
+    cache_dir: Path, clock: FakeClock, source: Source, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is not known any more which keys they were, all that was loaded before is loaded again; after a reboot it is known."""
     worker = Worker(cache_dir, source, clock)
     worker.lookup(1, 2)
-    monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 47 if what == "many keys" else 48)
+    monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 47 if harm == "many keys" else 48)
     worker.invalidate(1)
     worker.invalidate(8)
     (*_, record) = sorted((cache_dir / "v1" / "records").glob("invalidated~*/*"))
-    if what == "damage":
+    if harm == "damage":
         record.write_bytes(b"noise")
-    elif what == "lost":  # with what the host shares
+    elif harm == "lost":  # with what the host shares
         worker.lookup(8)
         shutil.rmtree(record.parent)
         Opened(cache_dir).disk.clear()
     source.loaded()
     now_s = clock.host("boot-2").steady_s
     rebooted = dataclasses.replace(clock.host("boot-2"), steady_s=lambda: now_s() - 1000)
-    later = Worker(cache_dir, source, clock, host=rebooted if what == "a reboot" else None)
-    for one in (later,) if what == "a reboot" else (later, worker):
+    later = Worker(cache_dir, source, clock, host=rebooted if harm == "a reboot" else None)
+    for reader in (later,) if harm == "a reboot" else (later, worker):
         for _ in range(2):
-            assert one.lookup(1, 2) == [[10], [20, 21]]
-    assert source.loaded() == AGAIN[what]
+            assert reader.lookup(1, 2) == [[10], [20, 21]]
+    assert source.loaded() == RELOADED[harm]
 
 
 VERSIONS = {"v1": {1: [10], 2: [20, 21], 3: []}, "v2": {1: [11], 2: [20, 21], 3: []}}
@@ -173,15 +173,15 @@ def test_who_answers_from_an_older_version(cache_dir: Path, clock: FakeClock, is
     source = Source(**VERSIONS)
     cache = DefaultLookupCache(max_rows=100, clock=clock.host().steady_s, rng=random.Random(7))
     worker = Worker(cache_dir if is_shared else None, source, clock, make=(lambda: cache) if one_cache else None)
-    seen: list[Any] = []
+    answers: list[Any] = []
 
     def switch(keys: list[int]) -> None:
         source.before = lambda keys: None
-        seen.append(worker.lookup(2, version="v2", may_differ=differing(1)))
+        answers.append(worker.lookup(2, version="v2", may_differ=differing(1)))
 
     source.before = switch
     assert worker.lookup(1, 2) == [[10], [20, 21]]
-    assert seen == [[[20, 21]]]
+    assert answers == [[[20, 21]]]
     assert worker.lookup(1, 2, version="v2", may_differ=differing(1)) == [[11], [20, 21]]
     source.loaded()
     # And a lookup that begins later finds what is there of its own version only.
@@ -193,11 +193,11 @@ def test_who_answers_from_an_older_version(cache_dir: Path, clock: FakeClock, is
 def two_workers(cache_dir: Path, source: Source, where: str) -> tuple[Worker, Worker]:
     """Two callers at once: threads of one process, that shares or does not, or processes."""
     root = None if where == "no directory" else cache_dir
-    one = Worker(root, source, host=HostClock())
-    return one, one if where != "two processes" else Worker(root, source, host=HostClock())
+    first = Worker(root, source, host=HostClock())
+    return first, first if where != "two processes" else Worker(root, source, host=HostClock())
 
 
-def loading_until_waited_for(source: Source, waiting: Worker, problem: Exception | None = None) -> threading.Event:
+def wait_in_load(source: Source, waiting: Worker, problem: Exception | None = None) -> threading.Event:
     """The first load goes on when somebody waits for it, and may fail then; the event says that it has begun."""
     loading = threading.Event()
 
@@ -212,7 +212,7 @@ def loading_until_waited_for(source: Source, waiting: Worker, problem: Exception
     return loading
 
 
-@HERE
+@TWO_CALLERS
 @pytest.mark.parametrize("hashes", ["good", "alike"])
 def test_keys_that_two_lack_are_loaded_once(
     cache_dir: Path, source: Source, where: str, hashes: str, monkeypatch: pytest.MonkeyPatch
@@ -220,45 +220,50 @@ def test_keys_that_two_lack_are_loaded_once(
     """Who comes while keys are being loaded waits, and has hits; each key is loaded once, also where all have one hash."""
     if hashes == "alike":
         monkeypatch.setattr(Keys, "hashes", lambda self, seed: np.zeros(self.rows, np.uint64))
-    one, other = two_workers(cache_dir, source, where)
-    loading = loading_until_waited_for(source, other)
+    first, second = two_workers(cache_dir, source, where)
+    loading = wait_in_load(source, second)
     answers: dict[str, Any] = {}
 
-    def second() -> None:
+    def look_up_beside() -> None:
         assert loading.wait(BOUND_S)
-        answers["other"] = other.lookup(2, 4, 1, 2)
+        answers["second"] = second.lookup(2, 4, 1, 2)
 
-    run_all(lambda: answers.update(one=one.lookup(1, 2, 3)), second)
-    assert answers == {"one": [[10], [20, 21], []], "other": [[20, 21], [40], [10], [20, 21]]}
+    run_all(lambda: answers.update(first=first.lookup(1, 2, 3)), look_up_beside)
+    assert answers == {"first": [[10], [20, 21], []], "second": [[20, 21], [40], [10], [20, 21]]}
     assert source.loaded() == [1, 2, 3, 4]
-    assert one.lookup(1, 4, 7, 2) == [[10], [40], [70], [20, 21]]
+    assert first.lookup(1, 4, 7, 2) == [[10], [40], [70], [20, 21]]
     if hashes == "alike":
         return
-    assert other.count("loadWaitCount") == 2
+    assert second.count("loadWaitCount") == 2
     if where == "two processes":
-        assert one.get_counters() == (3, 4, 4, 0)
-        assert other.get_counters() == (3, 1, 1, 0)
+        assert first.get_counters() == (3, 4, 4, 0)
+        assert second.get_counters() == (3, 1, 1, 0)
     else:
-        assert one.get_counters() == (6, 5, 5, 0)
+        assert first.get_counters() == (6, 5, 5, 0)
 
 
-@HERE
+@TWO_CALLERS
 def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where: str) -> None:
     """Who waited for a load that failed loads for itself; the error is for the one whose load it was."""
-    one, other = two_workers(cache_dir, source, where)
-    loading = loading_until_waited_for(source, other, UfsUnavailableError("injected"))
+    first, second = two_workers(cache_dir, source, where)
+    loading = wait_in_load(source, second, UfsUnavailableError("injected"))
 
-    def first() -> None:
+    def fail() -> None:
         with pytest.raises(UfsUnavailableError):
-            one.lookup(1, 2)
+            first.lookup(1, 2)
 
-    def second() -> None:
+    def look_up_beside() -> None:
         assert loading.wait(BOUND_S)
-        assert other.lookup(2, 1) == [[20, 21], [10]]
+        assert second.lookup(2, 1) == [[20, 21], [10]]
 
-    run_all(first, second)
+    run_all(fail, look_up_beside)
     assert [sorted(keys) for keys in source.loads] == [[1, 2], [1, 2]]
-    assert tuple(map(sum, zip(*{id(w): w.get_counters() for w in (one, other)}.values(), strict=True))) == (0, 4, 2, 2)
+    assert tuple(map(sum, zip(*{id(w): w.get_counters() for w in (first, second)}.values(), strict=True))) == (
+        0,
+        4,
+        2,
+        2,
+    )
 
 
 def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: FakeClock, source: Source) -> None:
@@ -285,13 +290,13 @@ def test_a_thread_that_does_not_end_is_waited_for_once(source: Source) -> None:
             loading.set()
             assert end.wait(BOUND_S)
 
-    def second() -> None:
+    def look_up_beside() -> None:
         assert loading.wait(BOUND_S)
         assert worker.lookup(2) == [[20, 21]]
         end.set()
 
     source.before = hang
-    run_all(lambda: worker.lookup(1, 2), second)
+    run_all(lambda: worker.lookup(1, 2), look_up_beside)
 
 
 @pytest.mark.parametrize("broken", ["claims", "locks", "snapshots", "tmp", "all"])
@@ -319,7 +324,7 @@ def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, br
     assert worker.lookup(1, 4) == [[10], [40]]
 
 
-@HERE
+@TWO_CALLERS
 def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
     """However many ask at once, in any sets: each key is loaded once, and every answer is right."""
     source = Source(v1={n: [n, n + 1000] for n in range(30)})
@@ -340,16 +345,16 @@ def numbers(*hashes: int) -> Numbers:
     return np.array(hashes, np.uint64)
 
 
-def flights_of(opened: Opened) -> Flights:
+def make_flights(opened: Opened) -> Flights:
     context = HostContext(opened.disk, opened.metrics, FakeClock().host(), random.Random())
     return Flights(context, SPACE, SEED, BOUND_S)
 
 
 def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
     """A call that leaves all its keys to others stands in nobody's way; after any number of flights nothing is open or locked."""
-    flights = [flights_of(opened) for _ in range(4)]
-    with flights[0].claim(numbers(1, 2), V1), flights[1].claim(numbers(1, 2), V1) as other:
-        assert not other.to_load.any()
+    flights = [make_flights(opened) for _ in range(4)]
+    with flights[0].claim(numbers(1, 2), V1), flights[1].claim(numbers(1, 2), V1) as second:
+        assert not second.to_load.any()
         with flights[2].claim(numbers(3), V1) as more:
             assert more.to_load.all()
             more.wait()
@@ -369,8 +374,8 @@ def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeyp
     """Where another holds the lock for too long, one loads without saying so."""
     monkeypatch.setattr(read_through, "_LOCK_WAIT_S", 0.0)
     lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
-    with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:
-        assert one.to_load.all()
-        assert other.to_load.all()
+    with make_flights(opened).claim(numbers(1), V1) as first, make_flights(opened).claim(numbers(1), V1) as second:
+        assert first.to_load.all()
+        assert second.to_load.all()
     lock.release()
     assert list((opened.root / "claims").glob("*/*")) == []

@@ -38,14 +38,14 @@ NUMBER_KEYS = pa.schema([("k", pa.int64())])
 Bounded = list[ColumnStats | None]
 
 
-class Known:
+class Process:
     """What a process of a host knows of a table's versions, whose files have these bounds."""
 
     def __init__(self, cache_dir: Path | None, bounds: Mapping[str, Bounded], keys: pa.Schema = NUMBER_KEYS) -> None:
         opened = None if cache_dir is None else Opened(cache_dir)
         disk, self.metrics = (None, CacheMetricGroup()) if opened is None else (opened.disk, opened.metrics)
         self.changes = Changes(HostContext(disk, self.metrics, CLOCK, RNG), SPACE, keys)
-        self.keys, self.bounds, self.asked = keys, bounds, 0
+        self.keys, self.bounds, self.requests = keys, bounds, 0
         self.versions: dict[str, TableVersion] = {}
 
     @staticmethod
@@ -55,19 +55,19 @@ class Known:
         return TableVersion("t", tuple(files))
 
     def remember(self, *names: str) -> TableVersion:
-        def bounds_of(files: Sequence[FileVersion]) -> list[Bounded]:
-            self.asked += 1
+        def read_bounds(files: Sequence[FileVersion]) -> list[Bounded]:
+            self.requests += 1
             return [self.bounds[file.identity] for file in files]
 
         version = self.version(*names)
-        self.changes.remember(version, bounds_of, self.versions.get)
+        self.changes.remember(version, read_bounds, self.versions.get)
         self.versions[version.digest] = version
         return version
 
     def differ(self, old: TableVersion, new: TableVersion, *columns: Sequence[Any]) -> list[bool] | None:
         arrays = [pa.array(values, field.type) for values, field in zip(columns, self.keys, strict=True)]
-        found = self.changes.may_differ(new.digest, old.digest, arrays)
-        return None if found is None else found.tolist()
+        answer = self.changes.may_differ(new.digest, old.digest, arrays)
+        return None if answer is None else answer.tolist()
 
 
 class NoFiles(FileColumns):
@@ -93,62 +93,62 @@ RANGES: dict[str, Bounded] = {"a.1": [stats(0, 9)], "a.2": [stats(5, 12)], "b.1"
 
 def test_versions_are_recorded_once(cache_dir: Path) -> None:
     """A version's files are asked for their bounds by one process, once, for each set of keys; the host knows which one came last."""
-    known, other = Known(cache_dir, RANGES), Known(cache_dir, {"a.2": RANGES["a.2"]})
-    assert known.changes.is_latest("anything")
-    one = known.remember("a.1")
-    assert known.changes.is_latest(one.digest)
-    two = other.remember("a.2")
-    for process in (known, other, known):
-        assert not process.changes.is_latest(one.digest)
-        assert process.changes.is_latest(two.digest)
-        assert process.remember("a.1") == one  # known already, so it is no news
-        assert process.changes.is_latest(two.digest)
-    assert (known.asked, other.asked) == (1, 1)
-    two_columns = Known(cache_dir, {"a.1": [stats(0, 1), stats(0, 1)]}, pa.schema([*NUMBER_KEYS, ("l", pa.int64())]))
+    first, second = Process(cache_dir, RANGES), Process(cache_dir, {"a.2": RANGES["a.2"]})
+    assert first.changes.is_latest("anything")
+    old = first.remember("a.1")
+    assert first.changes.is_latest(old.digest)
+    new = second.remember("a.2")
+    for process in (first, second, first):
+        assert not process.changes.is_latest(old.digest)
+        assert process.changes.is_latest(new.digest)
+        assert process.remember("a.1") == old  # known already, so it is no news
+        assert process.changes.is_latest(new.digest)
+    assert (first.requests, second.requests) == (1, 1)
+    two_columns = Process(cache_dir, {"a.1": [stats(0, 1), stats(0, 1)]}, pa.schema([*NUMBER_KEYS, ("l", pa.int64())]))
     for _ in range(2):
         two_columns.remember("a.1")
-    assert two_columns.asked == 1
-    assert Known(None, RANGES).changes.is_latest(one.digest)
+    assert two_columns.requests == 1
+    assert Process(None, RANGES).changes.is_latest(old.digest)
 
 
 def test_a_table_that_was_large(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record of a large version has only what changed. A file that it lost and that came back has changed for it."""
-    known = Known(cache_dir, RANGES | {"c.1": [stats(30, 39)]})
+    host = Process(cache_dir, RANGES | {"c.1": [stats(30, 39)]})
     with monkeypatch.context() as patch:
-        version = Known.version
+        version = Process.version
 
         def as_columns(*names: str) -> TableVersion:
             files = ColumnFiles.merge(NoFiles(), np.zeros(0, np.int64), version(*names).files)
             return dataclasses.replace(version(*names), files=files)
 
-        patch.setattr(known, "version", as_columns)
-        both, one = known.remember("a.1", "b.1"), known.remember("b.1")
-    assert known.differ(both, one, [5, 15]) == [True, False]
-    again = known.remember("a.1", "b.1", "c.1")
-    assert known.differ(one, again, [5]) in (None, [True])
+        patch.setattr(host, "version", as_columns)
+        old, new = host.remember("a.1", "b.1"), host.remember("b.1")
+    assert host.differ(old, new, [5, 15]) == [True, False]
+    latest = host.remember("a.1", "b.1", "c.1")
+    assert host.differ(new, latest, [5]) in (None, [True])
 
 
 def test_many_versions(cache_dir: Path) -> None:
     """However many versions there were each is known, though not all in memory."""
-    known = Known(cache_dir, {f"{n}.1": [stats(n, n)] for n in range(60)})
-    versions = [known.remember(f"{n}.1", "59.1") for n in range(58)]
+    process = Process(cache_dir, {f"{n}.1": [stats(n, n)] for n in range(60)})
+    versions = [process.remember(f"{n}.1", "59.1") for n in range(58)]
     for n in (0, 30, 57, 0):
-        assert known.differ(versions[n], versions[56], [n, 56, 58, 59]) == [True, True, False, False]
-    assert len(known.changes._tables) <= 16
+        assert process.differ(versions[n], versions[56], [n, 56, 58, 59]) == [True, True, False, False]
+    assert len(process.changes._tables) <= 16
 
 
 def test_a_disk_that_takes_no_record(cache_dir: Path) -> None:
     """Without a place to record them bounds are this process's only; without a directory, or of an unknown version, nothing is known."""
-    known = Known(cache_dir, RANGES)
+    process = Process(cache_dir, RANGES)
     with files_at_most(0):
-        one, other = known.remember("a.1"), known.remember("b.1")
-    assert known.metrics.snapshot()["cacheFailureCount"] == 2
-    assert known.differ(one, other, [1, 15, 30]) == [True, True, False]
-    without = Known(None, RANGES)
-    for process in (Known(cache_dir, RANGES), without):
+        old, new = process.remember("a.1"), process.remember("b.1")
+    assert process.metrics.snapshot()["cacheFailureCount"] == 2
+    assert process.differ(old, new, [1, 15, 30]) == [True, True, False]
+    without = Process(None, RANGES)
+    for process in (Process(cache_dir, RANGES), without):
         process.remember("b.1")
-        assert process.differ(one, other, [1]) is process.differ(other, one, [1]) is None
-    assert without.asked == 0
+        assert process.differ(old, new, [1]) is process.differ(new, old, [1]) is None
+    assert without.requests == 0
 
 
 DAY = datetime.date(2024, 1, 10)
@@ -173,8 +173,8 @@ def test_bounds_that_are_none(cache_dir: Path, kind: pa.DataType, low: Any, high
     for nan in (stats(math.nan, math.nan, None), stats(0.0, math.nan, None)):
         for parts in ([nan, stats(1.0, 2.0)], [stats(1.0, 2.0), nan]):
             assert join_stats(parts) == ColumnStats(None, None, None, 20)
-    known = Known(cache_dir, {"a.1": [stats(low, high)]}, pa.schema([("k", kind)]))
-    assert known.differ(known.remember("a.1"), known.remember(), [key]) == [True]
+    process = Process(cache_dir, {"a.1": [stats(low, high)]}, pa.schema([("k", kind)]))
+    assert process.differ(process.remember("a.1"), process.remember(), [key]) == [True]
 
 
 # The values of generated key columns, by type.
@@ -210,8 +210,8 @@ UNBOUNDED = "d"  # the file whose bounds nobody wrote down
 @st.composite
 def two_versions(draw: st.DrawFn, kind: pa.DataType) -> Any:
     """(types of the keys, files of one version, files of the next): lists of keys by file name."""
-    chosen = [kind, *draw(st.lists(st.sampled_from([*DOMAIN]), max_size=1))]
-    file = st.lists(st.tuples(*(st.none() | st.sampled_from(VALUES[kind]) for kind in chosen)), max_size=6)
+    kinds = [kind, *draw(st.lists(st.sampled_from([*DOMAIN]), max_size=1))]
+    file = st.lists(st.tuples(*(st.none() | st.sampled_from(VALUES[kind]) for kind in kinds)), max_size=6)
     names = ["a", "b", "c", "d"]
     before = {name: draw(file) for name in names[: draw(st.integers(1, 4))]}
     after = dict(before)
@@ -221,7 +221,7 @@ def two_versions(draw: st.DrawFn, kind: pa.DataType) -> Any:
             after[name] = change
         elif len(after) > 1:
             after.pop(name, None)
-    return chosen, before, after
+    return kinds, before, after
 
 
 def write_files(path: Path, types: Sequence[pa.DataType], files: Mapping[str, Sequence[Any]], number: int) -> None:
@@ -246,11 +246,11 @@ def comparable(key: Sequence[Any]) -> tuple[Any, ...]:
 
 def rows_by_key(files: Mapping[str, Sequence[Any]], numbers: Mapping[str, int]) -> dict[Any, list[str]]:
     """The rows of each key in file order, by brute force."""
-    found: dict[Any, list[str]] = {}
+    rows: dict[Any, list[str]] = {}
     for name in sorted(files):
         for n, key in enumerate(files[name]):
-            found.setdefault(comparable(key), []).append(f"{name} {numbers[name]} {n}")
-    return found
+            rows.setdefault(comparable(key), []).append(f"{name} {numbers[name]} {n}")
+    return rows
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)
@@ -266,27 +266,27 @@ def test_what_cannot_differ_does_not(kind: pa.DataType, data: st.DataObject) -> 
         options = parse_options({"path": str(path), "lookup.keys": ",".join(names)})
         host = make_host(str(path), root / "cache")
         schema = pa.schema([(name, spark_type(kind)) for name, kind in zip(names, types, strict=True)])
-        found, other = (Changes(HostContext(host.disk, host.metrics, CLOCK, RNG), SPACE, schema) for _ in range(2))
+        first, second = (Changes(HostContext(host.disk, host.metrics, CLOCK, RNG), SPACE, schema) for _ in range(2))
         versions = []
         for number, files in enumerate((before, after)):
             write_files(path, types, files, number)
             table, version = host.resolver.discover(options)
             layout = host.reader.versions.layout(table, options, version)
             assert [layout.columns.field(name) for name in names] == list(schema)
-            found.remember(
+            first.remember(
                 version, lambda files, t=table, at=layout: host.reader.versions.key_bounds(t, at, files), lambda _: None
             )
             versions.append(version.digest)
         numbers = [dict.fromkeys(before, 0), {name: int(before.get(name) != after[name]) for name in after}]
         rows = [rows_by_key(files, at) for files, at in zip((before, after), numbers, strict=True)]
-        asked = list(itertools.product(*(VALUES[kind] for kind in types)))
-        arrays = [pa.array([key[n] for key in asked], kind) for n, kind in enumerate(types)]
+        keys = list(itertools.product(*(VALUES[kind] for kind in types)))
+        arrays = [pa.array([key[n] for key in keys], kind) for n, kind in enumerate(types)]
         arrays = [cast_column(array, field.type, "", "") for array, field in zip(arrays, schema, strict=True)]
-        (touched, *others) = (c.may_differ(*v, arrays) for c in (found, other) for v in (versions[::-1], versions))
-        assert all(answer is not None and answer.tolist() == touched.tolist() for answer in others)
-        changed = [both for both in before.items() if after.get(both[0]) != both[1]]
-        changed += [both for both in after.items() if before.get(both[0]) != both[1]]
-        for key, is_touched in zip(asked, touched.tolist(), strict=True):
+        (touched, *answers) = (c.may_differ(*v, arrays) for c in (first, second) for v in (versions[::-1], versions))
+        assert all(answer is not None and answer.tolist() == touched.tolist() for answer in answers)
+        changed = [item for item in before.items() if after.get(item[0]) != item[1]]
+        changed += [item for item in after.items() if before.get(item[0]) != item[1]]
+        for key, is_touched in zip(keys, touched.tolist(), strict=True):
             assert is_touched or rows[0].get(comparable(key), []) == rows[1].get(comparable(key), []), key
             if kind in DOMAIN:
                 assert is_touched == any(name == UNBOUNDED or may_hold(file, key) for name, file in changed), key

@@ -70,8 +70,8 @@ def test_columns_without_names_that_are_not_declared(tmp_path: Path, cache_dir: 
     path = tmp_path / "a.orc"
     orc.write_table(pa.table({"_col0": [1], "_col1": ["a"]}), path)
     assert scan(path, cache_dir).to_pylist() == [{"_col0": 1, "_col1": "a"}]
-    told = r"a.orc has 2 columns without names, but lookup.schema has 1: id: declare all"
-    with pytest.raises(SchemaError, match=told):
+    words = r"a.orc has 2 columns without names, but lookup.schema has 1: id: declare all"
+    with pytest.raises(SchemaError, match=words):
         scan(path, cache_dir, schema="id BIGINT")
     assert scan(path, cache_dir, schema="_col1 BIGINT, _col0 STRING").to_pylist() == [{"_col1": 1, "_col0": "a"}]
 
@@ -156,10 +156,10 @@ def test_times_of_any_year(tmp_path: Path, cache_dir: Path, compression: str) ->
     """Those that no nanoseconds of 64 bits hold, nested, in several stripes; a file of them is as good as any other."""
     table = times_table(7, 5000)
     orc.write_table(table, tmp_path / "a.orc", compression=compression, stripe_size=1024, batch_size=1500)
-    found = scan(tmp_path / "a.orc", cache_dir)
-    found.validate(full=True)
+    rows = scan(tmp_path / "a.orc", cache_dir)
+    rows.validate(full=True)
     for field in table.schema:
-        assert found.column(field.name).cast(field.type).to_pylist() == table.column(field.name).to_pylist(), field
+        assert rows.column(field.name).cast(field.type).to_pylist() == table.column(field.name).to_pylist(), field
 
 
 SUMMER, WINTER, OLD = "2020-07-01 12:00:00", "2020-01-01 12:00:00.000001", "1930-06-01 00:00:00"
@@ -211,8 +211,8 @@ def test_old_times(tmp_path: Path, cache_dir: Path, calendar: int) -> None:
 def test_types_that_spark_says(tmp_path: Path, cache_dir: Path) -> None:
     """TIMESTAMP_NTZ and intervals are numbers in ORC, at the top and nested; `lookup.schema` may name the real types."""
 
-    def marked(name: str, said: str) -> pa.Field:
-        return pa.field(name, pa.int64(), metadata={"spark.sql.catalyst.type": said})
+    def marked(name: str, spark_type_name: str) -> pa.Field:
+        return pa.field(name, pa.int64(), metadata={"spark.sql.catalyst.type": spark_type_name})
 
     fields = [marked("t", "timestamp_ntz"), marked("i", "interval day to second")]
     fields += [pa.field("s", pa.struct([marked("t", "timestamp_ntz"), pa.field("n", pa.int64())]))]
@@ -233,9 +233,9 @@ def test_types_that_spark_says(tmp_path: Path, cache_dir: Path) -> None:
         assert scan(tmp_path / "a.orc", cache_dir, **more).to_pylist() == expected
 
 
-def spark_columns(said: str, kind: pa.DataType) -> pa.Table:
+def spark_columns(spark_type_name: str, kind: pa.DataType) -> pa.Table:
     """A column that is a number in ORC, and none of what was written; and that as a part of another."""
-    part = pa.field("x", kind, metadata={"spark.sql.catalyst.type": said})
+    part = pa.field("x", kind, metadata={"spark.sql.catalyst.type": spark_type_name})
     schema = pa.schema([pa.field("n", pa.int64()), part, pa.field("s", pa.struct([part]))])
     return pa.table([[1], [2], [{"x": 3}]], schema)
 
@@ -248,17 +248,17 @@ REFUSED: list[tuple[bytes, str, str]] = [
         "a.orc has times in the time zone 'XYZ', which this machine does not know",
     ),
     *(
-        (orc_file(spark_columns(said, kind)), name, f"column '{name}' is of Spark's type {re.escape(said)}")
-        for said, kind in (("time(6)", pa.int64()), ("interval year to month", pa.int32())) for name in "xs"
+        (orc_file(spark_columns(spark_type_name, kind)), name, f"column '{name}' is of Spark's type {re.escape(spark_type_name)}")
+        for spark_type_name, kind in (("time(6)", pa.int64()), ("interval year to month", pa.int32())) for name in "xs"
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "column", "told"), REFUSED, ids=[f"{told} {name}" for _, name, told in REFUSED])
-def test_a_column_that_cannot_be_read(tmp_path: Path, cache_dir: Path, content: bytes, column: str, told: str) -> None:
+@pytest.mark.parametrize(("content", "column", "words"), REFUSED, ids=[f"{words} {name}" for _, name, words in REFUSED])
+def test_a_column_that_cannot_be_read(tmp_path: Path, cache_dir: Path, content: bytes, column: str, words: str) -> None:
     """It is refused by name when it is read; other columns are read."""
     (tmp_path / "a.orc").write_bytes(content)
-    with pytest.raises(SchemaError, match=told):
+    with pytest.raises(SchemaError, match=words):
         scan(tmp_path / "a.orc", cache_dir, columns=f"n, {column}")
     assert scan(tmp_path / "a.orc", cache_dir, columns="n").to_pylist() == [{"n": 1}]
 

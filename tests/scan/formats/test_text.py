@@ -33,17 +33,17 @@ def dim(tmp_path: Path) -> Path:
     return tmp_path / "dim"
 
 
-def table_of(dim: Path, options: dict[str, str] | None = None) -> LookupTable:
+def open_dim(dim: Path, options: dict[str, str] | None = None) -> LookupTable:
     return LookupTable(str(dim), {"lookup.cache.dir": str(dim.parent / "cache"), **(options or {})})
 
 
 def read(dim: Path, **options: str) -> pa.Table:
     """All rows; options by the ends of their names."""
     named = {f"lookup.{key.replace('__', '.')}".replace("_", "-"): text for key, text in options.items()}
-    return table_of(dim, named).scan()
+    return open_dim(dim, named).scan()
 
 
-def put(dim: Path, name: str, content: str | bytes | pa.Array) -> None:
+def write(dim: Path, name: str, content: str | bytes | pa.Array) -> None:
     if isinstance(content, pa.Array):
         pq.write_table(pa.table({"v": content}), dim / name)
     else:
@@ -61,7 +61,7 @@ def test_blank_lines_of_csv(dim: Path, mark: str, line_end: str) -> None:
     for before, between in itertools.product(BLANK_LINES, BLANK_LINES):
         lines = ["id,v", '1,"aN Nb"', '2,5" of it', "3,c"]
         content = (mark + before + "".join(f"{line}N{between}" for line in lines)).replace("N", line_end)
-        put(dim, "a.csv", content)
+        write(dim, "a.csv", content)
         assert read(dim).to_pylist() == rows, ascii(content)
 
 
@@ -80,7 +80,7 @@ def test_blank_lines_of_dialects(
     dim: Path, content: str | bytes, options: dict[str, str], expected: dict[str, list[Any]]
 ) -> None:
     """A line with the separator is a row, if it is a tab."""
-    put(dim, "a.csv", content)
+    write(dim, "a.csv", content)
     assert read(dim, **options).to_pydict() == expected
 
 
@@ -127,8 +127,8 @@ def is_back(text: str, value: Any) -> bool:
 def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
     """Every value of a column is written back as it was read; whatever files they are in, its type is the same."""
     whole = infer_texts(pa.array(texts, pa.string()))
-    found = convert(pa.array(texts, pa.string()), whole.type())
-    assert all(is_back(text, value) for text, value in zip(texts, found.to_pylist(), strict=True)) or not texts
+    converted = convert(pa.array(texts, pa.string()), whole.type())
+    assert all(is_back(text, value) for text, value in zip(texts, converted.to_pylist(), strict=True)) or not texts
     cut = data.draw(st.integers(0, len(texts)))
     parts = [infer_texts(pa.array(part, pa.string())) for part in (texts[:cut], texts[cut:])]
     assert join_inferred(*parts).type() == join_inferred(*reversed(parts)).type()
@@ -182,10 +182,10 @@ def test_types(kind: pa.DataType) -> None:
     """Types by example; in one file, and with a file for each value."""
     for texts in TYPES[kind]:
         assert infer_texts(pa.array(texts)).type() == kind, texts
-        found = NOTHING
+        inferred = NOTHING
         for text in texts:
-            found = join_inferred(found, infer_texts(pa.array([text])))
-        assert found.type() == kind, texts
+            inferred = join_inferred(inferred, infer_texts(pa.array([text])))
+        assert inferred.type() == kind, texts
 
 
 VALUES = st.recursive(
@@ -199,23 +199,23 @@ VALUES = st.recursive(
 OBJECTS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES, max_size=3), max_size=4)
 
 
-def means(value: Any, found: Any, kind: pa.DataType) -> bool:
+def means(value: Any, actual: Any, kind: pa.DataType) -> bool:
     """Whether what was read of a JSON value has all of it."""
-    if value is None or found is None:
-        return value is None and found is None
+    if value is None or actual is None:
+        return value is None and actual is None
     if pa.types.is_struct(kind):
         fields = {field.name: field.type for field in kind}
-        return value.keys() <= fields.keys() and all(means(value.get(n), found[n], of) for n, of in fields.items())
+        return value.keys() <= fields.keys() and all(means(value.get(n), actual[n], of) for n, of in fields.items())
     if pa.types.is_list(kind):
-        pairs = zip(value, found, strict=True)
-        return len(value) == len(found) and all(means(a, b, kind.value_type) for a, b in pairs)
+        pairs = zip(value, actual, strict=True)
+        return len(value) == len(actual) and all(means(a, b, kind.value_type) for a, b in pairs)
     if pa.types.is_string(kind) and not isinstance(value, str):
-        return bool(json.loads(found) == value)
+        return bool(json.loads(actual) == value)
     if pa.types.is_timestamp(kind):
-        return datetime.datetime.fromisoformat(value.replace("Z", "+00:00")) == found
-    if isinstance(value, bool) or isinstance(found, bool):
-        return value is found
-    return bool(found == value) and (not isinstance(value, int) or int(found) == value)
+        return datetime.datetime.fromisoformat(value.replace("Z", "+00:00")) == actual
+    if isinstance(value, bool) or isinstance(actual, bool):
+        return value is actual
+    return bool(actual == value) and (not isinstance(value, int) or int(actual) == value)
 
 
 @fuzzed(150)
@@ -224,15 +224,16 @@ def test_any_json(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str,
     """JSON lines and arrays, in one file or two, of values of all types at once: all of every value is there."""
     dim = tmp_path_factory.mktemp("json") / "dim"
     dim.mkdir()
-    put(dim, "a.json", json.dumps(rows[:cut]) if array else "\n".join(map(json.dumps, rows[:cut])))
-    put(dim, "b.json", "\n".join(map(json.dumps, rows[cut:])))
+    write(dim, "a.json", json.dumps(rows[:cut]) if array else "\n".join(map(json.dumps, rows[:cut])))
+    write(dim, "b.json", "\n".join(map(json.dumps, rows[cut:])))
     if not any(rows):
         return  # without any column there is no row
-    found = read(dim)
-    assert found.num_rows == len(rows)
-    assert set(found.column_names) == {name for row in rows for name in row}
-    for row, there in zip(rows, found.to_pylist(), strict=True):
-        assert all(means(row.get(name), there[name], found.schema.field(name).type) for name in there), (row, there)
+    actual = read(dim)
+    assert actual.num_rows == len(rows)
+    assert set(actual.column_names) == {name for row in rows for name in row}
+    for row, actual_row in zip(rows, actual.to_pylist(), strict=True):
+        for field in actual.schema:
+            assert means(row.get(field.name), actual_row[field.name], field.type), (row, actual_row)
 
 
 DEEP = 20_000
@@ -245,11 +246,11 @@ OPEN = {
 @pytest.mark.parametrize(("content", "expected"), OPEN.items())
 def test_csv_that_ends_inside_of_quotes(dim: Path, content: str, expected: str | None) -> None:
     """A quote without its counterpart is an error: the rows behind it would be one text. Texts may end with a line end."""
-    put(dim, "a.csv", content)
+    write(dim, "a.csv", content)
     if expected is None:
         with pytest.raises(DamagedFileError, match="quoted text has no end"):
             read(dim)
-        assert table_of(dim, {"lookup.csv.quote": ""}).scan().num_rows == len(content.split()) - 1
+        assert open_dim(dim, {"lookup.csv.quote": ""}).scan().num_rows == len(content.split()) - 1
     else:
         assert read(dim)["v"].to_pylist() == [expected]
 
@@ -267,7 +268,7 @@ def test_csv_text_behind_a_closing_quote(dim: Path, line_end: str, quote: str) -
     lines = ["id,v,w", '0,5" pipe,"x, ""y"""', *(f'{n},{text},"N""N"' for n, text in enumerate(BEHIND_QUOTES, 1))]
     content = "".join(f"{line}N" for line in lines).replace("N", line_end)
     expected = ['5" pipe', *(text if value is None else value for text, value in BEHIND_QUOTES.items())]
-    put(dim, "a.csv", content.replace('"', quote))
+    write(dim, "a.csv", content.replace('"', quote))
     table = read(dim, csv__quote=quote)
     assert table["v"].to_pylist() == [value.replace('"', quote) for value in expected]
     assert set(table["w"].to_pylist()[1:]) == {f'{line_end}"{line_end}'.replace('"', quote)}
@@ -277,13 +278,13 @@ def test_csv_text_behind_a_closing_quote(dim: Path, line_end: str, quote: str) -
 def test_csv_text_behind_quotes_that_may_be_several_rows(dim: Path, content: str) -> None:
     """Or that, with an escape character, can be read in several ways: it is refused."""
     for text, value in (('"a\\"b"c', '"a"b"c'), ('"5" pipe', '"5" pipe')):
-        put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
+        write(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
         assert read(dim, csv__escape="\\")["v"].to_pylist() == ["x", value]
     for text in ('"a""b"', '"a"b\\"', '"a\\"', '"a"" '):
-        put(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
+        write(dim, "a.csv", f'id,v\n1,"x"\n2,{text}\n')
         with pytest.raises(DamagedFileError, match=r"a\.csv .*line 3: quoted text .*set lookup\.csv\.escape"):
             read(dim, csv__escape="\\")
-    put(dim, "a.csv", content)
+    write(dim, "a.csv", content)
     with pytest.raises(DamagedFileError, match=r"a\.csv .*line 2: quoted text is followed by .*set lookup\.csv\.quote"):
         read(dim)
 
@@ -291,9 +292,9 @@ def test_csv_text_behind_quotes_that_may_be_several_rows(dim: Path, content: str
 @pytest.mark.parametrize(("kind", "text"), [("INT", "0xFFFFFFFF"), ("SMALLINT", "0XFF"), ("BIGINT", "-0x1")])
 def test_csv_of_hexadecimal_numbers(dim: Path, kind: str, text: str) -> None:
     """They are not integers, as in Spark; to Arrow 0xFFFFFFFF is -1."""
-    put(dim, "a.csv", f"id,v\n1,{text}\n")
+    write(dim, "a.csv", f"id,v\n1,{text}\n")
     with pytest.raises(SchemaError, match=text):
-        table_of(dim, {"lookup.schema": f"id INT, v {kind}"}).scan()
+        open_dim(dim, {"lookup.schema": f"id INT, v {kind}"}).scan()
 
 
 DEPTHS = {
@@ -311,11 +312,11 @@ DEPTHS = {
 @pytest.mark.parametrize(("content", "readable"), DEPTHS.values(), ids=list(DEPTHS))
 def test_json_nested_deep(dim: Path, content: str, readable: bool) -> None:
     """Values that are nested deeper than a column can be are refused before a parser sees them. Texts are texts."""
-    put(dim, "a.json", content)
+    write(dim, "a.json", content)
     for mode in CACHES.values():
         refused = pytest.raises(DamagedFileError, match="nested more than 100 deep")
         with contextlib.nullcontext() if readable else refused:
-            assert len(table_of(dim, mode).get(1) if mode else read(dim)) >= 1
+            assert len(open_dim(dim, mode).get(1) if mode else read(dim)) >= 1
 
 
 @pytest.mark.parametrize("mode", CACHES)
@@ -324,9 +325,9 @@ def test_json_nested_deep(dim: Path, content: str, readable: bool) -> None:
 )
 def test_json_of_null(dim: Path, mode: str, order: str) -> None:
     """A null in the place of an object is a row of nulls, wherever it stands, as in Spark. Arrow's parser ends the process at the first."""
-    put(dim, "b.json", '{"id": 2}')
-    put(dim, "a.json", order.replace("NULL", "null"))
-    table = table_of(dim, {"lookup.keys": "id"} | CACHES[mode])
+    write(dim, "b.json", '{"id": 2}')
+    write(dim, "a.json", order.replace("NULL", "null"))
+    table = open_dim(dim, {"lookup.keys": "id"} | CACHES[mode])
     expected = [*["1"] * order.count("1"), "2", *["None"] * order.count("NULL")]
     assert sorted(str(n) for n in table.scan()["id"].to_pylist()) == expected
     assert len(table.get(1)) == order.count("1") and len(table.get(2)) == 1
@@ -343,11 +344,11 @@ def test_json_of_null(dim: Path, mode: str, order: str) -> None:
 )  # fmt: skip
 def test_a_second_file_decides_the_type(dim: Path, mode: str, first: str, second: str, expected: list[Any]) -> None:
     """A table whose second file has other-looking values goes on, in every mode, and the first file's values are their texts."""
-    table = table_of(dim, CACHES[mode])
-    put(dim, "a.csv", f"id,v\n1,{first}\n")
+    table = open_dim(dim, CACHES[mode])
+    write(dim, "a.csv", f"id,v\n1,{first}\n")
     before = table.scan()["v"].to_pylist()
     assert len(before) == 1
-    put(dim, "b.csv", f"id,v\n2,{second}\n")
+    write(dim, "b.csv", f"id,v\n2,{second}\n")
     assert table.scan().sort_by("id")["v"].to_pylist() == expected
     if mode != "none":
         assert [table.get(n)[0]["v"] for n in (1, 2)] == expected
@@ -362,8 +363,8 @@ HALVES = {
 @pytest.mark.parametrize("nested", ['"TEXT"', '["TEXT"]', '{"a": ["TEXT"]}', '{"TEXT": 1}'])
 def test_json_with_half_of_a_pair(dim: Path, nested: str) -> None:
     """A value of which UTF-16 has one half of a pair has a `?` there, as in Spark; others are as they were."""
-    for written, text in HALVES.items():
-        put(dim, "a.json", f'{{"id": 1, "v": {nested.replace("TEXT", written)}}}')
+    for escaped, text in HALVES.items():
+        write(dim, "a.json", f'{{"id": 1, "v": {nested.replace("TEXT", escaped)}}}')
         assert read(dim).column("v").to_pylist() == [json.loads(nested.replace("TEXT", json.dumps(text)[1:-1]))]
 
 
@@ -382,16 +383,16 @@ DECLARED = "zip STRING, n DECIMAL(5, 2), at TIMESTAMP, ok BOOLEAN, gone INT"
 def test_a_declared_schema_is_what_one_gets(dim: Path, mode: str, content: dict[str, str]) -> None:
     """Columns, their order and types as declared, whatever the texts look like; what no file has is null."""
     for name, text in content.items():
-        put(dim, name, text)
-    table = table_of(dim, {**CACHES[mode], "lookup.schema": f"{DECLARED}, id SMALLINT"})
-    found = table.scan()
-    assert found.schema == pa.schema(
+        write(dim, name, text)
+    table = open_dim(dim, {**CACHES[mode], "lookup.schema": f"{DECLARED}, id SMALLINT"})
+    rows = table.scan()
+    assert rows.schema == pa.schema(
         [("zip", pa.string()), ("n", pa.decimal128(5, 2)), ("at", pa.timestamp("us", "UTC")), ("ok", pa.bool_()), ("gone", pa.int32()), ("id", pa.int16())]
     )  # fmt: skip
     at = datetime.datetime(2020, 1, 1, tzinfo=UTC)
     first = {"zip": "01234", "n": D("1.50"), "at": at, "ok": True, "gone": None, "id": 1}
     second = {**dict.fromkeys(first), "zip": "0", "id": 2}
-    assert found.sort_by("id").to_pylist() == [first, second]  # a snapshot has an order of its own
+    assert rows.sort_by("id").to_pylist() == [first, second]  # a snapshot has an order of its own
     if mode != "none":
         assert (table.get(1), table.get(2), table.get(3)) == ([first], [second], [])
 
@@ -402,24 +403,24 @@ def test_a_declared_schema_casts_what_it_can(dim: Path, mode: str) -> None:
     columns = {"id": [1, 2], "n": [1.0, 2.0], "s": [b"a", b"b"], "f": [0.5, 0.25], "t": pa.array([{"x": 1}, None])}
     pq.write_table(pa.table(columns), dim / "a.parquet")
     options = {**CACHES[mode], "lookup.schema": "s STRING, id INT, n INT, f FLOAT, t STRUCT<x: TINYINT>"}
-    table = table_of(dim, options)
+    table = open_dim(dim, options)
     expected = [{"s": "a", "id": 1, "n": 1, "f": 0.5, "t": {"x": 1}}, {"s": "b", "id": 2, "n": 2, "f": 0.25, "t": None}]
     assert table.scan().sort_by("id").to_pylist() == expected
     assert table.scan(predicate="s = 'b' AND n = 2").to_pylist() == expected[1:]
     pq.write_table(pa.table({"id": [3], "n": [2.5], "s": [b"c"], "f": [0.1]}), dim / "b.parquet")
     with pytest.raises(SchemaError, match=r"column 'n' .*b\.parquet does not fit int32"):
         table.scan()
-    assert table_of(dim, {**options, "lookup.schema": "id INT, s STRING"}).scan().num_rows == 3
+    assert open_dim(dim, {**options, "lookup.schema": "id INT, s STRING"}).scan().num_rows == 3
 
 
 def test_declared_columns_of_directories(dim: Path) -> None:
     """Partition columns have the declared types and places; one that is not declared is not there."""
     for name in ("r=01/q=x", "r=2/q=y"):
         (dim / name).mkdir(parents=True)
-        put(dim / name, "a.csv", f"id\n{len(name)}\n")
+        write(dim / name, "a.csv", f"id\n{len(name)}\n")
     assert read(dim).column_names == ["id", "r", "q"]
-    found = read(dim, schema="r STRING, id BIGINT")
-    assert found.to_pylist() == [{"r": "01", "id": 8}, {"r": "2", "id": 7}]
+    rows = read(dim, schema="r STRING, id BIGINT")
+    assert rows.to_pylist() == [{"r": "01", "id": 8}, {"r": "2", "id": 7}]
     assert read(dim, schema="id INT, r INT", partition="r=1").to_pylist() == [{"id": 8, "r": 1}]
     with pytest.raises(SchemaError, match=r"column 'R' of lookup\.schema is spelled 'r' in the directories"):
         read(dim, schema="id INT, R INT")
@@ -428,15 +429,15 @@ def test_declared_columns_of_directories(dim: Path) -> None:
 @pytest.mark.parametrize("options", [{"lookup.schema": "id INT"}, {"lookup.csv.sep": ";"}])
 def test_a_managed_table_has_its_own_schema(dim: Path, options: dict[str, str]) -> None:
     """Its log says what its columns are."""
-    table_of(dim).write(pa.table({"id": [1]}))
+    open_dim(dim).write(pa.table({"id": [1]}))
     with pytest.raises(OptionError, match=f"option {next(iter(options))} has no meaning for .* a managed table"):
-        table_of(dim, options).scan()
+        open_dim(dim, options).scan()
 
 
 Content = str | bytes | pa.Array
 
 
-def name_of(content: Content) -> str:
+def file_name(content: Content) -> str:
     json_ = isinstance(content, str) and content.startswith("{")
     return f"a.{'parquet' if isinstance(content, pa.Array) else 'json' if json_ else 'csv'}"
 
@@ -459,16 +460,16 @@ OTHER_VALUES: list[tuple[Content, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "declared", "told"), OTHER_VALUES, ids=str)
-def test_a_value_that_is_none_of_the_declared_type(dim: Path, content: Content, declared: str, told: str) -> None:
+@pytest.mark.parametrize(("content", "declared", "reason"), OTHER_VALUES, ids=str)
+def test_a_value_that_is_none_of_the_declared_type(dim: Path, content: Content, declared: str, reason: str) -> None:
     """No value is rounded, cut or invented: the error names the column, its types and the value; other columns can be read."""
-    put(dim, name_of(content), content)
-    said = rf"column 'v' of .*{name_of(content)} (is .* and cannot be read as|does not fit)"
-    with pytest.raises(SchemaError, match=said) as caught:
+    write(dim, file_name(content), content)
+    words = rf"column 'v' of .*{file_name(content)} (is .* and cannot be read as|does not fit)"
+    with pytest.raises(SchemaError, match=words) as caught:
         read(dim, schema=f"v {declared}, id INT")
-    assert re.search(told, str(caught.value).partition(" is ")[2])
+    assert re.search(reason, str(caught.value).partition(" is ")[2])
     if isinstance(content, str):
-        assert table_of(dim, {"lookup.schema": f"v {declared}, id INT"}).scan(columns=["id"]).to_pylist() == [{"id": 1}]
+        assert open_dim(dim, {"lookup.schema": f"v {declared}, id INT"}).scan(columns=["id"]).to_pylist() == [{"id": 1}]
 
 
 WHOLE: list[Content] = ["v\n5\n", '{"v": 5}', pa.array([5])]
@@ -502,10 +503,10 @@ ROWS: list[tuple[dict[str, str], Content, Any]] = [
 @pytest.mark.parametrize(("options", "content", "expected"), ROWS, ids=str)
 def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content: Content, expected: list[Any]) -> None:
     """Each option of `lookup.csv`, and values as `lookup.schema` declares them, by example."""
-    put(dim, name_of(content), content)
-    found = read(dim, **options)
-    assert found.to_pylist() == expected
-    assert expected or found.schema == pa.schema([("id", pa.string()), ("name", pa.string())])
+    write(dim, file_name(content), content)
+    rows = read(dim, **options)
+    assert rows.to_pylist() == expected
+    assert expected or rows.schema == pa.schema([("id", pa.string()), ("name", pa.string())])
 
 
 @pytest.mark.parametrize(
@@ -525,15 +526,15 @@ def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content
 )  # fmt: skip
 def test_what_is_said_of_other_files(dim: Path, options: dict[str, str], content: str | bytes, message: str) -> None:
     """Damage is told by the file's name; errors name the option to set, and nothing is ignored without a word."""
-    put(dim, "a.json" if "json" in message else "a.csv", content)
+    write(dim, "a.json" if "json" in message else "a.csv", content)
     with pytest.raises(PysparkLookupError, match=message):
         read(dim, **options)
 
 
 def test_two_readers_of_one_path(dim: Path) -> None:
     """What one makes of the files by its options is nothing to the other, in the same cache."""
-    put(dim, "a.csv", "id;v\n1;01\n")
+    write(dim, "a.csv", "id;v\n1;01\n")
     schemas: list[dict[str, str]] = [{}, {"lookup.schema": "id INT, v INT"}]
-    tables = [table_of(dim, {**CACHES["full"], "lookup.csv.sep": ";", **schema}) for schema in schemas]
+    tables = [open_dim(dim, {**CACHES["full"], "lookup.csv.sep": ";", **schema}) for schema in schemas]
     for _ in range(2):
         assert [table.get(1) for table in tables] == [[{"id": 1, "v": "01"}], [{"id": 1, "v": 1}]]

@@ -83,8 +83,8 @@ def use(opened: Opened, number: int) -> None:
         assert step()
 
 
-def released(held: object) -> bool:
-    held.release()  # type: ignore[attr-defined]
+def released(lock: object) -> bool:
+    lock.release()  # type: ignore[attr-defined]
     return True
 
 
@@ -126,9 +126,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("what", ["a link", "a directory", "a pipe", "a hard link"])
+@pytest.mark.parametrize("kind", ["a link", "a directory", "a pipe", "a hard link"])
 @pytest.mark.parametrize("places", PLACES)
-def test_what_lies_in_the_place_of_ours(tmp_path: Path, places: str, what: str) -> None:
+def test_what_lies_in_the_place_of_ours(tmp_path: Path, places: str, kind: str) -> None:
     """Links, directories, pipes and hard links at any level of the cache directory: nothing is put, changed or removed behind them."""
     private, root = tmp_path / "private", tmp_path / "cache"
     private.mkdir()
@@ -136,19 +136,19 @@ def test_what_lies_in_the_place_of_ours(tmp_path: Path, places: str, what: str) 
         for name in ("letter", "0000000000000001", "k5", "r", "0-1000"):
             (private / name).write_bytes(b"dear")
             os.utime(private / name, (1, 1))
-        before = found_in(private)
+        before = read_tree(private)
         opened = Opened(root)
         planted = root / "v1" / place
         if planted.is_dir():
             planted.rmdir()
         planted.parent.mkdir(mode=0o700, exist_ok=True)
         planted.unlink(missing_ok=True)
-        if what == "a link":
+        if kind == "a link":
             planted.symlink_to(private)
-        elif what == "a directory":
+        elif kind == "a directory":
             planted.mkdir()
             os.link(private / "letter", planted / "letter")
-        elif what == "a pipe":
+        elif kind == "a pipe":
             os.mkfifo(planted)
         else:
             os.link(private / "letter", planted)
@@ -158,7 +158,7 @@ def test_what_lies_in_the_place_of_ours(tmp_path: Path, places: str, what: str) 
             opened.clock.tick(100 * 86400)
             with contextlib.suppress(OSError):
                 act()
-        assert found_in(private) == before, place
+        assert read_tree(private) == before, place
         assert {path.stat().st_mtime for path in private.iterdir()} == {1}, place
         shutil.rmtree(root)
 
@@ -197,9 +197,9 @@ def test_processes_go_on_while_it_is_removed_again_and_again(tmp_path: Path) -> 
     assert modes(root) == {0o700}
 
 
-def make_foreign(what: str, root: Path) -> None:
+def make_foreign(kind: str, root: Path) -> None:
     """A directory that is no cache of ours, or not only."""
-    match what:
+    match kind:
         case "files with names of ours":
             for name in (
                 "blocks/ab/x",
@@ -241,7 +241,7 @@ def main_code(*command: object) -> object:
 COMMANDS = (["stats"], ["check", "--repair"], ["check"], ["clear"], ["report", "{}/report.html"], ["serve-metrics", "--textfile", "{}/metrics"])  # fmt: skip
 
 
-def found_in(root: Path) -> dict[str, tuple[int, int, bytes]]:
+def read_tree(root: Path) -> dict[str, tuple[int, int, bytes]]:
     paths = {str(path.relative_to(root)): path for path in root.rglob("*")}
     return {
         name: (path.lstat().st_ino, path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
@@ -249,35 +249,35 @@ def found_in(root: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-@pytest.mark.parametrize("what", [*FOREIGN, "nothing"])
+@pytest.mark.parametrize("kind", [*FOREIGN, "nothing"])
 def test_a_directory_that_is_not_ours(
-    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands about the host's cache make nothing in it, nor remove anything; queries go without a cache, or use what is empty."""
     root, out = tmp_path / "mine", tmp_path / "out"
     for path in (root, out):
         path.mkdir(mode=0o700)
-    make_foreign(what, root)
+    make_foreign(kind, root)
     monkeypatch.setenv("HOME", str(root))
-    before = found_in(tmp_path)
+    before = read_tree(tmp_path)
     for directory in (str(root), f"{root}/../mine", "~"):
         for command in COMMANDS:
             assert main_code(*(part.format(out) for part in command), directory) == 1
             assert "is not a cache directory of lookupcache" in capsys.readouterr().err
-            assert found_in(tmp_path) == before
+            assert read_tree(tmp_path) == before
     pq.write_table(pa.table({"id": [1, 2]}), out / "t.parquet")
     options = {"lookup.keys": "id", "lookup.cache.dir": str(root), **CACHES["FULL"]}
     runtime = Runtime(HostClock(), random.Random(1))
     monkeypatch.setattr(lookup_table, "runtime", lambda: runtime)
     table = LookupTable(str(out / "t.parquet"), options)
     assert table.get(1) == [{"id": 1}]
-    if what == "nothing":
+    if kind == "nothing":
         assert table.warm()
         assert main_code("check", root) == 0
     else:
         with pytest.raises(OptionError, match=r"lookup.cache = 'FULL' keeps its snapshots on disk: .*v1"):
             table.warm()
-        assert [one for one in found_in(tmp_path).items() ^ before.items() if not one[0].startswith("out")] == []
+        assert [entry for entry in read_tree(tmp_path).items() ^ before.items() if not entry[0].startswith("out")] == []
 
 
 def test_a_cache_of_an_earlier_release_is_adopted(tmp_path: Path) -> None:
@@ -285,9 +285,9 @@ def test_a_cache_of_an_earlier_release_is_adopted(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     use(Opened(root), 1)
     (root / "v1" / MARKER).unlink()
-    before = found_in(root)
+    before = read_tree(root)
     assert main_code("clear", root) == 1
-    assert found_in(root) == before
+    assert read_tree(root) == before
     assert Opened(root).disk.get_block(key(1)) == random_data(1)
     assert main_code("clear", root) == 0
     assert [path for path in root.rglob("*") if path.is_file() and path.parent.name in ("version", "blocks")] == []
@@ -310,14 +310,14 @@ def test_a_table_and_the_cache_lie_apart(tmp_path: Path, how: str) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "link").symlink_to("t")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / "a.parquet")
-    path, cache = (f"{{}}/{one}" if "{}" not in one else one for one in APART[how])
-    before = found_in(tmp_path)
+    path, cache = (f"{{}}/{place}" if "{}" not in place else place for place in APART[how])
+    before = read_tree(tmp_path)
     options = {"lookup.keys": "id", "lookup.cache.dir": cache.replace("{}", str(tmp_path))}
     table = LookupTable(path.replace("{}", str(tmp_path)), options)
     for ask in (table.scan, lambda: table.get(1), lambda: table.write([{"id": 2}])):
         with pytest.raises(OptionError, match=r"lies in the (table|cache directory) .*lookup\.cache\.dir"):
             ask()
-    assert found_in(tmp_path) == before
+    assert read_tree(tmp_path) == before
     for path, cache in (("t", "t2"), ("t", "u/t"), ("t/a.parquet", "t/c"), ("t/*.parquet", "t/cache")):
         beside = LookupTable(str(tmp_path / path), {"lookup.cache.dir": str(tmp_path / cache)})
         assert beside.scan().num_rows == beside.scan().num_rows == 1

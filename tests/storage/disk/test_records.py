@@ -27,7 +27,7 @@ class Host(Opened):
         super().__init__(root, 10**9, FakeClock(1_000_000.0))
         self.counters = self.root / "counters"
 
-    def made(self, name: str, a: int, b: int) -> CounterFile:
+    def open_counters(self, name: str, a: int, b: int) -> CounterFile:
         file = self.disk.new_counters(name, {"url": "/t"}, dict.fromkeys(NAMES, 0))
         file.write(pair(a, b))
         return file
@@ -36,8 +36,8 @@ class Host(Opened):
         return sorted(os.listdir(self.counters))
 
     def sums(self, prefix: str = "t") -> dict[str, int]:
-        found = self.disk.counters(prefix)
-        return {name: sum(counts.values[name] for counts in found) for name in NAMES}
+        counters = self.disk.counters(prefix)
+        return {name: sum(counts.values[name] for counts in counters) for name in NAMES}
 
     def fold(self, dies: bool = False) -> None:
         """`dies`: before the files in the total are removed."""
@@ -61,11 +61,11 @@ def host(tmp_path: Path) -> Host:
 def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     """Files of processes that have ended become one, whoever dies while folding them; each process counts once, with what it put last."""
     host, living = Host(tmp_path_factory.mktemp("counters")), dict[str, CounterFile]()
-    other, begun, counted = host.made("u-1", 100, 100), list[int](), dict[str, int]()
+    reader, starts, counted = host.open_counters("u-1", 100, 100), list[int](), dict[str, int]()
     for number, step in enumerate(steps):
         if step == "begin":
-            living[f"t-{number:02}"] = host.made(f"t-{number:02}", number, 1)
-            begun.append(number)
+            living[f"t-{number:02}"] = host.open_counters(f"t-{number:02}", number, 1)
+            starts.append(number)
             counted[f"t-{number:02}"] = number
         elif step == "count" and living:
             name = sorted(living)[number % len(living)]
@@ -76,29 +76,29 @@ def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str
         elif step in ("fold", "die"):
             before = host.files()
             host.fold(dies=step == "die")
-            total = ["t-ended"] if len(begun) > len(living) else []
+            total = ["t-ended"] if len(starts) > len(living) else []
             assert host.files() == sorted({*(before if step == "die" else living), *total, "u-1"})
-        assert host.sums() == {"a": sum(counted.values()), "b": len(begun)}
+        assert host.sums() == {"a": sum(counted.values()), "b": len(starts)}
     assert host.sums("u") == {"a": 100, "b": 100}
     assert os.listdir(host.counters.parent / "tmp") == []
-    del other
+    del reader
 
 
 # The file that is folded: before the total in the order of names, and after it; and what is read just before.
 @pytest.mark.parametrize(("name", "read"), [("t-0", "t-0"), ("t-x", "t-ended")])
 def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPatch, name: str, read: str) -> None:
     """A file that is folded between the reading of the total and its own is neither missed nor counted twice."""
-    host.made("t-1", 1, 1)
+    host.open_counters("t-1", 1, 1)
     host.fold()
-    host.made(name, 10, 1)
+    host.open_counters(name, 10, 1)
     counts, folded = Disk._counts, list[str]()
 
-    def beside(self: Disk, asked: str) -> Counts | None:
-        found = counts(self, asked)
-        if not folded and asked == read:
-            folded.append(asked)
+    def beside(self: Disk, prefix: str) -> Counts | None:
+        actual = counts(self, prefix)
+        if not folded and prefix == read:
+            folded.append(prefix)
             host.fold()
-        return found
+        return actual
 
     monkeypatch.setattr(Disk, "_counts", beside)
     assert host.sums() == {"a": 11, "b": 2}
@@ -108,7 +108,7 @@ def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("how", ["cut", "bit", "head", "fifo"])
 def test_damaged_files(host: Host, how: str) -> None:
     """What cannot be read is left out and counted; `check` names it, and with `repair` removes it."""
-    keep, damaged = host.made("t-1", 1, 1), host.made("t-2", 2, 2)
+    keep, damaged = host.open_counters("t-1", 1, 1), host.open_counters("t-2", 2, 2)
     path = host.counters / "t-2"
     data = bytearray(path.read_bytes())
     if how == "fifo":

@@ -32,23 +32,23 @@ TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"
 
 
-def record_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
+def record_path(opened: Opened, name: str = "s", table: str = "t") -> Path:
     return opened.root / "records" / "segment" / f"{table}-{name}"
 
 
 def content(opened: Opened, name: str = "s", table: str = "t") -> dict[str, bytes] | None:
     """The regions of a segment; None if it cannot be had."""
-    found = opened.disk.open_segment(table, name)
-    return None if found is None else {key: bytes(region) for key, region in found.regions.items()}
+    opened_segment = opened.disk.open_segment(table, name)
+    return None if opened_segment is None else {key: bytes(region) for key, region in opened_segment.regions.items()}
 
 
-def edited(path: Path, edit: Callable[[bytes], bytes] = bytes, told: bool = True) -> None:
+def rewrite(path: Path, edit: Callable[[bytes], bytes] = bytes, is_visible: bool = True) -> None:
     """Change a file's bytes in place, as a failing disk does; its time of change tells it, or not."""
     status, blob = path.stat(), edit(path.read_bytes())
     with open(path, "r+b") as file:
         file.write(blob)
         file.truncate(len(blob))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 12_345 * told))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 12_345 * is_visible))
 
 
 def layout(path: Path) -> dict[str, tuple[int, int]]:
@@ -72,13 +72,13 @@ def test_a_segment_is_what_was_published(opened: Opened) -> None:
     assert all(offset % 64 == 0 for offset, _ in regions.values())
     assert [stat.S_IMODE(place.stat().st_mode) for place in (path, path.parent)] == [0o600, 0o700]
     for disk in (opened.disk, Opened(opened.root.parent).disk):
-        found = disk.open_segment("t", "s")
-        assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
-        assert found.meta == META
-        assert found.bytes == path.stat().st_size
-        assert all(region.readonly for region in found.regions.values())
+        opened_segment = disk.open_segment("t", "s")
+        assert {key: bytes(region) for key, region in opened_segment.regions.items()} == REGIONS
+        assert opened_segment.meta == META
+        assert opened_segment.bytes == path.stat().st_size
+        assert all(region.readonly for region in opened_segment.regions.values())
         assert disk.open_segment("t", "other") is disk.open_segment("other", "s") is None
-    assert opened.disk.usage() == Usage(0, on_disk(path.stat().st_size), on_disk(record_of(opened).stat().st_size))
+    assert opened.disk.usage() == Usage(0, on_disk(path.stat().st_size), on_disk(record_path(opened).stat().st_size))
     assert opened.disk.usage().total == opened.disk.used_bytes()
 
 
@@ -91,18 +91,18 @@ def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory,
     regions = data.draw(st.dictionaries(names, st.binary(max_size=200), max_size=5))
     added = data.draw(st.dictionaries(names.map("+".__add__), st.binary(max_size=100), max_size=3))
     added = {name: blob for name, blob in added.items() if name not in regions}
-    left = dict(regions)
+    unwritten = dict(regions)
     with writing(opened, {name: len(blob) for name, blob in regions.items()}) as writer:
-        while any(left.values()):
-            name = data.draw(st.sampled_from(sorted(name for name, blob in left.items() if blob)))
-            size = data.draw(st.integers(1, len(left[name])))
+        while any(unwritten.values()):
+            name = data.draw(st.sampled_from(sorted(name for name, blob in unwritten.items() if blob)))
+            size = data.draw(st.integers(1, len(unwritten[name])))
             writer.append(name, b"")
-            writer.append(name, left[name][:size])
-            left[name] = left[name][size:]
+            writer.append(name, unwritten[name][:size])
+            unwritten[name] = unwritten[name][size:]
         for name, blob in added.items():
             writer.add(name, blob)
     assert content(opened) == {**regions, **added}
-    edited(segment_path(opened))  # what is read through
+    rewrite(segment_path(opened))  # what is read through
     assert content(opened) == {**regions, **added}
 
 
@@ -120,24 +120,24 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
     paths = {use: published(opened, str(number)) for number, use in enumerate(USES)}
     published(opened, "other", "u")
     assert opened.disk.segments("t") == [path.name for path in paths.values()]
-    held: list[Any] = []
+    uses: list[Any] = []
     for path, use in zip(paths.values(), USES.values(), strict=True):
-        found = opened.disk.open_segment("t", path.name)
-        held.append(use(found))
-        del found
+        opened_segment = opened.disk.open_segment("t", path.name)
+        uses.append(use(opened_segment))
+        del opened_segment
     gc.collect()
     for use, path in paths.items():
         for disk in (opened.disk, Opened(opened.root.parent).disk):
             assert not disk.remove_segment("t", path.name), use
         assert path.exists()
-        assert record_of(opened, path.name).exists()
+        assert record_path(opened, path.name).exists()
         assert content(opened, path.name) == REGIONS
-    held.clear()
+    uses.clear()
     gc.collect()
     for use, path in paths.items():
         for _ in range(2):
             assert opened.disk.remove_segment("t", path.name), use
-            assert not (path.exists() or record_of(opened, path.name).exists())
+            assert not (path.exists() or record_path(opened, path.name).exists())
     assert (opened.disk.segments("t"), opened.disk.segments("u")) == ([], ["other"])
     segment_path(opened, "directory").mkdir()
     assert not opened.disk.remove_segment("t", "directory")  # it is not ours
@@ -147,13 +147,13 @@ def test_a_table_in_use_is_marked_once_a_minute(opened: Opened, monkeypatch: pyt
     """By any of the host's processes. Between marks, a use costs no system call. A clock that was set back does not stop the marks."""
     table = segment_path(opened).parent
     table.mkdir()
-    other, at_s = Opened(opened.root.parent, clock=opened.clock), opened.clock.wall_s
+    peer, at_s = Opened(opened.root.parent, clock=opened.clock), opened.clock.wall_s
     marks: list[float] = []
     utime, lstat = os.utime, os.lstat
     looks: list[str] = []
     monkeypatch.setattr(os, "utime", lambda path, times: (marks.append(times[0] - at_s), utime(path, times)))
     monkeypatch.setattr(os, "lstat", lambda path, **more: (looks.append(str(path)), lstat(path, **more))[1])
-    for disk, later_s in ((opened, 61), (opened, 60), (other, 0), (opened, 2), (other, 0), (opened, -500), (other, 0)):
+    for disk, later_s in ((opened, 61), (opened, 60), (peer, 0), (opened, 2), (peer, 0), (opened, -500), (peer, 0)):
         opened.clock.wall_s += later_s
         disk.disk.use_table("t")
     assert marks == pytest.approx([61, 123, -377], abs=1)
@@ -204,7 +204,7 @@ def test_upkeep_shortens_no_file_in_place(opened: Opened, damaged: bool) -> None
         opened.disk.put_blocks({key(1, 5000): bytes(5000)})
         mapped = opened.disk.open_segment("t", "s")
         if damaged:
-            edited(segment, in_footer)
+            rewrite(segment, in_footer)
         files = [path for kind in ("blocks", "snapshots") for path in (opened.root / kind).rglob("*") if path.is_file()]
         with contextlib.ExitStack() as stack:
             handles = [stack.enter_context(path.open("rb")) for path in files]
@@ -237,12 +237,12 @@ def test_a_damaged_segment_is_absent(opened: Opened) -> None:
     published(opened, "sound")
     for number, (damage, edit) in enumerate(DAMAGE.items(), 1):
         path = published(opened)
-        edited(path, edit)
+        rewrite(path, edit)
         for _ in range(2):
             assert opened.disk.open_segment("t", "s") is None, damage
             assert opened.count("snapshotDamagedCount") == number
         assert not path.exists()
-        assert not record_of(opened).exists()
+        assert not record_path(opened).exists()
         assert content(opened, "sound") == REGIONS
         published(opened)
         assert content(opened) == REGIONS
@@ -253,12 +253,12 @@ def reads_regions(opened: Opened) -> bool:
     """Whether opening reads the regions through: only then is a change noticed that leaves the file's time as it was."""
     path = segment_path(opened)
     blob = path.read_bytes()
-    edited(path, in_region, told=False)
-    found = content(opened)
-    assert found is None or found["two"] == flipped(REGIONS["two"], 8 * 76)
-    if found is not None:
-        edited(path, lambda _: blob, told=False)
-    return found is None
+    rewrite(path, in_region, is_visible=False)
+    regions = content(opened)
+    assert regions is None or regions["two"] == flipped(REGIONS["two"], 8 * 76)
+    if regions is not None:
+        rewrite(path, lambda _: blob, is_visible=False)
+    return regions is None
 
 
 def test_regions_are_verified_once(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,20 +269,20 @@ def test_regions_are_verified_once(opened: Opened, monkeypatch: pytest.MonkeyPat
         fcntl.flock(file, fcntl.LOCK_EX)
         assert content(opened) == REGIONS
     assert not reads_regions(opened)
-    edited(path)
+    rewrite(path)
     assert content(opened) == REGIONS  # read through, and recorded
     assert not reads_regions(opened)
     assert content(opened) == REGIONS
-    edited(path, in_footer, told=False)  # which is read at every opening
+    rewrite(path, in_footer, is_visible=False)  # which is read at every opening
     assert content(opened) is None
     assert opened.count("snapshotDamagedCount") == 1
 
 
-LOST: dict[str, Callable[[Opened], object]] = {
-    "gone": lambda opened: record_of(opened).unlink(),
-    "damaged": lambda opened: record_of(opened).write_bytes(b"noise"),
+RECORD_LOSSES: dict[str, Callable[[Opened], object]] = {
+    "gone": lambda opened: record_path(opened).unlink(),
+    "damaged": lambda opened: record_path(opened).write_bytes(b"noise"),
     "of another file": lambda opened: opened.disk.replace_record("segment", "t-s", [1, 2, 3]),
-    "of another time": lambda opened: edited(segment_path(opened)),
+    "of another time": lambda opened: rewrite(segment_path(opened)),
     "of another inode": lambda opened: os.replace(
         shutil.copy2(segment_path(opened), opened.root / "tmp" / "copy"), segment_path(opened)
     ),
@@ -291,31 +291,31 @@ LOST: dict[str, Callable[[Opened], object]] = {
 
 def test_without_its_record_a_segment_is_read_through(opened: Opened) -> None:
     """Without a record of this very file a segment is read through, and recorded or found damaged; each time, if it cannot be recorded."""
-    for number, lost in enumerate(LOST.values()):
+    for number, lose in enumerate(RECORD_LOSSES.values()):
         published(opened)
-        lost(opened)
+        lose(opened)
         assert content(opened) == REGIONS
         assert opened.count("snapshotDamagedCount") == number
         assert not reads_regions(opened)
-        lost(opened)
+        lose(opened)
         assert reads_regions(opened)
         assert opened.count("snapshotDamagedCount") == number + 1
         assert not segment_path(opened).exists()
     published(opened)
-    record_of(opened).unlink()
+    record_path(opened).unlink()
     shutil.rmtree(opened.root / "tmp")
     (opened.root / "tmp").symlink_to(opened.root.parent)
     for _ in range(2):
         assert content(opened) == REGIONS
-    assert not record_of(opened).exists()
-    assert opened.count("snapshotDamagedCount") == len(LOST)
+    assert not record_path(opened).exists()
+    assert opened.count("snapshotDamagedCount") == len(RECORD_LOSSES)
 
 
 def test_check_reads_every_region(opened: Opened) -> None:
     """`check` finds damaged segments whatever their records say, changes nothing, and with `repair` removes them."""
     sound = published(opened, "sound", "u")
     for n, damage in enumerate(DAMAGE.values()):
-        edited(published(opened, f"s{n:02}"), damage, told=False)
+        rewrite(published(opened, f"s{n:02}"), damage, is_visible=False)
     (opened.root / "snapshots" / "t" / "foreign").write_bytes(b"planted")
     bad = (*(f"snapshots/t/{name}" for name in ["foreign", *(f"s{n:02}" for n in range(len(DAMAGE)))]),)
     for repair in (False, True):
@@ -332,11 +332,11 @@ def mappings() -> list[list[str]]:
     return [[words[1], words[4]] for words in lines]
 
 
-def holder(root: Path, found: OpenSegment | None, pipe: Any) -> None:
+def holder(root: Path, held_segment: OpenSegment | None, pipe: Any) -> None:
     """Holds a segment (inherited, or opened here) until told otherwise; tells what it sees."""
-    if found is None:
-        found = Opened(root).disk.open_segment("t", "s")
-    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+    if held_segment is None:
+        held_segment = Opened(root).disk.open_segment("t", "s")
+    assert {key: bytes(region) for key, region in held_segment.regions.items()} == REGIONS
     pipe.send(mappings())
     pipe.recv()
 
@@ -346,13 +346,13 @@ def share_and_pin(root: Path) -> None:
     opened = Opened(root)
     path = published(opened)
     for inherited, killed in itertools.product((False, True), repeat=2):
-        found = opened.disk.open_segment("t", "s") if inherited else None
-        ours, theirs = context.Pipe()
-        child = context.Process(target=holder, args=(root, found, theirs))
+        held_segment = opened.disk.open_segment("t", "s") if inherited else None
+        parent_end, child_end = context.Pipe()
+        child = context.Process(target=holder, args=(root, held_segment, child_end))
         child.start()
         # Read-only and shared: the same pages of memory in every process.
-        assert ours.recv() == [["r--s", str(path.stat().st_ino)]]
-        found = None
+        assert parent_end.recv() == [["r--s", str(path.stat().st_ino)]]
+        held_segment = None
         gc.collect()
         assert mappings() == []
         assert not opened.disk.remove_segment("t", "s")
@@ -361,17 +361,17 @@ def share_and_pin(root: Path) -> None:
             child.kill()
             child.join()
         else:
-            ours.send(None)
+            parent_end.send(None)
             must_end([child])
         assert opened.disk.remove_segment("t", "s")
         published(opened)
     # A child that drops what it inherited does not unpin it for its parent.
-    found = opened.disk.open_segment("t", "s")
+    held_segment = opened.disk.open_segment("t", "s")
     child = context.Process(target=gc.collect)
     child.start()
     must_end([child])
     assert not opened.disk.remove_segment("t", "s")
-    assert bytes(found.regions["one"]) == REGIONS["one"]
+    assert bytes(held_segment.regions["one"]) == REGIONS["one"]
 
 
 def test_processes_share_and_pin(cache_dir: Path) -> None:

@@ -56,12 +56,12 @@ class Killed(BaseException):
 @contextlib.contextmanager
 def dying(rng: random.Random) -> Iterator[None]:
     """A process that dies while it writes a segment: its files stay, its locks do not."""
-    left, append = rng.randrange(6), SegmentWriter.append
+    room, append = rng.randrange(6), SegmentWriter.append
 
     def cut(writer: SegmentWriter, name: str, data: object) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal room
+        room -= 1
+        if room < 0:
             raise Killed
         append(writer, name, data)
 
@@ -85,7 +85,7 @@ class Host:
         self.clock = FakeClock(time.time() + 10)
         self.versions: dict[tuple[int, int], int] = collections.defaultdict(int)
         self.processes: dict[tuple[int, int, str], Table] = {}
-        self.held: list[object] = []
+        self.open_objects: list[object] = []
         self.counts: collections.Counter[str] = collections.Counter()
         for table, number in itertools.product(range(3), range(FILES)):
             self.change(table, number)
@@ -118,32 +118,32 @@ class Host:
         rng = self.rng
         table = rng.randrange(3)
         place = rng.randrange(2), table, rng.choice(["FULL", "FULL", "FULL", "PARTIAL", "NONE"])
-        others = ["die", "end", "end", "hold", "free", "wait", "wait", "upkeep"]
-        what = rng.choice(["get"] * 6 + ["change"] * 4 + others)
-        if what == "change":
+        rare_steps = ["die", "end", "end", "hold", "free", "wait", "wait", "upkeep"]
+        action = rng.choice(["get"] * 6 + ["change"] * 4 + rare_steps)
+        if action == "change":
             self.change(rng.randrange(3), rng.randrange(FILES))
-        elif what in ("get", "die"):
+        elif action in ("get", "die"):
             process = self.process(*place)
-            with dying(rng) if what == "die" else contextlib.nullcontext():
+            with dying(rng) if action == "die" else contextlib.nullcontext():
                 ids = [number * EACH + rng.randrange(EACH) for number in range(FILES)]
                 for _ in range(2):
                     assert process.versions(*ids) == [self.versions[table, number] for number in range(FILES)]
                     run_waiting(process.later)
-            if what == "die":
+            if action == "die":
                 self.end(place)
-        elif what == "hold":
+        elif action == "hold":
             with contextlib.suppress(CacheFullError):
-                self.held.append(self.process(place[0], table, "FULL").full.reload())
-        elif what == "free":
-            self.held.clear()
-        elif what == "end" and self.processes:
+                self.open_objects.append(self.process(place[0], table, "FULL").full.reload())
+        elif action == "free":
+            self.open_objects.clear()
+        elif action == "end" and self.processes:
             self.end(rng.choice(sorted(self.processes)))
-        elif what == "wait":
+        elif action == "wait":
             self.clock.tick(rng.choice([1.0, 700.0, 700.0]))
-        elif what == "upkeep":
+        elif action == "upkeep":
             disk = self.process(*place).host.disk
             rng.choice([disk.sweep, disk.sweep, disk.recount, lambda: disk.check(repair=True), disk.clear])()
-        return f"{what} {place}"
+        return f"{action} {place}"
 
 
 def test_no_host_fills_its_disk(tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_no_host_fills_its_disk(tmp_path: Path) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for seed in seeds(1):
         host = Host(tmp_path / str(seed), random.Random(seed))
-        done: list[str] = []
+        steps_done: list[str] = []
         for _ in range(100):
-            done.append(host.step())
-            assert bytes_below(host.cache_dir) <= BUDGET + SLACK, (seed, done[-5:])
-        host.held.clear()
+            steps_done.append(host.step())
+            assert bytes_below(host.cache_dir) <= BUDGET + SLACK, (seed, steps_done[-5:])
+        host.open_objects.clear()
         disk = host.process(0, 0, "NONE").host.disk
         assert disk.usage().total >= disk.used_bytes(), seed
         disk.recount()
@@ -178,33 +178,33 @@ def test_a_build_without_room(
         monkeypatch.setattr(loader, "_DECODED_SHARE", 0.1)
         monkeypatch.setattr(loader, "DECODED_AT_MOST", 0)
     clock = FakeClock()
-    one, other = (Table(tmp_path / "dim", cache_dir, MODES["FULL"], clock, max_bytes=BUDGET) for _ in range(2))
-    disk = one.host.disk
-    for table in (one, other, one):
+    first, second = (Table(tmp_path / "dim", cache_dir, MODES["FULL"], clock, max_bytes=BUDGET) for _ in range(2))
+    disk = first.host.disk
+    for table in (first, second, first):
         assert table.versions(3, 4999) == [1, 1]
         table.later.loads()
-    assert (one.metric("snapshotOverBudgetCount"), other.metric("snapshotOverBudgetCount")) == (1, 0)
-    assert (one.metric("numLoadFailures"), one.metric("cacheFailureCount"), other.metric("hitCount")) == (0, 0, 0)
+    assert (first.metric("snapshotOverBudgetCount"), second.metric("snapshotOverBudgetCount")) == (1, 0)
+    assert (first.metric("numLoadFailures"), first.metric("cacheFailureCount"), second.metric("hitCount")) == (0, 0, 0)
     assert list((cache_dir / "v1" / "tmp").iterdir()) == []
     assert disk.usage().total == disk.used_bytes() < BUDGET
-    reason = other.full.refusal(one.host.resolver.discover(one.options)[1])
+    reason = second.full.refusal(first.host.resolver.discover(first.options)[1])
     assert "lookup.cache.max-bytes is 2.1 MB" in reason
-    ((told,),) = read_reloads(disk).values()
-    assert told.error.startswith("not built: ")
-    fetched = len(one.fetched())
+    ((reload,),) = read_reloads(disk).values()
+    assert reload.error.startswith("not built: ")
+    fetched = len(first.fetched())
     assert fetched == 10
     clock.tick(61)
     with pytest.raises(CacheFullError, match=r"Raise lookup\.cache\.max-bytes"):
-        one.full.reload()
-    assert one.fetched() == set()  # it was not begun
+        first.full.reload()
+    assert first.fetched() == set()  # it was not begun
     assert len([r for r in caplog.records if r.levelname == "WARNING" and "no room" in r.message]) == 1
     clock.tick(61)
     roomy = Table(tmp_path / "dim", cache_dir, MODES["FULL"], clock, max_bytes=20 * MIB)
     assert roomy.versions(3) == [1]
     roomy.later.loads()
-    assert roomy.versions(3) == other.versions(3) == [1]
-    assert (roomy.metric("hitCount"), other.metric("hitCount")) == (1, 1)
-    assert other.full.refusal(one.host.resolver.discover(one.options)[1]) is None
+    assert roomy.versions(3) == second.versions(3) == [1]
+    assert (roomy.metric("hitCount"), second.metric("hitCount")) == (1, 1)
+    assert second.full.refusal(first.host.resolver.discover(first.options)[1]) is None
 
 
 @pytest.mark.parametrize("call", [("fcntl", "flock"), ("os", "replace")], ids=["begun", "published"])
@@ -212,54 +212,54 @@ def test_a_file_that_is_being_written_is_nobody_elses(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str]
 ) -> None:
     """Another process makes room just before or after each lock and each renaming: it takes no file of a living process for a dead one's."""
-    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    first, second = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
     module, real = importlib.import_module(call[0]), getattr(importlib.import_module(call[0]), call[1])
     looking = threading.Lock()
 
     def beside(*args: object, **more: object) -> None:
         alone = looking.acquire(blocking=False)
         if alone:
-            other._remove_dead(0)
+            second._remove_dead(0)
         real(*args, **more)
         if alone:
-            other._remove_dead(0)
+            second._remove_dead(0)
             looking.release()
 
     monkeypatch.setattr(module, call[1], beside)
-    with contextlib.closing(one.create_segment({"a": 10})) as writer:
+    with contextlib.closing(first.create_segment({"a": 10})) as writer:
         writer.append("a", b"0123456789")
         writer.finish({})
-        one.publish_segment("t", "n", writer)
-    assert one.open_segment("t", "n") is not None
-    assert one.usage().total == one.used_bytes()
+        first.publish_segment("t", "n", writer)
+    assert first.open_segment("t", "n") is not None
+    assert first.usage().total == first.used_bytes()
     # One that is gone when its size is asked for is not an error.
-    monkeypatch.setattr(one, "_reserved", lambda: [(cache_dir / "gone.reserved", True)])
+    monkeypatch.setattr(first, "_reserved", lambda: [(cache_dir / "gone.reserved", True)])
     with pytest.raises(CacheFullError):
-        one.check_room(BUDGET)
+        first.check_room(BUDGET)
 
 
 def die_beside_a_child(cache_dir: Path) -> None:
     """A process that has forked a child dies while it writes a file; what it was writing is nobody's, although the child lives."""
-    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
-    file = one.reserve(100_000)
+    first, second = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    file = first.reserve(100_000)
     os.utime(file.path, (time.time() - 7200,) * 2)  # it takes long
-    other.sweep()
+    second.sweep()
     assert file.path.exists()
-    assert other.usage().segments > 100_000
-    ours, childs = socket.socketpair()
+    assert second.usage().segments > 100_000
+    parent_end, child_end = socket.socketpair()
     child = os.fork()
     if not child:
-        ours.close()
-        childs.send(b"!")
-        childs.recv(1)  # until its parent has ended
+        parent_end.close()
+        child_end.send(b"!")
+        child_end.recv(1)  # until its parent has ended
         os._exit(0)
-    assert ours.recv(1)
+    assert parent_end.recv(1)
     os.close(file.fd)
-    other._remove_dead(0)
+    second._remove_dead(0)
     assert not file.path.exists()
-    assert other.usage().segments == 0
-    ours.close()
-    childs.close()
+    assert second.usage().segments == 0
+    parent_end.close()
+    child_end.close()
     os.waitpid(child, 0)
 
 
@@ -273,7 +273,7 @@ def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
     clock = FakeClock(time.time() + 10)
     noise = {"noise": [random.Random(n).randbytes(230) for n in range(EACH)]}  # half a MB a table
 
-    def made(name: str) -> Table:
+    def load_table(name: str) -> Table:
         for number in range(4):
             publish(tmp_path / name, number, 1, columns=noise)
         table = Table(tmp_path / name, cache_dir, MODES["FULL"], clock, max_bytes=2 * MIB)
@@ -281,44 +281,44 @@ def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
             table.full.reload()
         return table
 
-    one = made("one")
-    disk = one.host.disk
+    first_table = load_table("one")
+    disk = first_table.host.disk
     for version in (2, 3, 4):  # each time all but one file: bases, of which three are superseded
         for number in range(3):
             publish(tmp_path / "one", number, version, columns=noise)
-        one.full.reload()
-    one.full.close()  # a process that keeps none of them mapped
-    latest = one.full.reload()
-    assert len(one.segments()) < 4
-    assert one.versions(0) == [4]
-    two = made("two")
-    assert len(one.segments()) == 1
+        first_table.full.reload()
+    first_table.full.close()  # a process that keeps none of them mapped
+    latest = first_table.full.reload()
+    assert len(first_table.segments()) < 4
+    assert first_table.versions(0) == [4]
+    two = load_table("two")
+    assert len(first_table.segments()) == 1
     assert two.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 0]
     before = disk.usage()
     assert before.blocks > 0
     two.full.close()
     clock.tick(1000)  # now nobody has used it lately, but there are blocks
-    three = made("three")
+    three = load_table("three")
     assert three.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 0]
     assert three.metric("blockEvictedCount") > 0
     assert disk.usage().blocks < before.blocks
-    four = made("four")
+    four = load_table("four")
     assert four.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
-    assert [len(table.segments()) for table in (one, two, three)] == [1, 0, 1]
+    assert [len(table.segments()) for table in (first_table, two, three)] == [1, 0, 1]
     four.full.close()  # nobody reads it, but it was used a moment ago
-    assert made("five").metrics("snapshotBuildCount", "snapshotOverBudgetCount") == [0, 1]
+    assert load_table("five").metrics("snapshotBuildCount", "snapshotOverBudgetCount") == [0, 1]
     clock.tick(1000)
     assert latest.rows == 2000  # and is mapped, as the third one's
-    assert made("six").metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
-    assert [len(table.segments()) for table in (one, three, four)] == [1, 1, 0]
+    assert load_table("six").metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
+    assert [len(table.segments()) for table in (first_table, three, four)] == [1, 1, 0]
 
 
 def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the disk; half of what is free and ours if that is less, as it is at the moment."""
     disk = Disk(cache_dir, None, CacheMetricGroup(), time.time, random.Random(1))
     for free, budget in ((900, 250), (400, 200), (0, 0)):
-        told = types.SimpleNamespace(f_blocks=1000, f_bavail=free, f_frsize=MIB)
-        monkeypatch.setattr(os, "statvfs", lambda path, told=told: told)
+        status = types.SimpleNamespace(f_blocks=1000, f_bavail=free, f_frsize=MIB)
+        monkeypatch.setattr(os, "statvfs", lambda path, status=status: status)
         assert disk.budget() == disk.space().budget == budget * MIB
     with pytest.raises(CacheFullError, match="its share of the disk is 0 B"):
         disk.replace_record("version", "k", 1)
@@ -352,9 +352,9 @@ def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.Mo
         return LookupTable(str(tmp_path / f"t{number}"), options)
 
     open_tables = [table(number) for number in range(2)]
-    for one in open_tables:
-        one.write([{"id": 7, "v": 0}])
-        assert one.get(7) == [{"id": 7, "v": 0}]
+    for open_table in open_tables:
+        open_table.write([{"id": 7, "v": 0}])
+        assert open_table.get(7) == [{"id": 7, "v": 0}]
     handles = len(handles_below(tmp_path))
     for number in range(2, 7):
         table(number).write([{"id": 7, "v": number}])
@@ -367,7 +367,7 @@ def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.Mo
     for number in range(2, 7):
         assert table(number).get(7) == [{"id": 7, "v": -number}]
         assert table(number).metrics()["resolutionCount"] >= 2
-    assert [one.get(7) for one in open_tables] == [[{"id": 7, "v": 0}]] * 2
+    assert [open_table.get(7) for open_table in open_tables] == [[{"id": 7, "v": 0}]] * 2
 
 
 def test_what_is_invalidated_without_a_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,13 @@ class Bank:
         self.prefixes, self.lives_s = prefixes or ("s3://bucket/t",), lives_s
         self.lent: list[LentCredentials] = []
         self.failure: Exception | None = None
-        self.asked = 0
+        self.loans = 0
 
     def lend(self) -> Sequence[LentCredentials]:
-        self.asked += 1
+        self.loans += 1
         if self.failure is not None:
             raise self.failure
-        new = [LentCredentials(prefix, {"key": f"SESAME{self.asked}"}, self.lives_s) for prefix in self.prefixes]
+        new = [LentCredentials(prefix, {"key": f"SESAME{self.loans}"}, self.lives_s) for prefix in self.prefixes]
         self.lent += new
         return new
 
@@ -59,7 +59,7 @@ def test_renewed_before_their_end(lives_s: float, good_s: float) -> None:
     clock.wall_s -= 10**6  # the wall clock says nothing about them
     clock.tick(1)
     assert holder.select(FILE) is not first
-    assert bank.asked == 2
+    assert bank.loans == 2
 
 
 @pytest.mark.parametrize(("lives_s", "first_s", "last_s"), [(3600.0, 3000, 3300), (200.0, 50, 100), (900.0, 300, 600)])
@@ -73,12 +73,12 @@ def test_processes_that_begin_together_do_not_renew_together(lives_s: float, fir
     for holder, clock in holders:
         (loan,) = [part for part in vars(holder).values() if hasattr(part, "renew_s")]
         clock.tick(loan.renew_s - clock.steady_s - 0.001)
-        asked = bank.asked
+        loans = bank.loans
         holder.select(FILE)
-        assert bank.asked == asked
+        assert bank.loans == loans
         clock.tick(0.002)
         holder.select(FILE)
-        assert bank.asked == asked + 1
+        assert bank.loans == loans + 1
         renewals.append(int(clock.steady_s - 1000.0))
     assert first_s <= min(renewals) < max(renewals) <= last_s
     most = max(renewals.count(second) for second in renewals)
@@ -95,7 +95,7 @@ def test_without_a_stated_end_they_are_renewed_when_the_store_refuses_them() -> 
     assert holder.renew(FILE, first, expired=True) is bank.lent[1]
     # Another thread was refused with the same ones.
     assert holder.renew(FILE, first, expired=True) is bank.lent[1]
-    assert bank.asked == 2
+    assert bank.loans == 2
 
 
 def test_a_refusal_of_young_credentials_is_no_matter_of_time() -> None:
@@ -120,10 +120,10 @@ def test_a_catalog_that_is_down() -> None:
     for _ in range(3):
         assert holder.select(FILE) is first
         clock.tick(1)
-    assert bank.asked == 2
+    assert bank.loans == 2
     clock.tick(30)
     assert holder.select(FILE) is first
-    assert bank.asked == 3
+    assert bank.loans == 3
     with pytest.raises(CatalogUnavailableError):
         holder.renew(FILE, first, expired=True)
     bank.failure = None
@@ -180,10 +180,10 @@ def test_one_thread_renews(refused: bool) -> None:
 
     bank.lend = slowly  # type: ignore[method-assign]
     clock.tick(3300)
-    found: list[object] = []
+    answers: list[object] = []
 
     def ask() -> None:
-        found.append(holder.renew(FILE, first, expired=True) if refused else holder.select(FILE))
+        answers.append(holder.renew(FILE, first, expired=True) if refused else holder.select(FILE))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     threads[0].start()
@@ -193,12 +193,12 @@ def test_one_thread_renews(refused: bool) -> None:
     if not refused:
         for thread in threads[1:]:
             thread.join(30)
-        assert found == [first] * 3
+        assert answers == [first] * 3
     go_on.set()
     for thread in threads:
         thread.join(30)
-    assert bank.asked == 2
-    assert found == [bank.lent[1]] * 4 if refused else found == [first] * 3 + [bank.lent[1]]
+    assert bank.loans == 2
+    assert answers == [bank.lent[1]] * 4 if refused else answers == [first] * 3 + [bank.lent[1]]
 
 
 def test_credentials_of_other_answers() -> None:
@@ -234,15 +234,15 @@ def test_the_longest_prefix() -> None:
     ):
         holder.select("abfs://c@a.dfs/x")
     assert holder.select("file:///x") is holder.select("/x") is None
-    assert bank.asked == 1
+    assert bank.loans == 1
 
 
 def test_they_stay_in_the_process() -> None:
     lent = LentCredentials("s3://bucket/t", {"key": "SESAME42"}, 1.0)
     holder, _ = holding(Bank())
     holder.put([lent], 0.0)
-    for shown in (repr(lent), str(lent), f"{lent!r}", repr(holder), repr(vars(holder))):
-        assert "SESAME42" not in shown
+    for text in (repr(lent), str(lent), f"{lent!r}", repr(holder), repr(vars(holder))):
+        assert "SESAME42" not in text
     for secret in (lent, holder):
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="stay in the process"):
@@ -252,8 +252,8 @@ def test_they_stay_in_the_process() -> None:
 def test_options_of_the_user_and_of_the_catalog() -> None:
     """The user's endpoint is taken, and both parts of what has parts; a choice of other credentials is not."""
     lent = {"key": "k", "anon": False, "endpoint_url": "http://inside", "client_kwargs": {"region_name": "r"}}
-    mine = [("endpoint_url", "http://outside"), ("client_kwargs", {"verify": False}), ("anon", True), ("profile", "me")]
-    assert with_lent(mine, lent) == {
+    user = [("endpoint_url", "http://outside"), ("client_kwargs", {"verify": False}), ("anon", True), ("profile", "me")]
+    assert with_lent(user, lent) == {
         "key": "k", "anon": False, "endpoint_url": "http://outside", "client_kwargs": {"region_name": "r", "verify": False},
     }  # fmt: skip
 
@@ -275,21 +275,21 @@ class Guarded(AbstractFileSystem):
 
     cachable = False
     good: ClassVar[str] = "SESAME42"
-    made: ClassVar[list[dict[str, Any]]] = []
+    instances: ClassVar[list[dict[str, Any]]] = []
     refusal: ClassVar[Exception] = PermissionError("no")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.made.append(options)
+        self.instances.append(options)
         token = options.get("token")
-        self.shown = options["sas_token"] if token is None else token.token
+        self.credential = options["sas_token"] if token is None else token.token
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return path.partition("://")[2]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        if not self.shown.endswith(self.good):
+        if not self.credential.endswith(self.good):
             raise self.refusal
         return b"bytes"[start:end]
 
@@ -341,7 +341,7 @@ def test_google_and_azure(
 
     class Rest(Bank):
         def lend(self) -> Sequence[LentCredentials]:
-            self.asked += 1
+            self.loans += 1
             return parse_loan(answer, {} if how == "prefix" else config, location, 1_000_000.0)
 
     bank = Rest()
@@ -350,15 +350,15 @@ def test_google_and_azure(
     file = FileVersion(store.url_of(url), 5, "immutable:")
     with store.pin(file) as read:
         assert read(0, 5) == b"bytes"
-        assert {name: value for name, value in guarded.made[-1].items() if name in options} == options
-        assert "sas_token" in guarded.made[-1] or isinstance(guarded.made[-1]["token"], TokenOnly)
+        assert {name: value for name, value in guarded.instances[-1].items() if name in options} == options
+        assert "sas_token" in guarded.instances[-1] or isinstance(guarded.instances[-1]["token"], TokenOnly)
         monkeypatch.setattr(guarded, "good", "SESAME43")
         config = {name: value.replace("42", "43") for name, value in config.items()}
         if how == "prefix":
             answer["storage-credentials"][0]["config"] = config
         clock.tick(60)
         assert read(1, 2) == b"yt"
-        assert bank.asked == 2
+        assert bank.loans == 2
         monkeypatch.setattr(guarded, "good", "nothing")
         with pytest.raises(UfsPermissionError, match="credentials that the catalog has lent, but the store"):
             read(0, 5)
@@ -403,11 +403,11 @@ def test_what_a_catalog_lends_for_s3() -> None:
 
 
 def test_errors_that_renewal_may_cure(tmp_path: Path) -> None:
-    told: list[tuple[Callable[[], Exception], bool | None]] = [
+    cases: list[tuple[Callable[[], Exception], bool | None]] = [
         (HttpError, True), (AzureError, None), (PermissionError, None), (lambda: OSError("Forbidden: b/k\nno"), None),
         (FileNotFoundError, False), (lambda: OSError("x"), False),
     ]  # fmt: skip
-    for make, expired in told:
+    for make, expired in cases:
         problem = our_error(make(), str(tmp_path))
         assert isinstance(problem, UfsError)
         assert problem.expired is expired

@@ -88,7 +88,7 @@ def test_a_refusal_says_what_to_do(store: S3Server, monkeypatch: pytest.MonkeyPa
         "put": ("PutObject", lambda: host.ufs.put_if_absent("s3://refusals/t/a", b"mine")),
         "head": ("GetObject", lambda: host.ufs.get_meta(PATH)),
     }
-    for status, code, message, headers, ours, says in REFUSALS:
+    for status, code, message, headers, error_type, says in REFUSALS:
         for kind, (permission, call) in calls.items():
             refuse(store, {kind} if kind != "put" else {"put", "get", "head"}, status, code, message, **headers)
             host.metrics.inc("ufsRetryCount", -host.metrics.snapshot()["ufsRetryCount"])
@@ -102,9 +102,9 @@ def test_a_refusal_says_what_to_do(store: S3Server, monkeypatch: pytest.MonkeyPa
                 continue
             if kind != "head" or status in (301, 307):  # whose answers have no body
                 assert says.format(permission=permission) in text
-            transient = ours in (errors.UfsUnavailableError, errors.UfsTimeoutError)
+            transient = error_type in (errors.UfsUnavailableError, errors.UfsTimeoutError)
             assert (host.metrics.snapshot()["ufsRetryCount"] > 0) is transient
-            assert isinstance(caught.value, errors.UfsUnavailableError if kind == "put" and transient else ours)
+            assert isinstance(caught.value, errors.UfsUnavailableError if kind == "put" and transient else error_type)
 
 
 def test_a_redirect_takes_nothing_along(store: S3Server, web: WebServer) -> None:
