@@ -21,8 +21,6 @@ from pyspark_lookup.storage.stores import open_store
 from tests.support.fakes import FaultyStore
 from tests.support.iceberg_definition import sql_catalog
 
-Ids = set[int]
-
 
 def write_delta(root: Path) -> Callable[[], None]:
     """A table with a checkpoint of its last commit but one; its log is cleaned up, of that too, after one more and a checkpoint."""
@@ -129,6 +127,6 @@ def test_a_cold_read_survives_clean_up_at_any_moment(
     assert call >= 4
 
 
-def ids(path: Path, cache: Path, options: dict[str, str]) -> Ids:
+def ids(path: Path, cache: Path, options: dict[str, str]) -> set[int]:
     with LookupTable(str(path), {"lookup.cache.dir": str(cache), **options}) as table:
         return set(table.scan().column("id").to_pylist())

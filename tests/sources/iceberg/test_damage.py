@@ -24,7 +24,7 @@ from tests.support.iceberg_oracle import DATA, EQUALITY, POSITION, is_vector
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, opened
 from tests.support.orc_files import varint
-from tests.support.rest_catalog import RestCatalog
+from tests.support.rest_catalog import RestCatalog, error_body
 
 COLUMNS = {"id": "int", "name": "string"}
 CACHED = {"metadata.source": "CACHE", "metadata.sync-interval": "0"}
@@ -133,18 +133,14 @@ def test_hints(table: IcebergTable, tmp_path: Path) -> None:
     assert ids(table.home, tmp_path / "cache") == ROWS
 
 
-def _refused(status: int, message: str, kind: str) -> Callable[[], tuple[int, Any]]:
-    return lambda: (status, {"error": {"message": message, "type": kind, "code": status}})
-
-
 def _hang_up() -> Any:
     """Ends the connection, which would be answered on for as long as it is open."""
     raise ConnectionAbortedError
 
 
-# What a catalog answers, and what is told of it.
+# What a catalog answers, and words of the error.
 CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
-    (_refused(503, "later", "Unavailable"), "later"),
+    (lambda: (503, error_body(503, "Unavailable", "later")), "later"),
     (lambda: (200, b"<html>"), ""),
     (lambda: (200, {"metadata-location": "x"}), ""),
     (_hang_up, ""),

@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import BY_NIGHT
-from tests.support.iceberg_manifests import File
 from tests.support.iceberg_values import to_bytes
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import MODES, counting, opened
@@ -149,11 +148,6 @@ def test_bounds(tmp_path: Path, column: str) -> None:
     assert (actual, gets <= 2 * files) == ([7, 8], True)
 
 
-def bounded(table: IcebergTable, rows: Sequence[dict[str, Any]]) -> File:
-    (file,) = table.data([{**make_row(number), **row} for number, row in enumerate(rows)])
-    return file
-
-
 def test_what_bounds_do_not_say(tmp_path: Path) -> None:
     """Cut texts, no upper bound, bounds the wrong way round, no counts, counts of another number of rows, NaN, empty text, damaged bytes."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS)
@@ -164,9 +158,9 @@ def test_what_bounds_do_not_say(tmp_path: Path) -> None:
 
     def add(rows: Sequence[dict[str, Any]], **changes: Any) -> None:
         nonlocal number
-        rows = [{**row, "id": number + place} for place, row in enumerate(rows)]
+        (file,) = table.data([{**make_row(place), **row, "id": number + place} for place, row in enumerate(rows)])
         number += len(rows)
-        files.append(bounded(table, rows) | changes)
+        files.append(file | changes)
 
     add([{"name": "x" * 40}, {"name": long}])
     add([{"name": "a"}, {"name": "zz"}], upper_bounds={})

@@ -1,7 +1,6 @@
 """`lookup.version`, `lookup.branch`, `lookup.tag` and `lookup.timestamp` of Iceberg tables; what was expired; what views show."""
 
 import datetime
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,12 @@ class Clocked(IcebergTable):
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Iterator[Clocked]:
+def table(tmp_path: Path) -> Clocked:
     """Of four snapshots, each with the rows of those before it."""
     clocked = Clocked.create(tmp_path / "t", {"id": "int", "name": "string"})
     for number in range(4):
         clocked.commit(clocked.data([{"id": number, "name": f"n{number}"}]))
-    yield clocked
+    return clocked
 
 
 def snapshots(table: Clocked) -> list[int]:
