@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.cache.full.derived import Derived, DerivedArrays, name_derived
+from pyspark_lookup.cache.full.derived import Derived, DerivedArrays
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, plan_columns
+from pyspark_lookup.cache.full.store import name_derived
 from pyspark_lookup.cache.segments import concat
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_bools, as_indices
 from pyspark_lookup.columnar.predicate import evaluate, referenced_columns

@@ -12,9 +12,7 @@ import pyarrow as pa
 
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, StatsColumns, join_stats, referenced_columns
-from pyspark_lookup.columnar.types import widens
-from pyspark_lookup.scan.formats import Unit
-from pyspark_lookup.scan.open_file import OpenFile, Projection, missing_value, stats_as_planned, type_as_planned
+from pyspark_lookup.scan.open_file import OpenFile, Projection
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.listed_columns import ListedColumns, columns_of
 from pyspark_lookup.versions.model import Table, partition_value, typed_partition_values
@@ -23,18 +21,6 @@ _AT_ONCE = 1000  # footers that are in memory at the same time
 _FEW = 64  # up to this many unknown footers are not read here: they are read together with the rows, and not recorded
 
 OpenFiles = Callable[[ColumnFiles], Sequence[OpenFile]]
-
-
-def unit_stats(file: OpenFile, unit: Unit, projection: Projection, name: str) -> ColumnStats | None:
-    """The statistics of a column, in the projection's type, in a unit of a file (such as a row group); None if they are not known."""
-    if name in file.partition:
-        return ColumnStats.from_constant(file.partition[name])
-    planned = projection.data.field(name).type
-    if name not in file.names:
-        return ColumnStats.from_constant(missing_value(file.piece.file, name, planned))
-    if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
-        return None  # bounds in the file's type may be no bounds in the planned type
-    return stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
 
 
 def prune_files(table: Table, files: ColumnFiles, projection: Projection) -> ColumnFiles:
@@ -73,7 +59,7 @@ def prune_by_footers(table: Table, files: ColumnFiles, projection: Projection, o
     for opened in _open_some(columns, unknown, open_files):
         for file in opened:
             for name, rows in stats.items():
-                rows.append(join_stats([unit_stats(file, unit, projection, name) for unit in file.index.units]))
+                rows.append(join_stats([file.stats(unit, projection, name) for unit in file.index.units]))
     for name, kind in tested:
         columns.learn_stats(table.format, name, kind, unknown, StatsColumns.from_rows(stats[name], kind))
     return prune_files(table, remaining, projection)

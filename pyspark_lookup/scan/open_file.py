@@ -35,6 +35,7 @@ from pyspark_lookup.columnar.types import (
     list_of_entries,
     spark_type,
     split_type,
+    widens,
 )
 from pyspark_lookup.columnar.variants import assemble
 from pyspark_lookup.core.forks import cached_property
@@ -373,6 +374,17 @@ class OpenFile:
                 self.starts[index_unit.number] = first
                 first += self.index.rows(index_unit) or 0
         return self.starts[unit.number]
+
+    def stats(self, unit: Unit, projection: Projection, name: str) -> ColumnStats | None:
+        """The statistics of a column, in the projection's type, in a unit of the file (such as a row group); None if they are not known."""
+        if name in self.partition:
+            return ColumnStats.from_constant(self.partition[name])
+        planned = projection.data.field(name).type
+        if name not in self.names:
+            return ColumnStats.from_constant(missing_value(self.piece.file, name, planned))
+        if not widens(type_as_planned(self.piece.file, self.index, name, self.names[name], planned), planned):
+            return None  # bounds in the file's type may be no bounds in the planned type
+        return stats_as_planned(self.piece.file, self.index, unit, self.names[name], planned)
 
     def spell(self, columns: Iterable[str]) -> list[str]:
         """The names in this file of `columns`, each once, without columns that the file lacks."""

@@ -44,7 +44,6 @@ from pyspark_lookup.scan.footers import (
     prune_by_footers,
     prune_files,
     schemas_of,
-    unit_stats,
 )
 from pyspark_lookup.scan.formats import (
     BATCH_ROWS,
@@ -888,7 +887,7 @@ class Scan(TableScan):
     def _may_match(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         if projection.predicate is None:
             return True
-        return may_match(projection.predicate, functools.partial(unit_stats, file, unit, projection))
+        return may_match(projection.predicate, functools.partial(file.stats, unit, projection))
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
         """Read the bytes of all units into memory; if it pays to decode the predicate's columns first, only of units with matching rows."""

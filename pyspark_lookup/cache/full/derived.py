@@ -1,7 +1,7 @@
 """Arrays computed from the rows of a snapshot, such as an index of ranges. They are stored in segments beside the snapshot's layers.
 
 One process of the host computes the arrays, under a lock. The other processes wait, and then map the segment. A segment is named after the
-layers from which it was computed, so it is never out of date. It is removed together with these layers (`StoredSnapshots.write`), or
+layers from which it was computed (`store.name_derived`), so it is never out of date. It is removed together with these layers (`StoredSnapshots.write`), or
 earlier if others need the room and nobody has it mapped: its bytes count in the budget of the cache directory. A missing or damaged segment is computed again. If a segment cannot be written, each
 process computes the arrays for itself.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.core.decoding import UNREADABLE
 from pyspark_lookup.storage.context import HostContext
-from pyspark_lookup.storage.disk import DERIVED, Disk, OpenSegment
+from pyspark_lookup.storage.disk import Disk, OpenSegment
 
 T = TypeVar("T")
 
@@ -29,17 +29,6 @@ class Derived:
 
     meta: Mapping[str, Any]
     arrays: Mapping[str, Numbers]
-
-
-def name_derived(what: str, layers: str) -> str:
-    """The name of the segment that has what was computed from some layers. `what`: names the computation. `layers`: names the layers, as
-    `Snapshot.base_name` or `.layers_name` does."""
-    return f"{DERIVED}{what}-{layers}"
-
-
-def layers_of(name: str) -> str | None:
-    """The text `layers` that `name_derived` put into the name of a segment; None for the name of any other segment."""
-    return name.rsplit("-", 1)[1] if name.startswith(DERIVED) else None
 
 
 @dataclasses.dataclass(frozen=True)

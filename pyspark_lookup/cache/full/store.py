@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.cache.full.derived import layers_of
 from pyspark_lookup.cache.full.loader import StoredLayer, name_layers, open_layers
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.core.clock import HostClock
@@ -22,7 +21,7 @@ from pyspark_lookup.core.decoding import as_count, as_counts, as_name, as_number
 from pyspark_lookup.core.threads import check
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.context import HostContext
-from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.disk import DERIVED, Disk
 from pyspark_lookup.versions.model import Table, TableVersion, has_same_rows
 
 _LOCK_WAIT_S = 1.0
@@ -151,6 +150,17 @@ class State:
 def _segment_names(version: StoredVersion) -> set[str]:
     """The names of the segments in which a version is stored."""
     return {name for layer in version.layers for name in (layer.name, layer.deleted) if name is not None}
+
+
+def name_derived(what: str, layers: str) -> str:
+    """The name of the segment that has what was computed from some layers. `what`: names the computation. `layers`: names the layers, as
+    `Snapshot.base_name` or `.layers_name` does."""
+    return f"{DERIVED}{what}-{layers}"
+
+
+def layers_of(name: str) -> str | None:
+    """The text `layers` that `name_derived` put into the name of a segment; None for the name of any other segment."""
+    return name.rsplit("-", 1)[1] if name.startswith(DERIVED) else None
 
 
 def _names_of(versions: Sequence[StoredVersion], names: Sequence[str]) -> set[str]:
