@@ -315,7 +315,7 @@ FAULTS = [
         ("tests/sources/iceberg/test_catalog.py::test_many_upserts[0-full]",)),
     Fault("a-row-that-was-deleted-later-is-lost", "cache/full/loader.py::_whole",
         replace("set($segment.marks) <= set($marks)", "set($marks) != {None}"),
-        ("tests/sources/managed/test_source.py::test_a_snapshot_of_an_older_version_has_the_rows_deleted_since",)),
+        ("tests/sources/managed/test_source.py::test_a_snapshot_of_an_older_version_has_rows_deleted_later",)),
     Fault("a-reload-is-not-made", "options/reload_trigger.py::PeriodicCacheReloadTrigger.next_due_s",
         replace("min($last.finished_at_s, $now_s)", "$now_s"),
         ("tests/options/test_reload_trigger.py::test_when_a_periodic_reload_is_due",)),

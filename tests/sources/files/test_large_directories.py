@@ -48,7 +48,7 @@ def columns_from_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footers, "_AT_ONCE", 3)
 
 
-def put(path: Path, *numbers: int, days: Sequence[str] = "1", value: int | None = None) -> Path:
+def write_files(path: Path, *numbers: int, days: Sequence[str] = "1", value: int | None = None) -> Path:
     """Files of ten rows with ids of their own, in the directories of these days in turn; the last one's path."""
     targets = [path / f"day={days[number % len(days)]}" / f"f{number:03}.parquet" for number in numbers]
     for number, target in zip(numbers, targets, strict=True):
@@ -62,7 +62,7 @@ def put(path: Path, *numbers: int, days: Sequence[str] = "1", value: int | None 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "t"
-    put(path, *range(FILES), days=("1", "2", "%20x"))
+    write_files(path, *range(FILES), days=("1", "2", "%20x"))
     (path / "_SUCCESS").write_bytes(b"")
     return path
 
@@ -77,7 +77,7 @@ def expected(path: Path) -> dict[int, tuple[int, str]]:
     return rows
 
 
-def rows_of(rows: pa.Table) -> dict[int, tuple[int, str]]:
+def index_rows(rows: pa.Table) -> dict[int, tuple[int, str]]:
     return {row["id"]: (row["v"], str(row["day"])) for row in rows.to_pylist()}
 
 
@@ -111,9 +111,9 @@ def test_footers_are_read_once_per_host(
     second = opened(table, tmp_path / "cache", keys="id")
     assert [row["v"] for row in second.get(25)] == [2]
     assert second.get(-1) == []
-    assert rows_of(second.scan(predicate="id = 33")) == {33: (3, "1")}
+    assert index_rows(second.scan(predicate="id = 33")) == {33: (3, "1")}
     assert opened_files == ["f002.parquet", "f003.parquet"]
-    put(table, FILES, days="3")
+    write_files(table, FILES, days="3")
     opened_files.clear()
     assert [row["v"] for row in second.get(FILES * 10)] == [FILES]
     assert {*opened_files} == {f"f{FILES:03}.parquet"}
@@ -141,18 +141,18 @@ def test_columns_that_are_lost(table: Path, tmp_path: Path, restart: Callable[[]
         reader = opened(table, tmp_path / "cache", keys="id")
         for key in (15, 16):
             assert reader.get(key)[0]["v"] == 1
-        assert rows_of(reader.scan()) == expected(table)
+        assert index_rows(reader.scan()) == expected(table)
         lose((tmp_path / "cache").glob("**/snapshots/*/*"))
-        put(table, FILES + number)
+        write_files(table, FILES + number)
         restart()
 
 
-def test_partial_caches_carry_over(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_partial_caches_keep_rows_of_unchanged_files(table: Path, tmp_path: Path, restart: Callable[[], None]) -> None:
     """Rows of files that have not changed stay cached, also for one partition only; a removed file's bounds are known from its footer."""
     for options in ({}, {"partition": "day=1"}):
         reader = opened(table, tmp_path / "cache", mode="partial", keys="id", **options)
         assert [[row["v"] for row in reader.get(key)] for key in (5, 35, 95)] == [[0], [3], [9]]
-        put(table, 3, value=-3)
+        write_files(table, 3, value=-3)
         for _ in range(2):
             before = reader.metrics()
             assert [[row["v"] for row in reader.get(key)] for key in (5, 35, 95)] == [[0], [-3], [9]]
@@ -160,13 +160,13 @@ def test_partial_caches_carry_over(table: Path, tmp_path: Path, restart: Callabl
             assert after["hitCount"] - before["hitCount"] >= 2
             restart()
             reader = opened(table, tmp_path / "cache", mode="partial", keys="id", **options)
-        put(table, 3)
+        write_files(table, 3)
 
 
 def test_a_partition_column_gets_another_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing is carried over: the partition of a removed file has no value of the new type."""
     monkeypatch.setattr(footers, "_FEW", 64)
-    put(tmp_path / "t", *range(6), days="1x")
+    write_files(tmp_path / "t", *range(6), days="1x")
     reader = opened(tmp_path / "t", tmp_path / "cache", mode="partial", keys="id")
     assert [row["day"] for key in (5, 15) for row in reader.get(key)] == ["1", "x"]
     for file in (tmp_path / "t" / "day=x").glob("*.parquet"):
@@ -179,10 +179,10 @@ def test_a_partition_column_gets_another_type(tmp_path: Path, monkeypatch: pytes
 def test_partitions_are_selected(table: Path, tmp_path: Path, selected: str) -> None:
     reader = opened(table, tmp_path / "cache", partition=selected)
     in_objects = opened(table, tmp_path / "another", partition=selected)
-    rows, of_day = rows_of(reader.scan()), rows_of(reader.scan(predicate="day = '2'"))
+    rows, of_day = index_rows(reader.scan()), index_rows(reader.scan(predicate="day = '2'"))
     assert of_day == {key: row for key, row in rows.items() if row[1] == "2"}
     with mock.patch.object(ListedFiles, "least", 10**6):
-        assert rows_of(in_objects.scan()) == rows
+        assert index_rows(in_objects.scan()) == rows
 
 
 PARTS = st.sampled_from(["a", "k=1", "_k=1", "_x", ".x", "_SUCCESS", "b.parquet", "_temporary", "_spark_metadata", "ü"])
@@ -201,8 +201,8 @@ def test_data_files_are_selected_as_from_objects(names: list[list[str]], sizes: 
         "/".join(parts[:depth]) for parts in names for depth in range(1, len(parts)) if "_temporary" not in parts
     )
     answers: list[object] = []
-    for some in (files, ListedFiles.from_files(files)):
-        listing = Listing("file:///d", some, directories)
+    for collection in (files, ListedFiles.from_files(files)):
+        listing = Listing("file:///d", collection, directories)
         try:
             answers.append([*data_files(pattern or "file:///d", Kind.GLOB if pattern else Kind.DIRECTORY, listing)])
         except PysparkLookupError as problem:
@@ -213,12 +213,16 @@ def test_data_files_are_selected_as_from_objects(names: list[list[str]], sizes: 
 @fuzzed(200)
 @given(
     states=st.lists(st.tuples(st.text("ab/%ü", max_size=3), st.integers(0, 3), st.sampled_from("xy")), max_size=9),
-    others=st.lists(st.tuples(st.text("ab/%ü", max_size=3), st.integers(0, 3), st.sampled_from("xy")), max_size=9),
+    other_states=st.lists(
+        st.tuples(st.text("ab/%ü", max_size=3), st.integers(0, 3), st.sampled_from("xy")), max_size=9
+    ),
 )
-def test_listings_compare_as_objects_do(states: list[tuple[str, int, str]], others: list[tuple[str, int, str]]) -> None:
+def test_listings_compare_as_objects_do(
+    states: list[tuple[str, int, str]], other_states: list[tuple[str, int, str]]
+) -> None:
     files, other_files = (
-        tuple(FileVersion(f"s3://b/{name}", *state) for name, *state in sorted({s[0]: s for s in some}.values()))
-        for some in (states, others)
+        tuple(FileVersion(f"s3://b/{name}", *state) for name, *state in sorted({s[0]: s for s in drawn}.values()))
+        for drawn in (states, other_states)
     )
     listed, other_listed = ListedFiles.from_files(files), ListedFiles.from_files(other_files)
     assert tuple(listed) == files
@@ -248,9 +252,9 @@ def test_listings_compare_as_objects_do(states: list[tuple[str, int, str]], othe
 def test_the_format_is_found_as_from_objects(names: list[str]) -> None:
     files = tuple(FileVersion(f"s3://b/{name}", 1, "x") for name in names)
     answers: list[object] = []
-    for some in (files, to_column_files(ListedFiles.from_files(files), "s3://b", None)):
+    for collection in (files, to_column_files(ListedFiles.from_files(files), "s3://b", None)):
         try:
-            answers.append(detect_format([file.url for file in one_of_each_extension(some)]))
+            answers.append(detect_format([file.url for file in one_of_each_extension(collection)]))
         except OptionError as problem:
             answers.append(str(problem))
     assert answers[0] == answers[1]
@@ -258,8 +262,8 @@ def test_the_format_is_found_as_from_objects(names: list[str]) -> None:
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     """Columns have only names that are UTF-8, so such a listing has objects."""
-    put(tmp_path / "t", *range(6))
-    os.rename(put(tmp_path / "t", 6), os.fsencode(tmp_path) + b"/t/day=1/caf\xe9.parquet")
+    write_files(tmp_path / "t", *range(6))
+    os.rename(write_files(tmp_path / "t", 6), os.fsencode(tmp_path) + b"/t/day=1/caf\xe9.parquet")
     assert isinstance(open_store(str(tmp_path), {}).list_status(str(tmp_path / "t"), lambda kind: None).files, tuple)
     reader = opened(tmp_path / "t", tmp_path / "cache", keys="id")
     assert reader.get(65)[0]["v"] == 6

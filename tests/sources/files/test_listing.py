@@ -36,28 +36,28 @@ ROOT = "file:///data/dim"
 def listing(*names: str, empty: Sequence[str] = ()) -> Listing:
     """A listing of ROOT: files by relative name, a name that ends in `/` is a directory without files."""
     directories = {name.rstrip("/") for name in names if name.endswith("/")}
-    found = [name for name in names if not name.endswith("/")]
-    for name in (*found, *directories):
+    files_of_it = [name for name in names if not name.endswith("/")]
+    for name in (*files_of_it, *directories):
         parts = name.split("/")
         directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
-    files = [FileVersion(f"{ROOT}/{name}", 0 if name in empty else 7, "v1") for name in (*found, *empty)]
+    files = [FileVersion(f"{ROOT}/{name}", 0 if name in empty else 7, "v1") for name in (*files_of_it, *empty)]
     return Listing(ROOT, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
 
-def data_names(found: Listing, pattern: str | None = None, success_file: bool = False) -> list[str]:
+def data_names(listed: Listing, pattern: str | None = None, success_file: bool = False) -> list[str]:
     """Relative names of the data files of a directory, or of a glob below it."""
     url, kind = (ROOT, Kind.DIRECTORY) if pattern is None else (f"{ROOT}/{pattern}", Kind.GLOB)
-    refuse_tables(url, kind, found, SOURCES)
-    return [file.url[len(ROOT) + 1 :] for file in data_files(url, kind, found, success_file)]
+    refuse_tables(url, kind, listed, SOURCES)
+    return [file.url[len(ROOT) + 1 :] for file in data_files(url, kind, listed, success_file)]
 
 
-def directory_of(*names: str) -> tuple[Table, tuple[FileVersion, ...]]:
+def make_directory(*names: str) -> tuple[Table, tuple[FileVersion, ...]]:
     """A directory table and its data files."""
     table = Table(ROOT, "file", Kind.DIRECTORY, FileFormatName.PARQUET)
     return table, data_files(ROOT, Kind.DIRECTORY, listing(*names))
 
 
-def put(path: Path, rows: int = 1) -> Path:
+def write_file(path: Path, rows: int = 1) -> Path:
     """A small parquet file on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"id": range(rows)}), path)
@@ -70,17 +70,17 @@ def discovered(path: Path) -> tuple[Table, TableVersion]:
 
 def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
     """Files named or below a directory named `_…` or `.…` are not data, nor are those of zero bytes; `_k=v` directories are."""
-    found = listing(
+    listed = listing(
         "a.parquet", "_b.parquet", ".c.parquet", "_d/e.parquet", ".f/g.parquet", "h/_i/j.parquet", "h/.k/l.parquet",
         "h/_m.parquet", "h/n/o.parquet", "_p=1/q.parquet", "_p=1/_r=2/s.parquet", "_p=1/_t.parquet", ".u=1/v.parquet",
         "_SUCCESS", "_metadata", ".a.parquet.crc", empty=["c.parquet", "h/_started", "h/d.parquet"],
     )  # fmt: skip
     for pattern in (None, "*"):
-        assert data_names(found, pattern) == ["_p=1/_r=2/s.parquet", "_p=1/q.parquet", "a.parquet", "h/n/o.parquet"]
-    assert data_names(found, "*.parquet") == ["a.parquet"]
+        assert data_names(listed, pattern) == ["_p=1/_r=2/s.parquet", "_p=1/q.parquet", "a.parquet", "h/n/o.parquet"]
+    assert data_names(listed, "*.parquet") == ["a.parquet"]
     hidden = "file:///home/.cache/_tables/dim"  # names above the table say nothing
-    found = Listing(hidden, (FileVersion(f"{hidden}/x/a.parquet", 1, "1"),), frozenset({"x"}))
-    assert data_files(hidden, Kind.DIRECTORY, found) == found.files
+    listed = Listing(hidden, (FileVersion(f"{hidden}/x/a.parquet", 1, "1"),), frozenset({"x"}))
+    assert data_files(hidden, Kind.DIRECTORY, listed) == listed.files
 
 
 MANY = ("a.parquet", "b.parquet", "b.csv", "x/a.parquet", "x/deep/a.parquet", "y/a.parquet", "z1/a.parquet")
@@ -101,7 +101,7 @@ GLOBS = {
 def test_a_glob_matches_component_by_component(tmp_path: Path) -> None:
     """`*`, `?`, `[…]` and `{a,b}` match within one path component; a matching directory gives all files below it."""
     for name in MANY:
-        put(tmp_path / name)
+        write_file(tmp_path / name)
     host = make_host(str(tmp_path), None)
     for pattern, names in GLOBS.items():
         table = Table(host.ufs.url_of(f"{tmp_path}/{pattern}"), "file", Kind.GLOB, None)
@@ -116,12 +116,12 @@ def test_a_glob_matches_component_by_component(tmp_path: Path) -> None:
 
 def test_partition_directories_below_a_root_count() -> None:
     """Each `k=v` directory is a column, outermost first, plain ones between them are none; nor is what lies above a file or a glob."""
-    found = listing("dt=1/x/hh=02/a.parquet", "dt=2/y/hh=3/b.parquet").files
-    both = pa.schema([("dt", pa.int32()), ("hh", pa.int32())])
+    paths = listing("dt=1/x/hh=02/a.parquet", "dt=2/y/hh=3/b.parquet").files
+    fields_of_both = pa.schema([("dt", pa.int32()), ("hh", pa.int32())])
     for path, kind, files, fields in (
-        ("", Kind.DIRECTORY, found, both),
-        ("/dt=*/*/hh=*/*.parquet", Kind.GLOB, found, both),
-        ("/dt=1/*/*", Kind.GLOB, found[:1], pa.schema([both.field("hh")])),
+        ("", Kind.DIRECTORY, paths, fields_of_both),
+        ("/dt=*/*/hh=*/*.parquet", Kind.GLOB, paths, fields_of_both),
+        ("/dt=1/*/*", Kind.GLOB, paths[:1], pa.schema([fields_of_both.field("hh")])),
         ("/dt=1/a.parquet", Kind.FILE, (FileVersion(f"{ROOT}/dt=1/a.parquet", 1, "1"),), pa.schema([])),
     ):
         assert partition_fields(Table(f"{ROOT}{path}", "file", kind, FileFormatName.PARQUET), files) == fields
@@ -129,16 +129,16 @@ def test_partition_directories_below_a_root_count() -> None:
 
 def test_what_lies_beside_a_glob_is_none_of_its_business() -> None:
     """Another table's log or job directory counts only where the glob's own files may lie."""
-    found = listing(
+    listed = listing(
         "a/x.parquet", "b/_delta_log/", "b/.hoodie/", "b/_temporary/", "c/metadata/v1.metadata.json", "c/.spark-staging-1/"
     )  # fmt: skip
-    assert data_names(found, "a*/*.parquet") == ["a/x.parquet"]
-    assert data_names(found, "a/[x].parquet") == ["a/x.parquet"]
+    assert data_names(listed, "a*/*.parquet") == ["a/x.parquet"]
+    assert data_names(listed, "a/[x].parquet") == ["a/x.parquet"]
     for pattern in ("*/*.parquet", "{a,b}/*.parquet"):
         with pytest.raises(errors.TableFormatError, match="Delta"):
-            data_names(found, pattern)
+            data_names(listed, pattern)
     with pytest.raises(errors.TableFormatError, match="Iceberg"):
-        data_names(found, "[ac]/*.parquet")
+        data_names(listed, "[ac]/*.parquet")
     with pytest.raises(errors.TableBusyError, match="_temporary"):
         data_names(listing("b/x.parquet", "b/_temporary/"), "b*")
 
@@ -166,7 +166,7 @@ def test_partition_values_are_typed_by_all_of_them(
 ) -> None:
     """int32, int64, decimal, date, double or string: the narrowest that holds every value exactly; nulls fit any."""
     names = [f"k={'__HIVE_DEFAULT_PARTITION__' if v is None else v}/{n}.parquet" for n, v in enumerate(values)]
-    table, files = directory_of(*names)
+    table, files = make_directory(*names)
     assert partition_fields(table, files) == pa.schema([("k", kind)])
     raw = {int(file.url[-9]): partition_values(ROOT, file.url) for file in files}
     assert raw == {number: (("k", value),) for number, value in enumerate(values)}
@@ -195,17 +195,17 @@ def test_escapes_in_names_of_directories() -> None:
 
 def test_disagreeing_directories_name_two_files() -> None:
     """Files whose directories name other columns are not one table: the error shows a file of each."""
-    for one, other in (("a.parquet", "dt=1/b.parquet"), ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet")):
+    for first, second in (("a.parquet", "dt=1/b.parquet"), ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet")):
         with pytest.raises(errors.NotATableError, match="one table") as caught:
-            partition_fields(*directory_of(one, other))
-        assert all(f"{ROOT}/{name}" in str(caught.value) for name in (one, other))
+            partition_fields(*make_directory(first, second))
+        assert all(f"{ROOT}/{name}" in str(caught.value) for name in (first, second))
     with pytest.raises(errors.NotATableError, match="two directories of one partition column"):
-        partition_fields(*directory_of("a=1/A=2/x.parquet"))
+        partition_fields(*make_directory("a=1/A=2/x.parquet"))
 
 
 def selected(partition: str, *names: str) -> list[str]:
     """The relative names of the files that `lookup.partition` leaves."""
-    table, files = directory_of(*names)
+    table, files = make_directory(*names)
     options = parse_options({"path": "/data/dim", "lookup.partition": partition})
     return [file.url[len(ROOT) + 1 :] for file in select_partitions(table, TableVersion(table.id, files), options)]
 
@@ -215,7 +215,7 @@ PARTS = ["dt=1/c=a b/x", "dt=1/c=é/x", "dt=2/c=é/x", f"dt={NULL}/c=é/x"]
 
 
 @pytest.mark.parametrize(
-    ("partition", "names", "wanted"),
+    ("partition", "names", "expected"),
     [
         ("max_pt()", ["dt=9/a", "dt=10/a", "dt=10/b"], ["dt=10/a", "dt=10/b"]),
         (" MAX_PT( ) ", ["dt=-1/a", "dt=-2/a"], ["dt=-1/a"]),
@@ -233,9 +233,9 @@ PARTS = ["dt=1/c=a b/x", "dt=1/c=é/x", "dt=2/c=é/x", f"dt={NULL}/c=é/x"]
         ("dt=3", PARTS, []),
     ],
 )
-def test_partition_selects_files(partition: str, names: list[str], wanted: list[str]) -> None:
+def test_partition_selects_files(partition: str, names: list[str], expected: list[str]) -> None:
     """`max_pt()`: level by level the largest value in the column's type, null below all; `k=v,…`: typed values, names in any case."""
-    assert sorted(selected(partition, *names)) == sorted(wanted)
+    assert sorted(selected(partition, *names)) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -269,13 +269,13 @@ def test_a_foreign_or_busy_directory_is_never_half_a_table(tmp_path: Path, marke
     """A table format's log or a job's directory at any depth, also of a glob, is its named error with the way out."""
     kind, message = FOREIGN[marker]
     path = tmp_path / "dim" / "dt=1" / "hh=2"
-    put(path / "a.parquet")
-    (path / marker).mkdir(parents=True) if marker.endswith("/") else put(path / marker)
+    write_file(path / "a.parquet")
+    (path / marker).mkdir(parents=True) if marker.endswith("/") else write_file(path / marker)
     for place in path.rglob("*"):
         os.utime(place, (FakeClock().wall_s, FakeClock().wall_s))  # else it is of a job that died long ago
-    for asked in (tmp_path / "dim", tmp_path / "dim" / "*"):
+    for table_path in (tmp_path / "dim", tmp_path / "dim" / "*"):
         with pytest.raises(kind, match=message) as caught:
-            discovered(asked)
+            discovered(table_path)
         assert f"dt=1/hh=2/{marker.split('/', maxsplit=1)[0]}" in str(caught.value)
 
 
@@ -295,7 +295,7 @@ def test_which_directories_are_a_version(tmp_path: Path) -> None:
             data_names(listing(*names), success_file=True)
     assert data_names(listing("a.parquet", empty=["_SUCCESS"]), success_file=True) == ["a.parquet"]
     assert data_names(listing("a.parquet")) == ["a.parquet"]
-    path = str(put(tmp_path / "a.parquet"))
+    path = str(write_file(tmp_path / "a.parquet"))
     with pytest.raises(errors.OptionError, match=r"lookup\.success-file"):
         make_host(path, None).reader.find(parse_options({"path": path, "lookup.success-file": "true"}))
 
@@ -309,21 +309,21 @@ FILES = st.dictionaries(
 Files = dict[str, tuple[int, str]]
 
 
-def version_of(files: Files, table_id: str = "t") -> TableVersion:
+def make_version(files: Files, table_id: str = "t") -> TableVersion:
     return TableVersion(table_id, tuple(FileVersion(url, *files[url]) for url in sorted(files)))
 
 
 @given(FILES, FILES, st.booleans())
-def test_digests_are_equal_if_and_only_if_the_files_are(one: Files, other: Files, settled: bool) -> None:
+def test_digests_are_equal_if_and_only_if_the_files_are(files: Files, other_files: Files, settled: bool) -> None:
     """Any added, removed, resized or rewritten file is another digest, as another table is; when a version was seen is not."""
-    first, second = version_of(one), version_of(other)
-    assert (first.digest == second.digest) == (one == other)
-    assert first.digest != version_of(one, "u").digest
-    assert (len(first.digest), first.bytes) == (15, sum(size for size, _ in one.values()))
-    seen = tuple(dataclasses.replace(file, modified_at_s=5.0, settled=settled) for file in first.files)
-    again = TableVersion("t", seen)
-    assert (again, again.digest, again.settled().digest) == (first, first.digest, first.digest)
-    assert all(file.settled for file in again.settled().files)
+    first, second = make_version(files), make_version(other_files)
+    assert (first.digest == second.digest) == (files == other_files)
+    assert first.digest != make_version(files, "u").digest
+    assert (len(first.digest), first.bytes) == (15, sum(size for size, _ in files.values()))
+    touched = tuple(dataclasses.replace(file, modified_at_s=5.0, settled=settled) for file in first.files)
+    later = TableVersion("t", touched)
+    assert (later, later.digest, later.settled().digest) == (first, first.digest, first.digest)
+    assert all(file.settled for file in later.settled().files)
 
 
 def test_deleted_rows_make_another_digest() -> None:

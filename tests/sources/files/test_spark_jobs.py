@@ -27,13 +27,13 @@ class Dim:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.put("a", 1)
+        self.write_file("a", 1)
 
-    def put(self, name: str, *ids: int, large: int = 0) -> Path:
+    def write_file(self, name: str, *ids: int, large: int = 0) -> Path:
         path = self.site.path / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = pa.table({"id": list(ids), "name": [name] * len(ids), "filler": [os.urandom(large)] * len(ids)})
-        pq.write_table(found, path, compression="none")
+        rows = pa.table({"id": list(ids), "name": [name] * len(ids), "filler": [os.urandom(large)] * len(ids)})
+        pq.write_table(rows, path, compression="none")
         self.touch(path, -10)
         return path
 
@@ -53,16 +53,16 @@ class Dim:
 
     def beside(self, action: Callable[[], None], listings: int = 2) -> None:
         """Have something happen once the directory was listed so many times from now."""
-        left = [listings]
+        countdown = [listings]
 
-        def before(kind: str, subject: object) -> None:
+        def count_listings(kind: str, subject: object) -> None:
             if kind in ("list", "status"):
-                left[0] -= 1
-                if left[0] == 0:
+                countdown[0] -= 1
+                if countdown[0] == 0:
                     action()
 
         for store in self.site.stores:
-            store.before = before
+            store.before = count_listings
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_while_a_job_writes_the_last_version_is_current(
     assert ids(table.scan()) == ids(failing.scan()) == [1]
     version = table.version
     dim.begin(job)
-    dim.put("b", 2)  # by a task of a committer that puts files before the job has ended
+    dim.write_file("b", 2)  # by a task of a committer that puts files before the job has ended
     for _ in range(3):
         assert (ids(table.scan()), table.get(2), table.version) == ([1], [], version)
     assert [row["name"] for row in table.get(1)] == ["a"]
@@ -105,7 +105,7 @@ def test_a_host_that_knows_no_version_waits(dim: Dim) -> None:
         dim.site.table({"lookup.busy-wait": "2 s"}, host="new").scan()
     assert sum(dim.site.clock.slept) == pytest.approx(2)
     dim.site.clock.slept.clear()
-    dim.put("b", 2)
+    dim.write_file("b", 2)
     dim.beside(dim.end, listings=4)
     assert ids(dim.site.table(host="new").scan()) == [1, 2]
     assert 0 < sum(dim.site.clock.slept) < 5
@@ -116,7 +116,7 @@ def test_a_dead_job_is_ignored(dim: Dim, caplog: pytest.LogCaptureFixture) -> No
     table = dim.site.table()
     table.scan()
     dim.begin("_temporary/0")
-    dim.put("b", 2)
+    dim.write_file("b", 2)
     dim.site.clock.tick(599)
     assert ids(table.scan()) == [1]
     dim.touch(dim.site.path / "_temporary/0")  # it lives
@@ -129,14 +129,14 @@ def test_a_dead_job_is_ignored(dim: Dim, caplog: pytest.LogCaptureFixture) -> No
     assert len(dead) == 2  # one of each host's engine
     assert all(f"{dim.site.path}/_temporary" in message for message in dead)
     dim.begin(".spark-staging-2")
-    dim.put("c", 3)
+    dim.write_file("c", 3)
     assert ids(table.scan()) == [1, 2]  # another job is alive
     assert ids(dim.site.table({"lookup.busy-timeout": "0 s"}, host="b").scan()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PARTIAL", "FULL"])
-@pytest.mark.parametrize("left", ["nothing", "an empty directory"])
-def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, left: str) -> None:
+@pytest.mark.parametrize("remains", ["nothing", "an empty directory"])
+def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, remains: str) -> None:
     """Queries wait until `lookup.busy-wait` after the first one found the table gone, no longer; and again for one that came back."""
     dim.site.table({**KEYED, **MODES[mode]}).scan()
 
@@ -149,12 +149,12 @@ def test_a_table_that_has_gone_is_waited_for_once(dim: Dim, mode: str, left: str
 
     def remove() -> None:
         shutil.rmtree(dim.site.path)
-        if left != "nothing":
+        if remains != "nothing":
             dim.site.path.mkdir()
 
     remove()
     assert [waited_s() for _ in range(4)] == [pytest.approx(30), 0, 0, 0]
-    dim.put("b", 2)
+    dim.write_file("b", 2)
     table = dim.site.table({**KEYED, **MODES[mode]})
     assert ids(table.scan()) == [2]
     dim.site.clock.tick(5)

@@ -19,16 +19,16 @@ def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> N
     first, second = table.write(rows(1, 2)), table.upsert(rows(2, 3, name="b"))
     table.alter(properties={"a": "b"})
 
-    def seen() -> dict[int, int]:
+    def list_positions() -> dict[int, int]:
         feed = open_feed(site)
-        found = feed.snapshot(feed.state.position)
-        assert {row[CHANGE_TYPE] for row in found} == {"insert"}
-        return {row["id"]: row[LOG_POSITION] for row in found}
+        rows = feed.snapshot(feed.state.position)
+        assert {row[CHANGE_TYPE] for row in rows} == {"insert"}
+        return {row["id"]: row[LOG_POSITION] for row in rows}
 
-    assert seen() == {1: first, 2: second, 3: second}
+    assert list_positions() == {1: first, 2: second, 3: second}
     folded = table.compact()
     last = table.write(rows(4))
-    assert seen() == {1: folded, 2: folded, 3: folded, 4: last}
+    assert list_positions() == {1: folded, 2: folded, 3: folded, 4: last}
 
 
 def test_kinds_of_changes(site: Site) -> None:
@@ -55,11 +55,11 @@ def test_kinds_of_changes(site: Site) -> None:
     ):
         before = site.state().position
         position = write()
-        found = list_changes(site, before)
-        assert format_changes(found) == changes
-        assert {row[LOG_POSITION] for row in found} <= {position}
+        events = list_changes(site, before)
+        assert format_changes(events) == changes
+        assert {row[LOG_POSITION] for row in events} <= {position}
         if "-" not in changes and "<" not in changes:
-            assert list_changes(site, before, only=True) == found
+            assert list_changes(site, before, only=True) == events
         else:
             with pytest.raises(NotSupportedError, match=r"removes rows.*lookup.view = changes"):
                 list_changes(site, before, only=True)
@@ -81,7 +81,7 @@ def test_what_an_overwrite_has_replaced_was_vacuumed(site: Site, later: int) -> 
     assert list_changes(site, after=second) == []
 
 
-def batch_of(site: Site, **more: str) -> list[dict[str, Any]]:
+def read_changes(site: Site, **more: str) -> list[dict[str, Any]]:
     """The changes between two versions, read at once."""
     options = {f"lookup.{name.replace('_', '-')}": text for name, text in more.items()}
     return site.table(options, host="batch").scan().to_pylist()
@@ -98,21 +98,21 @@ def test_changes_between_two_versions(site: Site) -> None:
     times = {row["version"]: row["committed_at"] for row in table.versions()}
     feed = open_feed(site)
     for first, last in itertools.combinations_with_replacement([1, *positions], 2):
-        found = batch_of(site, changes_from=str(first), changes_to=str(last))
+        events = read_changes(site, changes_from=str(first), changes_to=str(last))
         expected = feed.between(first - 1, last)
-        assert sorted(found, key=repr) == sorted(expected, key=repr)
-        assert all(first <= row[LOG_POSITION] <= last for row in found)
-        assert all(row[COMMIT_TIMESTAMP] == times[row[LOG_POSITION]] for row in found)
+        assert sorted(events, key=repr) == sorted(expected, key=repr)
+        assert all(first <= row[LOG_POSITION] <= last for row in events)
+        assert all(row[COMMIT_TIMESTAMP] == times[row[LOG_POSITION]] for row in events)
     for part, change in feed.changes():
         assert len(feed.between(change.position - 1, change.position)) <= cost(part, change)[0]
-    assert batch_of(site, changes_from=str(positions[-1] + 1)) == []
+    assert read_changes(site, changes_from=str(positions[-1] + 1)) == []
     assert {row[COMMIT_TIMESTAMP] for row in feed.snapshot(feed.last)} == {times[positions[5]], times[positions[7]]}
     options = {"changes-from": "2", "columns": "name", "where": "id = 2", "view": "changes"}
-    some = site.table({f"lookup.{name}": text for name, text in options.items()})
-    assert some.schema.names == ["name", CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP]
-    found = some.scan(["_change_type", "name"], "_change_type <> 'insert'").to_pylist()
+    reader = site.table({f"lookup.{name}": text for name, text in options.items()})
+    assert reader.schema.names == ["name", CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP]
+    events = reader.scan(["_change_type", "name"], "_change_type <> 'insert'").to_pylist()
     expected = [("delete", "b"), ("update_postimage", "b"), ("update_preimage", "a")]
-    assert sorted(map(tuple, map(dict.values, found))) == expected
+    assert sorted(map(tuple, map(dict.values, events))) == expected
 
 
 NO_CHANGES: list[tuple[dict[str, str], type[Exception], str]] = [
@@ -127,9 +127,9 @@ NO_CHANGES: list[tuple[dict[str, str], type[Exception], str]] = [
 def test_changes_that_there_are_not(site: Site) -> None:
     """They are refused by name, as are other uses of a table that reads changes, and changes of a table that has none."""
     site.created(OFF).write(rows(1))
-    for given, kind, message in NO_CHANGES:
+    for options, kind, message in NO_CHANGES:
         with pytest.raises(kind, match=message):
-            batch_of(site, **given)
+            read_changes(site, **options)
     pq.write_table(rows(1), f"{site.path}.parquet")
     with pytest.raises(NotSupportedError, match=r"not \(or no longer\) a managed table"):
         site.table({"path": f"{site.path}.parquet", "lookup.changes-from": "1"}).scan()

@@ -54,8 +54,8 @@ def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
     before = table.scan().sort_by("id")
     position = table.compact()
     (file,) = site.committed()
-    found = pq.read_table(site.path / file).column("id").to_pylist()
-    assert found == (list(range(300)) if keys else [*range(200, 300), *range(200)])
+    ids = pq.read_table(site.path / file).column("id").to_pylist()
+    assert ids == (list(range(300)) if keys else [*range(200, 300), *range(200)])
     assert table.scan().sort_by("id") == before
     assert table.compact() == position == site.state().position
     assert table.describe()["version"] == table.version
@@ -108,18 +108,18 @@ def test_rows_are_folded_in_parts(site: Site, keys: dict[str, list[Any]], size: 
     assert len(site.committed()) >= files
     assert sorted(table.scan().column("v").to_pylist()) == list(range(count))
     if "id" in keys:
-        found = [pq.read_table(site.path / file).column("id").drop_null().to_pylist() for file in site.committed()]
-        assert all(ids == sorted(ids) for ids in found)
-        assert all(one[-1] <= other[0] for one, other in itertools.pairwise(sorted(ids for ids in found if ids)))
+        lists = [pq.read_table(site.path / file).column("id").drop_null().to_pylist() for file in site.committed()]
+        assert all(ids == sorted(ids) for ids in lists)
+        assert all(lower[-1] <= upper[0] for lower, upper in itertools.pairwise(sorted(ids for ids in lists if ids)))
 
 
 def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is appended, upserted and deleted while it runs stays so, also for who has cached rows of before it."""
     table = appended(site, 2)
     readers = [site.table(mode, host) for mode in MODES.values() for host in ("b", "c")]
-    asked = pa.table({"id": range(45)})
+    keys = pa.table({"id": range(45)})
     for reader in readers[::2]:
-        assert reader.get_many(asked).num_rows == 20
+        assert reader.get_many(keys).num_rows == 20
 
     def changes() -> None:
         table.upsert(rows(17, 30, name="new"))
@@ -132,15 +132,15 @@ def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch)
         table.compact()
         assert folded is None or folds(site.state()) == folded
         for reader in readers:
-            assert list_ids(reader.get_many(asked)) == list_ids(reader.scan()) == expected
+            assert list_ids(reader.get_many(keys)) == list_ids(reader.scan()) == expected
             assert [row["name"] for row in reader.get(17)] == ["new"]
             assert reader.get(5) == reader.get(30) == []
 
 
 def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """One wins; the other finds its rows folded already, and then nothing to do."""
-    table, other = appended(site, 3), site.table(OFF, host="b")
-    beside(site, monkeypatch, other.compact)
+    table, second = appended(site, 3), site.table(OFF, host="b")
+    beside(site, monkeypatch, second.compact)
     table.compact()
     assert len(folds(site.state())) == 1
     assert list_ids(table.scan()) == list(range(30))
@@ -152,18 +152,18 @@ def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
     for id_ in (1, 2, 3):
         table.write(rows(id_))
     table.delete(pa.table({"id": [1]}))
-    now = table.valid_write_ids
+    before = table.valid_write_ids
     table.compact()
     after = table.valid_write_ids
-    without = [type(now)(after.table, after.high_watermark, open=[id_]) for id_ in (3, 4)]  # a write, and the delete
-    for ids, expected in ((now, [2, 3]), (after, [2, 3]), (without[0], [2]), (without[1], [1, 2, 3])):
+    without = [type(before)(after.table, after.high_watermark, open=[id_]) for id_ in (3, 4)]  # a write, and the delete
+    for ids, expected in ((before, [2, 3]), (after, [2, 3]), (without[0], [2]), (without[1], [1, 2, 3])):
         assert list_ids(table.scan(valid_write_ids=ids)) == expected
     table.delete(pa.table({"id": [2]}))
     last = table.valid_write_ids
     assert [list_ids(table.scan(valid_write_ids=ids)) for ids in (after, last)] == [[2, 3], [3]]
     for id_ in range(1, 6):
         with pytest.raises(errors.VersionGoneError, match="deletes rows of files that a compaction has written"):
-            table.scan(valid_write_ids=type(now)(last.table, last.high_watermark, open=[id_]))
+            table.scan(valid_write_ids=type(before)(last.table, last.high_watermark, open=[id_]))
 
 
 def test_keys_that_were_changed(site: Site) -> None:
@@ -215,18 +215,18 @@ def test_partial_keeps_its_keys(site: Site) -> None:
     table = site.created(OFF)
     table.write(wide(0, 2000))
     reader = site.table(MODES["partial"], host="b")
-    asked = pa.table({"id": range(0, 2000, 100)})
-    reader.get_many(asked)
+    keys = pa.table({"id": range(0, 2000, 100)})
+    reader.get_many(keys)
     table.upsert(rows(7, 8, name="new"))
-    reader.get_many(asked)
+    reader.get_many(keys)
     table.upsert(rows(100, 101, name="new"))
     for small in (20_000, 2**26):  # the small writes, then all of it
         site.resize(compact_bytes=small)
         table.compact()
         misses = reader.metrics()["missCount"]
-        found = reader.get_many(asked)
+        answer = reader.get_many(keys)
         assert reader.metrics()["missCount"] - misses <= 1
-        assert found.column("name").to_pylist()[1] == "new"
+        assert answer.column("name").to_pylist()[1] == "new"
 
 
 def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
@@ -237,14 +237,14 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     assert table.vacuum() == {"files": 0, "bytes": 0, "oldest": None}
     aged(site, 10, but=second)  # the upsert came just now
     assert (table.vacuum()["oldest"], list_ids(site.table({"lookup.version": str(second)}).scan())) == (second, [2])
-    gone = r"version \d+ needs files of write 1, which were vacuumed"
+    message = r"version \d+ needs files of write 1, which were vacuumed"
     for mode in MODES.values():
-        with pytest.raises(errors.VersionGoneError, match=gone):
+        with pytest.raises(errors.VersionGoneError, match=message):
             site.table({**mode, "lookup.version": str(first)}, host="b").scan()
-    kept = table.compact()
+    compacted = table.compact()
     aged(site, 8)
-    found = table.vacuum()
-    assert (found["files"], found["oldest"]) == (3, kept)
+    removed = table.vacuum()
+    assert (removed["files"], removed["oldest"]) == (3, compacted)
     assert site.files() == site.committed()
     assert list_ids(table.scan()) == [2, 3]
     assert table.vacuum()["files"] == 0
@@ -313,13 +313,13 @@ def test_vacuum_removes_orphans(site: Site) -> None:
         site.path / "_lookup/log/.00000000000000000009.json.1234",
         site.path / "write-00000000000000000001/.part-00000-0123456789abcdef.parquet.1234",
     ]
-    others = [
+    foreign_files = [
         site.path / f"_lookup/heartbeats/{job.write_id:020d}-00",
         site.path / "_checkpoint/offsets/0",
         site.path / "notes.txt",
         site.path / "inner/write-1/part.parquet",
     ]
-    for path in (*orphans, *others):
+    for path in (*orphans, *foreign_files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
     with pytest.raises(errors.NotATableError, match=r"lies inside .*, a managed table: write to another path"):
@@ -331,7 +331,7 @@ def test_vacuum_removes_orphans(site: Site) -> None:
     aged(site, 8)
     assert table.vacuum() == {"files": 3, "bytes": 3, "oldest": None}
     assert not any(path.exists() for path in orphans)
-    assert all(path.exists() for path in others)
+    assert all(path.exists() for path in foreign_files)
     assert list_ids(site.table({"path": str(inner)}, host="late").scan()) == [1]
     writer.commit(job, files)
     assert list_ids(table.scan()) == [1, 5]

@@ -12,7 +12,7 @@ from tests.support.change_feed import format_changes, list_changes
 from tests.support.managed_tables import MODES, OFF, SCHEMA, Site, beside, rows, wide
 
 
-def seen(table: LookupTable) -> str:
+def list_rows(table: LookupTable) -> str:
     return " ".join(sorted(f"{row['id']}{row['name']}" for row in table.scan().to_pylist()))
 
 
@@ -24,17 +24,17 @@ def test_rows_of_which_it_is_true(site: Site, keys: str | None) -> None:
     table.write(pa.table({"id": [1, 1, 2, None, 3], "name": ["a", "b", "a", "b", None]}, SCHEMA))
     before = table.write(rows(4, name="b"))
     readers = [site.table({**mode, "lookup.keys": keys or "id"}, host=name) for name, mode in MODES.items()]
-    assert {seen(reader) for reader in readers} == {"1a 1b 2a 3None 4b Noneb"}
+    assert {list_rows(reader) for reader in readers} == {"1a 1b 2a 3None 4b Noneb"}
     position = table.delete(where="name = 'b' AND (id <> 4 OR id IS NULL)")
-    assert {seen(reader) for reader in readers} == {"1a 2a 3None 4b"}
+    assert {list_rows(reader) for reader in readers} == {"1a 2a 3None 4b"}
     assert format_changes(list_changes(site, before)) == "1b- Noneb-"
     assert [row["operation"] for row in table.versions()][-2:] == ["append", "delete"]
     assert table.delete(where="id = 99") == position == table.describe()["position"]
     assert table.compact() > position
-    assert {seen(reader) for reader in readers} == {"1a 2a 3None 4b"}
-    assert seen(site.table({"lookup.version": str(before)})) == "1a 1b 2a 3None 4b Noneb"
+    assert {list_rows(reader) for reader in readers} == {"1a 2a 3None 4b"}
+    assert list_rows(site.table({"lookup.version": str(before)})) == "1a 1b 2a 3None 4b Noneb"
     table.delete(where="id IS NOT NULL")
-    assert {seen(reader) for reader in readers} == {""}
+    assert {list_rows(reader) for reader in readers} == {""}
 
 
 WRITES: dict[str, tuple[Callable[[Site, LookupTable], Any], str]] = {
@@ -49,28 +49,28 @@ WRITES: dict[str, tuple[Callable[[Site, LookupTable], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRITES)
-def test_what_others_commit_before(site: Site, what: str) -> None:
+@pytest.mark.parametrize("operation", WRITES)
+def test_earlier_commits_of_others(site: Site, operation: str) -> None:
     """It is deleted as well; after an overwrite the delete is refused, and nothing of it is seen."""
     table = site.created(OFF)
     table.write(rows(1, 2))
     table.write(rows(3, 4, name="b"))
-    write, expected = WRITES[what]
-    others = [lambda: write(site, site.table(OFF, host="b"))]
+    write, expected = WRITES[operation]
+    pending = [lambda: write(site, site.table(OFF, host="b"))]
 
     def meanwhile(kind: str, subject: Any) -> None:
-        if kind == "put" and "/log/" in subject and list(site.path.rglob("deletes-*")) and others:
-            others.pop()()
+        if kind == "put" and "/log/" in subject and list(site.path.rglob("deletes-*")) and pending:
+            pending.pop()()
 
     site.interrupt(meanwhile)
     if expected:
         table.delete(where="name = 'b'")
-        assert not others
-        assert seen(table) == seen(site.table(host="c")) == expected
+        assert not pending
+        assert list_rows(table) == list_rows(site.table(host="c")) == expected
     else:
         with pytest.raises(errors.WriteConflictError, match="write again"):
             table.delete(where="name = 'b'")
-        assert seen(table) == "5b"
+        assert list_rows(table) == "5b"
 
 
 @pytest.mark.parametrize("keys", ["id", None])
@@ -81,24 +81,24 @@ def test_a_compaction_that_is_under_way(site: Site, keys: str | None, monkeypatc
         table.write(rows(1, 2, name=name))
     beside(site, monkeypatch, lambda: site.table(OFF, host="b").delete(where="name = 'b' AND id = 1"))
     table.compact()
-    assert seen(table) == "1a 2a 2b"
+    assert list_rows(table) == "1a 2a 2b"
     assert [row["operation"] for row in table.versions()][-2:] == ["delete", "compact"]
 
 
 def test_a_compaction_that_is_under_way_for_pages_of_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins again, too, where the delete is no longer in the log's state: another compaction has folded it since."""
     site.resize(log_page=7, compact_bytes=2000)
-    table, other = site.created(OFF), site.table(OFF, host="b")
+    table, second = site.created(OFF), site.table(OFF, host="b")
     for low in (10, 110):
         table.write(pa.concat_tables([wide(low, low + 100), rows(1), rows(1, name="b")]))
 
     def delete_and_compact() -> None:
-        deleted = other.delete(where="name = 'b'")
-        other.write(rows(2))
-        other.write(rows(3))
-        assert other.compact() > deleted
+        deleted = second.delete(where="name = 'b'")
+        second.write(rows(2))
+        second.write(rows(3))
+        assert second.compact() > deleted
         for number in range(12):
-            other.alter(properties={"page": str(number)})
+            second.alter(properties={"page": str(number)})
         assert site.state().since > deleted + 12
         assert site.state().deleted_where_at == deleted
 
@@ -127,4 +127,4 @@ def test_what_is_none(site: Site) -> None:
         site.table({"lookup.where": "id > 5"}).delete(where="id = 1")
     with pytest.raises((errors.UfsNotFoundError, errors.NotATableError)):
         site.table({"path": f"{site.path}-other"}).delete(where="id = 1")
-    assert (site.state().position, seen(table)) == (position, "1a")
+    assert (site.state().position, list_rows(table)) == (position, "1a")

@@ -18,13 +18,13 @@ from pyspark_lookup.sources.managed.log import WriteMode
 from tests.support.managed_tables import OFF, SCHEMA, Site, aged, list_ids, rows, write_ids
 from tests.support.s3server import S3Server
 
-OTHERS = ("notes.txt", "data.parquet", "part-00000-0123456789abcdef.parquet", ".hidden", "deletes-0123456789abcdef.parquet")  # fmt: skip
+FOREIGN_NAMES = ("notes.txt", "data.parquet", "part-00000-0123456789abcdef.parquet", ".hidden", "deletes-0123456789abcdef.parquet")  # fmt: skip
 
 
 def add_directory(place: Path, private: Path) -> None:
     """A directory of somebody's, with hard links to their files."""
     place.mkdir(parents=True)
-    for name in OTHERS:
+    for name in FOREIGN_NAMES:
         os.link(private / name, place / name)
 
 
@@ -70,7 +70,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def make_private(directory: Path) -> dict[str, bytes]:
     """A directory of somebody's files; its contents."""
     directory.mkdir()
-    for name in OTHERS:
+    for name in FOREIGN_NAMES:
         (directory / name).write_bytes(b"precious")
     return contents(directory)
 
@@ -85,40 +85,43 @@ PLACES: dict[str, tuple[Callable[[Path, int], list[Path]], tuple[str, ...]]] = {
 """Where others may put something: the paths, given the next write id, and what may meet it there."""
 
 
-@pytest.mark.parametrize("what", FOREIGN)
-@pytest.mark.parametrize(("place", "operation"), [(place, one) for place, (_, some) in PLACES.items() for one in some])
-def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, what: str, operation: str) -> None:
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize(
+    ("place", "operation"),
+    [(place, operation) for place, (_, operations) in PLACES.items() for operation in operations],
+)
+def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, kind: str, operation: str) -> None:
     """Whatever lies where a write will put its files is not changed; the write succeeds beside it, or its error names the place."""
     before = make_private(tmp_path / "private")
     site.created(OFF).write(rows(1, 2))
     site.table(OFF).write(rows(3))
     foreign = PLACES[place][0](site.path, site.state().high_watermark + 1)
     for path in foreign:
-        FOREIGN[what](path, tmp_path / "private")
+        FOREIGN[kind](path, tmp_path / "private")
     planted = {path: os.lstat(path).st_ino for path in (*foreign, *site.path.rglob("notes.txt"))}
     if operation == "vacuum":
         aged(site, 8)
     try:
         OPERATIONS[operation](site)
     except UfsError as problem:
-        assert what != "a directory"
-        told = "(write-[0-9]{20}|stream-q)( is a link or a file where a directory should be)"
-        assert re.search(told, str(problem))
+        assert kind != "a directory"
+        message = "(write-[0-9]{20}|stream-q)( is a link or a file where a directory should be)"
+        assert re.search(message, str(problem))
     assert contents(tmp_path / "private") == before
     assert {path: os.lstat(path).st_ino for path in planted} == planted
-    seen = list_ids(site.table(host="look").scan())
-    assert seen in ([1, 2, 3], [2, 3], [1, 2, 3, 7], [7])
+    ids = list_ids(site.table(host="look").scan())
+    assert ids in ([1, 2, 3], [2, 3], [1, 2, 3, 7], [7])
     for path in foreign:
-        if what == "a directory":
+        if kind == "a directory":
             # Vacuum, when they are old enough, knows files of earlier releases by their names alone.
-            stay = OTHERS if operation != "vacuum" else [name for name in OTHERS if "0123" not in name]
+            stay = FOREIGN_NAMES if operation != "vacuum" else [name for name in FOREIGN_NAMES if "0123" not in name]
             assert set(stay) <= {path.name for path in path.iterdir()}
 
 
 def test_objects_of_others_below_a_write_stay(s3: S3Server) -> None:
     """As on a disk: what others have put below the prefix of a write stays as it commits, and as it is aborted."""
     s3.client.create_bucket(Bucket="others")
-    keys = [f"t/write-{number:020d}/{name}" for number in range(1, 4) for name in OTHERS]
+    keys = [f"t/write-{number:020d}/{name}" for number in range(1, 4) for name in FOREIGN_NAMES]
     table = LookupTable("s3://others/t", {"lookup.keys": "id", "lookup.storage.endpoint_url": s3.endpoint})
     table.write(rows())
     for key in keys:
@@ -127,9 +130,11 @@ def test_objects_of_others_below_a_write_stay(s3: S3Server) -> None:
     with pytest.raises(ZeroDivisionError), table.transaction() as transaction:
         transaction.write(rows(2))
         raise ZeroDivisionError
-    there = [found["Key"] for found in s3.client.list_objects_v2(Bucket="others", Prefix="t/write")["Contents"]]
-    assert set(keys) <= set(there)
-    assert len(there) == len(keys) + 1  # what was aborted is gone
+    remaining_keys = [
+        entry["Key"] for entry in s3.client.list_objects_v2(Bucket="others", Prefix="t/write")["Contents"]
+    ]
+    assert set(keys) <= set(remaining_keys)
+    assert len(remaining_keys) == len(keys) + 1  # what was aborted is gone
 
 
 STEPS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir", "os.listdir"}
@@ -148,23 +153,25 @@ def at_step(number: int, attack: Callable[[], None]) -> Iterator[list[int]]:
     if not _hooked:  # a hook stays for good
         sys.addaudithook(_audit)
         _hooked.append(True)
-    left, me = [number], threading.get_ident()
+    countdown, me = [number], threading.get_ident()
 
     def step() -> None:
         if threading.get_ident() == me:
-            left[0] -= 1
-            if left[0] == 0:
+            countdown[0] -= 1
+            if countdown[0] == 0:
                 _attack.clear()
                 attack()
 
     _attack[:] = [step]
     try:
-        yield left
+        yield countdown
     finally:
         _attack.clear()
 
 
-BY_NIGHT = [pytest.param(one, 1, marks=pytest.mark.nightly) for one in ("append", "abort", "delete", "overwrite")]
+BY_NIGHT = [
+    pytest.param(operation, 1, marks=pytest.mark.nightly) for operation in ("append", "abort", "delete", "overwrite")
+]
 
 
 @pytest.mark.parametrize(("operation", "stride"), [("append", 7), *BY_NIGHT])
@@ -185,10 +192,10 @@ def test_a_link_that_comes_at_any_step(site: Site, tmp_path: Path, operation: st
                 directory.rename(f"{directory}.moved")
             directory.symlink_to(private)
 
-        with at_step(step, attack) as left, contextlib.suppress(UfsError):
+        with at_step(step, attack) as countdown, contextlib.suppress(UfsError):
             OPERATIONS[operation](site)
         assert contents(private) == before, step
-        if left[0] > 0:
+        if countdown[0] > 0:
             break
         shutil.rmtree(f"{directory}.moved", ignore_errors=True)
         step += stride

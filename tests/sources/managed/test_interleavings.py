@@ -27,10 +27,10 @@ def test_a_delete_by_other_keys_beside_it(site: Site, monkeypatch: pytest.Monkey
     table.write(rows(2, name="y"))
 
     def changes() -> None:
-        other = site.table(OFF, host="c")
-        other.alter(keys=["name"])
+        second = site.table(OFF, host="c")
+        second.alter(keys=["name"])
         site.table(OFF, host="c").delete(pa.table({"name": ["x"]}))
-        other.alter(keys=["id"])
+        second.alter(keys=["id"])
 
     beside(site, monkeypatch, changes)
     table.compact()
@@ -48,14 +48,14 @@ def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.Mon
     files = writer.write(job, pa.table({"id": [2], "name": ["b"], "more": [7]}).to_batches(), "part")
     begin = TableWriter.begin
 
-    def begun(self: TableWriter, schema: pa.Schema, mode: WriteMode, *more: Any) -> Job:
-        found = begin(self, schema, mode, *more)
+    def begin_and_commit(self: TableWriter, schema: pa.Schema, mode: WriteMode, *more: Any) -> Job:
+        compaction = begin(self, schema, mode, *more)
         if mode is WriteMode.COMPACT and files:
             writer.commit(job, list(files))
             files.clear()
-        return found
+        return compaction
 
-    monkeypatch.setattr(TableWriter, "begin", begun)
+    monkeypatch.setattr(TableWriter, "begin", begin_and_commit)
     table.compact()
     assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7, None]
 
@@ -68,25 +68,25 @@ def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> N
     table = site.created(OFF)
     table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
     writer = site.writer(host="b")
-    asked = writer.cast_key_table(pa.table({"id": [1]}))
-    job = writer.begin(asked.schema, WriteMode.DELETE)
+    keys = writer.cast_key_table(pa.table({"id": [1]}))
+    job = writer.begin(keys.schema, WriteMode.DELETE)
     with CHANGED, table.transaction() as t:
         t.write(rows(6))
         table.alter(keys=["id", "name"])
         t.delete(pa.table({"id": [1], "name": ["x"]}))
     with CHANGED:
-        writer.commit(job, (), effect=writer.deletion(asked))
+        writer.commit(job, (), effect=writer.deletion(keys))
     with CHANGED, table.transaction() as t:
         t.write(rows(6))
         t.delete(pa.table({"id": [6], "name": ["a"]}))
         table.alter(keys=["id"])
         table.write(rows(77))
-    check_new, left = KeyedRows.check_new, [1]
+    check_new, pending = KeyedRows.check_new, [1]
 
     def checked(self: KeyedRows, *more: Any) -> None:
         check_new(self, *more)
-        if left:
-            left.pop()
+        if pending:
+            pending.pop()
             table.alter(keys=["name"])
             table.write(rows(78, name="78"))
 
@@ -129,11 +129,11 @@ def test_an_overwrite_beside_an_append(site: Site) -> None:
     table = site.created(UNIQUE)
     writer = site.writer(UNIQUE, host="b")
     job = writer.begin(SCHEMA, WriteMode.OVERWRITE)
-    other = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    second = writer.begin(SCHEMA, WriteMode.OVERWRITE)
     table.write(rows(1))
     with pytest.raises(NonUniqueKeyError, match="id = 1"):
         writer.commit(job, write_ids(writer, job, 1))
-    writer.commit(other, write_ids(writer, other, 2))
+    writer.commit(second, write_ids(writer, second, 2))
     assert list_ids(table.scan()) == [1, 2]
 
 
@@ -164,9 +164,9 @@ def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
     files = write_ids(writer, job, 2)
     t.write(rows(3))
     shutil.rmtree(site.path)
-    other = site.table({**OFF, "lookup.keys": "id"}, host="z")
+    recreated = site.table({**OFF, "lookup.keys": "id"}, host="z")
     for id_ in (7, 8, 9):
-        other.write(rows(id_))
+        recreated.write(rows(id_))
     with contextlib.suppress(PysparkLookupError):
         writer.abort(job, files)
     for refused in (lambda: writer.commit(job, files), lambda: t.write(rows(2)), t.commit):
@@ -175,35 +175,35 @@ def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
     assert list_ids(site.table(OFF, host="y").scan()) == [7, 8, 9]
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("during_the_search", [False, True])
 @pytest.mark.parametrize("mode", [WriteMode.APPEND, WriteMode.UPSERT])
 def test_a_key_that_is_committed_while_it_looks(
-    site: Site, monkeypatch: pytest.MonkeyPatch, mode: WriteMode, late: bool
+    site: Site, monkeypatch: pytest.MonkeyPatch, mode: WriteMode, during_the_search: bool
 ) -> None:
-    """What others commit after it has begun, or (`late`) begun to look for its keys, is looked into as well."""
+    """What others commit after it has compaction, or (`late`) begun to look for its keys, is looked into as well."""
     site.created(UNIQUE)
-    one, other = site.writer(UNIQUE), site.writer(UNIQUE, host="b")
-    job, beside_it = one.begin(SCHEMA, mode), other.begin(SCHEMA, mode)
-    files = one.write(job, rows(1, name="mine").to_batches(), "part")
-    theirs = other.write(beside_it, rows(1, name="theirs").to_batches(), "part")
+    first, second = site.writer(UNIQUE), site.writer(UNIQUE, host="b")
+    job, beside_it = first.begin(SCHEMA, mode), second.begin(SCHEMA, mode)
+    files = first.write(job, rows(1, name="mine").to_batches(), "part")
+    second_files = second.write(beside_it, rows(1, name="theirs").to_batches(), "part")
     keys_of = KeyedRows.read_keys
     looked: list[str] = []
 
     def look_and_commit(self: KeyedRows, *args: Any) -> pa.Table:
         looked.append("")
         if len(looked) == 1:
-            other.commit(beside_it, theirs)
+            second.commit(beside_it, second_files)
         return keys_of(self, *args)
 
-    if late:
+    if during_the_search:
         monkeypatch.setattr(KeyedRows, "read_keys", look_and_commit)
     else:
-        other.commit(beside_it, theirs)
+        second.commit(beside_it, second_files)
     if mode is WriteMode.APPEND:
         with pytest.raises(NonUniqueKeyError, match="id = 1"):
-            one.commit(job, files)
+            first.commit(job, files)
     else:
-        one.commit(job, files)
+        first.commit(job, files)
     assert named(site.table(UNIQUE).scan()) == [(1, "theirs" if mode is WriteMode.APPEND else "mine")]
     assert site.state().open_writes() == []
     assert (files[0].path in site.files()) is (mode is WriteMode.UPSERT)

@@ -34,33 +34,33 @@ APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
 DEFINITION = log.Definition(pa.schema([("id", pa.int64()), ("name", pa.string())]), ("id",), {"a": "b"})
 WIDER = log.Definition(pa.schema([*DEFINITION.schema, pa.field("x", pa.list_(pa.float64()))]), ("id",))
 HEADS = {"ufsHeadCount": 2}  # what it costs to find nothing new
-OURS = (errors.DamagedFileError, errors.NotSupportedError)
+EXPECTED_ERRORS = (errors.DamagedFileError, errors.NotSupportedError)
 _buckets = itertools.count()
 
 
-def at(position: int, table_id: str = "t") -> tuple[int, str, str, float]:
+def make_head(position: int, table_id: str = "t") -> tuple[int, str, str, float]:
     """What an event begins with."""
     return position, table_id, f"{table_id}-{position}", float(position)
 
 
 def history(table_id: str, commits: int) -> list[Event]:
     """The events of a table and so many appends of a file each: 1 + 3 per commit."""
-    events: list[Event] = [log.Create(*at(1, table_id), DEFINITION)]
+    events: list[Event] = [log.Create(*make_head(1, table_id), DEFINITION)]
     for id_ in range(1, commits + 1):
-        events.append(Allocate(*at(len(events) + 1, table_id), id_, APPEND))
-        events.append(log.Write(*at(len(events) + 1, table_id), id_, (DataFile(f"w/{id_}.parquet", 10, 2),)))
-        events.append(log.Commit(*at(len(events) + 1, table_id), id_))
+        events.append(Allocate(*make_head(len(events) + 1, table_id), id_, APPEND))
+        events.append(log.Write(*make_head(len(events) + 1, table_id), id_, (DataFile(f"w/{id_}.parquet", 10, 2),)))
+        events.append(log.Commit(*make_head(len(events) + 1, table_id), id_))
     return events
 
 
-def state_of(events: Iterable[Event], page: int = PAGE) -> TableState:
+def build_state(events: Iterable[Event], page: int = PAGE) -> TableState:
     first, *more = events
     assert isinstance(first, log.Create)
     return TableState.begin(dataclasses.replace(first, page=page), "a test").advance(more)
 
 
 def paths(state: TableState, write_ids: ValidWriteIdList | str) -> list[str]:
-    return sorted(found[0].path for found in state.files(ValidWriteIdList.parse(str(write_ids))))
+    return sorted(entry[0].path for entry in state.files(ValidWriteIdList.parse(str(write_ids))))
 
 
 texts = st.text(max_size=8)
@@ -91,14 +91,14 @@ def test_events_round_trip(event: Event, data: st.DataObject) -> None:
         parse_event(event_bytes(event).replace(b'"format":1', b'"format":2', 1), event.position, "the-file")
     with pytest.raises(errors.DamagedFileError, match="the-file"):
         parse_event(event_bytes(event), event.position + 1, "the-file")
-    said = json.loads(event_bytes(event))
-    del said["crc"]
+    fields = json.loads(event_bytes(event))
+    del fields["crc"]
     with pytest.raises(errors.DamagedFileError, match="'hidden'"):  # what it says would be ignored
-        parse_event(seal({**said, "hidden": []}), event.position, "the-file")
+        parse_event(seal({**fields, "hidden": []}), event.position, "the-file")
     blob = bytearray(event_bytes(event))
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     # Also where what is left is an event: of another write, with other files.
-    with pytest.raises(OURS, match="the-file"):
+    with pytest.raises(EXPECTED_ERRORS, match="the-file"):
         parse_event(bytes(blob), event.position, "the-file")
 
 
@@ -109,7 +109,7 @@ def test_paths_that_leave_the_table() -> None:
     """No event and no checkpoint names a file outside its table."""
     for path in LEAVING:
         event = log.Write(3, "t", "n", 0.0, 1, (DataFile(path, 1, 1),))
-        state = state_of(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
+        state = build_state(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
         with pytest.raises(errors.DamagedFileError, match="not a path below"):
             parse_event(event_bytes(event), 3, "x")
         with pytest.raises(errors.DamagedFileError, match="not a path below"):
@@ -121,7 +121,7 @@ def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[st
     base, visible = 0, dict[int, list[str]]()
     for id_, mode, files in commits:
         if mode is OVERWRITE:
-            base, visible = id_, {other: kept for other, kept in visible.items() if other > id_}
+            base, visible = id_, {number: names for number, names in visible.items() if number > id_}
         visible[id_] = files
     return base, sorted(itertools.chain(*visible.values()))
 
@@ -133,32 +133,32 @@ Truth = tuple[TableState, VersionMetadata, Any, ValidWriteIdList]
 def models(draw: st.DrawFn) -> list[Truth]:
     """The states after each of some valid events, with what was true then: the version, and the model's."""
     page = draw(st.sampled_from((2, 3, 5, 1000)))
-    state = state_of(history("t", 0), page)
+    state = build_state(history("t", 0), page)
     opened: dict[int, tuple[WriteMode, list[str]]] = {}
     aborted: dict[int, int] = {}
     commits: list[tuple[int, WriteMode, list[str]]] = []
     high, defined = 0, 1
-    found: list[Truth] = [(state, state.version(), (defined, *model(commits)), ValidWriteIdList("t", 0))]
+    truths: list[Truth] = [(state, state.version(), (defined, *model(commits)), ValidWriteIdList("t", 0))]
     for _ in range(draw(st.integers(0, 20))):
         position = state.position + 1
-        chosen = draw(st.sampled_from(("allocate", "write", "commit", "commit", "abort", "foreign")))
+        kind = draw(st.sampled_from(("allocate", "write", "commit", "commit", "abort", "foreign")))
         id_ = draw(st.sampled_from(sorted(opened))) if opened else 0
         event: Event
-        if chosen == "foreign":  # of a slow writer of a dropped table: it takes up a position, no more
-            event = Allocate(*at(position, "u"), high + 5, APPEND)
-        elif chosen == "allocate" or not id_:
+        if kind == "foreign":  # of a slow writer of a dropped table: it takes up a position, no more
+            event = Allocate(*make_head(position, "u"), high + 5, APPEND)
+        elif kind == "allocate" or not id_:
             high += 1
             opened[high] = draw(modes), []
-            event = Allocate(*at(position), high, opened[high][0])
-        elif chosen == "write" and opened[id_][0] is not WriteMode.ALTER:  # which has no files
+            event = Allocate(*make_head(position), high, opened[high][0])
+        elif kind == "write" and opened[id_][0] is not WriteMode.ALTER:  # which has no files
             files = tuple(DataFile(f"{id_}/{position}-{n}", 1, 1) for n in range(draw(st.integers(0, 2))))
             opened[id_][1].extend(file.path for file in files)
-            event = log.Write(*at(position), id_, files)
-        elif chosen == "abort":
+            event = log.Write(*make_head(position), id_, files)
+        elif kind == "abort":
             del opened[id_]
             aborted[id_] = position
-            event = log.Abort(*at(position), id_)
-        elif opened[id_][0] is OVERWRITE and any(mode.by_key and other > id_ for other, mode, _ in commits):
+            event = log.Abort(*make_head(position), id_)
+        elif opened[id_][0] is OVERWRITE and any(mode.by_key and later > id_ for later, mode, _ in commits):
             with pytest.raises(errors.WriteConflictError, match="by key"):
                 state.check_open(id_)
             continue
@@ -171,27 +171,33 @@ def models(draw: st.DrawFn) -> list[Truth]:
             definition = draw(st.sampled_from((None, DEFINITION, WIDER)))
             defined = defined if definition is None else position
             commits.append((id_, *opened.pop(id_)))
-            event = log.Commit(*at(position), id_, definition, log.Batch("q", id_) if draw(st.booleans()) else None)
+            event = log.Commit(
+                *make_head(position), id_, definition, log.Batch("q", id_) if draw(st.booleans()) else None
+            )
         state = state.advance([parse_event(event_bytes(event), position, "x")])
         recent = [id_ for id_, ended in aborted.items() if ended > position // page * page]
         valid = ValidWriteIdList("t", high, opened, recent)
-        found.append((state, state.version(), (defined, *model(commits)), valid))
-    return found
+        truths.append((state, state.version(), (defined, *model(commits)), valid))
+    return truths
 
 
 @given(models())
 @fuzzed(150)
-def test_states_follow_the_model(found: list[Truth]) -> None:
+def test_states_follow_the_model(truths: list[Truth]) -> None:
     """Each state that answers for a position says what was true then, and holds no more than two pages and what its versions need."""
-    last = found[-1][0]
-    kept = parse_state(seal(state_to_json(last)), "x")
-    assert (kept.position, kept.nonce, kept.high_watermark) == (last.position, last.nonce, last.high_watermark)
-    assert (kept.open_writes(), kept.batches, kept.definition) == (last.open_writes(), last.batches, last.definition)
+    last = truths[-1][0]
+    decoded = parse_state(seal(state_to_json(last)), "x")
+    assert (decoded.position, decoded.nonce, decoded.high_watermark) == (last.position, last.nonce, last.high_watermark)
+    assert (decoded.open_writes(), decoded.batches, decoded.definition) == (
+        last.open_writes(),
+        last.batches,
+        last.definition,
+    )
     event = Allocate(last.position + 1, "t", "n", 0.0, last.high_watermark + 1, OVERWRITE)
-    assert state_to_json(kept.advance([event])) == state_to_json(last.advance([event]))
-    assert state_to_json(kept) == state_to_json(last)  # advance() makes another state
-    for state in (kept, *(state for state, *_ in found)):
-        for position, (_, version, (*_, files), valid) in enumerate(found[: state.position], 1):
+    assert state_to_json(decoded.advance([event])) == state_to_json(last.advance([event]))
+    assert state_to_json(decoded) == state_to_json(last)  # advance() makes another state
+    for state in (decoded, *(state for state, *_ in truths)):
+        for position, (_, version, (*_, files), valid) in enumerate(truths[: state.position], 1):
             if position < state.since:
                 with pytest.raises(EarlierStateError):
                     state.version(position)
@@ -205,8 +211,8 @@ def test_states_follow_the_model(found: list[Truth]) -> None:
         with pytest.raises(ValueError, match="log goes from 1"):
             state.version(state.position + 1)
         assert state.since == max(state.position // state.page - 1, 0) * state.page
-    for (_, one, seen, _), (_, other, also, _) in itertools.combinations(found, 2):
-        assert (one.digest == other.digest) == (seen == also)
+    for (_, first, truth, _), (_, second, second_truth, _) in itertools.combinations(truths, 2):
+        assert (first.digest == second.digest) == (truth == second_truth)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +229,7 @@ class Place:
     def names(self, under: str) -> list[str]:
         return sorted(f"{self.path}/_lookup/{under}/{name.rsplit('/')[-1]}" for name in self.files.find(f"{self.path}/_lookup/{under}"))  # fmt: skip
 
-    def put(self, events: Iterable[Event]) -> None:
+    def write_events(self, events: Iterable[Event]) -> None:
         """Put events as their writers would, at less cost."""
         self.files.pipe({self.name(event.position): event_bytes(event) for event in events})
 
@@ -232,7 +238,7 @@ class Place:
 
     def become(self, events: Iterable[Event]) -> None:
         self.drop()
-        self.put(events)
+        self.write_events(events)
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -273,8 +279,12 @@ class Process:
 @pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every position and list of write ids means to a new host what it meant then, until a commit trims what no kept version needs."""
-    events = [log.Create(*at(1), DEFINITION, page=8), *history("t", 20)[1:]]
-    events += [Allocate(*at(62), 21, OVERWRITE), log.Vacuum(*at(63), (), 35), log.Commit(*at(64), 21)]
+    events = [log.Create(*make_head(1), DEFINITION, page=8), *history("t", 20)[1:]]
+    events += [
+        Allocate(*make_head(62), 21, OVERWRITE),
+        log.Vacuum(*make_head(63), (), 35),
+        log.Commit(*make_head(64), 21),
+    ]
     places: list[Process] = []
 
     def opened(name: str) -> tuple[NotificationLog, TableState]:
@@ -289,17 +299,17 @@ def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: py
                 with pytest.raises(errors.VersionGoneError, match="was trimmed"):
                     log_.pages.find_state(state, position)
                 continue
-            then = state_of(events[:position])
-            found = log_.pages.find_state(state, position)
-            assert found.version(position).digest == then.version().digest
-            valid = found.valid_write_ids(position)
+            expected = build_state(events[:position])
+            earlier = log_.pages.find_state(state, position)
+            assert earlier.version(position).digest == expected.version().digest
+            valid = earlier.valid_write_ids(position)
             resolved = log_.pages.find_state_by_write_ids(state, valid).resolve_version(valid)
-            assert resolved.digest == then.version().digest
+            assert resolved.digest == expected.version().digest
         changes = [change.position for _, change in log_.pages.changes(state, max(first - 1, 0), state.position)]
-        known = state_of(events[: state.position])
-        assert changes == [change.position for change in known.changes if change.position >= first]
+        latest = build_state(events[: state.position])
+        assert changes == [change.position for change in latest.changes if change.position >= first]
 
-    place.put(events[:1])
+    place.write_events(events[:1])
     writer, state = opened("writer")
     while state.position < len(events) - 1:
         state = writer.append(lambda state, nonce, at: events[state.position])
@@ -322,8 +332,8 @@ def test_racing_hosts(place: Place, cache_dir: Path) -> None:
     with pytest.raises(errors.UfsNotFoundError, match=r"not \(or no longer\) a managed table"):
         hosts[0].allocate()
     with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
-        made = pool.map(lambda h: h.log.create(lambda nonce, at: log.Create(1, "t", nonce, at, DEFINITION)), hosts)
-        assert sum(state is not None for state in made) == 1
+        created = pool.map(lambda h: h.log.create(lambda nonce, at: log.Create(1, "t", nonce, at, DEFINITION)), hosts)
+        assert sum(state is not None for state in created) == 1
         states = list(itertools.chain(*pool.map(lambda host: [host.allocate() for _ in range(4)], hosts)))
     assert sorted((s.position, s.high_watermark) for s in states) == [(at, at - 1) for at in range(2, 18)]
     assert place.names("log") == [place.name(at) for at in range(1, 18)]
@@ -332,8 +342,8 @@ def test_racing_hosts(place: Place, cache_dir: Path) -> None:
 
 def test_commits_of_which_nothing_is_known(place: Place, cache_dir: Path) -> None:
     """A store that never answers is an error of its own that names the nonce; the event is there, or is not."""
-    place.put(history("t", 0))
-    host, other = Process(place, cache_dir / "a"), Process(place, cache_dir / "b")
+    place.write_events(history("t", 0))
+    host, observer = Process(place, cache_dir / "a"), Process(place, cache_dir / "b")
 
     def refuse(kind: str, subject: object) -> None:
         if kind == "put":
@@ -346,28 +356,28 @@ def test_commits_of_which_nothing_is_known(place: Place, cache_dir: Path) -> Non
     host.store.before = refuse
     with pytest.raises(errors.CommitUnknownError, match="event 2"):
         host.allocate()
-    assert other.latest().position == 1
+    assert observer.latest().position == 1
     host.store.before, host.store.after = lambda kind, subject: None, silent
     with pytest.raises(errors.CommitUnknownError, match="look there before writing again") as problem:
         host.allocate()
-    assert (other.latest().position, other.latest().nonce in str(problem.value)) == (2, True)
+    assert (observer.latest().position, observer.latest().nonce in str(problem.value)) == (2, True)
 
 
 @pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_a_long_log(place: Place, cache_dir: Path) -> None:
     """A host that knows nothing reads a checkpoint and the events after it; the whole log if that is damaged or gone."""
     events = history("t", 110)[:330]
-    place.put(events[:299])
+    place.write_events(events[:299])
     Process(place, cache_dir / "writer").log.append(lambda state, nonce, at: events[state.position])
-    place.put(events[300:])
-    cold, plain = Process(place, cache_dir / "cold"), state_to_json(state_of(events))
+    place.write_events(events[300:])
+    cold, plain = Process(place, cache_dir / "cold"), state_to_json(build_state(events))
     cost = cold.cost()
     assert (cost["ufsGetCount"] <= 32, sum(cost.values()) <= 36) == (True, True)
     assert state_to_json(cold.latest()) == plain
-    again = Process(place, cache_dir / "cold")
-    assert (again.log.cached_state() is not None, again.store.calls) == (True, [])
-    assert [host.cost() for host in (cold, again, again)] == [HEADS] * 3  # however long it is
-    assert state_to_json(again.latest()) == plain
+    warm = Process(place, cache_dir / "cold")
+    assert (warm.log.cached_state() is not None, warm.store.calls) == (True, [])
+    assert [host.cost() for host in (cold, warm, warm)] == [HEADS] * 3  # however long it is
+    assert state_to_json(warm.latest()) == plain
     (name,) = place.names("checkpoints")
     if place.path.startswith("s3"):
         return  # the rest is as slow as it is the same
@@ -386,50 +396,50 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
 def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int, knows: str) -> None:
     """Whichever question it is recreated before, with fewer, as many or more events, the answer is the new table."""
     old, new = history("t", 2), history("u", commits)
-    for known, question in ((7, 0), (7, 1), (5, 0), (5, 1), (5, 2)):
-        place.put(old[:known])
-        reader, host = (Process(place, cache_dir / f"{known}-{question}") for _ in range(2))
-        assert reader.latest().position == known
+    for count, question in ((7, 0), (7, 1), (5, 0), (5, 1), (5, 2)):
+        place.write_events(old[:count])
+        reader, host = (Process(place, cache_dir / f"{count}-{question}") for _ in range(2))
+        assert reader.latest().position == count
         host = host if knows == "host" else reader
-        place.put(old[known:])
-        left = itertools.count()
-        host.store.before = lambda kind, subject, left=left, question=question: place.become(new) if next(left) == question else None  # type: ignore[misc]  # fmt: skip
-        assert state_to_json(host.latest()) == state_to_json(state_of(new))
-        assert [host.cost(), Process(place, cache_dir / f"{known}-{question}").cost()] == [HEADS, HEADS]
+        place.write_events(old[count:])
+        questions = itertools.count()
+        host.store.before = lambda kind, subject, questions=questions, question=question: place.become(new) if next(questions) == question else None  # type: ignore[misc]  # fmt: skip
+        assert state_to_json(host.latest()) == state_to_json(build_state(new))
+        assert [host.cost(), Process(place, cache_dir / f"{count}-{question}").cost()] == [HEADS, HEADS]
         place.drop()
         assert host.log.latest() is None
 
 
 def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> None:
     """What a process remembers of a dropped table, after others know the new one, is not taken for the new one."""
-    place.put(history("t", 3))
-    slow, other, new = Process(place, cache_dir), Process(place, cache_dir), history("u", 4)[:11]
+    place.write_events(history("t", 3))
+    slow, observer, new = Process(place, cache_dir), Process(place, cache_dir), history("u", 4)[:11]
     slow.latest()
     plain = slow.disk.replace_record
 
-    def late(kind: str, key: str, value: Any) -> None:
+    def replace_late(kind: str, key: str, value: Any) -> None:
         slow.disk.replace_record = plain  # type: ignore[method-assign]
         place.become(new)
-        assert other.latest().table_id == "u"
+        assert observer.latest().table_id == "u"
         plain(kind, key, value)
 
-    slow.disk.replace_record = late  # type: ignore[method-assign]
+    slow.disk.replace_record = replace_late  # type: ignore[method-assign]
     assert slow.allocate().position == 11  # of the table that is dropped now
-    for host in (Process(place, cache_dir), other, slow):
-        assert state_to_json(host.latest()) == state_to_json(state_of(new))
+    for host in (Process(place, cache_dir), observer, slow):
+        assert state_to_json(host.latest()) == state_to_json(build_state(new))
 
 
 @pytest.mark.parametrize("name", ["log", "checkpoints"])
 def test_a_table_recreated_under_an_append(place: Place, cache_dir: Path, name: str) -> None:
     """An append, or a checkpoint, that was slow does the table in the place of its own no harm, and nobody goes on with the old one."""
     events, new = history("t", 20), history("u", 5)
-    place.put(events[:49])
+    place.write_events(events[:49])
     writer = Process(place, cache_dir / "a")
     writer.store.before = lambda kind, subject: place.become(new) if kind == "put" and name in str(subject) else None
     with contextlib.suppress(errors.PysparkLookupError):
         writer.log.append(lambda state, nonce, at: events[state.position])
-    late = Process(place, cache_dir / "b").latest()
+    state = Process(place, cache_dir / "b").latest()
     if name == "log":
-        assert [late.table_id, writer.latest().table_id] == ["u", "u"]
+        assert [state.table_id, writer.latest().table_id] == ["u", "u"]
     else:
-        assert state_to_json(late) == state_to_json(state_of(new))
+        assert state_to_json(state) == state_to_json(build_state(new))

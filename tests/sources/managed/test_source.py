@@ -34,7 +34,7 @@ class Dim:
     def table(self, host: str, options: dict[str, str] | None = None) -> LookupTable:
         return LookupTable(str(self.path), {"lookup.cache.dir": str(self._cache / host), **(options or {})})
 
-    def known(self) -> tuple[Host, Table, TableVersion, VersionMetadata]:
+    def discover(self) -> tuple[Host, Table, TableVersion, VersionMetadata]:
         """A host that has read the table's log, and what it knows."""
         host = make_host(str(self.path), self._cache / "host")
         table, version = host.resolver.discover(parse_options({"path": str(self.path)}))
@@ -44,14 +44,14 @@ class Dim:
 @pytest.fixture
 def dim(tmp_path: Path) -> Dim:
     """A table with the rows 0 to 99 of version 1."""
-    made = Dim(tmp_path)
-    made.writer.write(rows(range(100)))
-    return made
+    result = Dim(tmp_path)
+    result.writer.write(rows(range(100)))
+    return result
 
 
 def test_a_host_never_goes_back(dim: Dim) -> None:
     """A resolution that was slow to be recorded does not replace that of a later position. A version without write ids is an error."""
-    host, table, old, _ = dim.known()
+    host, table, old, _ = dim.discover()
     dim.writer.write(rows([100], 2))
     new = host.resolver.current_versions.ask(table)
     assert host.resolver.host.learn(table, old, host.clock.steady_s + 1000) == new
@@ -62,7 +62,7 @@ def test_a_host_never_goes_back(dim: Dim) -> None:
 
 def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this host has committed it goes on reading; a floor that a commit raises is not taken away by who finds an older one obsolete."""
-    host, table, old, log = dim.known()
+    host, table, old, log = dim.discover()
     versions, began_s = host.resolver.host, host.clock.steady_s
     host.clock.tick(1)
     versions.raise_floor(table, log.table_id, log.position + 3)
@@ -75,11 +75,11 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pyte
     judge, raised = versions._is_obsolete, []
 
     def judged(url: str, floor: Any, started_s: float) -> bool:
-        found = judge(url, floor, started_s)
+        obsolete = judge(url, floor, started_s)
         if not raised:
             raised.append(True)
             versions.raise_floor(table, log.table_id, log.position)
-        return found
+        return obsolete
 
     monkeypatch.setattr(versions, "_is_obsolete", judged)
     host.clock.tick(1)
@@ -92,12 +92,12 @@ def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> N
     slow, fast = (make_host(str(dim.path), tmp_path / "host") for _ in range(2))
     options = parse_options({"path": str(dim.path)})
     table, old = slow.resolver.discover(options)
-    asked = slow.store._inner.get_meta
+    get_meta = slow.store._inner.get_meta
     interleaved: list[TableVersion] = []
 
     def interleave(path: str, count: Callable[[str], None]) -> FileVersion:
         try:
-            return asked(path, count)
+            return get_meta(path, count)
         finally:
             if not interleaved:  # the log ended here …
                 dim.writer.write(rows([100], 2))
@@ -117,17 +117,17 @@ def test_a_list_of_write_ids_keeps_its_definition(site: Site) -> None:
         table.alter(**change)
         lists.append(str(table.valid_write_ids))
 
-    def found(host: str) -> list[tuple[Any, ...]]:
+    def read(host: str) -> list[tuple[Any, ...]]:
         readers = [site.table({"lookup.valid-write-ids": text}, host) for text in lists]
-        return [(tuple(reader.schema.names), reader.keys, reader.version, reader.scan().num_rows) for reader in readers]
+        return [(tuple(table.schema.names), table.keys, table.version, table.scan().num_rows) for table in readers]
 
     first, wider = ("id", "name"), ("id", "name", "more")
-    before = found("a")
-    assert [one[:2] for one in before] == [(first, ("id",)), (wider, ("id",)), (wider, ("name",))]
+    before = read("a")
+    assert [facts[:2] for facts in before] == [(first, ("id",)), (wider, ("id",)), (wider, ("name",))]
     assert before[-1][2] == table.version
     table.write(pa.table({"id": [2], "name": ["b"], "more": [3]}))
     table.alter(keys=["id"])
-    assert found("late") == before
+    assert read("late") == before
     row = [{"id": 1, "name": "a", "more": None}]
     assert site.table({"lookup.valid-write-ids": lists[2]}).get("a") == table.get("a", valid_write_ids=lists[2]) == row
     for options in ({"lookup.version": "99"}, {"lookup.valid-write-ids": lists[2].replace(":3:", ":9:")}):
@@ -156,16 +156,16 @@ def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
     assert len(reader.get(9)) == 1
 
 
-def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp_path: Path) -> None:
+def test_a_snapshot_of_an_older_version_has_rows_deleted_later(dim: Dim, tmp_path: Path) -> None:
     """A host that has a newer version's rows fetches those that they lack when a query asks for an older version."""
     options = {"lookup.keys": "id", **FULL}
-    one, two = (Process(dim.path, tmp_path / host, options) for host in ("one", "two"))
-    first = one.announce()
+    first_host, second_host = (Process(dim.path, tmp_path / host, options) for host in ("one", "two"))
+    first = first_host.announce()
     dim.writer.delete(pa.table({"id": [5]}))
-    second = two.announce()
+    second = second_host.announce()
     for token, count in ((first, 100), (second, 99)):
-        table, version = two.receive(token)
-        full = two.host.reader.fulls.get_cache(table, two.options)
+        table, version = second_host.receive(token)
+        full = second_host.host.reader.fulls.get_cache(table, second_host.options)
         assert full.build(version, 10.0).rows == count
 
 
@@ -186,13 +186,20 @@ def test_columns_keys_and_properties_can_be_altered(dim: Dim, tmp_path: Path) ->
     for name, value in (("write.vacuum-after", "6 d"), ("log.retention", "soon"), ("log.kept", "1 d")):
         with pytest.raises(OptionError, match=f"lookup.{name}.*(7 d or more|unknown|a duration)"):
             dim.writer.alter(properties={f"lookup.{name}": value})
-    found = dim.table("reader", FULL)
-    assert len(found.get(1)) == 100
-    told = found.describe()
-    assert (told["keys"], told["properties"], told["position"]) == (["version"], {"owner.token": "us"}, position)
-    assert (told["kind"], told["valid_write_ids"]) == ("MANAGED", f"{told['table_id']}:2:9223372036854775807::")
-    assert str(dim.writer.valid_write_ids) == told["valid_write_ids"]
-    assert (dim.writer.floor, found.floor) == (f"{told['table_id']}:{position}", None)
+    reader = dim.table("reader", FULL)
+    assert len(reader.get(1)) == 100
+    description = reader.describe()
+    assert (description["keys"], description["properties"], description["position"]) == (
+        ["version"],
+        {"owner.token": "us"},
+        position,
+    )
+    assert (description["kind"], description["valid_write_ids"]) == (
+        "MANAGED",
+        f"{description['table_id']}:2:9223372036854775807::",
+    )
+    assert str(dim.writer.valid_write_ids) == description["valid_write_ids"]
+    assert (dim.writer.floor, reader.floor) == (f"{description['table_id']}:{position}", None)
 
 
 def test_a_copy_in_another_store_is_read(dim: Dim) -> None:

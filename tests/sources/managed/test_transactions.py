@@ -22,12 +22,12 @@ writes = modes.flatmap(
 )
 
 
-def table_of(rows: list[Row]) -> pa.Table:
+def make_table(rows: list[Row]) -> pa.Table:
     columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
     return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA)
 
 
-def rows_of(table: pa.Table) -> list[Row]:
+def list_rows(table: pa.Table) -> list[Row]:
     return sorted(zip(*(table.column(name).to_pylist() for name in SCHEMA.names), strict=True), key=repr)
 
 
@@ -99,10 +99,10 @@ def test_a_store_that_fails(site: Site) -> None:
 def replayed(state: list[Row], history: list[Any], number: int) -> list[Row]:
     """The rows after the writes of a transaction, whose overwrites leave what others began after it, and undo its own writes by key."""
     overwrites = [place for place, (step, _) in enumerate(history) if step == "overwrite"]
-    for step, asked in history[max(overwrites, default=0) :]:
-        named = {key for key in asked if None not in key} if step in ("upsert", "delete") else set()
-        kept = [row for row in state if row[:2] not in named and (step != "overwrite" or row[2] == 100 + number)]
-        state = kept if step == "delete" else kept + [(*key, number) for key in asked]
+    for step, keys_of_step in history[max(overwrites, default=0) :]:
+        named = {key for key in keys_of_step if None not in key} if step in ("upsert", "delete") else set()
+        remaining = [row for row in state if row[:2] not in named and (step != "overwrite" or row[2] == 100 + number)]
+        state = remaining if step == "delete" else remaining + [(*key, number) for key in keys_of_step]
     return state
 
 
@@ -112,17 +112,17 @@ def test_any_transactions_are_as_the_model(tmp_path_factory: pytest.TempPathFact
     """Random transactions, some given up, beside writes of others: what is seen inside and after is what a model says."""
     home = tmp_path_factory.mktemp("transactions")
     table = LookupTable(str(home / "t"), {"lookup.cache.dir": str(home / "cache"), "lookup.keys": "id,part"})
-    table.write(table_of([]))
+    table.write(make_table([]))
     state: list[Row] = []
-    for number, (inside, (step, asked), given_up) in enumerate(history):
+    for number, (inside, (step, keys_of_step), given_up) in enumerate(history):
         t = table.transaction()
-        for count, (how, what) in enumerate(inside, 1):
-            new = table_of([(*key, number) for key in what])
+        for count, (how, keys_of_write) in enumerate(inside, 1):
+            new = make_table([(*key, number) for key in keys_of_write])
             t.delete(new.select(["id", "part"])) if how == "delete" else t.write(new, how)
-            assert rows_of(t.scan()) == sorted(replayed(state, inside[:count], number), key=repr)
-        beside = table_of([(*key, 100 + number) for key in asked])
+            assert list_rows(t.scan()) == sorted(replayed(state, inside[:count], number), key=repr)
+        beside = make_table([(*key, 100 + number) for key in keys_of_step])
         table.delete(beside.select(["id", "part"])) if step == "delete" else table.write(beside, step)
-        state = replayed(state, [(step, asked)], 100 + number)
+        state = replayed(state, [(step, keys_of_step)], 100 + number)
         if given_up:
             t.abort()
             t.abort()
@@ -134,5 +134,5 @@ def test_any_transactions_are_as_the_model(tmp_path_factory: pytest.TempPathFact
                 assert step != "overwrite" or {how for how, _ in inside} <= {"delete"}  # of which nothing may have come
             except errors.WriteConflictError:
                 assert conflict
-        assert rows_of(table.scan()) == sorted(state, key=repr)
+        assert list_rows(table.scan()) == sorted(state, key=repr)
     table.close()

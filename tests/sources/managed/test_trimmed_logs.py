@@ -41,10 +41,10 @@ def read(site: Site, host: str, **options: str) -> list[int]:
 def test_transactions_and_compactions_that_last_for_pages(site: Site, table: LookupTable) -> None:
     """A transaction goes on seeing what it began with, and its own; a compaction is committed however much was appended meanwhile."""
     append(table, 1, 2)
-    other = site.table(OFF, "b")
+    second = site.table(OFF, "b")
     with table.transaction() as reading, site.table(OFF).transaction() as writing:
         writing.upsert(rows(5))
-        append(other, *range(100, 104))
+        append(second, *range(100, 104))
         writing.upsert(rows(6))
         append(table, *range(104, 108))
         writing.delete(pa.table({"id": [5]}))
@@ -54,7 +54,7 @@ def test_transactions_and_compactions_that_last_for_pages(site: Site, table: Loo
     def meanwhile(kind: str, subject: object) -> None:
         if kind == "put" and "compacted" in str(subject) and not busy:
             busy.append(1)
-            append(other, *range(200, 204))
+            append(second, *range(200, 204))
 
     site.interrupt(meanwhile)
     before = site.state().position
@@ -118,10 +118,10 @@ def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
     options = {**OFF, "path": str(far)}
     site.writer({"path": str(far), "lookup.keys": "id"}, "far").create(SCHEMA)
     assert site.table(options, "far").scan().num_rows == 0
-    near = site.table(options, "near")
-    near.alter(properties={"lookup.log.retention": "0 s"})
-    append(near, *range(10))
-    trim(near)
+    near_host = site.table(options, "near")
+    near_host.alter(properties={"lookup.log.retention": "0 s"})
+    append(near_host, *range(10))
+    trim(near_host)
     assert list_ids(site.table(options, "far").scan()) == list(range(10))
     append(table, 1, 2)
     copy = site.path.with_name("copy")
@@ -131,8 +131,8 @@ def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
         site.table({**OFF, "lookup.version": str(position)}).scan()
     shutil.rmtree(site.path)
     copy.rename(site.path)
-    other = site.table(OFF, "other")
-    assert append(other, *range(200, 208)) == positions
+    restored = site.table(OFF, "other")
+    assert append(restored, *range(200, 208)) == positions
     for number, position in reversed(list(enumerate(positions))):  # the pages that were read last
         assert read(site, "a", version=str(position)) == [1, 2, *range(200, 201 + number)]
 
@@ -140,10 +140,10 @@ def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
 def test_a_checkpoint_that_comes_late(site: Site, table: LookupTable) -> None:
     """A new host passes over one that does not fit the log."""
     append(table, *range(10))
-    late = min((site.path / "_lookup/checkpoints").iterdir()).read_bytes()
+    checkpoint = min((site.path / "_lookup/checkpoints").iterdir()).read_bytes()
     trim(table)
     shutil.copytree(site.path, copy := site.path.with_name("copy"))
-    (copy / "_lookup/checkpoints" / f"{10**20 - 90:020d}.json").write_bytes(late)
+    (copy / "_lookup/checkpoints" / f"{10**20 - 90:020d}.json").write_bytes(checkpoint)
     beyond = site.table({**OFF, "path": str(copy)}, "late")
     assert list_ids(beyond.scan()) == list(range(10))
     assert append(beyond, 10)[0] > site.state().position

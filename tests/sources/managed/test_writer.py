@@ -59,7 +59,7 @@ UNIQUE = {"lookup.write.unique-keys": "true"}
 KEYLESS, BATCH, PAST = {"path": "keyless"}, {"lookup.write.batch": "orders:9"}, {"lookup.version": "1"}
 OF_FILES = {"lookup.format": "parquet", "lookup.partition": "max_pt()"}
 OF_LOGS = {"lookup.version": "1", "lookup.valid-write-ids": "t:1:9::"}
-ONE = {"id": [1], "name": ["a"]}
+ONE_ROW = {"id": [1], "name": ["a"]}
 Arguments = Any  # of a call: None, rows by column, or the only one
 REFUSED: list[tuple[type[Exception], dict[str, str], str, Arguments, str]] = [
     (errors.SchemaError, {}, "write", {"id": [1], "x": [1]}, r"'x'.*lookup.write.merge-schema"),
@@ -67,20 +67,20 @@ REFUSED: list[tuple[type[Exception], dict[str, str], str, Arguments, str]] = [
     (errors.SchemaError, {"lookup.write.merge-schema": "true"}, "write", {"id": [1], "name": [1]}, "'name'"),
     (errors.SchemaError, {}, "delete", {"id": ["one"]}, "'id'"),
     (errors.NonUniqueKeyError, {}, "upsert", {"id": [3, 4, 3], "name": ["a"] * 3}, "id = 3"),
-    (errors.OptionError, {"lookup.keys": "id,name"}, "write", ONE, "lookup.keys"),
-    (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "key columns"),
-    *((errors.OptionError, KEYLESS, call, ONE, "key columns") for call in ("upsert", "delete")),
+    (errors.OptionError, {"lookup.keys": "id,name"}, "write", ONE_ROW, "lookup.keys"),
+    (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE_ROW, "key columns"),
+    *((errors.OptionError, KEYLESS, call, ONE_ROW, "key columns") for call in ("upsert", "delete")),
     # Names that files of hidden rows use.
     (errors.SchemaError, {"path": "new"}, "write", {"id": [1], "_LOOKUP_FILE": [1]}, "rename the column"),
     (errors.SchemaError, {}, "alter", pa.schema([("_lookup_row", pa.string())]), "rename the column"),
     (errors.OptionError, {**KEYLESS, **CACHES["PARTIAL"]}, "get", 1, r"lookup\.keys"),
-    (errors.OptionError, BATCH, "delete", ONE, r"lookup\.write\.batch is for single writes of rows"),
+    (errors.OptionError, BATCH, "delete", ONE_ROW, r"lookup\.write\.batch is for single writes of rows"),
     (errors.OptionError, BATCH, "transaction", None, r"lookup\.write\.batch is for single writes of rows"),
-    *((errors.OptionError, PAST, call, ONE, "is for reads") for call in ("upsert", "delete")),
+    *((errors.OptionError, PAST, call, ONE_ROW, "is for reads") for call in ("upsert", "delete")),
     (errors.OptionError, PAST, "compact", None, "is for reads"),
     *((errors.OptionError, {}, "vacuum", text, "older_than") for text in ("6 d", "-1 d", "soon")),
     (errors.UfsNotFoundError, {"path": "nothing"}, "vacuum", None, "nothing"),
-    *((errors.OptionError, {key: value}, "write", ONE, key) for key, value in OF_FILES.items()),
+    *((errors.OptionError, {key: value}, "write", ONE_ROW, key) for key, value in OF_FILES.items()),
     *((errors.OptionError, {key: value}, "scan", None, key) for key, value in OF_FILES.items()),
     *((errors.OptionError, {key: value, "path": "plain"}, "scan", None, key) for key, value in OF_LOGS.items()),
 ]
@@ -93,10 +93,10 @@ def test_what_is_refused(site: Site) -> None:
     pq.write_table(rows(1), site.path.with_name("plain"))
     before = site.state().version().digest, site.files(), []
 
-    for error, options, call, given, told in REFUSED:
+    for error, options, call, argument, message in REFUSED:
         path = {"path": str(site.path.with_name(options["path"]))} if "path" in options else {}
-        arguments = [] if given is None else [pa.table(given) if isinstance(given, dict) else given]
-        with pytest.raises(error, match=told):
+        arguments = [] if argument is None else [pa.table(argument) if isinstance(argument, dict) else argument]
+        with pytest.raises(error, match=message):
             getattr(site.table({**options, **path}), call)(*arguments)
         assert (site.state().version().digest, site.files(), site.state().open_writes()) == before
 
@@ -109,9 +109,9 @@ def test_files_are_sorted_and_groups_bounded(site: Site) -> None:
     many = pa.table({"id": order, "name": ["x" * 10] * len(order)}, SCHEMA)
     table.write(pa.RecordBatchReader.from_batches(SCHEMA, many.to_batches(10_000)))
     table.write(pa.table({"id": range(2000), "name": ["x" * 5000] * 2000}, SCHEMA))
-    found = [pq.ParquetFile(site.path / name) for name in site.files()]
-    assert len(found) > 2
-    for file in found:
+    files = [pq.ParquetFile(site.path / name) for name in site.files()]
+    assert len(files) > 2
+    for file in files:
         ids = file.read(["id"]).column("id").to_pylist()
         assert ids == sorted(ids)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
@@ -123,10 +123,10 @@ def test_unique_keys(site: Site) -> None:
     """A key that is there twice, in the rows or with the table's, is refused and nothing is left of it; null is not a key."""
     table = site.created(UNIQUE)
     table.write(rows(1, 2, None, None))
-    for again, remedy in ((rows(3, 4, 3), "once"), (rows(5, 2), "upsert"), (rows(None, 1), "upsert")):
+    for repeated, remedy in ((rows(3, 4, 3), "once"), (rows(5, 2), "upsert"), (rows(None, 1), "upsert")):
         files = site.files()
         with pytest.raises(errors.NonUniqueKeyError, match=rf"id = [123] .*{remedy}"):
-            table.write(again)
+            table.write(repeated)
         assert (list_ids(table.scan()), site.files()) == ([None, None, 1, 2], files)
     table.write(rows(3, None))
     assert table.write(rows(1, 2), "overwrite") == site.state().position
@@ -156,14 +156,14 @@ def test_rows_that_end_in_an_error(site: Site) -> None:
     site.resize(file_bytes=1)
     table = site.created()
 
-    def some() -> Iterator[pa.RecordBatch]:
+    def batches() -> Iterator[pa.RecordBatch]:
         for ids in ((1, 2), (3,)):
             yield from rows(*ids).to_batches()
         assert site.files() != []
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        table.write(pa.RecordBatchReader.from_batches(SCHEMA, some()))
+        table.write(pa.RecordBatchReader.from_batches(SCHEMA, batches()))
     assert (table.scan(), site.files(), site.state().open_writes()) == (rows(), [], [])
 
 
@@ -196,12 +196,12 @@ def test_files_of_other_attempts(site: Site) -> None:
     """What failed or slower attempts of tasks have left is removed by the commit; other writes' files are not."""
     site.created()
     writer = site.writer()
-    job, other = writer.begin(SCHEMA, APPEND), writer.begin(SCHEMA, APPEND)
+    job, second = writer.begin(SCHEMA, APPEND), writer.begin(SCHEMA, APPEND)
     attempts = [write_ids(writer, job, 1, 2) for _ in range(3)]
-    beside = write_ids(writer, other, 3)
+    beside = write_ids(writer, second, 3)
     writer.commit(job, attempts[1])
     assert site.files() == sorted(file.path for file in [*attempts[1], *beside])
-    writer.commit(other, beside)
+    writer.commit(second, beside)
     assert list_ids(site.table().scan()) == [1, 2, 3]
 
 
@@ -275,28 +275,28 @@ def test_the_watch_begins_again(site: Site, change: str) -> None:
 def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None:
     """What a host has written it reads, in every mode; another one does in UFS mode, and in CACHE mode with a floor."""
     options = {**CACHES[cache], **({} if source == "UFS" else TRIGGER if cache == "FULL" else INTERVAL)}
-    writer, own, other = site.created(), site.table(options), site.table(options, host="b")
+    writer, same_host, other_host = site.created(), site.table(options), site.table(options, host="b")
 
-    def seen(table: LookupTable) -> tuple[list[int | None], list[Any]]:
+    def read(table: LookupTable) -> tuple[list[int | None], list[Any]]:
         return list_ids(table.scan()), table.get(number)
 
     for number in range(1, 4):
         before, after = (list(range(1, number)), []), (list(range(1, number + 1)), [{"id": number, "name": "a"}])
-        assert seen(other) == before
+        assert read(other_host) == before
         writer.write(rows(number))
-        assert seen(own) == after
+        assert read(same_host) == after
         if source == "CACHE":
             # A full cache that a floor has asked to reload may have done so only now.
-            assert seen(other) == before or (cache == "FULL" and number > 1)
+            assert read(other_host) == before or (cache == "FULL" and number > 1)
             floored = site.table({**options, "lookup.floor": str(writer.floor)}, host="b")
-            assert seen(floored) == after
+            assert read(floored) == after
             if cache == "FULL":
-                other.reload()
+                other_host.reload()
             else:
-                other = floored
-        assert seen(other) == after
+                other_host = floored
+        assert read(other_host) == after
         site.calls()
-        seen(other)  # a version that it has read: each read asks for the next event and the last one, no more
+        read(other_host)  # a version that it has read: each read asks for the next event and the last one, no more
         assert [kind for kind, _ in site.calls()] == (["head"] * 4 if source == "UFS" else [])
 
 
