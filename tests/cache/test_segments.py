@@ -246,8 +246,9 @@ WAYS = {
 in_every_way = pytest.mark.parametrize("way", WAYS)
 
 
-@in_every_way
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow on disk", "wide on disk"])
+@pytest.mark.parametrize(
+    ("way", "wide"), by_day([*((way, False) for way in WAYS), *((way, True) for way in reversed(WAYS))], 2)
+)
 def test_text_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool) -> None:
     """Of more text than 32-bit offsets reach, what is read is the text that was given."""
     monkeypatch.setattr(segments, "_INT32_AT_MOST", 100)
