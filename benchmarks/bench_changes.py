@@ -39,7 +39,7 @@ def points(work: Path, runs: int) -> None:
         table.upsert(updated(1_000_000, 1000, number))
     rng = np.random.default_rng(5)
     print("| cache | state | files | p50 ms | p99 ms | to compacted |\n|---|---|---|---|---|---|")
-    found: dict[tuple[str, str], list[float]] = {}
+    seconds: dict[tuple[str, str], list[float]] = {}
     files = {}
     for state in ("100 upserts", "compacted"):
         if state == "compacted":
@@ -56,10 +56,10 @@ def points(work: Path, runs: int) -> None:
                 started = time.perf_counter()
                 assert len(reader.get(key)) == 1
                 times.append(time.perf_counter() - started)
-            found[cache, state] = sorted(times[20:])
-    for (cache, state), times in found.items():
+            seconds[cache, state] = sorted(times[20:])
+    for (cache, state), times in seconds.items():
         p50, p99 = (1000 * times[int(len(times) * share)] for share in (0.5, 0.99))
-        ratio = statistics.median(times) / statistics.median(found[cache, "compacted"])
+        ratio = statistics.median(times) / statistics.median(seconds[cache, "compacted"])
         print(f"| {cache} | {state} | {files[state]} | {p50:.2f} | {p99:.2f} | {ratio:.2f} |")
     print(f"\ncompact() took {folded_s:.2f} s\n")
 
@@ -86,10 +86,10 @@ def stream(spark: SparkSession, work: Path, runs: int) -> None:
 def running(spark: SparkSession, work: Path, rows: int, runs: int) -> None:
     path, table = full_table(work, "running", rows)
     (work / "in").mkdir()
-    seen: list[int] = []
+    rows_read: list[int] = []
 
     def keep(batch: DataFrame, _: int) -> None:
-        seen.append(batch.agg({"visits": "max"}).first()[0])
+        rows_read.append(batch.agg({"visits": "max"}).first()[0])
 
     source = spark.readStream.schema("id long").parquet(str(work / "in"))
     options = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "10 min", "lookup.cache.dir": str(work / "host")}
@@ -108,9 +108,9 @@ def running(spark: SparkSession, work: Path, rows: int, runs: int) -> None:
     for run in range(runs):
         new = updated(rows, 10_000, run).set_column(3, "visits", pa.array(np.full(10_000, 1000 + run)))
         table.upsert(new)
-        seen.clear()
+        rows_read.clear()
         count = 0
-        while not seen or seen[-1] != 1000 + run:
+        while not rows_read or rows_read[-1] != 1000 + run:
             times.append(batch(new.select(["id"])))
             count += 1
         waited.append(count)
@@ -124,17 +124,17 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-changes-", ignore_cleanup_errors=True) as directory:
         work = Path(directory)
-        if "points" in given.parts:
-            points(work, given.runs or 1000)
-        if "stream" in given.parts or "running" in given.parts:
+        if "points" in args.parts:
+            points(work, args.runs or 1000)
+        if "stream" in args.parts or "running" in args.parts:
             spark = session(2)
-            if "stream" in given.parts:
-                stream(spark, work, given.runs or 3)
-            if "running" in given.parts:
-                running(spark, work, given.rows, given.runs or 5)
+            if "stream" in args.parts:
+                stream(spark, work, args.runs or 3)
+            if "running" in args.parts:
+                running(spark, work, args.rows, args.runs or 5)
             spark.stop()
 
 

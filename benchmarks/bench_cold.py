@@ -151,15 +151,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "lookupcache-bench")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
-    if given.contender is not None:
-        print(json.dumps(run_contender(given.contender, given.dir)))
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
+    if args.contender is not None:
+        print(json.dumps(run_contender(args.contender, args.dir)))
         return
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
-    for number in range(given.runs):
+    for number in range(args.runs):
         for name in CONTENDERS[:: -1 if number % 2 else 1]:
-            rounds[name].append(fresh_process(name, given.dir))
+            rounds[name].append(fresh_process(name, args.dir))
     for what in (
         "calls",
         "calls, CPU",
@@ -169,11 +169,11 @@ def main() -> None:
         "second run",
         "second run, CPU",
     ):
-        seconds = {name: [measured[what] for measured in found] for name, found in rounds.items()}
+        seconds = {name: [measured[what] for measured in runs] for name, runs in rounds.items()}
         report(f"Six lookups in a fresh session, {what}", seconds, PEER)
-    for name, found in rounds.items():
-        print(f"\n{name}: {found[0]['jobs']:.0f} Spark jobs in both runs")
-    show_imports(given.runs)
+    for name, runs in rounds.items():
+        print(f"\n{name}: {runs[0]['jobs']:.0f} Spark jobs in both runs")
+    show_imports(args.runs)
 
 
 if __name__ == "__main__":

@@ -109,9 +109,9 @@ def bench_lookups(server: PostgresServer, home: Path, rows: int, count: int, run
     cold, keys = iter(batches[1:]), batches[0]
     connection = psycopg.connect(server.uri)
     tables = {mode: LookupTable(server.uri, options_of(mode, home)) for mode in MODES}
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     tables["FULL"].get(1)
-    print(f"a build of {rows:,} rows: {time.perf_counter() - began:.2f} s")
+    print(f"a build of {rows:,} rows: {time.perf_counter() - start_s:.2f} s")
     contenders: dict[str, Callable[[], pa.Table]] = {
         "psycopg, by hand": lambda: table_of_rows(connection.execute(SELECT, [keys["id"].to_pylist()]).fetchall()),
         "NONE": lambda: tables["NONE"].get_many(keys),
@@ -253,9 +253,9 @@ def bench_stream(
     heading(f"A micro-batch of {count:,} facts beside {rows:,} rows in PostgreSQL (local[2])")
     print("| contender | micro-batches | median s | p99 s | max s | CPU s | ratio to peer (median of rounds) |")
     print("|---|---|---|---|---|---|---|")
-    medians = {name: [statistics.median(times) for times in found] for name, found in seconds.items()}
-    for name, found in seconds.items():
-        every = [time_s for times in found for time_s in times]
+    medians = {name: [statistics.median(times) for times in samples] for name, samples in seconds.items()}
+    for name, samples in seconds.items():
+        every = [time_s for times in samples for time_s in times]
         ratio = statistics.median(mine / theirs for mine, theirs in zip(medians[name], medians[peer], strict=True))
         print(
             f"| {name} | {len(every)} | {statistics.median(every):.3f} | {np.percentile(every, 99):.3f} | {max(every):.3f} | "
@@ -270,24 +270,24 @@ def bench_changes(server: PostgresServer, home: Path, rows: int, changed: int, r
     rng = np.random.default_rng(3)
     full = LookupTable(server.uri, options_of("FULL", home / "changes"))
     partial = LookupTable(server.uri, options_of("PARTIAL", home / "changes"))
-    began, used_s = time.perf_counter(), cpu_s()[0]
+    start_s, used_s = time.perf_counter(), cpu_s()[0]
     assert full.get(0)
-    build_s, build_cpu_s = time.perf_counter() - began, cpu_s()[0] - used_s
-    known = rng.choice(rows, min(10 * changed, rows), replace=False)
-    partial.get_many(pa.table({"id": known}))
+    build_s, build_cpu_s = time.perf_counter() - start_s, cpu_s()[0] - used_s
+    changed_ids = rng.choice(rows, min(10 * changed, rows), replace=False)
+    partial.get_many(pa.table({"id": changed_ids}))
     contenders = {"FULL": full, "PARTIAL": partial}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     cpu: dict[str, list[float]] = {name: [] for name in contenders}
     statements: dict[str, list[int]] = {name: [] for name in contenders}
     for number in range(runs):
-        keys = rng.choice(known, changed, replace=False)
+        keys = rng.choice(changed_ids, changed, replace=False)
         visits = 1_000 + number
         server.execute(f"UPDATE customers SET visits = {visits} WHERE id = ANY('{{{','.join(map(str, keys))}}}')")
         for name, table in contenders.items():
             before, used_s = len(server.statements()), cpu_s()[0]
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             found = table.get_many(pa.table({"id": keys}))
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(time.perf_counter() - start_s)
             cpu[name].append(cpu_s()[0] - used_s)
             statements[name].append(len(server.statements()) - before)
             assert found["visits"].to_pylist() == [visits] * changed, name
@@ -355,23 +355,23 @@ def _measure_http(url: str, cache: Path, hits: float, limit: int, seconds: float
         "lookup.partial-cache.max-rows": "10000000",
         "lookup.cache.dir": str(cache),
     }
-    known = np.arange(at_once)
+    cached_ids = np.arange(at_once)
     with LookupTable(None, options) as unlimited:
-        unlimited.get_many(pa.table({"id": known}))
+        unlimited.get_many(pa.table({"id": cached_ids}))
     with LookupTable(None, {**options, "lookup.rate-limit": str(limit)}) as table:
         # The limit holds for each second: the first requests would all be sent at once.
         table.get_many(pa.table({"id": np.arange(10**9, 10**9 + limit)}))
-        new, done = at_once, 0
-        began = time.perf_counter()
-        while done < limit * seconds / (1 - hits):
+        new, ids_done = at_once, 0
+        start_s = time.perf_counter()
+        while ids_done < limit * seconds / (1 - hits):
             count = round(at_once * (1 - hits))
-            keys = np.concatenate([known[: at_once - count], np.arange(new, new + count)])
+            keys = np.concatenate([cached_ids[: at_once - count], np.arange(new, new + count)])
             assert table.get_many(pa.table({"id": keys})).num_rows == at_once
-            new, done = new + count, done + at_once
-        took_s = time.perf_counter() - began
+            new, ids_done = new + count, ids_done + at_once
+        took_s = time.perf_counter() - start_s
     allowed = limit / (1 - hits)
     print(
-        f"| {100 * hits:.0f} | {done:,} | {took_s:.1f} | {done / took_s:,.0f} | {(new - at_once) / took_s:.0f} | {done / took_s / allowed:.2f} |"
+        f"| {100 * hits:.0f} | {ids_done:,} | {took_s:.1f} | {ids_done / took_s:,.0f} | {(new - at_once) / took_s:.0f} | {ids_done / took_s / allowed:.2f} |"
     )
 
 

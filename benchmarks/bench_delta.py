@@ -64,19 +64,21 @@ def make_delta(home: Path, rows: int, files: int) -> Path:
 
 
 def unchanged(table: Path, work: Path, runs: int) -> None:
-    known = DeltaTable(str(table))
+    table_state = DeltaTable(str(table))
     peers = {
-        "update_incremental": known.update_incremental,
+        "update_incremental": table_state.update_incremental,
         "DeltaTable(path)": lambda: DeltaTable(str(table)).version(),
     }
     lake.unchanged(opened(table, work / "host", FULL), peers, runs)
 
 
 def keys(table: Path, work: Path, rows: int, runs: int) -> None:
-    drawn, known = drawn_keys(rows), DeltaTable(str(table))
+    drawn, table_state = drawn_keys(rows), DeltaTable(str(table))
     readers = {name: opened(table, work / "host", options) for name, options in MODES.items()}
     predicate = f"id IN ({', '.join(map(str, drawn.column('id').to_pylist()))})"
-    lake.keys(readers, drawn, rows, "DeltaTable.scan", lambda: pa.table(known.scan(predicate=predicate)).num_rows, runs)
+    lake.keys(
+        readers, drawn, rows, "DeltaTable.scan", lambda: pa.table(table_state.scan(predicate=predicate)).num_rows, runs
+    )
 
 
 def visible(table: Path, work: Path, rows: int, runs: int) -> None:
@@ -113,10 +115,10 @@ def delete_by_vectors(table: Path, count: int) -> None:
 
 def stream(table: Path, work: Path, rows: int, runs: int) -> None:
     def read() -> pa.Table:
-        found = pa.table(DeltaTable(str(table)).scan())
+        rows = pa.table(DeltaTable(str(table)).scan())
         # Spark takes no string_view.
-        plain = [of.with_type(pa.string()) if of.type == pa.string_view() else of for of in found.schema]
-        return found.cast(pa.schema(plain))
+        plain = [of.with_type(pa.string()) if of.type == pa.string_view() else of for of in rows.schema]
+        return rows.cast(pa.schema(plain))
 
     lake.stream(table, {}, "deltalake", read, work, rows, runs)
 
@@ -170,8 +172,8 @@ def make_large(home: Path, files: int, columns: int) -> Path:
             constants = [pa.array(np.full(count, value)) for value in (5_000_000, 1_700_000_000_000, True)]
             columns_of_add = [paths, pa.MapArray.from_arrays(offsets, no_texts, no_texts), *constants, stats]
             adds = pa.StructArray.from_arrays(columns_of_add, fields=list(add))
-            rest = [pa.nulls(count, schema.field(name).type) for name in ("metaData", "protocol")]
-            writer.write_batch(pa.RecordBatch.from_arrays([adds, *rest], schema=schema))
+            null_columns = [pa.nulls(count, schema.field(name).type) for name in ("metaData", "protocol")]
+            writer.write_batch(pa.RecordBatch.from_arrays([adds, *null_columns], schema=schema))
     (log / "_last_checkpoint").write_text(json.dumps({"version": 1, "size": files + 2}))
     return table
 
@@ -299,22 +301,22 @@ def log(home: Path, work: Path, commits: int, runs: int) -> None:
     for kind in ("disk", "S3"):
         for count in (10, commits):
             with placed(make_log(home, count), kind) as (path, own, bare):
-                known, asks_bare = "a host that knows it", "boto3: one LIST"
-                asking = {"a new host": min(runs, 5), known: runs * 20, **({asks_bare: runs * 20} if bare else {})}
+                known_host, asks_bare = "a host that knows it", "boto3: one LIST"
+                asking = {"a new host": min(runs, 5), known_host: runs * 20, **({asks_bare: runs * 20} if bare else {})}
                 for who, asks in asking.items():
                     times, spent = [], dict[str, int]()
                     reader = opened(path, work / f"{kind}-{count}-0", own)
                     for run in range(asks):
                         if who == "a new host":
                             reader = opened(path, work / f"{kind}-{count}-{run}", own)
-                        began = time.perf_counter()
+                        start_s = time.perf_counter()
                         if who == asks_bare and bare:
                             bare()
                         else:
                             spent = calls_of(reader, lambda reader=reader: reader.version)  # type: ignore[misc]
-                        times.append(time.perf_counter() - began)
+                        times.append(time.perf_counter() - start_s)
                     median = statistics.median(times) * 1000
-                    if who == known:
+                    if who == known_host:
                         medians[kind, count] = median
                     last = " | ".join(f"{value:,}" for value in spent.values())
                     p99 = sorted(times)[int(len(times) * 0.99)] * 1000
@@ -329,19 +331,19 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=10_000)
     parser.add_argument("--large-files", type=int, default=300_000)
     parser.add_argument("--columns", type=int, default=100)
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    table = make_delta(given.dir, given.rows, given.files) if {*given.parts.split(",")} - {"log", "large"} else Path()
+    table = make_delta(args.dir, args.rows, args.files) if {*args.parts.split(",")} - {"log", "large"} else Path()
     runners: dict[str, Callable[[Path], None]] = {
-        "unchanged": lambda work: unchanged(table, work, given.runs),
-        "keys": lambda work: keys(table, work, given.rows, given.runs),
-        "visible": lambda work: visible(table, work, given.rows, given.runs),
-        "stream": lambda work: stream(table, work, given.rows, given.runs),
-        "large": lambda work: large(given.dir, work, given.large_files, given.columns, given.runs),
-        "log": lambda work: log(given.dir, work, given.commits, given.runs),
+        "unchanged": lambda work: unchanged(table, work, args.runs),
+        "keys": lambda work: keys(table, work, args.rows, args.runs),
+        "visible": lambda work: visible(table, work, args.rows, args.runs),
+        "stream": lambda work: stream(table, work, args.rows, args.runs),
+        "large": lambda work: large(args.dir, work, args.large_files, args.columns, args.runs),
+        "log": lambda work: log(args.dir, work, args.commits, args.runs),
     }
-    lake.run_parts(given, runners)
+    lake.run_parts(args, runners)
 
 
 if __name__ == "__main__":

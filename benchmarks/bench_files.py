@@ -131,13 +131,13 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--tables", type=int, default=100)
     parser.add_argument("--footers", action="store_true", help="read the footers of all files, and look up keys")
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=given.dir) as work:
-        if "files" in given.parts.split(","):
-            measure_files(given.dir, Path(work), given.files, given.footers)
-        if "open" in given.parts.split(","):
-            measure_open(Path(work), given.tables)
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.dir) as work:
+        if "files" in args.parts.split(","):
+            measure_files(args.dir, Path(work), args.files, args.footers)
+        if "open" in args.parts.split(","):
+            measure_open(Path(work), args.tables)
 
 
 if __name__ == "__main__":

@@ -130,14 +130,16 @@ def looked_up(
     for start in range(0, rows.num_rows - size + 1, size):
         batch = rows.slice(start, size).combine_chunks()
         keyed = batch.append_column(KEY_INDEX, pa.array(np.arange(size)))
-        began = time.process_time_ns()
+        start_ns = time.process_time_ns()
         cache.put_many(batch.select(["id"]), keyed)
-        puts.append(time.process_time_ns() - began)
-    rest = rows.slice(rows.num_rows // size * size)
-    cache.put_many(rest.select(["id"]), rest.append_column(KEY_INDEX, pa.array(np.arange(rest.num_rows))))
+        puts.append(time.process_time_ns() - start_ns)
+    last_rows = rows.slice(rows.num_rows // size * size)
+    cache.put_many(
+        last_rows.select(["id"]), last_rows.append_column(KEY_INDEX, pa.array(np.arange(last_rows.num_rows)))
+    )
     held = cache._entries
     assert held is not None
-    found: dict[str, dict[str, object]] = {}
+    results: dict[str, dict[str, object]] = {}
     for workload in workloads:
         numbers = np.fromfile(f"{directory}/keys-{workload}.bin", "<i4")
         batches = [pa.array(numbers[start : start + size]) for start in range(0, len(numbers), size)]
@@ -146,18 +148,18 @@ def looked_up(
         hits, timed_hits, ids, prices = 0, 0, 0, 0.0
         # In passes of their own: right after a probe, the memory of the same keys would be near.
         for keys in batches:
-            began = time.process_time_ns()
-            given = Keys([keys])
-            matches = layer.segment.probe(given, given.hashes(snapshot.seed))
-            probes.append(time.process_time_ns() - began)
+            start_ns = time.process_time_ns()
+            given_keys = Keys([keys])
+            matches = layer.segment.probe(given_keys, given_keys.hashes(snapshot.seed))
+            probes.append(time.process_time_ns() - start_ns)
             hits -= len(matches.rows)
         for number, keys in enumerate(batches):
-            began = time.process_time_ns()
+            start_ns = time.process_time_ns()
             answer = snapshot.get(names, Keys([keys]))
             table = pa.table(
                 [pc.take(keys, as_indices(answer.keys), boundscheck=False), *answer.columns], ["id", *names]
             )
-            wholes.append(time.process_time_ns() - began)
+            wholes.append(time.process_time_ns() - start_ns)
             hits += table.num_rows
             if number >= warmup:
                 ids += pc.sum(table.column("id")).as_py()
@@ -165,25 +167,25 @@ def looked_up(
                 timed_hits += table.num_rows
         assert hits == 0, (workload, hits)
         for keys in batches:
-            began = time.process_time_ns()
+            start_ns = time.process_time_ns()
             entries = cache._live(held, Keys([keys]), cache._time())
             entries = entries[entries >= 0]
             held.touch(entries, cache._log.add(entries, cache._now_s))
             held.locate_rows(entries)
-            gets.append(time.process_time_ns() - began)
+            gets.append(time.process_time_ns() - start_ns)
             hits -= len(entries)
         for keys in batches:
             asked = pa.table([keys], ["id"])
-            began = time.process_time_ns()
+            start_ns = time.process_time_ns()
             rows = cache.get_many(asked).rows
-            copies.append(time.process_time_ns() - began)
+            copies.append(time.process_time_ns() - start_ns)
             assert rows is not None
             hits += rows.num_rows
         assert hits == 0, (workload, hits)
         times = {"probe": probes, "whole": wholes, "get": gets, "copy": copies}
-        found[workload] = {"sums": [timed_hits, ids, prices]} | {name: each[warmup:] for name, each in times.items()}
-    found["put"] = {"put": puts}
-    return found
+        results[workload] = {"sums": [timed_hits, ids, prices]} | {name: each[warmup:] for name, each in times.items()}
+    results["put"] = {"put": puts}
+    return results
 
 
 def measure(directory: Path, java: list[str], args: argparse.Namespace) -> None:
@@ -200,11 +202,11 @@ def measure(directory: Path, java: list[str], args: argparse.Namespace) -> None:
     puts: list[tuple[float, float]] = []
     for number in range(args.rounds):
         command = [*pinned, *java, str(directory), str(BATCH), str(args.warmup), *WORKLOADS]
-        done = subprocess.run(command, capture_output=True, check=False, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+        process = subprocess.run(command, capture_output=True, check=False, text=True)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}: {process.stderr}")
         ours = fresh(looked_up, *call, list(WORKLOADS), prefix=pinned)
-        for line in done.stdout.splitlines():
+        for line in process.stdout.splitlines():
             workload, hits, ids, prices, *times = line.split()
             mine = ours[workload]
             flink = statistics.median(map(float, times)) / BATCH

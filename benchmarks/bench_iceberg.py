@@ -90,9 +90,9 @@ def make_iceberg(home: Path, rows: int, files: int) -> Path:
 def copied(catalog: Catalog, home: Path, publish: Publish | None = None) -> IcebergTable:
     """A table that begins with the files of the one in a catalog, which stay where they are. Without a way to publish, a hint names it."""
     metadata = catalog.load_table(TABLE).metadata_location.removeprefix("file://")
-    made = IcebergTable(home, {**load(Path(metadata)), "location": home.as_uri()}, publish)
-    made.save()
-    return made
+    created = IcebergTable(home, {**load(Path(metadata)), "location": home.as_uri()}, publish)
+    created.save()
+    return created
 
 
 class PromptCatalog(RestCatalog):
@@ -122,8 +122,8 @@ def unchanged(place: Path, work: Path, runs: int) -> None:
     static = {"StaticTable.from_metadata": lambda: StaticTable.from_metadata(str(copy))}
     seconds["a hint"] = lake.unchanged(opened(copy, work / "hint", FULL), static, runs, " (a version hint)")
     print("\n| catalog | contender | median ms |\n|---|---|---|")
-    for where, found in seconds.items():
-        for contender, times in found.items():
+    for where, samples in seconds.items():
+        for contender, times in samples.items():
             print(f"| {where} | {contender} | {statistics.median(times) * 1000:.2f} |")
 
 
@@ -133,10 +133,10 @@ def loading(catalog: Catalog) -> dict[str, Act]:
 
 def keys(place: Path, work: Path, rows: int, runs: int) -> None:
     catalog, options = sql_catalog(place)
-    drawn, known = drawn_keys(rows), catalog.load_table(TABLE)
+    drawn, table_state = drawn_keys(rows), catalog.load_table(TABLE)
     readers = {name: opened(TABLE, work / "host", {**mode, **options}) for name, mode in MODES.items()}
     wanted = In("id", {*drawn.column("id").to_pylist()})  # type: ignore[call-arg,arg-type]
-    lake.keys(readers, drawn, rows, "Table.scan", lambda: known.scan(row_filter=wanted).to_arrow().num_rows, runs)
+    lake.keys(readers, drawn, rows, "Table.scan", lambda: table_state.scan(row_filter=wanted).to_arrow().num_rows, runs)
 
 
 def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None:
@@ -162,9 +162,9 @@ def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None
             Change("equality deletes", delete, 0, 0),
         ]
 
-    asked = lake.visible(make, work, rows, runs)["equality deletes"]["ufsGetBytes"]
+    bytes_read = lake.visible(make, work, rows, runs)["equality deletes"]["ufsGetBytes"]
     print(
-        f"\nThe files of metadata and deletes that the equality deletes wrote have {sum(written):,} bytes, {asked:,} were read."
+        f"\nThe files of metadata and deletes that the equality deletes wrote have {sum(written):,} bytes, {bytes_read:,} were read."
     )
 
 
@@ -172,18 +172,18 @@ def first_lookup(table: str, cache: str, options: Mapping[str, str], keys: Seque
     """(processor time, time on the clock, rows) of the first lookup of a new process, which has imported what it needs."""
     importlib.import_module("pyspark_lookup.sources.iceberg.manifests")
     reader = opened(table, Path(cache), options)
-    began, worked = time.perf_counter(), time.process_time()
-    found = reader.get_many(pa.table({"id": keys})).num_rows if len(keys) > 1 else len(reader.get(keys[0]))
-    return time.process_time() - worked, time.perf_counter() - began, found
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    row_count = reader.get_many(pa.table({"id": keys})).num_rows if len(keys) > 1 else len(reader.get(keys[0]))
+    return time.process_time() - start_cpu_s, time.perf_counter() - start_s, row_count
 
 
 def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: Sequence[int], size: int) -> None:
     catalog, options = sql_catalog(place)
     table, rng = copied(catalog, work / "copy"), random.Random(1)
     full = opened(table.home, work / "FULL", FULL)
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     full.get(0)
-    print(f"\n{rows:,} rows; build {time.perf_counter() - began:.2f} s; commits of {size} rows\n", flush=True)
+    print(f"\n{rows:,} rows; build {time.perf_counter() - start_s:.2f} s; commits of {size} rows\n", flush=True)
 
     def commit(number: int) -> int:
         keys = [{"id": key} for key in rng.sample(range(rows), size)]
@@ -200,9 +200,9 @@ def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: 
         made, times = count + 3, []
         for number in range(count, made):
             key = commit(number)
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             assert [row["name"] for row in full.get(key)] == [f"v{number}"]
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - start_s)
         reloads.append((made, min(times)))
         live = full.scan()
         name = f"ns.compacted{count}"
@@ -405,22 +405,22 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=500)
     parser.add_argument("--large-files", type=int, default=300_000)
     parser.add_argument("--columns", type=int, default=100)
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
-    needs_rows = {*given.parts.split(",")} != {"large"}
-    place = make_iceberg(given.dir, given.rows, given.files) if needs_rows else Path()
-    source = customers(given.dir, given.rows, given.files)[0] if needs_rows else Path()
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
+    needs_rows = {*args.parts.split(",")} != {"large"}
+    place = make_iceberg(args.dir, args.rows, args.files) if needs_rows else Path()
+    source = customers(args.dir, args.rows, args.files)[0] if needs_rows else Path()
     runners: Mapping[str, Callable[[Path], None]] = {
-        "unchanged": lambda work: unchanged(place, work, given.runs),
-        "keys": lambda work: keys(place, work, given.rows, given.runs),
-        "visible": lambda work: visible(place, source, work, given.rows, given.runs),
+        "unchanged": lambda work: unchanged(place, work, args.runs),
+        "keys": lambda work: keys(place, work, args.rows, args.runs),
+        "visible": lambda work: visible(place, source, work, args.rows, args.runs),
         "upserts": lambda work: upserts(
-            place, work, given.rows, given.files, given.runs, list(map(int, given.commits.split(","))), given.size
+            place, work, args.rows, args.files, args.runs, list(map(int, args.commits.split(","))), args.size
         ),
-        "large": lambda work: large(given.dir, work, given.large_files, given.columns, given.runs),
-        "stream": lambda work: stream(place, work, given.rows, given.runs),
+        "large": lambda work: large(args.dir, work, args.large_files, args.columns, args.runs),
+        "stream": lambda work: stream(place, work, args.rows, args.runs),
     }
-    lake.run_parts(given, runners)
+    lake.run_parts(args, runners)
 
 
 if __name__ == "__main__":

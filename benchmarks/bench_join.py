@@ -77,12 +77,12 @@ def batches_of(
     try:
         while query.isActive and (query.lastProgress is None or query.lastProgress["batchId"] < stop + 1):
             query.awaitTermination(0.2)
-        found = [p for p in query.recentProgress if p["numInputRows"]]
+        batches = [p for p in query.recentProgress if p["numInputRows"]]
     finally:
         query.stop()
         shutil.rmtree(checkpoint)
     return [
-        {part: p["durationMs"][part] / 1000 for part in ("addBatch", "triggerExecution")} for p in found[2 : stop + 2]
+        {part: p["durationMs"][part] / 1000 for part in ("addBatch", "triggerExecution")} for p in batches[2 : stop + 2]
     ]
 
 
@@ -113,14 +113,14 @@ def bench_stream(spark: SparkSession, home: Path, rows: int, rounds: int, peer: 
     print(f"\n## A micro-batch of {BATCH_ROWS:,} rows, from the query's progress (local[2])")
     print("| contender | batches | addBatch median s | max s | trigger median s | max s |")
     print("|---|---|---|---|---|---|")
-    for name, found in times.items():
+    for name, samples in times.items():
         cells = []
         for part in ("addBatch", "triggerExecution"):
-            values = [batch[part] for batch in found]
+            values = [batch[part] for batch in samples]
             cells += [f"{statistics.median(values):.3f}", f"{max(values):.3f}"]
-        print(f"| {name} | {len(found)} | {' | '.join(cells)} |")
-    add = {name: statistics.median(batch["addBatch"] for batch in found) for name, found in times.items()}
-    whole = {name: statistics.median(batch["triggerExecution"] for batch in found) for name, found in times.items()}
+        print(f"| {name} | {len(samples)} | {' | '.join(cells)} |")
+    add = {name: statistics.median(batch["addBatch"] for batch in samples) for name, samples in times.items()}
+    whole = {name: statistics.median(batch["triggerExecution"] for batch in samples) for name, samples in times.items()}
     _, udf, small, large, *static_joins = contenders
     for join in static_joins:
         print(f"addBatch: {add[join] / add[large]:.0f} times faster than the broadcast join")
@@ -211,7 +211,7 @@ def crossover(spark: SparkSession, table: str, rows: int, each: int, options: Ma
         contenders = {
             strategy: functools.partial(written, df, table, strategy, options) for strategy in ("cache", "broadcast")
         }
-        times = {name: statistics.median(found) for name, found in alternate(contenders, 1, runs).items()}
+        times = {name: statistics.median(samples) for name, samples in alternate(contenders, 1, runs).items()}
         ratio = times["cache"] / times["broadcast"]
         print(
             f"| {rows:,} | {each} | {facts:,} | {times['cache']:.2f} | {times['broadcast']:.2f} | {ratio:.2f} |",
@@ -232,20 +232,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", choices=["stream", "bulk", "crossover"])
     parser.add_argument("--no-peer", action="store_true", help="leave out the broadcast join of a stream")
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     spark = session(2, {"spark.driver.memory": "8g", "spark.sql.streaming.numRecentProgressUpdates": "200"})
     try:
-        if given.only in (None, "stream"):
-            bench_stream(spark, given.dir, given.rows, given.rounds, not given.no_peer)
-        if given.only in (None, "bulk"):
+        if args.only in (None, "stream"):
+            bench_stream(spark, args.dir, args.rows, args.rounds, not args.no_peer)
+        if args.only in (None, "bulk"):
             for batch in (None, "65536"):
-                bench_bulk(spark, given.dir, given.facts, 1_000_000, given.runs, batch)
-        if given.only in (None, "crossover"):
+                bench_bulk(spark, args.dir, args.facts, 1_000_000, args.runs, batch)
+        if args.only in (None, "crossover"):
             print("\n## Batch queries by size of the table and of the facts\n")
             print("| table rows | for a key | fact rows | cache s | broadcast s | ratio |\n|---|---|---|---|---|---|")
-            bench_crossover(spark, given.dir, given.runs)
+            bench_crossover(spark, args.dir, args.runs)
     finally:
         spark.stop()
 

@@ -107,12 +107,12 @@ def measure(
     warmup = math.ceil(4 * contender.share)
     for _ in range(warmup + batches + 2):
         contender.send(some())
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     query = contender.start(spark)
     try:
         while query.lastProgress is None:
             query.awaitTermination(0.02)
-        contender.restarts.append(time.perf_counter() - began)
+        contender.restarts.append(time.perf_counter() - start_s)
         first = query.lastProgress["batchId"]
         after(query, first + warmup)
         used_s, from_batch = cpu_s()[0], query.lastProgress["batchId"]
@@ -208,13 +208,13 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=15)
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
-    home = Path(tempfile.mkdtemp(dir=given.dir))
+    home = Path(tempfile.mkdtemp(dir=args.dir))
     spark = session(2, CONF)
     try:
-        compare(spark, home, given.rows, given.waiting, given.rounds, given.batches)
+        compare(spark, home, args.rows, args.waiting, args.rounds, args.batches)
     finally:
         spark.stop()
         shutil.rmtree(home)

@@ -237,8 +237,8 @@ def dict_of_rows(table: pa.Table, key: str) -> Lookup:
     gc.freeze()
 
     def lookup(keys: pa.Array) -> pa.Table:
-        found = [row for row in map(rows.get, keys.to_pylist()) if row is not None]
-        columns = zip(*found, strict=True)
+        matching = [row for row in map(rows.get, keys.to_pylist()) if row is not None]
+        columns = zip(*matching, strict=True)
         return pa.table([pa.array(column, kind) for column, kind in zip(columns, types, strict=True)], COLUMNS)
 
     return lookup

@@ -269,19 +269,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--commits", type=int, default=100_000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-managed-") as directory:
         work = Path(directory)
-        if "commit" in given.parts:
-            commit(work, given.runs or 30)
-        if "planning" in given.parts:
-            planning(work, given.runs or 5)
-        if "append" in given.parts:
-            append(work, given.rows, given.runs or 3)
-        if "upsert" in given.parts:
-            upsert(work, given.rows, given.runs or 5)
-        if "aging" in given.parts:
-            aging(work, given.commits, given.runs or 5)
+        if "commit" in args.parts:
+            commit(work, args.runs or 30)
+        if "planning" in args.parts:
+            planning(work, args.runs or 5)
+        if "append" in args.parts:
+            append(work, args.rows, args.runs or 3)
+        if "upsert" in args.parts:
+            upsert(work, args.rows, args.runs or 5)
+        if "aging" in args.parts:
+            aging(work, args.commits, args.runs or 5)
 
 
 if __name__ == "__main__":

@@ -87,10 +87,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=3000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as directory:
         path = Path(directory) / "dim.parquet"
-        rows = given.rows
+        rows = args.rows
         pq.write_table(
             pa.table({"id": np.arange(rows), "name": [f"n{n}" for n in range(rows)], "x": np.arange(rows) * 0.5}), path
         )
@@ -105,7 +105,7 @@ def main() -> None:
                     "a single key": lambda table=table: table.get(7),
                 }
                 for what, call in calls.items():
-                    times = seconds_of(call, counting_of(table), given.runs)
+                    times = seconds_of(call, counting_of(table), args.runs)
                     report(f"{what}, FULL, {source}", times, "without")
                     medians = {name: statistics.median(seconds) * 1e6 for name, seconds in times.items()}
                     for name in ("with metrics", "with, again", "unpublished"):

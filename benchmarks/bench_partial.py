@@ -325,11 +325,11 @@ def ours_hit(trace: np.ndarray, room: int) -> float:
     cache = DefaultLookupCache.new_builder().max_rows(room).build()
     hits = 0
     for ids in trace:
-        found = cache.get_many(keys_of(ids)).present
+        present = cache.get_many(keys_of(ids)).present
         # A batch's first miss of a key loads it, the others wait for that.
-        missing, first = np.unique(ids[~found], return_index=True)
+        missing, first = np.unique(ids[~present], return_index=True)
         hits += len(ids) - len(missing)
-        missing = ids[~found][np.sort(first)]
+        missing = ids[~present][np.sort(first)]
         if len(missing):
             rows = pa.table({"v": missing, KEY_INDEX: np.arange(len(missing))})
             cache.put_many(keys_of(missing), rows)

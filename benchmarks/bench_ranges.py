@@ -115,18 +115,18 @@ def make_periods(home: Path, keys: int, each: int, facts: int) -> tuple[Path, Pa
 def rates(question: str, contenders: Mapping[str, Contender], ours: str, runs: int) -> dict[str, float]:
     """Print how many values a second each contender looks up, and how many times as many ours does (median of pairs); returns the latter."""
     sums = {name: (count, int(run())) for name, (count, run) in contenders.items()}  # the first run, which warms up
-    for name, (count, found) in sums.items():
+    for name, (count, amount) in sums.items():
         same = [other for other_count, other in sums.values() if other_count == count]
-        print(f"{name}: sum {found}{'' if set(same) == {found} else ', DIFFERS'}")
+        print(f"{name}: sum {amount}{'' if set(same) == {amount} else ', DIFFERS'}")
     times = alternate({name: run for name, (_, run) in contenders.items()}, 0, runs)
-    per_value = {name: [t / contenders[name][0] for t in found] for name, found in times.items()}
+    per_value = {name: [t / contenders[name][0] for t in samples] for name, samples in times.items()}
     print(f"\n## {question}")
     print(f"machine: {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
     print("| contender | values | median s | M values/s | ours is so many times faster |")
     print("|---|---|---|---|---|")
     faster = {}
-    for name, found in per_value.items():
-        faster[name] = statistics.median(theirs / mine for mine, theirs in zip(per_value[ours], found, strict=True))
+    for name, samples in per_value.items():
+        faster[name] = statistics.median(theirs / mine for mine, theirs in zip(per_value[ours], samples, strict=True))
         count, median = contenders[name][0], statistics.median(times[name])
         print(f"| {name} | {count:,} | {median:.3f} | {count / median / 1e6:.3f} | {faster[name]:.2f} |", flush=True)
     return faster
@@ -407,7 +407,7 @@ def bench_stream(spark: SparkSession, home: Path, scale: float, rounds: int) -> 
         for name, enrich in contenders.items():
             times[name] += batches_of(spark, events, enrich, home, 12, "ip long, k long")
     for part in ("addBatch", "triggerExecution"):
-        seconds = {name: [batch[part] for batch in found] for name, found in times.items()}
+        seconds = {name: [batch[part] for batch in batches] for name, batches in times.items()}
         report(f"A micro-batch of {MICRO_BATCH:,} facts, {count:,} rows, {part}", seconds, "equality lookup")
 
 
@@ -420,7 +420,7 @@ def main() -> None:
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
     parts = args.only.split(",")
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     try:
         if {"networks", "asof", "stream"} & set(parts):
             spark = session(2, {"spark.sql.join.asofJoin.enabled": "true"})  # off by default in 4.3
@@ -438,7 +438,7 @@ def main() -> None:
     finally:
         shutil.rmtree(args.data / "cache", ignore_errors=True)
         shutil.rmtree(args.data / "clickhouse", ignore_errors=True)
-    print(f"\nall parts took {time.perf_counter() - began:.0f} s")
+    print(f"\nall parts took {time.perf_counter() - start_s:.0f} s")
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ def worker(planned: str, keys_path: str, names: list[str]) -> None:
     batches = pa.ipc.open_file(keys_path).read_all().column(0).chunks
     snapshot = None
     for line in sys.stdin:
-        found = {}
+        sizes = {}
         if line.strip() == "open":
             full = runtime().engine(options).reader.fulls.get_cache(table, options)
             assert full is not None
@@ -231,14 +231,16 @@ def worker(planned: str, keys_path: str, names: list[str]) -> None:
                 assert len(snapshot.get(names, Keys([batch])).keys) == len(batch)
         else:
             rows = (row.split() for row in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-            found = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows}
-        print(json.dumps(found), flush=True)
+            sizes = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows}
+        print(json.dumps(sizes), flush=True)
 
 
 def fresh(function: Callable[..., Any], *args: object, prefix: Sequence[str] = ()) -> Any:
     """What a function returns in a new process, which has imported nothing but what the function does."""
-    done = subprocess.run([*prefix, *_command(function, args)], stdout=subprocess.PIPE, cwd=ROOT, check=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(
+        [*prefix, *_command(function, args)], stdout=subprocess.PIPE, cwd=ROOT, check=True, text=True
+    )
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def _command(function: Callable[..., Any], args: tuple[object, ...]) -> list[str]:

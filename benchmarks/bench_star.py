@@ -123,17 +123,17 @@ def bench_cold(spark: SparkSession, home: Path, runs: int) -> None:
             for state in ("empty", "filled"):
                 calls, enriched = [], df
                 for place, table in enumerate(tables):
-                    began = time.perf_counter()
+                    start_s = time.perf_counter()
                     options = {"lookup.cache.dir": str(cache)}
                     enriched = lookup_join(
                         enriched, str(table), {f"k{place}": "id"}, prefix=f"t{place}_", strategy=strategy, options=options
                     )  # fmt: skip
-                    calls.append(time.perf_counter() - began)
+                    calls.append(time.perf_counter() - start_s)
                 took = []
                 for _ in range(2):
-                    began = time.perf_counter()
+                    start_s = time.perf_counter()
                     write(enriched)
-                    took.append(time.perf_counter() - began)
+                    took.append(time.perf_counter() - start_s)
                 print(
                     f"| {strategy}{', the first of the session' if not number else ''} | {state} | {calls[0]:.2f} | "
                     f"{statistics.median(calls[1:]):.3f} | {took[0]:.2f} | {took[1]:.2f} |",
@@ -148,18 +148,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", choices=["stream", "batch", "cold"])
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     spark = session(2, {"spark.driver.memory": "8g", "spark.sql.streaming.numRecentProgressUpdates": "200"})
     try:
-        if given.only in (None, "cold"):  # first: a session is cold once
-            bench_cold(spark, given.dir, 2)
-        tables = [make_table(given.dir, ROWS, 4, seed) for seed in range(TABLES)]
-        if given.only in (None, "stream"):
-            bench_stream(spark, given.dir, tables, given.rounds)
-        if given.only in (None, "batch"):
-            bench_batch(spark, given.dir, tables, given.rows, given.runs)
+        if args.only in (None, "cold"):  # first: a session is cold once
+            bench_cold(spark, args.dir, 2)
+        tables = [make_table(args.dir, ROWS, 4, seed) for seed in range(TABLES)]
+        if args.only in (None, "stream"):
+            bench_stream(spark, args.dir, tables, args.rounds)
+        if args.only in (None, "batch"):
+            bench_batch(spark, args.dir, tables, args.rows, args.runs)
     finally:
         spark.stop()
 

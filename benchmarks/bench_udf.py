@@ -52,8 +52,8 @@ def map_in_arrow(df: DataFrame, path: Path, columns: list[str], options: Mapping
         for batch in batches:
             rows = pa.table(table.get_many(pa.table({"id": batch.column("k")})))
             places = pc.index_in(pa.array(range(batch.num_rows)), rows[KEY_INDEX].combine_chunks())
-            found = [rows[name].combine_chunks().take(places) for name in columns]
-            yield pa.RecordBatch.from_arrays([*batch.columns, *found], [*batch.schema.names, *columns])
+            columns_taken = [rows[name].combine_chunks().take(places) for name in columns]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *columns_taken], [*batch.schema.names, *columns])
 
     kinds = ", ".join(f"{name} {'string' if int(name[1]) % 2 == 0 else 'double'}" for name in columns)
     facts = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in df.schema)
@@ -101,11 +101,11 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "lookupcache-bench")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--runs", type=int, default=5)
-    given = parser.parse_args()
-    given.dir.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
     spark = session(2)
     try:
-        bench(spark, given.dir, given.rows, given.runs)
+        bench(spark, args.dir, args.rows, args.runs)
     finally:
         spark.stop()
 

@@ -103,9 +103,9 @@ def visible(
         reader, changes = make(copy, host)
 
         def timed(what: str, key: int, found: int, reader: LookupTable = reader) -> None:
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             assert len(reader.get(key)) == found
-            times.setdefault(what, []).append(time.perf_counter() - began)
+            times.setdefault(what, []).append(time.perf_counter() - start_s)
 
         timed("build", 0, 1)
         for change in changes:

@@ -102,7 +102,7 @@ class Table:
 
 def tables_in(text: str) -> list[Table]:
     """The Markdown tables in what a benchmark prints, each with the heading or line before it."""
-    found: list[Table] = []
+    tables: list[Table] = []
     title, header = "", list[str]()
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
@@ -113,10 +113,10 @@ def tables_in(text: str) -> list[Table]:
                 title = line.strip("# ").strip()
         elif not header:
             header = cells
-            found.append(Table(title, header, []))
+            tables.append(Table(title, header, []))
         elif not set("".join(cells)) <= set("-: "):
-            found[-1].rows.append([_number(cell) for cell in cells])
-    return [table for table in found if table.rows]
+            tables[-1].rows.append([_number(cell) for cell in cells])
+    return [table for table in tables if table.rows]
 
 
 def _number(cell: str) -> Any:
@@ -224,13 +224,13 @@ def check_ratios(names: Sequence[str], recorded: Mapping[str, float], measure: M
 
 def record_ratios(names: Sequence[str], recorded: Mapping[str, float], measure: Measure) -> dict[str, float] | None:
     """The recorded ratios, with those of the named benchmarks measured anew: the means of two runs. None if a benchmark fails."""
-    kept = {key: ratio for key, ratio in recorded.items() if key.partition(":")[0] not in names}
+    ratios = {key: ratio for key, ratio in recorded.items() if key.partition(":")[0] not in names}
     for name in names:
         first, second = measure(name), measure(name)
         if first is None or second is None:
             return None
-        kept |= {key: round((ratio + second[key]) / 2, 3) for key, ratio in first.items()}
-    return dict(sorted(kept.items()))
+        ratios |= {key: round((ratio + second[key]) / 2, 3) for key, ratio in first.items()}
+    return dict(sorted(ratios.items()))
 
 
 def _guard(names: Sequence[str], out: Path, path: Path, record: bool) -> bool:
@@ -285,33 +285,33 @@ def main() -> None:
     parser.add_argument("--ratios", type=Path, default=RATIOS, help="the file with the recorded ratios")
     parser.add_argument("--against", type=Path, help="the results.json of an earlier run (default: the one in --out)")
     parser.add_argument("--tolerance", type=float, default=0.25)
-    given = parser.parse_args()
-    known = QUICK if given.quick else BENCHMARKS
-    names = list(known) if given.only is None else given.only.split(",")
-    unknown = sorted(set(names) - set(known))
+    args = parser.parse_args()
+    benchmarks = QUICK if args.quick else BENCHMARKS
+    names = list(benchmarks) if args.only is None else args.only.split(",")
+    unknown = sorted(set(names) - set(benchmarks))
     if unknown:
-        parser.error(f"--only {unknown[0]}: there are {', '.join(known)}")
-    if given.record and not given.quick:
+        parser.error(f"--only {unknown[0]}: there are {', '.join(benchmarks)}")
+    if args.record and not args.quick:
         parser.error("--record: give --quick, too")
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.quick:
-        sys.exit(not _guard(names, given.out, given.ratios, given.record))
-    earlier = given.against or given.out / "results.json"
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.quick:
+        sys.exit(not _guard(names, args.out, args.ratios, args.record))
+    earlier = args.against or args.out / "results.json"
     before = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else None
-    found = {name: _run(name, BENCHMARKS[name] if given.small else [], given.out) for name in names}
+    found = {name: _run(name, BENCHMARKS[name] if args.small else [], args.out) for name in names}
     results = {name: [dataclasses.asdict(table) for table in tables] for name, tables in found.items() if tables}
     for name, tables in found.items():
         for number, table in enumerate(tables or (), 1):
-            plotted(table, given.out / f"{name}-{number}.svg")
-    whole = {"at": _now(), "small": given.small, "machine": _machine(), "results": results}
-    (given.out / "results.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+            plotted(table, args.out / f"{name}-{number}.svg")
+    whole = {"at": _now(), "small": args.small, "machine": _machine(), "results": results}
+    (args.out / "results.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
     if before is None:
         print("no earlier results to compare with")
-    elif before["small"] != given.small:
+    elif before["small"] != args.small:
         print(f"{earlier} was measured with other sizes: not compared")
     else:
-        differences = list(compared(before["results"], results, given.tolerance))
-        print(f"compared with {before['at']}: {len(differences)} numbers moved by more than {given.tolerance:.0%}")
+        differences = list(compared(before["results"], results, args.tolerance))
+        print(f"compared with {before['at']}: {len(differences)} numbers moved by more than {args.tolerance:.0%}")
         print("\n".join(f"  {line}" for line in differences))
     sys.exit(any(tables is None for tables in found.values()))
 

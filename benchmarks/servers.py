@@ -90,13 +90,13 @@ class _WebHdfs(BaseHTTPRequestHandler):
 
 
 def _status(path: Path, suffix: str) -> dict[str, object]:
-    found = path.stat()
+    status = path.stat()
     return {
         "accessTime": 0,
         "blockSize": 128 << 20,
         "group": "g",
-        "length": 0 if path.is_dir() else found.st_size,
-        "modificationTime": int(found.st_mtime * 1000),
+        "length": 0 if path.is_dir() else status.st_size,
+        "modificationTime": int(status.st_mtime * 1000),
         "owner": "o",
         "pathSuffix": suffix,
         "permission": "755",
