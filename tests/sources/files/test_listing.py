@@ -36,11 +36,11 @@ ROOT = "file:///data/dim"
 def listing(*names: str, empty: Sequence[str] = ()) -> Listing:
     """A listing of ROOT: files by relative name, a name that ends in `/` is a directory without files."""
     directories = {name.rstrip("/") for name in names if name.endswith("/")}
-    files_of_it = [name for name in names if not name.endswith("/")]
-    for name in (*files_of_it, *directories):
+    file_names = [name for name in names if not name.endswith("/")]
+    for name in (*file_names, *directories):
         parts = name.split("/")
         directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
-    files = [FileVersion(f"{ROOT}/{name}", 0 if name in empty else 7, "v1") for name in (*files_of_it, *empty)]
+    files = [FileVersion(f"{ROOT}/{name}", 0 if name in empty else 7, "v1") for name in (*file_names, *empty)]
     return Listing(ROOT, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
 
@@ -116,12 +116,12 @@ def test_a_glob_matches_component_by_component(tmp_path: Path) -> None:
 
 def test_partition_directories_below_a_root_count() -> None:
     """Each `k=v` directory is a column, outermost first, plain ones between them are none; nor is what lies above a file or a glob."""
-    paths = listing("dt=1/x/hh=02/a.parquet", "dt=2/y/hh=3/b.parquet").files
-    fields_of_both = pa.schema([("dt", pa.int32()), ("hh", pa.int32())])
+    listed = listing("dt=1/x/hh=02/a.parquet", "dt=2/y/hh=3/b.parquet").files
+    schema = pa.schema([("dt", pa.int32()), ("hh", pa.int32())])
     for path, kind, files, fields in (
-        ("", Kind.DIRECTORY, paths, fields_of_both),
-        ("/dt=*/*/hh=*/*.parquet", Kind.GLOB, paths, fields_of_both),
-        ("/dt=1/*/*", Kind.GLOB, paths[:1], pa.schema([fields_of_both.field("hh")])),
+        ("", Kind.DIRECTORY, listed, schema),
+        ("/dt=*/*/hh=*/*.parquet", Kind.GLOB, listed, schema),
+        ("/dt=1/*/*", Kind.GLOB, listed[:1], pa.schema([schema.field("hh")])),
         ("/dt=1/a.parquet", Kind.FILE, (FileVersion(f"{ROOT}/dt=1/a.parquet", 1, "1"),), pa.schema([])),
     ):
         assert partition_fields(Table(f"{ROOT}{path}", "file", kind, FileFormatName.PARQUET), files) == fields

@@ -63,8 +63,8 @@ def shop(api: Api) -> Api:
 
 def make_options(api: Api, *more: Options) -> dict[str, Any]:
     options = {"lookup.http.url": f"{api.url}/customers/{{id}}", "lookup.schema": SCHEMA}
-    for options_more in more:
-        options |= options_more
+    for group in more:
+        options |= group
     return options
 
 

@@ -104,7 +104,7 @@ def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
     times: list[float] = []
     answer = make_answer({key: ["somebody"] for key in range(40)})
 
-    def count_and_answer(keys: pa.Table) -> pa.Table:
+    def record_and_answer(keys: pa.Table) -> pa.Table:
         times.append(desk.clock.steady_s)
         return answer(keys)
 
@@ -117,7 +117,7 @@ def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
         raise ValueError("once")
 
     functions = iter(
-        [make_function(kind, in_turn(fail_once, count_and_answer), 1), make_function(kind, count_and_answer, 1)]
+        [make_function(kind, in_turn(fail_once, record_and_answer), 1), make_function(kind, record_and_answer, 1)]
     )
     factory = desk.name(lambda context: provider(next(functions), version=version))
     options = {"lookup.rate-limit": 4, "lookup.async.timeout": "1 s"}

@@ -68,10 +68,10 @@ def create_people(database: Database) -> tuple[dict[str, str], Write]:
     text = "VARCHAR(100)" if database.mark == "`" else "TEXT"
     people = database.create(f"id BIGINT, name {text}, n BIGINT")
     changed, versions = database.create(f"version BIGINT, id BIGINT, name {text}"), database.create("n BIGINT", "(0)")
-    versions_written = [ROWS.slice(0, 0)]
+    tables = [ROWS.slice(0, 0)]
 
     def write(rows: pa.Table) -> None:
-        keys, number = changed_keys(versions_written[-1], rows, KEYS), len(versions_written)
+        keys, number = changed_keys(tables[-1], rows, KEYS), len(tables)
         noted = keys.add_column(0, "version", pa.array([number] * keys.num_rows, pa.int64()))
         statements = [f"DELETE FROM {database.quoted(people)}", *inserts(database, people, rows)]
         statements += [
@@ -80,7 +80,7 @@ def create_people(database: Database) -> tuple[dict[str, str], Write]:
             "COMMIT",
         ]
         database.transaction(statements)
-        versions_written.append(rows)
+        tables.append(rows)
 
     write(ROWS)
     return {

@@ -45,8 +45,8 @@ def shop(redis_server: RedisServer) -> RedisServer:
 
 def open_table(desk: Desk, server: RedisServer, *more: Options) -> LookupTable:
     options: dict[str, Any] = {"lookup.redis.key-pattern": "customer:{id}", "lookup.schema": SCHEMA}
-    for options_more in more:
-        options |= options_more
+    for group in more:
+        options |= group
     return desk.table("redis", options, server.url)
 
 
