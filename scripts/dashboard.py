@@ -40,9 +40,9 @@ UNITS = {
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def ask(url: str, path: str, **parameters: Any) -> Any:
         return json.loads(answer.read())
 
 
-def wait_for(url: str, path: str) -> None:
+def wait_until_served(url: str, path: str) -> None:
     for _ in range(100):
         with contextlib.suppress(OSError):
             urllib.request.urlopen(url + path, timeout=5).read()
@@ -78,8 +78,8 @@ def series(url: str, query: str, start: float, end: float) -> list[dict[str, Any
 
 
 def legend(text: str, labels: dict[str, str]) -> str:
-    shown = re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], "").rsplit("/", 1)[-1], text)
-    return shown.strip()
+    label = re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], "").rsplit("/", 1)[-1], text)
+    return label.strip()
 
 
 def draw(url: str, start: float, end: float, target: Path) -> int:
@@ -90,17 +90,19 @@ def draw(url: str, start: float, end: float, target: Path) -> int:
     filled = 0
     for panel in panels:
         place = panel["gridPos"]
-        left, top, wide, high = place["x"] / 24, 1 - place["y"] / height, place["w"] / 24, place["h"] / height
-        axes = figure.add_axes((left + 0.045, top - high + 0.2 / height * 8, wide - 0.065, high - 0.34 / height * 8))
+        x0, top, wide, high = place["x"] / 24, 1 - place["y"] / height, place["w"] / 24, place["h"] / height
+        axes = figure.add_axes((x0 + 0.045, top - high + 0.2 / height * 8, wide - 0.065, high - 0.34 / height * 8))
         axes.set_title(panel["title"], fontsize=8, loc="left")
         scale, unit = UNITS.get(panel["fieldConfig"]["defaults"]["unit"], (1, ""))
-        found = [(target, one) for target in panel["targets"] for one in series(url, target["expr"], start, end)]
+        queries = [
+            (target, labelled) for target in panel["targets"] for labelled in series(url, target["expr"], start, end)
+        ]
         lines = [
             (
-                legend(target["legendFormat"], one["metric"]),
-                [(float(at) - start, float(value) * scale) for at, value in one["values"]],
+                legend(target["legendFormat"], labelled["metric"]),
+                [(float(at) - start, float(value) * scale) for at, value in labelled["values"]],
             )
-            for target, one in found
+            for target, labelled in queries
         ]
         lines = [(name, [(at, value) for at, value in points if not math.isnan(value)]) for name, points in lines]
         lines = [(name, points) for name, points in lines if points]
@@ -110,8 +112,8 @@ def draw(url: str, start: float, end: float, target: Path) -> int:
             unit = " s"
         if panel["type"] == "stat":
             axes.axis("off")
-            shown = f"{lines[0][1][-1][1]:.3g}{unit}" if lines else "no data"
-            axes.text(0.5, 0.4, shown, fontsize=20, ha="center", va="center", color="#1f7a4d")
+            latest = f"{lines[0][1][-1][1]:.3g}{unit}" if lines else "no data"
+            axes.text(0.5, 0.4, latest, fontsize=20, ha="center", va="center", color="#1f7a4d")
             continue
         for name, points in lines:
             axes.plot([at for at, _ in points], [value for _, value in points], label=name, linewidth=1.2)
@@ -145,8 +147,8 @@ def main(home: Path, out: Path) -> None:
     prometheus = ["prometheus", f"--config.file={home / 'prometheus.yml'}", f"--storage.tsdb.path={home / 'tsdb'}"]
     prometheus += [f"--web.listen-address=127.0.0.1:{port}"]
     with running(serve), running(prometheus):
-        wait_for(f"http://127.0.0.1:{metrics}", "/metrics")
-        wait_for(url, "/-/ready")
+        wait_until_served(f"http://127.0.0.1:{metrics}", "/metrics")
+        wait_until_served(url, "/-/ready")
         start = time.time()
         demo = [sys.executable, ROOT / "scripts" / "demo.py", "--home", home / "demo", "--report", home / "report.html"]
         subprocess.run([*demo, "--plot", home / "stream.png"], check=True)
@@ -161,6 +163,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     parser.add_argument("--home", type=Path, help="where to work, new (default: a temporary directory)")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lookupcache-dashboard-") as directory:
-        main(given.home or Path(directory), given.out)
+        main(arguments.home or Path(directory), arguments.out)

@@ -83,7 +83,7 @@ class Meter:
 
     def __init__(self, paths: dict[str, Path]) -> None:
         self._tables = {name: LookupTable(str(path)) for name, path in paths.items()}
-        self._seen = {name: dict.fromkeys(CALLS, 0) for name in paths}
+        self._last_counts = {name: dict.fromkeys(CALLS, 0) for name in paths}
 
     def spent(self) -> dict[str, dict[str, int]]:
         """The calls and bytes of each table since this was last asked; prints them as well."""
@@ -91,8 +91,11 @@ class Meter:
         spent = {}
         for name, table in self._tables.items():
             metrics = table.metrics()
-            before, self._seen[name] = self._seen[name], {call: metrics[key] for call, key in CALLS.items()}
-            spent[name] = {call: self._seen[name][call] - before[call] for call in CALLS}
+            before, self._last_counts[name] = (
+                self._last_counts[name],
+                {call: metrics[key] for call, key in CALLS.items()},
+            )
+            spent[name] = {call: self._last_counts[name][call] - before[call] for call in CALLS}
             print(f"      {name:16}" + "".join(f"{count:9,}" for count in spent[name].values()))
         return spent
 
@@ -152,9 +155,9 @@ def main(home: Path, picture: Path, page: Path) -> None:
 
     print("\nIn SQL: CREATE TABLE airlines USING lookupcache OPTIONS (path '…/airlines.parquet')")
     spark.sql(f"CREATE TABLE airlines USING lookupcache OPTIONS (path '{paths['airlines']}')")
-    found = spark.sql("SELECT name FROM airlines WHERE carrier = 'UA'").collect()[0].name
-    print(f"    SELECT name FROM airlines WHERE carrier = 'UA'  ->  {found}")
-    check("current, and no data was fetched", found == RENAMED and meter.spent()["airlines"]["bytes"] == 0)
+    airline = spark.sql("SELECT name FROM airlines WHERE carrier = 'UA'").collect()[0].name
+    print(f"    SELECT name FROM airlines WHERE carrier = 'UA'  ->  {airline}")
+    check("current, and no data was fetched", airline == RENAMED and meter.spent()["airlines"]["bytes"] == 0)
 
     print("\nAs a function: SELECT airline(carrier).name, count(*) FROM flights GROUP BY 1")
     register_lookup(spark, "airline", str(paths["airlines"]), key="carrier")
@@ -186,8 +189,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--home", type=Path, help="where to put the tables and the cache, and leave them (default: nowhere)"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lookupcache-demo-") as directory:
-        home = given.home or Path(directory)
+        home = arguments.home or Path(directory)
         home.mkdir(parents=True, exist_ok=True)
-        main(home.absolute(), given.plot, given.report)
+        main(home.absolute(), arguments.plot, arguments.report)

@@ -40,8 +40,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def relinked(markdown: str, page: str, inside: Path) -> str:
     """The text of `page` with links that work on the site: to a page, or else the path in the repository as text. `inside`: the directory of its file."""
 
-    def replace(found: re.Match[str]) -> str:
-        label, target, anchor = found[1], found[2], found[3] or ""
+    def replace(match: re.Match[str]) -> str:
+        label, target, anchor = match[1], match[2], match[3] or ""
         path = (ROOT / inside / target).resolve().relative_to(ROOT).as_posix()
         if path in PAGES or path.startswith("docs/"):
             target = PAGES.get(path, path.removeprefix("docs/"))

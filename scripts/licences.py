@@ -41,7 +41,7 @@ def direct_requirements() -> dict[str, list[str]]:
     return {extra: [canonical(name) for name in listed] for extra, listed in names.items() if extra not in FOR_DEVELOPERS}  # fmt: skip
 
 
-def licence_of(metadata: Mapping[str, Any]) -> str:
+def find_licence(metadata: Mapping[str, Any]) -> str:
     """The licence that a package's metadata (as JSON) states: an SPDX expression, or else what its classifiers or its field License say."""
     if metadata.get("license_expression"):
         return str(metadata["license_expression"])
@@ -60,22 +60,22 @@ def would_be_installed(extras: Iterable[str]) -> dict[str, dict[str, Any]]:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
         subprocess.run([*command, "--report", report.name, f"{ROOT}[{','.join(extras)}]"], check=True)
         installs = json.load(report)["install"]
-    return {canonical(one["metadata"]["name"]): one["metadata"] for one in installs}
+    return {canonical(install["metadata"]["name"]): install["metadata"] for install in installs}
 
 
-def brought_by(packages: Mapping[str, Mapping[str, Any]], name: str, extra: str) -> set[str]:
+def list_dependencies(packages: Mapping[str, Mapping[str, Any]], name: str, extra: str) -> set[str]:
     """The names of the packages that `name[extra]` requires, and that these require."""
     names: set[str] = set()
-    pending, seen = [(name, extra)], {(name, extra)}
+    pending, visited = [(name, extra)], {(name, extra)}
     while pending:
         requiring, with_extra = pending.pop()
         for text in packages[requiring].get("requires_dist", ()):
             required = Requirement(text)
             if required.marker is None or required.marker.evaluate({"extra": with_extra}):
                 names.add(canonical(required.name))
-                more = {(canonical(required.name), of_it) for of_it in ("", *required.extras)} - seen
+                more = {(canonical(required.name), of_it) for of_it in ("", *required.extras)} - visited
                 pending += more
-                seen |= more
+                visited |= more
     return names
 
 
@@ -83,12 +83,12 @@ def table() -> str:
     """One row for each package: its name, its licence, and the extras that bring it."""
     direct = direct_requirements()
     packages = would_be_installed(extra for extra in direct if extra)
-    brought = {extra: brought_by(packages, "pyspark-lookup", extra) for extra in direct}
+    packages_by_extra = {extra: list_dependencies(packages, "pyspark-lookup", extra) for extra in direct}
     lines = ["| package | licence | installed |", "|---|---|---|"]
     for name in sorted({*packages} - {"pyspark-lookup"}):
-        extras = [f"`{extra}`" for extra, names in brought.items() if name in names]
-        installed = "always" if name in brought[""] else f"with {', '.join(extras)}"
-        lines.append(f"| {name} | {licence_of(packages[name])} | {installed} |")
+        extras = [f"`{extra}`" for extra, names in packages_by_extra.items() if name in names]
+        installed = "always" if name in packages_by_extra[""] else f"with {', '.join(extras)}"
+        lines.append(f"| {name} | {find_licence(packages[name])} | {installed} |")
     return "\n".join(lines)
 
 

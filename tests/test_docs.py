@@ -31,7 +31,7 @@ from pyspark_lookup.sources.managed.log.state import LOG_RETENTION, VACUUM_AFTER
 from pyspark_lookup.sources.registry import OPTIONS, parse_options
 from pyspark_lookup.spark.features import DATA_SOURCES
 from pyspark_lookup.spark.session import RECOMMENDED
-from scripts.licences import direct_requirements, licence_of
+from scripts.licences import direct_requirements, find_licence
 from tests.support.fuzzing import BY_NIGHT
 
 ROOT = Path(__file__).parents[1]
@@ -129,7 +129,7 @@ def test_licences_of_dependencies() -> None:
     checked = 0
     for name, licence, _ in rows:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            stated = kinds.findall(licence_of(importlib.metadata.metadata(name).json))
+            stated = kinds.findall(find_licence(importlib.metadata.metadata(name).json))
             assert set(stated) <= set(kinds.findall(licence)), name
             checked += 1
     assert checked > 25

@@ -26,8 +26,8 @@ from pyspark_lookup.storage import ufs as ufs_module
 from pyspark_lookup.storage.stores import open_store
 from pyspark_lookup.storage.stores.s3 import S3Store
 from pyspark_lookup.versions import resolver as resolver_module
-from tests.faults.direct import door, put
-from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
+from tests.faults.direct import door, put_object
+from tests.faults.writes import Caller, Events, Kind, counted, list_events, named, parsed, remove_rows, rows
 from tests.history.checker import Rows, State, states
 from tests.support import fakes
 from tests.support.proxy import Fault, Mode, Proxy, Sent, backend, read_objects, request_kind
@@ -60,7 +60,7 @@ class Bench:
         self._prepared: dict[str, dict[str, bytes]] = {}
         self._wall_s = time.time() + 60
         self.slept: list[float] = []
-        self.seen: dict[str, bool] = {}
+        self.outcomes: dict[str, bool] = {}
         self.runtime = self._process(0)
 
         def opened(path: str, options: Mapping[str, Any], now_s: Any = time.time) -> S3Store:
@@ -85,7 +85,7 @@ class Bench:
         for name in read_objects(BUCKET):
             backend().delete_object(BUCKET, name)
         for name, data in objects.items():
-            put(BUCKET, name, data).last_modified -= _HOUR
+            put_object(BUCKET, name, data).last_modified -= _HOUR
 
     def prepared(self, kind: Kind) -> dict[str, bytes]:
         """The objects of the table that a write of this kind begins with."""
@@ -150,15 +150,15 @@ class Bench:
 
     def state(self, how: str) -> str:
         """What tells what the store and the writer's host hold after a write that ended so, from all else that they may."""
-        found = hashlib.sha256(how.encode())
+        digest = hashlib.sha256(how.encode())
         for name, data in sorted(read_objects(BUCKET).items()):
-            found.update(f"{name} {len(data)} ".encode() + data)
+            digest.update(f"{name} {len(data)} ".encode() + data)
         for part in ("blocks", "records"):
             for path in sorted((self._home / "writer" / part).rglob("*")):
                 if path.is_file():
                     data = path.read_bytes()
-                    found.update(f"{path.relative_to(self._home)} {len(data)} ".encode() + data)
-        return found.hexdigest()
+                    digest.update(f"{path.relative_to(self._home)} {len(data)} ".encode() + data)
+        return digest.hexdigest()
 
 
 @dataclasses.dataclass
@@ -171,7 +171,7 @@ class Done:
     requests: Sequence[Sent] = ()
 
 
-def done(kind: Kind, caller: Caller) -> Done:
+def run_write(kind: Kind, caller: Caller) -> Done:
     """How a write ends. Errors that are none of ours are let out."""
     try:
         return Done("acknowledged", kind.write(caller))
@@ -214,27 +214,27 @@ class Case:
                 if kind.warm:
                     caller.table().scan()
                     caller.table().get(1)
-                end = self._written(caller)
+                end = self._write(caller)
                 state = bench.state(f"{kind.name} {end.how} {end.position}")
-                known = bench.seen.get(state)
-                there = self._look(end.how, end.position) if known is None else known
-                self._read("the writer's process", "writer", there, CACHES[:1])
-            if known is None:
+                known_outcome = bench.outcomes.get(state)
+                is_there = self._look(end.how, end.position) if known_outcome is None else known_outcome
+                self._read("the writer's process", "writer", is_there, CACHES[:1])
+            if known_outcome is None:
                 with bench.host("writer", 3):
-                    self._read("another process of that host", "writer", there, CACHES)
+                    self._read("another process of that host", "writer", is_there, CACHES)
                 with bench.host("late", 4):
-                    self._read("a late host", "late", there, CACHES)
+                    self._read("a late host", "late", is_there, CACHES)
                 with bench.host("writer", 5):
-                    self._go_on(Caller(bench.runtime, bench.options("writer")), there)
-                bench.seen[state] = there
+                    self._retry(Caller(bench.runtime, bench.options("writer")), is_there)
+                bench.outcomes[state] = is_there
         finally:
             bench.proxy.end()
         return end
 
-    def _written(self, caller: Caller) -> Done:
+    def _write(self, caller: Caller) -> Done:
         self._bench.proxy.begin(self._fault, self._seed)
         try:
-            end = done(self._kind, caller)
+            end = run_write(self._kind, caller)
         finally:
             self._bench.proxy.end()
         end.requests = self._bench.proxy.requests
@@ -242,69 +242,69 @@ class Case:
 
     def _look(self, how: str, position: int | None = None) -> bool:
         """Whether the write is there, as the log and the files say it; it must be as it ended."""
-        events, found = self._state()
+        events, history = self._state()
         kind = self._kind
-        latest = found[-1].rows if found else Rows()
+        latest = history[-1].rows if history else Rows()
         if kind.there is None:
             assert latest in (kind.before, kind.after), f"{how}, and the rows are {sorted(latest)}"
-            there = latest == kind.after
+            is_there = latest == kind.after
         else:
             assert latest == kind.before, f"{how}, and the rows are {sorted(latest)}"
-            there = kind.there(events)
+            is_there = kind.there(events)
         if how == "acknowledged":
-            assert there, "acknowledged and not there"
+            assert is_there, "acknowledged and not there"
         if how == "failed":
-            assert not there or kind.name == "vacuum", "failed and there"
+            assert not is_there or kind.name == "vacuum", "failed and there"
         if position is not None and kind.there is None:
-            assert position in [state.position for state in found], f"{position} is not a commit"
-            (at,) = [state.rows for state in found if state.position == position]
+            assert position in [state.position for state in history], f"{position} is not a commit"
+            (at,) = [state.rows for state in history if state.position == position]
             assert at == kind.after, f"at {position} the rows are {sorted(at)}"
-        return there
+        return is_there
 
     def _state(self) -> tuple[Events, list[State]]:
         """The log's events, and the table after each commit, all read here."""
         objects = read_objects(BUCKET)
-        texts = events_of(objects, BELOW)
+        texts = list_events(objects, BELOW)
         events = parsed(texts)
         missing = [path for path in named(events) if BELOW + path not in objects]
         assert not missing, f"the log names files that are not there: {missing}"
         if not texts:
             return events, []
-        kept = {**self._at_first, **objects}  # what was vacuumed counts in the states before
-        return events, states(texts, lambda path: kept[BELOW + path])[0]
+        all_objects = {**self._at_first, **objects}  # what was vacuumed counts in the states before
+        return events, states(texts, lambda path: all_objects[BELOW + path])[0]
 
     def _read(
-        self, who: str, host: str, there: bool, caches: Sequence[Mapping[str, str]], more: Rows | None = None
+        self, reader: str, host: str, is_there: bool, caches: Sequence[Mapping[str, str]], more: Rows | None = None
     ) -> None:
         """Scans and lookups on a host give the rows there are, from the files and from the caches."""
         kind = self._kind
-        expected = more if more is not None else kind.after if there else kind.before
+        expected = more if more is not None else kind.after if is_there else kind.before
         options = self._bench.options(host)
-        if not events_of(read_objects(BUCKET), BELOW):
+        if not list_events(read_objects(BUCKET), BELOW):
             return
         keys = sorted({id_ for id_, _, _ in (*kind.before, *kind.after, *expected)})
-        wanted = left_of(expected, set(range(100)) - set(keys))
+        expected_rows = remove_rows(expected, set(range(100)) - set(keys))
         for cache in caches:
             with LookupTable(None, {**options, **cache}) as table:
                 mode = cache.get("lookup.cache", "NONE")
                 rows_seen = counted(table.scan())
-                assert rows_seen == expected, f"{who} scans {sorted(rows_seen)} ({mode})"
-                found = counted(table.get_many(pa.table({"id": keys})))
-                assert found == wanted, f"{who} finds {sorted(found)} ({mode})"
+                assert rows_seen == expected, f"{reader} scans {sorted(rows_seen)} ({mode})"
+                actual = counted(table.get_many(pa.table({"id": keys})))
+                assert actual == expected_rows, f"{reader} finds {sorted(actual)} ({mode})"
 
-    def _go_on(self, caller: Caller, there: bool) -> None:
+    def _retry(self, caller: Caller, is_there: bool) -> None:
         """The caller tries again what has failed, or is not there; then others write, and all is as it must be."""
         kind = self._kind
-        if kind.repeats or not there:
-            again = done(kind, caller)
-            assert again.how == "acknowledged", f"the retry: {again.problem!r}"
-            assert self._look("acknowledged", again.position)
+        if kind.repeats or not is_there:
+            retry = run_write(kind, caller)
+            assert retry.how == "acknowledged", f"the retry: {retry.problem!r}"
+            assert self._look("acknowledged", retry.position)
         table = caller.table()
         table.upsert(rows([1, 60], "later"))
-        expected = left_of(kind.after, [1, 60]) + counted(rows([1, 60], "later"))
+        expected = remove_rows(kind.after, [1, 60]) + counted(rows([1, 60], "later"))
         table.compact()
-        _, found = self._state()
-        assert found[-1].rows == expected, f"after an upsert and a compaction the rows are {sorted(found[-1].rows)}"
+        _, history = self._state()
+        assert history[-1].rows == expected, f"after an upsert and a compaction the rows are {sorted(history[-1].rows)}"
         self._read("the writer, going on,", "writer", True, CACHES[:2], expected)
         with self._bench.host("later", 6):
             self._read("a host later on", "later", True, CACHES[:1], expected)

@@ -35,65 +35,67 @@ class _Client:
         self._proxy = proxy
         self.loop = through.loop
 
-    def call_s3(self, name: str, **given: Any) -> Any:
-        if self._acts(name, given):
-            return self._through.call_s3(name, **given)
-        return getattr(self, name)(given)
+    def call_s3(self, name: str, **parameters: Any) -> Any:
+        if self._acts(name, parameters):
+            return self._through.call_s3(name, **parameters)
+        return getattr(self, name)(parameters)
 
-    async def _call_s3(self, name: str, **given: Any) -> Any:
-        if self._acts(name, given):
-            return await self._through._call_s3(name, **given)
-        return getattr(self, name)(given)
+    async def _call_s3(self, name: str, **parameters: Any) -> Any:
+        if self._acts(name, parameters):
+            return await self._through._call_s3(name, **parameters)
+        return getattr(self, name)(parameters)
 
-    def _acts(self, name: str, given: dict[str, Any]) -> bool:
-        return self._proxy.takes(Sent(_KINDS[name], given.get("Key") or given["Prefix"], given.get("Range", "")))
+    def _acts(self, name: str, parameters: dict[str, Any]) -> bool:
+        return self._proxy.takes(
+            Sent(_KINDS[name], parameters.get("Key") or parameters["Prefix"], parameters.get("Range", ""))
+        )
 
-    def _found(self, given: dict[str, Any]) -> Any:
-        found = backend().get_bucket(given["Bucket"]).keys.get(given["Key"])
-        if found is None:
+    def _get_key(self, parameters: dict[str, Any]) -> Any:
+        key = backend().get_bucket(parameters["Bucket"]).keys.get(parameters["Key"])
+        if key is None:
             raise _error(404, "NoSuchKey")
-        return found
+        return key
 
-    def head_object(self, given: dict[str, Any]) -> dict[str, Any]:
-        found = self._found(given)
-        return {"ContentLength": found.size, "ETag": found.etag, "LastModified": found.last_modified}
+    def head_object(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        key = self._get_key(parameters)
+        return {"ContentLength": key.size, "ETag": key.etag, "LastModified": key.last_modified}
 
-    def get_object(self, given: dict[str, Any]) -> dict[str, Any]:
-        found = self._found(given)
-        if given.get("IfMatch", found.etag) != found.etag:
+    def get_object(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        key = self._get_key(parameters)
+        if parameters.get("IfMatch", key.etag) != key.etag:
             raise _error(412, "PreconditionFailed")
-        first, last = map(int, given.get("Range", f"bytes=0-{found.size}").removeprefix("bytes=").split("-"))
-        if "Range" in given and first >= found.size:
+        first, last = map(int, parameters.get("Range", f"bytes=0-{key.size}").removeprefix("bytes=").split("-"))
+        if "Range" in parameters and first >= key.size:
             raise _error(416, "InvalidRange")
-        return {"ETag": found.etag, "Body": _Body(found.value[first : last + 1])}
+        return {"ETag": key.etag, "Body": _Body(key.value[first : last + 1])}
 
-    def list_objects_v2(self, given: dict[str, Any]) -> dict[str, Any]:
-        after = given.get("ContinuationToken") or given.get("StartAfter", "")
-        most = given.get("MaxKeys", 1000)
-        keys = backend().get_bucket(given["Bucket"]).keys
-        names = sorted(name for name in list(keys) if name.startswith(given["Prefix"]) and name > after)
+    def list_objects_v2(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        after = parameters.get("ContinuationToken") or parameters.get("StartAfter", "")
+        most = parameters.get("MaxKeys", 1000)
+        keys = backend().get_bucket(parameters["Bucket"]).keys
+        names = sorted(name for name in list(keys) if name.startswith(parameters["Prefix"]) and name > after)
         page = [keys[name] for name in names[:most]]
-        told = [{"Key": k.name, "Size": k.size, "ETag": k.etag, "LastModified": k.last_modified} for k in page]
+        contents = [{"Key": k.name, "Size": k.size, "ETag": k.etag, "LastModified": k.last_modified} for k in page]
         more = {"NextContinuationToken": names[most - 1]} if len(names) > most else {}
-        return {"IsTruncated": bool(more), "Contents": told, **more}
+        return {"IsTruncated": bool(more), "Contents": contents, **more}
 
-    def put_object(self, given: dict[str, Any]) -> dict[str, Any]:
-        assert given["IfNoneMatch"] == "*"
-        if backend().get_bucket(given["Bucket"]).keys.get(given["Key"]) is not None:
+    def put_object(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        assert parameters["IfNoneMatch"] == "*"
+        if backend().get_bucket(parameters["Bucket"]).keys.get(parameters["Key"]) is not None:
             raise _error(412, "PreconditionFailed")
-        return {"ETag": put(given["Bucket"], given["Key"], given["Body"]).etag}
+        return {"ETag": put_object(parameters["Bucket"], parameters["Key"], parameters["Body"]).etag}
 
-    def delete_object(self, given: dict[str, Any]) -> dict[str, Any]:
-        backend().delete_object(given["Bucket"], given["Key"])
+    def delete_object(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        backend().delete_object(parameters["Bucket"], parameters["Key"])
         return {}
 
 
 def _error(status: int, code: str) -> ClientError:
-    found: Any = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return ClientError(found, "injected")
+    response: Any = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "injected")
 
 
-def put(bucket: str, name: str, data: bytes) -> Any:
+def put_object(bucket: str, name: str, data: bytes) -> Any:
     """moto's object, put without a request, with the checksum that a client sends beside it."""
     key = backend().put_object(bucket, name, data)
     key.checksum_algorithm = "CRC32"

@@ -30,7 +30,7 @@ def bench(s3_server: S3Server) -> Iterator[Bench]:
     s3_server.between = None
 
 
-def chosen(kind: Kind, requests: Sequence[Sent], seed: int) -> Sequence[Fault]:
+def choose_faults(kind: Kind, requests: Sequence[Sent], seed: int) -> Sequence[Fault]:
     """Some faults of a write of these requests. With `LOOKUPCACHE_FAULTS` a share of all, as `1/2`, or one: number, mode, answer."""
     which, matrix = os.environ.get("LOOKUPCACHE_FAULTS", ""), list_faults(requests)
     if "," in which:
@@ -48,7 +48,7 @@ def test_every_write_ends_in_one_of_three_ways(bench: Bench, kind: Kind) -> None
     whole = Case(bench, kind, None).run()
     assert whole.how == "acknowledged"
     seed, wrong = seeds(1)[0], list[str]()
-    for fault in chosen(kind, whole.requests, seed):
+    for fault in choose_faults(kind, whole.requests, seed):
         try:
             check_ended(fault, Case(bench, kind, fault, seed).run(), len(whole.requests))
         except Exception as problem:
@@ -60,29 +60,29 @@ def test_every_write_ends_in_one_of_three_ways(bench: Bench, kind: Kind) -> None
 @pytest.mark.parametrize("answer", ["400", "403", "404"])
 def test_an_answer_is_lost_once(bench: Bench, answer: str) -> None:
     """A request whose answer is lost is not sent again by the HTTP client: a refusal that follows is no proof of anything."""
-    commit = event_of(bench, "16.json")
+    commit = find_event(bench, "16.json")
     assert Case(bench, APPEND, Fault(commit, answer, Mode.RETRIED)).run().how == "acknowledged"
     assert Case(bench, APPEND, Fault(commit, answer, Mode.LASTING)).run().how == "unknown"
 
 
-def event_of(bench: Bench, ends: str) -> int:
+def find_event(bench: Bench, ends: str) -> int:
     """The number of the first request by which an append puts an event whose name ends so."""
     requests = Case(bench, APPEND, None).run().requests
-    events = [n for n, sent in enumerate(requests, 1) if sent.kind == "put" and "/log/" in sent.key]
+    events = [n for n, request in enumerate(requests, 1) if request.kind == "put" and "/log/" in request.key]
     return next(n for n in events if requests[n - 1].key.endswith(ends))
 
 
 @pytest.mark.parametrize("answer", ["412", "409", "lost", "page"])
 def test_a_store_that_never_takes_an_event(bench: Bench, answer: str) -> None:
     """A store that says for ever that an event is there which it does not show, or nothing: few requests, pauses, an error."""
-    commit = event_of(bench, ".json")
-    done = Case(bench, APPEND, Fault(commit, answer, Mode.OUTAGE)).run()
-    assert done.how == "failed"
-    assert len(done.requests) - commit < 20
+    commit = find_event(bench, ".json")
+    end = Case(bench, APPEND, Fault(commit, answer, Mode.OUTAGE)).run()
+    assert end.how == "failed"
+    assert len(end.requests) - commit < 20
     bench.slept.clear()
-    with reading(bench, "put", answer) as asked, pytest.raises(UfsUnavailableError):
+    with reading(bench, "put", answer) as requests, pytest.raises(UfsUnavailableError):
         LookupTable(None, bench.options("reader")).write(rows([20], "new"))
-    assert len(asked) < 200
+    assert len(requests) < 200
     assert len(bench.slept) >= 2
     assert sum(bench.slept) < 120
     assert scanned(bench) == SMALL
@@ -93,8 +93,8 @@ def reading(bench: Bench, kind: str, answer: str, times: int | None = None, firs
     """A new host, of whose requests those of a kind are answered so; the requests there are."""
     bench.fill(bench.prepared(APPEND))
     bench.clear()
-    with bench.host("reader", 2), bench.answering(kind, answer, times, first) as asked:
-        yield asked
+    with bench.host("reader", 2), bench.answering(kind, answer, times, first) as requests:
+        yield requests
 
 
 def scanned(bench: Bench) -> Rows:
@@ -111,18 +111,18 @@ DAMAGES += [("list", answer) for answer in ("empty", "page", "blank", "cut", "sh
 def test_bytes_that_are_damaged_on_their_way(bench: Bench, kind: str, answer: str) -> None:
     """A damaged GET or listing is asked for again, and nothing of it is kept; the table is never said to be missing."""
     options = bench.options("reader")
-    with reading(bench, kind, "lost", times=0) as asked:
+    with reading(bench, kind, "lost", times=0) as requests:
         LookupTable(None, options).scan()
-    count = sum(sent.kind == kind for sent in asked)
+    count = sum(request.kind == kind for request in requests)
     for number in range(0, count, 1 if answer == "damaged" and BY_NIGHT else 5):
         with reading(bench, kind, answer, times=1, first=number):
             assert counted(LookupTable(None, options).scan()) == SMALL
         assert scanned(bench) == SMALL
-    with reading(bench, kind, answer) as asked:
+    with reading(bench, kind, answer) as requests:
         with pytest.raises(PysparkLookupError if kind == "get" else UfsUnavailableError):
             LookupTable(None, options).scan()
         if kind == "list":
-            assert 3 <= len(asked) < 20
+            assert 3 <= len(requests) < 20
             with pytest.raises(UfsUnavailableError):
                 LookupTable(None, {**options, "lookup.keys": "id"}).write(rows([1], "new"))
     assert scanned(bench) == SMALL
@@ -140,8 +140,8 @@ def test_a_store_that_ignores_if_match(bench: Bench, tmp_path: Path) -> None:
     for number in range(2):  # the footer, and then the rows
         bench.fill(versions[0])
         bench.clear()
-        gone = contextlib.suppress(VersionGoneError)
-        with bench.host("reader", 2), bench.without_if_match(number, versions[1]), gone:
+        version_gone = contextlib.suppress(VersionGoneError)
+        with bench.host("reader", 2), bench.without_if_match(number, versions[1]), version_gone:
             assert set(LookupTable(None, options).scan().column("version").to_pylist()) == {1}
         with bench.host("reader", 3):
             assert set(LookupTable(None, options).scan().column("version").to_pylist()) == {1}

@@ -39,8 +39,8 @@ def counted(*parts: pa.Table) -> Rows:
     return Rows(row for part in columns for row in zip(part["id"], part["tag"], part["n"], strict=True))
 
 
-def left_of(before: Rows, gone: Iterable[int]) -> Rows:
-    keys = set(gone)
+def remove_rows(before: Rows, removed_ids: Iterable[int]) -> Rows:
+    keys = set(removed_ids)
     return Rows({row: n for row, n in before.items() if row[0] not in keys})
 
 
@@ -74,11 +74,11 @@ Step = tuple[str, pa.Table]
 Write = Callable[[Caller], "int | None"]
 
 
-def after(before: Rows, steps: Sequence[Step]) -> Rows:
-    for mode, given in steps:
+def apply_steps(before: Rows, steps: Sequence[Step]) -> Rows:
+    for mode, step_rows in steps:
         before = Rows() if mode == "overwrite" else before
-        before = left_of(before, given.column("id").to_pylist()) if mode in ("upsert", "delete") else before
-        before = before if mode == "delete" else before + counted(given)
+        before = remove_rows(before, step_rows.column("id").to_pylist()) if mode in ("upsert", "delete") else before
+        before = before if mode == "delete" else before + counted(step_rows)
     return before
 
 
@@ -87,8 +87,8 @@ def wrote(mode: str, *ids: int) -> Step:
 
 
 def take(table: Any, step: Step) -> int | None:
-    mode, given = step
-    return table.delete(given.select(["id"])) if mode == "delete" else table.write(given, mode)
+    mode, step_rows = step
+    return table.delete(step_rows.select(["id"])) if mode == "delete" else table.write(step_rows, mode)
 
 
 def writing(step: Step, options: Mapping[str, str]) -> Write:
@@ -102,7 +102,7 @@ def transacting(steps: Sequence[Step], before: Rows) -> Write:
         with caller.table({"lookup.keys": "id"}).transaction() as t:
             for step in steps:
                 take(t, step)
-            assert counted(t.scan()) == after(before, steps)
+            assert counted(t.scan()) == apply_steps(before, steps)
         return t.position
 
     return write
@@ -148,11 +148,11 @@ def stream(caller: Caller) -> int | None:
 
 
 Events = list[dict[str, Any]]
-SMALL = left_of(counted(rows(range(1, 7), "b1")), [2, 3]) + counted(rows([2, 3, 7], "b2")) + Rows([(8, "b3", 0)])
-FOLDED = left_of(SMALL, [4]) + Rows([(4, "b4", 0)])
+SMALL = remove_rows(counted(rows(range(1, 7), "b1")), [2, 3]) + counted(rows([2, 3, 7], "b2")) + Rows([(8, "b3", 0)])
+FOLDED = remove_rows(SMALL, [4]) + Rows([(4, "b4", 0)])
 
 
-def events_of(objects: Mapping[str, bytes], below: str) -> list[bytes]:
+def list_events(objects: Mapping[str, bytes], below: str) -> list[bytes]:
     return [data for name, data in sorted(objects.items()) if name.startswith(f"{below}_lookup/log/")]
 
 
@@ -188,7 +188,7 @@ def alone(
     warm: bool = False,
 ) -> Kind:
     before = {None: Rows(), beyond_fifty: SMALL + Rows([(10, "b5", 0)])}.get(table, SMALL)
-    return Kind(name, writing(step, options or {}), table, before, after(before, [step]), warm=warm)
+    return Kind(name, writing(step, options or {}), table, before, apply_steps(before, [step]), warm=warm)
 
 
 _STEPS = wrote("append", 1, 20), ("upsert", rows([2, 20, 21], "new.2")), wrote("delete", 21, 8)
@@ -196,8 +196,10 @@ _REPLACING = wrote("append", 30, 31), ("overwrite", rows([1, 20], "new.2")), ("u
 _CREATING = wrote("append", 1, 2, 3), ("upsert", rows([3, 4], "new.2"))
 _APPEND, _UPSERT = wrote("append", 1, 20, 21), wrote("upsert", 2, 4, 20)
 _KEEPING = "upsert", _UPSERT[1].drop_columns(["n"])
-_KEPT = left_of(SMALL, [2, 4]) + Rows([(20, "new", None), *((key, "new", n) for key, _, n in SMALL if key in (2, 4))])
-_REST, _CHANGE = left_of(SMALL, [1, 2, 3]), (pa.schema([("more", pa.string())]), None, {"owner": "me"})
+_UPDATED = remove_rows(SMALL, [2, 4]) + Rows(
+    [(20, "new", None), *((key, "new", n) for key, _, n in SMALL if key in (2, 4))]
+)
+_REMAINING, _CHANGE = remove_rows(SMALL, [1, 2, 3]), (pa.schema([("more", pa.string())]), None, {"owner": "me"})
 KINDS = (
     alone("create", wrote("append", 1, 2, 3), None, {"lookup.keys": "id"}),
     alone("append", _APPEND),
@@ -208,17 +210,19 @@ KINDS = (
     alone("overwrite", wrote("overwrite", 1, 20), warm=True),
     alone("upsert", _UPSERT),
     alone("warm upsert", _UPSERT, warm=True),
-    Kind("keeping upsert", writing(_KEEPING, {"lookup.write.missing-columns": "KEEP"}), small, SMALL, _KEPT, warm=True),
+    Kind(
+        "keeping upsert", writing(_KEEPING, {"lookup.write.missing-columns": "KEEP"}), small, SMALL, _UPDATED, warm=True
+    ),
     alone("delete", wrote("delete", 2, 8)),
-    Kind("transaction", transacting(_STEPS, SMALL), small, SMALL, after(SMALL, _STEPS)),
-    Kind("tolerant", insisting(_STEPS), small, SMALL, after(SMALL, _STEPS), warm=True),
-    Kind("replacing", insisting(_REPLACING), small, SMALL, after(SMALL, _REPLACING), warm=True),
-    Kind("creating transaction", transacting(_CREATING, Rows()), None, Rows(), after(Rows(), _CREATING)),
-    Kind("delete by predicate", lambda caller: caller.table().delete(where="id < 4"), small, SMALL, _REST),
+    Kind("transaction", transacting(_STEPS, SMALL), small, SMALL, apply_steps(SMALL, _STEPS)),
+    Kind("tolerant", insisting(_STEPS), small, SMALL, apply_steps(SMALL, _STEPS), warm=True),
+    Kind("replacing", insisting(_REPLACING), small, SMALL, apply_steps(SMALL, _REPLACING), warm=True),
+    Kind("creating transaction", transacting(_CREATING, Rows()), None, Rows(), apply_steps(Rows(), _CREATING)),
+    Kind("delete by predicate", lambda caller: caller.table().delete(where="id < 4"), small, SMALL, _REMAINING),
     Kind("alter", lambda caller: caller.table().alter(*_CHANGE), small, SMALL, SMALL, has_event("commit", "alter")),
     Kind("compact", lambda caller: caller.table().compact(), small, SMALL, SMALL, has_event("commit", "compact")),
     Kind("vacuum", vacuum, folded, FOLDED, FOLDED, has_event("vacuum"), repeats=True),
-    Kind("stream", stream, small, SMALL, after(SMALL, [_APPEND]), warm=True, repeats=True),
+    Kind("stream", stream, small, SMALL, apply_steps(SMALL, [_APPEND]), warm=True, repeats=True),
 )
 
 
@@ -228,7 +232,7 @@ def parsed(texts: Iterable[bytes]) -> Events:
 
 def named(events: Events) -> set[str]:
     """The files of writes that are committed or open, and were not vacuumed."""
-    gone = {event["write_id"] for event in events if event["kind"] == "abort"}
-    gone |= {id_ for event in events if event["kind"] == "vacuum" for id_ in event["write_ids"]}
-    writes = [event for event in events if event["kind"] == "write" and event["write_id"] not in gone]
+    aborted_ids = {event["write_id"] for event in events if event["kind"] == "abort"}
+    aborted_ids |= {id_ for event in events if event["kind"] == "vacuum" for id_ in event["write_ids"]}
+    writes = [event for event in events if event["kind"] == "write" and event["write_id"] not in aborted_ids]
     return {path for event in writes for path, _, _ in (*event["files"], *event.get("deletes", []))}

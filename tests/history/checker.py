@@ -55,81 +55,92 @@ class _Replay:
 
     def _committed(self, id_: int) -> tuple[str, Rows, Rows]:
         mode = self._modes[id_]
-        gone, places = self._taken(id_)
-        own = self._own(id_, places)
+        hidden_keys, places = self._read_deletes(id_)
+        write_rows = self._read_rows(id_, places)
         self._ranks[id_] = id_
         if mode == "compact":
             # Of a write that an overwrite has replaced the marks may still count, for rows of a higher id.
             before = sum((self._visible.pop(old, Rows()) for old in self._replaced[id_]), Rows())
-            assert own == before, f"compaction {id_} has changed rows: {own - before} are new, {before - own} are gone"
+            assert write_rows == before, (
+                f"compaction {id_} has changed rows: {write_rows - before} are new, {before - write_rows} are gone"
+            )
             self._ranks[id_] = max((self._ranks[old] for old in self._replaced[id_]), default=id_)
         else:
             if mode == "overwrite":
-                self._visible = {other: kept for other, kept in self._visible.items() if self._ranks[other] > id_}
+                self._visible = {
+                    write_id: visible_rows
+                    for write_id, visible_rows in self._visible.items()
+                    if self._ranks[write_id] > id_
+                }
             if mode == "upsert" and not places:
-                gone |= {key for key, tag, _ in own if "." not in tag}  # a transaction may append beside its upserts
-            for other, kept in self._visible.items():
-                self._visible[other] = Rows({row: n for row, n in kept.items() if row[0] not in gone})
-        self._visible[id_] = own
-        return mode, own, sum(self._visible.values(), Rows())
+                # A transaction may append beside its upserts.
+                hidden_keys |= {key for key, tag, _ in write_rows if "." not in tag}
+            for write_id, visible_rows in self._visible.items():
+                self._visible[write_id] = Rows({row: n for row, n in visible_rows.items() if row[0] not in hidden_keys})
+        self._visible[id_] = write_rows
+        return mode, write_rows, sum(self._visible.values(), Rows())
 
-    def _taken(self, id_: int) -> tuple[set[int], Places]:
+    def _read_deletes(self, id_: int) -> tuple[set[int], Places]:
         """The keys of rows of others that a write hides, and the places of rows that it hides in its own files."""
-        own = {path for path, _ in self._files[id_]}
-        gone: set[int] = set()
+        own_paths = {path for path, _ in self._files[id_]}
+        hidden_keys: set[int] = set()
         places: Places = set()
         for path in self._deleted[id_]:
             read = pq.read_table(io.BytesIO(self._read_file(path))).to_pydict()
             for key, file, row in zip(read["id"], read["_lookup_file"], read["_lookup_row"], strict=True):
-                if file in own:
+                if file in own_paths:
                     places.add((file, row))
                 elif self._modes[id_] != "compact":  # which says again what others have said
-                    gone.add(key)
-        return gone, places
+                    hidden_keys.add(key)
+        return hidden_keys, places
 
-    def _own(self, id_: int, places: Places) -> Rows:
+    def _read_rows(self, id_: int, places: Places) -> Rows:
         rows = Rows()
         for path, count in self._files[id_]:
             read = pq.read_table(io.BytesIO(self._read_file(path))).to_pydict()
             assert len(read["id"]) == count
-            found = enumerate(zip(read["id"], read["tag"], read["n"], strict=True))
-            rows.update(row for place, row in found if (path, place) not in places)
+            numbered = enumerate(zip(read["id"], read["tag"], read["n"], strict=True))
+            rows.update(row for place, row in numbered if (path, place) not in places)
         return rows
 
 
 def states(events: Iterable[bytes], read_file: Callable[[str], bytes]) -> tuple[list[State], dict[str, int]]:
     """(the states after each commit, the first being the empty table; the log position of each tag's commit)."""
     replay = _Replay(read_file)
-    found = [State(1, Rows())]
+    history = [State(1, Rows())]
     tags: dict[str, int] = {}
     for number, event in enumerate(map(json.loads, events), 1):
         assert event["position"] == number
         committed = replay.take(event)
         if committed is None:
             continue
-        mode, own, rows = committed
-        for tag in {tag for _, tag, _ in own} if mode != "compact" else ():
+        mode, commit_rows, rows = committed
+        for tag in {tag for _, tag, _ in commit_rows} if mode != "compact" else ():
             assert tag not in tags, f"{tag} was committed twice"
             tags[tag] = number
-        found.append(State(number, rows, mode))
-    return found, tags
+        history.append(State(number, rows, mode))
+    return history, tags
 
 
 def own_rows(steps: Iterable[Sequence[Any]]) -> Iterator[tuple[int, str]]:
     """(id, tag) of the rows that a transaction's steps (mode, tag, ids) leave of its own."""
-    left: list[tuple[int, str]] = []
+    remaining: list[tuple[int, str]] = []
     for mode, tag, ids in steps:
-        gone = set(ids) if mode in ("upsert", "delete") else set()
-        kept = [] if mode == "overwrite" else [row for row in left if row[0] not in gone]
-        left = kept if mode == "delete" else kept + [(id_, tag) for id_ in ids]
-    return iter(left)
+        deleted_ids = set(ids) if mode in ("upsert", "delete") else set()
+        kept_rows = [] if mode == "overwrite" else [row for row in remaining if row[0] not in deleted_ids]
+        remaining = kept_rows if mode == "delete" else kept_rows + [(id_, tag) for id_ in ids]
+    return iter(remaining)
 
 
-def _check_transaction(note: Mapping[str, Any], found: list[State]) -> None:
+def _check_transaction(note: Mapping[str, Any], history: list[State]) -> None:
     """Its commit leaves its own rows as its steps say, and of the keys that it wrote by key none else."""
-    (state,) = [state for state in found if state.position == note["position"]]
-    own = collections.Counter((id_, tag) for id_, tag, _ in state.rows.elements() if tag.startswith(f"{note['tag']}."))
-    assert own == collections.Counter(own_rows(note["steps"])), f"{note['tag']} was acknowledged and left {own}"
+    (state,) = [state for state in history if state.position == note["position"]]
+    transaction_rows = collections.Counter(
+        (id_, tag) for id_, tag, _ in state.rows.elements() if tag.startswith(f"{note['tag']}.")
+    )
+    assert transaction_rows == collections.Counter(own_rows(note["steps"])), (
+        f"{note['tag']} was acknowledged and left {transaction_rows}"
+    )
     overwrites = [number for number, (mode, _, _) in enumerate(note["steps"]) if mode == "overwrite"]
     steps = note["steps"][overwrites[-1] :] if overwrites else note["steps"]  # those before an overwrite are moot
     keyed = {id_ for mode, _, ids in steps if mode in ("upsert", "delete") for id_ in ids}
@@ -139,25 +150,25 @@ def _check_transaction(note: Mapping[str, Any], found: list[State]) -> None:
 
 def check(
     notes: Iterable[Mapping[str, Any]],
-    found: list[State],
+    history: list[State],
     tags: Mapping[str, int],
     current: Callable[[str], bool],
     sees_own_host: Callable[[str], bool],
 ) -> dict[str, int]:
     """How often each kind of note was there; AssertionError for what cannot be. `current`: whether a reader sees all acknowledged before."""
-    told = collections.Counter[str]()
+    note_counts = collections.Counter[str]()
     by_time = sorted(notes, key=lambda note: note["at"])
     acknowledged = sorted((note["at"], note["position"]) for note in by_time if note["kind"] == "acknowledged")
     last: dict[str, int] = {}
     for note in by_time:
-        told[note["kind"]] += 1
+        note_counts[note["kind"]] += 1
         if note["kind"] == "acknowledged":
             if note.get("mode") == "transaction":
-                _check_transaction(note, found)
+                _check_transaction(note, history)
             elif note.get("mode") == "delete":
-                deleted = [state for state in found if (state.position, state.mode) == (note["position"], "delete")]
-                left = {row for state in deleted for row in state.rows if row[0] in set(note["keys"])}
-                assert not left, f"{note['tag']} was acknowledged and leaves {left}"
+                deleted = [state for state in history if (state.position, state.mode) == (note["position"], "delete")]
+                remaining = {row for state in deleted for row in state.rows if row[0] in set(note["keys"])}
+                assert not remaining, f"{note['tag']} was acknowledged and leaves {remaining}"
             else:
                 assert tags.get(note["tag"]) == note["position"], f"{note['tag']} was acknowledged and is not committed"
         elif note["kind"] in ("failed", "error"):
@@ -167,33 +178,33 @@ def check(
             parts = [note["tag"], *(tag for _, tag, _ in note.get("steps", []))]
             assert not tags.keys() & set(parts), f"{note['tag']} failed and is committed"
         elif note["kind"] in ("scan", "own", "get", "follow"):
-            who = note["who"]
-            floor = last.get(who, 1)
+            worker = note["who"]
+            floor = last.get(worker, 1)
             # What it has written itself it sees; a read that says which version it was of is of that.
             floor = max(floor, note.get("position", 1), note.get("told", 1))
-            if current(who) or sees_own_host(who):
+            if current(worker) or sees_own_host(worker):
                 before = [position for at, position in acknowledged if at < note["began"]]
                 floor = max([floor, *before])
-            last[who] = _earliest(note, found, floor)
+            last[worker] = _earliest(note, history, floor)
             # A write without rows is acknowledged, and commits nothing.
-            between = [s.position for s in found if note.get("told", last[who]) < s.position <= last[who]]
-            assert not between, f"{who} was told {note['told']} and read {between}"
-    return told
+            between = [s.position for s in history if note.get("told", last[worker]) < s.position <= last[worker]]
+            assert not between, f"{worker} was told {note['told']} and read {between}"
+    return note_counts
 
 
-def _earliest(note: Mapping[str, Any], found: list[State], floor: int) -> int:
+def _earliest(note: Mapping[str, Any], history: list[State], floor: int) -> int:
     """The position of the first state from `floor` on that gives what was read."""
     rows = Rows(map(tuple, note["rows"]))
     keys = set(note["keys"]) if note["kind"] == "get" else None
-    for number, state in enumerate(found):
-        until = found[number + 1].position if number + 1 < len(found) else None
+    for number, state in enumerate(history):
+        until = history[number + 1].position if number + 1 < len(history) else None
         if until is not None and until <= floor:
             continue
         expected = state.rows if keys is None else Rows({row: n for row, n in state.rows.items() if row[0] in keys})
         if rows == expected:
             return max(state.position, floor)
-    older = [s.position for s in found if s.rows == rows] if keys is None else []
-    seen = sorted({str(tag) for _, tag, _ in rows})
+    older = [s.position for s in history if s.rows == rows] if keys is None else []
+    tags_read = sorted({str(tag) for _, tag, _ in rows})
     raise AssertionError(
-        f"{note['who']} read ({note['kind']} at {note['at']}) what was never there from position {floor} on; it was at {older}; tags {seen[-5:]}"
+        f"{note['who']} read ({note['kind']} at {note['at']}) what was never there from position {floor} on; it was at {older}; tags {tags_read[-5:]}"
     )

@@ -60,14 +60,14 @@ class Place:
         self.path = str(self._table)
 
     def log(self) -> list[bytes]:
-        found = {path.name: path for path in [*self.graves.glob("*.json"), *self._kept()]}
-        return [found[name].read_bytes() for name in sorted(found)]
+        paths = {path.name: path for path in [*self.graves.glob("*.json"), *self._current_events()]}
+        return [paths[name].read_bytes() for name in sorted(paths)]
 
-    def _kept(self) -> list[Path]:
+    def _current_events(self) -> list[Path]:
         return list((self._table / "_lookup" / "log").glob("*.json"))
 
     def trimmed(self) -> int:
-        return len(self.log()) - len(self._kept())
+        return len(self.log()) - len(self._current_events())
 
     def read_file(self, path: str) -> bytes:
         grave = self.graves / path.rpartition("/")[2]
@@ -95,9 +95,9 @@ class S3Place(Place):
     def log(self) -> list[bytes]:
         name = "table/_lookup/log/"
         buried = read_objects(GRAVES, f"{self._bucket}/{name}")
-        found = {key.removeprefix(f"{self._bucket}/"): value for key, value in buried.items()}
-        found |= read_objects(self._bucket, name)
-        return [found[name] for name in sorted(found)]
+        events = {key.removeprefix(f"{self._bucket}/"): value for key, value in buried.items()}
+        events |= read_objects(self._bucket, name)
+        return [events[name] for name in sorted(events)]
 
     def trimmed(self) -> int:
         return len(self.log()) - len(read_objects(self._bucket, "table/_lookup/log/"))
@@ -117,13 +117,13 @@ class S3Place(Place):
 
 def readers(work: Path) -> dict[str, dict[str, str]]:
     """Names and options of the readers: all cache modes and sources, on the writers' host and on hosts of their own."""
-    found = {}
+    options = {}
     for name in READERS:
         cache, source, host = name.split("-")
-        chosen = _FULL_CACHE if (cache, source) == ("FULL", "CACHE") else _SOURCE[source]
+        source_options = _FULL_CACHE if (cache, source) == ("FULL", "CACHE") else _SOURCE[source]
         directory = work / "cache" / ("shared" if host == "shared" else name)
-        found[name] = {**_SMALL[cache], **chosen, "lookup.cache.dir": str(directory)}
-    return found
+        options[name] = {**_SMALL[cache], **source_options, "lookup.cache.dir": str(directory)}
+    return options
 
 
 def start_worker(
@@ -131,17 +131,17 @@ def start_worker(
 ) -> None:
     """Start a writer or a reader of a table: which, its name says."""
     role = next((role for role in ("writer", "follower") if name.startswith(role)), "reader")
-    given = {"name": name, "path": place.path, "options": options, "seed": seed, "stop": str(work / "stop")}
-    given |= {"role": role, "notes": str(work / "notes"), "graves": str(place.graves), "failing": place.failing}
-    given |= {"pause_s": 0, "vacuumed_after": "5 s", "sizes": {}, "properties": {}, "kept_s": None}
-    workers.start(name, "tests.history.worker", {**given, **more})
+    arguments = {"name": name, "path": place.path, "options": options, "seed": seed, "stop": str(work / "stop")}
+    arguments |= {"role": role, "notes": str(work / "notes"), "graves": str(place.graves), "failing": place.failing}
+    arguments |= {"pause_s": 0, "vacuumed_after": "5 s", "sizes": {}, "properties": {}, "kept_s": None}
+    workers.start(name, "tests.history.worker", {**arguments, **more})
 
 
 def run(place: Place, work: Path, seconds: float, seed: int) -> dict[str, int]:
     """What a history of so many seconds came to, three times as many until there is `ENOUGH` in it; AssertionError if it cannot be."""
     rng = random.Random(seed)
     stop, notes = work / "stop", work / "notes"
-    began = time.monotonic()
+    start_s = time.monotonic()
     base = {"lookup.keys": "id", "lookup.max-retries": "3", **place.storage}
     writing = {**base, "lookup.write.compact-after": "3"}
     roles = {f"writer{n}": {**writing, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
@@ -158,14 +158,14 @@ def run(place: Place, work: Path, seconds: float, seed: int) -> dict[str, int]:
     place.begin(seed)
     try:
         start("writer0")
-        while not _counts(notes)["acknowledged"] and time.monotonic() < began + 3 * seconds:  # readers want a table
+        while not _counts(notes)["acknowledged"] and time.monotonic() < start_s + 3 * seconds:  # readers want a table
             if workers.running["writer0"].poll() is not None:
                 start("writer0")
             time.sleep(0.05)
         for name in roles.keys() - {"writer0"}:
             start(name)
-        while (now := time.monotonic()) < began + seconds or (
-            now < began + 3 * seconds and not _counts(notes) >= ENOUGH
+        while (now_s := time.monotonic()) < start_s + seconds or (
+            now_s < start_s + 3 * seconds and not _counts(notes) >= ENOUGH
         ):
             with workers.paused(rng.sample(sorted(roles), PAUSED)):
                 time.sleep(rng.uniform(0.2, 2.0))
@@ -179,20 +179,22 @@ def run(place: Place, work: Path, seconds: float, seed: int) -> dict[str, int]:
     finally:
         workers.close()
         removed = place.end()
-    found, tags = states(place.log(), place.read_file)
-    told = check(read_notes(notes), found, tags, _sees_all, lambda who: who.endswith("-shared"))
+    history, tags = states(place.log(), place.read_file)
+    note_counts = check(read_notes(notes), history, tags, _sees_all, lambda worker: worker.endswith("-shared"))
     for directory in (work / "cache").iterdir():
-        seen, wrong = check_directory(directory)
-        assert (wrong, seen["counted"].keys() & DAMAGE) == ([], set())
-    told.update(collections.Counter(f"{state.mode} commits" for state in found if state.mode))
-    told.update({"kills": kills, "commits": len(found) - 1, "events": len(place.log()), "removed files": removed})
-    told["trimmed events"] = place.trimmed()
-    print(f"{place.path}: {dict(told)}", flush=True)
-    return dict(told)
+        directory_report, wrong = check_directory(directory)
+        assert (wrong, directory_report["counted"].keys() & DAMAGE) == ([], set())
+    note_counts.update(collections.Counter(f"{state.mode} commits" for state in history if state.mode))
+    note_counts.update(
+        {"kills": kills, "commits": len(history) - 1, "events": len(place.log()), "removed files": removed}
+    )
+    note_counts["trimmed events"] = place.trimmed()
+    print(f"{place.path}: {dict(note_counts)}", flush=True)
+    return dict(note_counts)
 
 
-def _sees_all(who: str) -> bool:
-    return "-UFS-" in who or who.startswith("writer")
+def _sees_all(worker: str) -> bool:
+    return "-UFS-" in worker or worker.startswith("writer")
 
 
 def _counts(notes: Path) -> collections.Counter[str]:

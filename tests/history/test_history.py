@@ -24,9 +24,9 @@ SEED = int(os.environ.get("LOOKUPCACHE_SEED", "20261121"))
 def test_every_read_is_of_some_prefix_of_the_log(store: str, s3: S3Server, tmp_path: Path) -> None:
     """Six writers and as many kinds of readers, killed and failing, in all cache modes: no row is lost, doubled, early or back again."""
     place = Place(tmp_path) if store == "local" else S3Place(tmp_path, s3, "history")
-    told = run(place, tmp_path, SECONDS, SEED)
-    assert told["kills"] >= 5
-    assert all(told[kind] >= least for kind, least in ENOUGH.items())
+    note_counts = run(place, tmp_path, SECONDS, SEED)
+    assert note_counts["kills"] >= 5
+    assert all(note_counts[kind] >= least for kind, least in ENOUGH.items())
 
 
 ROWS = {1: [(1, "a", 0)], 2: [(2, "b", 0)], 3: [(3, "c", 0)]}
@@ -57,14 +57,14 @@ def a_log() -> tuple[list[bytes], dict[str, bytes]]:
 def note(
     kind: str, at: int, rows: list[tuple[int, str, int]] | None = None, who: str = "r-UFS-own", **more: Any
 ) -> dict[str, Any]:
-    given = {"kind": kind, "at": at, "who": who, "began": at - 1, **more}
-    return given if rows is None else {**given, "rows": [list(row) for row in rows]}
+    fields = {"kind": kind, "at": at, "who": who, "began": at - 1, **more}
+    return fields if rows is None else {**fields, "rows": [list(row) for row in rows]}
 
 
 def judge(*notes: dict[str, Any], current: bool = False) -> dict[str, int]:
     events, files = a_log()
-    known, tags = states(events, files.__getitem__)
-    return check(notes, known, tags, lambda who: current, lambda who: False)
+    history, tags = states(events, files.__getitem__)
+    return check(notes, history, tags, lambda worker: current, lambda worker: False)
 
 
 @pytest.mark.parametrize(

@@ -31,22 +31,22 @@ SLOW_S = 0.02
 SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int32())])
 
 
-def write(table: LookupTable, notes: Notes, rng: random.Random, given: Mapping[str, Any]) -> None:
+def write(table: LookupTable, notes: Notes, rng: random.Random, arguments: Mapping[str, Any]) -> None:
     """Appends, upserts, deletes, transactions, some overwrites, some that are given up, each read back at once; and upkeep."""
     number = 0
     with contextlib.suppress(PysparkLookupError):
-        table.alter(properties=given["properties"])
-    while not Path(given["stop"]).exists():
+        table.alter(properties=arguments["properties"])
+    while not Path(arguments["stop"]).exists():
         number += 1
-        tag = f"{given['name']}/{os.getpid()}/{number}"
+        tag = f"{arguments['name']}/{os.getpid()}/{number}"
         mode = rng.choices(["append", "upsert", "delete", "overwrite", "transaction", "upkeep"], [8, 6, 3, 1, 4, 2])[0]
         if mode == "upkeep":
-            upkeep(table, notes, rng, given["vacuumed_after"])
+            upkeep(table, notes, rng, arguments["vacuumed_after"])
         elif mode == "transaction":
             transact(table, notes, rng, tag)
         else:
             write_once(table, notes, rng, tag, mode, large=mode == "overwrite" or number == 1)
-        time.sleep(rng.random() * given["pause_s"])
+        time.sleep(rng.random() * arguments["pause_s"])
 
 
 def write_once(table: LookupTable, notes: Notes, rng: random.Random, tag: str, mode: str, large: bool) -> None:
@@ -59,12 +59,12 @@ def write_once(table: LookupTable, notes: Notes, rng: random.Random, tag: str, m
     give_up = rng.random() < 0.1 and mode != "delete"
     notes.add("begin", tag=tag, mode=mode, keys=keys, give_up=give_up)
 
-    def written() -> int | None:
+    def run_write() -> int | None:
         if mode == "delete":
             return table.delete(rows.select(["id"]))
         return table.write(_broken(rows) if give_up else rows, mode)
 
-    _note_end(table, notes, written, tag=tag, mode=mode, keys=keys)
+    _note_end(table, notes, run_write, tag=tag, mode=mode, keys=keys)
 
 
 def upkeep(table: LookupTable, notes: Notes, rng: random.Random, after: str) -> None:
@@ -88,33 +88,35 @@ def transact(table: LookupTable, notes: Notes, rng: random.Random, tag: str) -> 
     give_up = rng.random() < 0.15
     notes.add("begin", tag=tag, mode="transaction", steps=steps, give_up=give_up)
 
-    def written() -> int | None:
+    def run_transaction() -> int | None:
         with table.transaction() as t:
-            for number, (mode, own, keys) in enumerate(steps):
-                rows = pa.table({"id": keys, "tag": [own] * len(keys), "n": range(len(keys))}, SCHEMA)
+            for number, (mode, step_tag, keys) in enumerate(steps):
+                rows = pa.table({"id": keys, "tag": [step_tag] * len(keys), "n": range(len(keys))}, SCHEMA)
                 t.delete(rows.select(["id"])) if mode == "delete" else t.write(rows, mode)
-                seen = {(id_, of) for id_, of, _ in _plain(t.scan()) if of.startswith(f"{tag}.")}
-                assert seen == set(own_rows(steps[: number + 1])), f"{tag} sees {seen} of {steps[: number + 1]}"
+                rows_read = {(id_, row_tag) for id_, row_tag, _ in _plain(t.scan()) if row_tag.startswith(f"{tag}.")}
+                assert rows_read == set(own_rows(steps[: number + 1])), (
+                    f"{tag} sees {rows_read} of {steps[: number + 1]}"
+                )
             if give_up:
                 raise GivenUpError
         return t.position
 
-    _note_end(table, notes, written, tag=tag, mode="transaction", steps=steps)
+    _note_end(table, notes, run_transaction, tag=tag, mode="transaction", steps=steps)
 
 
-def _note_end(table: LookupTable, notes: Notes, written: Callable[[], int | None], **what: Any) -> None:
+def _note_end(table: LookupTable, notes: Notes, run_write: Callable[[], int | None], **fields: Any) -> None:
     """Note how a write ends, and read it back where it is acknowledged and committed something."""
     try:
-        position = written()
+        position = run_write()
     except GivenUpError:
-        notes.add("failed", error="given up", **what)
+        notes.add("failed", error="given up", **fields)
     except CommitUnknownError as problem:
-        notes.add("unknown", error=str(problem), **what)
+        notes.add("unknown", error=str(problem), **fields)
     except PysparkLookupError as problem:
-        notes.add("failed", error=f"{type(problem).__name__} {problem}", **what)
+        notes.add("failed", error=f"{type(problem).__name__} {problem}", **fields)
     else:
         if position is not None:
-            notes.add("acknowledged", position=position, **what)
+            notes.add("acknowledged", position=position, **fields)
             _read(notes, "own", table.scan, position=position)
 
 
@@ -135,9 +137,9 @@ def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> No
         if rng.random() < 0.5:
             _read(notes, "scan", table.scan)
         else:
-            wanted = sorted(rng.sample(range(KEYS), 20))
-            keys = pa.table({"id": pa.array(wanted, pa.int64())})
-            _read(notes, "get", functools.partial(table.get_many, keys), keys=wanted)
+            requested_keys = sorted(rng.sample(range(KEYS), 20))
+            keys = pa.table({"id": pa.array(requested_keys, pa.int64())})
+            _read(notes, "get", functools.partial(table.get_many, keys), keys=requested_keys)
 
 
 def follow(notes: Notes, options: Mapping[str, str], stop: Path) -> None:
@@ -145,11 +147,11 @@ def follow(notes: Notes, options: Mapping[str, str], stop: Path) -> None:
     rows, position = Rows(), 0
     parsed = parse_options(options)
     while not stop.exists():
-        began = time.monotonic()
+        start_s = time.monotonic()
         try:
             feed = Feed(runtime_module.runtime().engine(parsed), parsed)
             kind = "follow" if position else "scan"
-            found = feed.between(position, feed.last) if position else feed.snapshot(feed.last)
+            changes = feed.between(position, feed.last) if position else feed.snapshot(feed.last)
         except VersionGoneError as problem:
             rows.clear()
             position = 0
@@ -158,20 +160,20 @@ def follow(notes: Notes, options: Mapping[str, str], stop: Path) -> None:
             notes.add("error", error=f"{type(problem).__name__} {problem}")
         else:
             position = feed.last
-            for row in found:
+            for row in changes:
                 rows[row["id"], row["tag"], row["n"]] += 1 if row[CHANGE_TYPE] in ("insert", "update_postimage") else -1
             rows = +rows
-            notes.add(kind, began=began, rows=sorted(map(list, rows.elements())), told=position)
+            notes.add(kind, began=start_s, rows=sorted(map(list, rows.elements())), told=position)
 
 
 def _read(notes: Notes, kind: str, call: Callable[[], pa.Table], **more: Any) -> None:
-    began = time.monotonic()
+    start_s = time.monotonic()
     try:
         rows = call()
     except PysparkLookupError as problem:
         notes.add("error", error=f"{type(problem).__name__} {problem}")
         return
-    notes.add(kind, began=began, rows=_plain(rows), **more)
+    notes.add(kind, began=start_s, rows=_plain(rows), **more)
 
 
 def _plain(rows: pa.Table) -> list[list[Any]]:
@@ -180,20 +182,20 @@ def _plain(rows: pa.Table) -> list[list[Any]]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    rng = random.Random(f"{given['seed']} {os.getpid()}")
-    if given["failing"]:
-        fail_at_random(rng, given["failing"], SLOW_S, Path(given["graves"]))
-    properties.KEPT_S = given["kept_s"] or properties.KEPT_S
-    runtime_module._current = Runtime(HostClock(), rng, WriteSizes(**given["sizes"]))
-    notes = Notes(Path(given["notes"]), given["name"])
-    table = LookupTable(given["path"], given["options"])
-    if given["role"] == "writer":
-        write(table, notes, rng, given)
-    elif given["role"] == "follower":
-        follow(notes, {"path": given["path"], **given["options"]}, Path(given["stop"]))
+    arguments = json.loads(sys.argv[1])
+    rng = random.Random(f"{arguments['seed']} {os.getpid()}")
+    if arguments["failing"]:
+        fail_at_random(rng, arguments["failing"], SLOW_S, Path(arguments["graves"]))
+    properties.KEPT_S = arguments["kept_s"] or properties.KEPT_S
+    runtime_module._current = Runtime(HostClock(), rng, WriteSizes(**arguments["sizes"]))
+    notes = Notes(Path(arguments["notes"]), arguments["name"])
+    table = LookupTable(arguments["path"], arguments["options"])
+    if arguments["role"] == "writer":
+        write(table, notes, rng, arguments)
+    elif arguments["role"] == "follower":
+        follow(notes, {"path": arguments["path"], **arguments["options"]}, Path(arguments["stop"]))
     else:
-        read(table, notes, rng, Path(given["stop"]))
+        read(table, notes, rng, Path(arguments["stop"]))
     table.close()
 
 

@@ -107,7 +107,7 @@ def _matches(pattern: Any, node: Any, names: dict[str, Any]) -> bool:
     if isinstance(pattern, ast.AST):
         # Without `ctx`: a variable is the same where it is set and where it is read.
         fields = [field for field in pattern._fields if field != "ctx"]
-        pattern, node = ([getattr(one, field, None) for field in fields] for one in (pattern, node))
+        pattern, node = ([getattr(side, field, None) for field in fields] for side in (pattern, node))
     if isinstance(pattern, list):
         return len(pattern) == len(node) and all(_matches(*pair, names) for pair in zip(pattern, node, strict=True))
     return bool(pattern == node)

@@ -44,25 +44,25 @@ class Outcome:
     said: str
 
 
-def tests_in(checkout: Path, tests: Sequence[str], limit_s: float | None) -> Outcome:
+def run_tests(checkout: Path, tests: Sequence[str], limit_s: float | None) -> Outcome:
     """Run tests in a copy of the checkout, the first failure being the last test. What they write is beside the copy, and goes with it."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     command = [sys.executable, *_PYTEST, f"--basetemp={checkout.parent / 'tests'}", *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment.pop("LOOKUPCACHE_FUZZ", None)  # the cases of the day
     run = functools.partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     try:
-        done = run(command, cwd=checkout, env=environment, timeout=limit_s)
+        completed = run(command, cwd=checkout, env=environment, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return Outcome("no end", time.monotonic() - began, "")
-    said, took_s = done.stdout + done.stderr, time.monotonic() - began
-    found = _FAILED.search(done.stdout)
-    if done.returncode == 1 and found:
-        return Outcome(found[1], took_s, said)
-    return Outcome("" if done.returncode == 0 else None, took_s, said)
+        return Outcome("no end", time.monotonic() - start_s, "")
+    output, took_s = completed.stdout + completed.stderr, time.monotonic() - start_s
+    failure = _FAILED.search(completed.stdout)
+    if completed.returncode == 1 and failure:
+        return Outcome(failure[1], took_s, output)
+    return Outcome("" if completed.returncode == 0 else None, took_s, output)
 
 
-def place_of(fault: Fault, checkout: Path) -> str | None:
+def find_place(fault: Fault, checkout: Path) -> str | None:
     """What is wrong with the place of a fault in the package; None if it is there once."""
     module = checkout / PACKAGE / fault.module
     definition = find_definition(_tree(module), fault.definition) if module.exists() else None
@@ -75,7 +75,7 @@ def _tree(module: Path) -> ast.Module:
     return ast.parse(module.read_text(encoding="utf-8"))
 
 
-def put_in(fault: Fault, checkout: Path) -> None:
+def apply_fault(fault: Fault, checkout: Path) -> None:
     """Edit a copy of the checkout. Only comments and the layout of the module are lost beside what the fault says."""
     module = checkout / PACKAGE / fault.module
     tree = ast.parse(module.read_text(encoding="utf-8"))
@@ -90,8 +90,8 @@ def tried(fault: Fault, clean: Path) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="lookupcache-mutation-") as work:
         checkout = Path(work) / "checkout"
         shutil.copytree(clean, checkout, symlinks=True)
-        put_in(fault, checkout)
-        return tests_in(checkout, fault.tests, _LIMIT_S)
+        apply_fault(fault, checkout)
+        return run_tests(checkout, fault.tests, _LIMIT_S)
 
 
 def main() -> int:
@@ -101,27 +101,27 @@ def main() -> int:
         "--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="NAME", help="these faults only"
     )
     parser.add_argument("-j", type=int, default=1, metavar="N", help="so many at a time (default: 1)")
-    given = parser.parse_args()
-    faults = [fault for fault in FAULTS if given.only is None or fault.name in given.only]
-    if given.list:
+    arguments = parser.parse_args()
+    faults = [fault for fault in FAULTS if arguments.only is None or fault.name in arguments.only]
+    if arguments.list:
         print(*(f"{fault.name}: {fault.place}" for fault in faults), sep="\n")
         return 0
-    lost = [problem for fault in faults if (problem := place_of(fault, ROOT)) is not None]
-    if lost:
-        sys.exit("\n".join(lost))
-    began = time.monotonic()
+    problems = [problem for fault in faults if (problem := find_place(fault, ROOT)) is not None]
+    if problems:
+        sys.exit("\n".join(problems))
+    start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lookupcache-mutations-") as work:
         clean = Path(work) / "checkout"
         shutil.copytree(ROOT, clean, symlinks=True, ignore=_NOT_COPIED)
         tests = sorted({test for fault in faults for test in fault.tests})
-        outcome = tests_in(clean, tests, None)
+        outcome = run_tests(clean, tests, None)
         if outcome.failed != "":
             sys.exit(f"without a fault these tests do not pass: {outcome.failed or 'see below'}\n{outcome.said}")
         print(f"without a fault {len(tests)} tests pass, {outcome.took_s:.0f} s", flush=True)
-        with concurrent.futures.ThreadPoolExecutor(given.j) as pool:
+        with concurrent.futures.ThreadPoolExecutor(arguments.j) as pool:
             outcomes = pool.map(lambda fault: tried(fault, clean), faults)
             missed = sum(not _reported(fault, outcome) for fault, outcome in zip(faults, outcomes, strict=True))
-    print(f"{len(faults)} faults, {missed} missed, {time.monotonic() - began:.0f} s")
+    print(f"{len(faults)} faults, {missed} missed, {time.monotonic() - start_s:.0f} s")
     return 1 if missed else 0
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tests.mutations.edits import ANY, as_python, find_definition
 from tests.mutations.faults import FAULTS, Fault
-from tests.mutations.run import PACKAGE, ROOT, place_of
+from tests.mutations.run import PACKAGE, ROOT, find_place
 
 
 def test_each_fault_has_its_place() -> None:
     """What a fault changes is in its function or class once."""
-    assert [problem for fault in FAULTS if (problem := place_of(fault, ROOT)) is not None] == []
+    assert [problem for fault in FAULTS if (problem := find_place(fault, ROOT)) is not None] == []
 
 
 def test_each_fault_is_another_program() -> None:

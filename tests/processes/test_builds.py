@@ -14,7 +14,7 @@ from tests.support.data_files import write_file
 KEYS, FILES, ROWS = 97, 5, 3000
 
 
-def rows_of(file: int) -> pa.Table:
+def make_rows(file: int) -> pa.Table:
     numbers = np.arange(file * ROWS, (file + 1) * ROWS)
     few = pa.array([f"group {n % 7}" for n in numbers])
     return pa.table({"k": numbers % KEYS, "n": numbers, "few": few, "text": [f"row {n}" for n in numbers]})
@@ -34,15 +34,15 @@ def test_parts_of_files_by_several_threads(
     spilled: list[segments.ChunkStore] = []
     write_chunks = segments.ChunkStore._write
 
-    def noting(store: segments.ChunkStore, some: list[segments.Chunk]) -> None:
+    def noting(store: segments.ChunkStore, chunks: list[segments.Chunk]) -> None:
         spilled.append(store)
-        write_chunks(store, some)
+        write_chunks(store, chunks)
 
     monkeypatch.setattr(segments.ChunkStore, "_write", noting)
     table, cache = tmp_path / "table", tmp_path / "cache"
     table.mkdir()
     for file in range(FILES):
-        write_file(table / f"{file}.{suffix}", rows_of(file), 200)
+        write_file(table / f"{file}.{suffix}", make_rows(file), 200)
     lookup = LookupTable(
         str(table),
         {"lookup.keys": "k", "lookup.cache": "FULL", "lookup.cache.dir": str(cache), "lookup.format": suffix},
@@ -51,14 +51,14 @@ def test_parts_of_files_by_several_threads(
     assert lookup.metrics()["loadCount"] == 1
     assert len(spilled) > 2
     assert list((cache / "v1" / "tmp").iterdir()) == []
-    everything = pa.concat_tables(map(rows_of, range(FILES))).to_pylist()
+    everything = pa.concat_tables(map(make_rows, range(FILES))).to_pylist()
     for key in range(KEYS):
         assert lookup.get(key) == [row for row in everything if row["k"] == key]
     # A file that goes away leaves layers, and a new base copies rows from them.
     monkeypatch.setattr(loader, "_OVERLAY_SHARE", 0.0)
-    write_file(table / f"1.{suffix}", rows_of(FILES), 200)
+    write_file(table / f"1.{suffix}", make_rows(FILES), 200)
     lookup.reload()
-    order = [rows_of(FILES if file == 1 else file) for file in range(FILES)]
+    order = [make_rows(FILES if file == 1 else file) for file in range(FILES)]
     everything = pa.concat_tables(order).to_pylist()
     for key in range(KEYS):
         assert lookup.get(key) == [row for row in everything if row["k"] == key]

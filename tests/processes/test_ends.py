@@ -63,8 +63,8 @@ def home(tmp_path: Path) -> Path:
 def run(script: str, *arguments: object) -> tuple[int, str]:
     text = f"OPTIONS = {OPTIONS!r}\n{textwrap.dedent(START)}\n{textwrap.dedent(script)}"
     command = [sys.executable, "-c", text, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
-    return done.returncode, done.stdout + done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 MERGING = """
@@ -86,8 +86,8 @@ ENDS = {"returns": "", "closes": "table.close()", "exits": "sys.exit(3)"}
 )
 def test_a_process_ends_while_a_thread_works(home: Path, work: str, end: str) -> None:
     """Its exit code is its own, nothing is said, and what was half done is neither there nor on record as a failure."""
-    code, said = run(f"{work}\n    assert begun.wait(60)\n    {ENDS[end]}", home)
-    assert (code, said) == (3 if end == "exits" else 0, "")
+    code, output = run(f"{work}\n    assert begun.wait(60)\n    {ENDS[end]}", home)
+    assert (code, output) == (3 if end == "exits" else 0, "")
     assert os.listdir(home / "cache" / "v1" / "tmp") == []
     for mode in ("FULL", "CACHE", "PARTIAL"):
         options = {"lookup.keys": "id", "lookup.cache.dir": home / "cache", **OPTIONS[mode]}
@@ -98,7 +98,7 @@ def test_a_process_ends_while_a_thread_works(home: Path, work: str, end: str) ->
 
 def test_what_hangs_keeps_no_process_from_ending(home: Path) -> None:
     """A lookup and a scan that hang, with callers in threads beside: the process ends after a limit, and says who is late."""
-    code, said = run(
+    code, output = run(
         """
         import contextlib, logging
         logging.basicConfig(level="INFO", format="%(message)s")
@@ -136,13 +136,15 @@ def test_what_hangs_keeps_no_process_from_ending(home: Path) -> None:
         home,
     )
     assert code == 0
-    late = "the process ends although these threads did not stop in time: "
-    assert said.splitlines()[-1] == f"{late}lookupcache-provider-hanging:make, lookupcache-scan-hanging:make_full", said
+    warning = "the process ends although these threads did not stop in time: "
+    assert (
+        output.splitlines()[-1] == f"{warning}lookupcache-provider-hanging:make, lookupcache-scan-hanging:make_full"
+    ), output
 
 
 def test_tables_are_used_until_the_end(home: Path) -> None:
     """By a thread that goes on after the main one, and by what a user has registered for the end, before and after our threads have ended."""
-    code, said = run(
+    code, output = run(
         """
         import atexit
 
@@ -178,4 +180,4 @@ def test_tables_are_used_until_the_end(home: Path) -> None:
         """,
         home,
     )
-    assert (code, said) == (0, "used\nused\nused\n")
+    assert (code, output) == (0, "used\nused\nused\n")

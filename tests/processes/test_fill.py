@@ -90,14 +90,14 @@ def assert_sound(source: Source, cache_dir: Path, where: str) -> None:
     host = host_now(source.path, cache_dir, MAX_BYTES)
     disk = host.disk
     # It may claim what is not there yet, never less than there is under its name.
-    left = sum(on_disk(path.stat().st_size) for path in (root / "tmp").iterdir())
-    left += 2 * on_disk(1)  # the directories of a block, where the account was cut short
-    assert disk.usage().total >= disk.used_bytes() - left, where
+    leftover_bytes = sum(on_disk(path.stat().st_size) for path in (root / "tmp").iterdir())
+    leftover_bytes += 2 * on_disk(1)  # the directories of a block, where the account was cut short
+    assert disk.usage().total >= disk.used_bytes() - leftover_bytes, where
     assert disk.used_bytes() <= MAX_BYTES, where
     assert disk.check().damaged == (), where
-    held = source.locate(host).cached_blocks
+    cached_blocks = source.locate(host).cached_blocks
     assert source.read(*FEW, host=host) == source.right(*FEW), where
-    assert source.gets(host) == [block for block in FEW if block not in held], where
+    assert source.gets(host) == [block for block in FEW if block not in cached_blocks], where
     assert disk.get_record("version", "r") in (1, 2), where
     recorded = disk.create_record("execution", "k", "other")
     assert recorded in ("mine", "other"), where
@@ -105,12 +105,12 @@ def assert_sound(source: Source, cache_dir: Path, where: str) -> None:
     counts = host.metrics.snapshot()
     assert (counts["blockDamagedCount"], counts["cacheFailureCount"], counts["blockWaitCount"]) == (0, 0, 0), where
     later = host_now(source.path, cache_dir, later_s=2 * 3600).disk
-    found = later.check(repair=True)
-    again = later.check()
-    assert (found.damaged, again.damaged, again.leftovers) == ((), (), ()), where
+    report = later.check(repair=True)
+    second_report = later.check()
+    assert (report.damaged, second_report.damaged, second_report.leftovers) == ((), (), ()), where
     assert list((root / "tmp").iterdir()) == [], where
     assert disk.usage().total == disk.used_bytes(), where
-    assert disk.usage().blocks >= again.bytes, where
+    assert disk.usage().blocks >= second_report.bytes, where
     after = host_now(source.path, cache_dir)
     assert source.read(*FEW, host=after) == source.right(*FEW), where
     assert source.gets(after) == [], where
@@ -134,14 +134,14 @@ def kill_at_steps(path: Path, base: Path, full: bool, every: int, answer: Path) 
                 os._exit(0)
         os.close(tell)
         with os.fdopen(report, "rb") as reports:
-            told = reports.read(1)
-            if told == b"!":
+            step = reports.read(1)
+            if step == b"!":
                 os.kill(child, signal.SIGKILL)
-            told += reports.read()
+            step += reports.read()
         os.waitpid(child, 0)
         assert_sound(source, cache_dir, f"killed before step {number}")
-        if told != b"!":
-            answer.write_bytes(told)
+        if step != b"!":
+            answer.write_bytes(step)
             return
 
 

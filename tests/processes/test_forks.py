@@ -83,7 +83,7 @@ def in_child(run: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def locks_in(value: object) -> Iterator[Any]:
+def find_locks(value: object) -> Iterator[Any]:
     """The locks that an object waits for."""
     if isinstance(value, LOCKS):
         yield value
@@ -91,37 +91,37 @@ def locks_in(value: object) -> Iterator[Any]:
         value, (threading.Event, threading.Condition, queue.Queue, concurrent.futures.Future, ForkSafeLock)
     ):
         for part in vars(value).values():
-            yield from locks_in(part)
+            yield from find_locks(part)
     elif isinstance(value, functools.cached_property) and hasattr(value, "lock"):
         yield value.lock
 
 
 def every_lock() -> list[Any]:
     """All locks that our objects, classes and modules have, and those of cached properties of other packages that we call."""
-    found: dict[int, Any] = {}
+    locks: dict[int, Any] = {}
     for item in gc.get_objects():
         kind = item if isinstance(item, type) else type(item)
         if str(kind.__module__).startswith(("pyspark_lookup.", "fsspec.", "pyiceberg.")) and hasattr(item, "__dict__"):
-            found |= {id(lock): lock for value in vars(item).values() for lock in locks_in(value)}
+            locks |= {id(lock): lock for value in vars(item).values() for lock in find_locks(value)}
     for name, module in list(sys.modules.items()):
         if name.startswith("pyspark_lookup."):
-            found |= {id(lock): lock for value in vars(module).values() for lock in locks_in(value)}
-    return list(found.values())
+            locks |= {id(lock): lock for value in vars(module).values() for lock in find_locks(value)}
+    return list(locks.values())
 
 
 def fork_under_all_locks(home: Path, endpoint: str) -> None:
     """While another thread holds every lock there is: the child answers from the tables that it inherited, and from its own."""
     tables = open_tables(home, endpoint)
     use(tables)
-    ready, done = threading.Event(), threading.Event()
+    ready, finished = threading.Event(), threading.Event()
 
     def hold() -> None:
         locks = [*every_lock(), full_cache._Bar.get_lock()]
-        held = [lock for lock in locks if lock.acquire(timeout=0.1)]  # an event loop's thread may have one
-        assert len(held) > len(locks) - 5, (len(held), len(locks))
+        acquired = [lock for lock in locks if lock.acquire(timeout=0.1)]  # an event loop's thread may have one
+        assert len(acquired) > len(locks) - 5, (len(acquired), len(locks))
         ready.set()
-        done.wait()
-        for lock in held:
+        finished.wait()
+        for lock in acquired:
             lock.release()
 
     threading.Thread(target=hold).start()
@@ -139,7 +139,7 @@ def fork_under_all_locks(home: Path, endpoint: str) -> None:
             table.close()
 
     assert in_child(answer) == 0
-    done.set()
+    finished.set()
     use(tables)  # the child has closed nothing of its parent's
 
 

@@ -33,9 +33,9 @@ def upsert_and_read(home: Path) -> None:
             assert len(table.get(ids[0])) == 1
             assert table.get_many(rng.sample(range(IDS), 20)).num_rows == 20
         sizes.append(anonymous_bytes())
-    grown = max(sizes[-20:]) - max(sizes[WARM - 20 : WARM])
-    assert grown < MAY_GROW, [size >> 20 for size in sizes[::50]]
-    print(f"grown by {grown / 2**20:.1f} MB over {MEASURED} upserts")
+    growth = max(sizes[-20:]) - max(sizes[WARM - 20 : WARM])
+    assert growth < MAY_GROW, [size >> 20 for size in sizes[::50]]
+    print(f"grown by {growth / 2**20:.1f} MB over {MEASURED} upserts")
 
 
 @pytest.mark.nightly
@@ -59,9 +59,9 @@ def test_a_build_within_its_memory(tmp_path: Path) -> None:
         names = pa.array(np.char.add("name of customer ", ids.astype(str)))
         table = pa.table({"id": ids, "price": np.random.default_rng(file).random(rows), "name": names})
         write_file(tmp_path / "table" / f"{file}.parquet", table, 50_000)
-    grown = {}
+    growths = {}
     for memory in (16, 1024):
         in_fresh_process(build, tmp_path / "table", tmp_path / f"cache-{memory}", memory, tmp_path / "answer")
-        grown[memory] = int((tmp_path / "answer").read_text()) / 2**20
-    assert grown[16] < 16 + 150
-    assert grown[16] * 2 < grown[1024] < 1024
+        growths[memory] = int((tmp_path / "answer").read_text()) / 2**20
+    assert growths[16] < 16 + 150
+    assert growths[16] * 2 < growths[1024] < 1024

@@ -42,10 +42,10 @@ class Listener(StreamingQueryListener):  # type: ignore[misc]
     def onQueryProgress(self, event: Any) -> None:
         progress = json.loads(event.progress.json)
         observed = progress.get("observedMetrics") or {}
-        told = {row["table"]: row["digest"] for row in observed.values() if "table" in row}
+        versions = {row["table"]: row["digest"] for row in observed.values() if "table" in row}
         rows, duration = progress["numInputRows"], progress["durationMs"].get("triggerExecution")
         kind = _kind(progress["name"], "progress")
-        self._notes.add(kind, batch=progress["batchId"], rows=rows, versions=told, ms=duration)
+        self._notes.add(kind, batch=progress["batchId"], rows=rows, versions=versions, ms=duration)
 
     def onQueryTerminated(self, event: Any) -> None:
         pass
@@ -57,9 +57,9 @@ def _kind(stream: str, kind: str) -> str:
 
 
 class Application:
-    def __init__(self, given: dict[str, Any], notes: Notes) -> None:
-        self._given, self._notes, self._home = given, notes, Path(given["home"])
-        builder = SparkSession.builder.master(given["master"])
+    def __init__(self, arguments: dict[str, Any], notes: Notes) -> None:
+        self._arguments, self._notes, self._home = arguments, notes, Path(arguments["home"])
+        builder = SparkSession.builder.master(arguments["master"])
         for key, value in _CONF.items():
             builder = builder.config(key, value)
         self._spark = builder.getOrCreate()
@@ -68,26 +68,26 @@ class Application:
         self._spark.streams.addListener(Listener(notes))
 
     def _events(self) -> DataFrame:
-        rate = self._spark.readStream.format("rate").option("rowsPerSecond", self._given["rate"])
+        rate = self._spark.readStream.format("rate").option("rowsPerSecond", self._arguments["rate"])
         events = rate.option("numPartitions", 2).load()
         return events.select("value", sf.pmod(sf.hash("value"), sf.lit(tables.KEYS)).cast("long").alias("id"))
 
-    def _late(self, wait: str) -> DataFrame:
-        options = {**tables.OF_PUBLISHED, **self._given["storage"]}
+    def _join_late(self, wait: str) -> DataFrame:
+        options = {**tables.OF_PUBLISHED, **self._arguments["storage"]}
         columns = ["publish", "_lookup_waited"]
-        late = lookup_join(self._events(), tables.PUBLISHED, "id", columns=columns, options=options, wait=wait)
+        joined = lookup_join(self._events(), tables.PUBLISHED, "id", columns=columns, options=options, wait=wait)
         waited = sf.expr("unix_micros(timestamp_seconds(0) + _lookup_waited) AS waited")
-        return late.select("value", "id", "publish", waited)
+        return joined.select("value", "id", "publish", waited)
 
     def _joined(self) -> DataFrame:
-        events, store = self._events(), self._given["storage"]
+        events, store = self._events(), self._arguments["storage"]
         published = {**tables.OF_PUBLISHED, **store}
         events = lookup_join(events, tables.PUBLISHED, "id", columns=["publish"], options=published)
         return lookup_join(events, tables.MANAGED, "id", columns=["tag", "n"], options={**tables.OF_MANAGED, **store})
 
     def _start(self, name: str, **trigger: Any) -> StreamingQuery:
         if name not in self._streams:
-            self._streams[name] = self._late("10 min") if name == "late" else self._joined()
+            self._streams[name] = self._join_late("10 min") if name == "late" else self._joined()
 
         def write(batch: DataFrame, number: int) -> None:
             self._notes.add(_kind(name, "batch"), batch=number)
@@ -102,7 +102,7 @@ class Application:
         """Have all events leave that wait, whether or not they have a row, in one more micro-batch."""
         while True:
             try:
-                self._streams["late"] = self._late("1 ms")
+                self._streams["late"] = self._join_late("1 ms")
                 self._start("late", availableNow=True).awaitTermination()
                 return
             except Exception as problem:
@@ -144,7 +144,7 @@ def _text(problem: Exception) -> str:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -152,7 +152,7 @@ def main() -> None:
             orders.put(line.strip())
 
     threading.Thread(target=listen, daemon=True).start()
-    Application(given, Notes(Path(given["notes"]), "application")).run(orders)
+    Application(arguments, Notes(Path(arguments["notes"]), "application")).run(orders)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ class Clocks:
     """The wall clocks of the executors' Python workers, stepped by Debian's faketime. `missing`: why it cannot be done."""
 
     def __init__(self, work: Path) -> None:
-        found = sorted(Path("/").glob(FAKETIME.lstrip("/")))
-        self.missing = "" if found else f"no {FAKETIME}: apt-get install libfaketime"
+        libraries = sorted(Path("/").glob(FAKETIME.lstrip("/")))
+        self.missing = "" if libraries else f"no {FAKETIME}: apt-get install libfaketime"
         self._files = [work / f"clock{number}" for number in range(2)]
         for number in range(2):
             self.step(number, 0)
-        self._library = str(found[0]) if found else ""
+        self._library = str(libraries[0]) if libraries else ""
 
     def variables(self, number: int) -> dict[str, str]:
         """What the wrapper of an executor's Python hands on to it."""
@@ -50,26 +50,26 @@ class Clocks:
 
 
 class Chaos:
-    """Harm in an order that is drawn from a deck of each kind, again and again. `left`: the kinds that could not be done yet."""
+    """Harm in an order that is drawn from a deck of each kind, again and again. `pending_kinds`: those that could not be done yet."""
 
     def __init__(self, soak: Any) -> None:
         self._counts = collections.Counter[str]()
         self._soak, self._rng = soak, soak.rng  # a `Soak`, whose module needs this one
         self._kinds = [self._kill_executor, self._kill_worker, self._fill_disk, self._storm, self._restart]
         self._kinds += [self._kill_writer, *([] if soak.clocks.missing else [self._step_clock])]
-        self.left = {kind.__name__ for kind in self._kinds}
+        self.pending_kinds = {kind.__name__ for kind in self._kinds}
         self._deck: list[Callable[[], None]] = []
         self._undo: list[tuple[float, Callable[[], None]]] = []
-        self._now = self._next_at = 0.0
+        self._now_s = self._next_at = 0.0
         self._calm_until = CALM_BATCHES
 
-    def tick(self, now: float, written: int) -> None:
+    def tick(self, now_s: float, published: int) -> None:
         """Do what is due: `now` on the monotonic clock, when so many micro-batches have been written."""
-        self._now = now
-        for entry in [entry for entry in self._undo if entry[0] <= now]:
+        self._now_s = now_s
+        for entry in [entry for entry in self._undo if entry[0] <= now_s]:
             self._undo.remove(entry)
             entry[1]()
-        if now < self._next_at or written < self._calm_until:
+        if now_s < self._next_at or published < self._calm_until:
             return
         if not self._deck:
             self._deck = [*self._kinds, self._kill_worker]
@@ -78,28 +78,28 @@ class Chaos:
         with contextlib.suppress(LookupError, ProcessLookupError):  # there is nobody at this moment
             harm()
             self._counts[harm.__name__.lstrip("_")] += 1
-            self.left.discard(harm.__name__)
-        self._next_at = now + self._rng.uniform(2, 10)
-        self._calm_until = written + CALM_BATCHES
+            self.pending_kinds.discard(harm.__name__)
+        self._next_at = now_s + self._rng.uniform(2, 10)
+        self._calm_until = published + CALM_BATCHES
 
     def end(self) -> None:
         for _, undo in self._undo:
             undo()
         self._undo.clear()
 
-    def told(self) -> dict[str, Any]:
-        return {"harm": dict(self._counts), "harm not done": sorted(self.left)}
+    def summarize(self) -> dict[str, Any]:
+        return {"harm": dict(self._counts), "harm not done": sorted(self.pending_kinds)}
 
     def _later(self, undo: Callable[[], None], least_s: float, most_s: float) -> None:
-        self._undo.append((self._now + self._rng.uniform(least_s, most_s), undo))
+        self._undo.append((self._now_s + self._rng.uniform(least_s, most_s), undo))
 
     def _kill_executor(self) -> None:
         os.kill(self._soak.cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
 
     def _kill_worker(self) -> None:
         """A Python worker, or the daemon that forks them."""
-        found = python_workers(self._soak.cluster.workers[self._rng.randrange(2)].pid)
-        os.kill(self._rng.choice(found), signal.SIGKILL)
+        workers = python_workers(self._soak.cluster.workers[self._rng.randrange(2)].pid)
+        os.kill(self._rng.choice(workers), signal.SIGKILL)
 
     def _fill_disk(self) -> None:
         """The Python workers of an executor may write no byte more, which fails as on a full disk, with another errno."""

@@ -24,18 +24,18 @@ class Batch:
     told: Mapping[str, str] | None
 
 
-def batches_of(home: Path, notes: Iterable[Note], stream: str = "joined") -> list[Batch]:
+def collect_batches(home: Path, notes: Iterable[Note], stream: str = "joined") -> list[Batch]:
     kind = "progress" if stream == "joined" else f"{stream} progress"
-    told = {note["batch"]: note["versions"] for note in notes if note["kind"] == kind and note["rows"]}
+    versions = {note["batch"]: note["versions"] for note in notes if note["kind"] == kind and note["rows"]}
     # Spark keeps the last hundred commits; all before them were committed, too.
     commits = home / tables.CHECKPOINTS[stream] / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    found = []
+    batches = []
     for directory in sorted((home / tables.OUTPUTS[stream]).iterdir()):
         rows = ds.dataset(directory, format="parquet").to_table()
         if rows.num_rows and int(directory.name) <= last:
-            found.append(Batch(int(directory.name), rows, told.get(int(directory.name))))
-    return found
+            batches.append(Batch(int(directory.name), rows, versions.get(int(directory.name))))
+    return batches
 
 
 def check_batches(batches: Sequence[Batch], notes: Sequence[Note], managed: list[State]) -> dict[str, int]:
@@ -54,7 +54,7 @@ def check_batches(batches: Sequence[Batch], notes: Sequence[Note], managed: list
         (tables.MANAGED, "n", versions, managed),
     ):
         reads = [_read(batch, table, column, positions) for batch in batches]
-        check(reads, states, {}, lambda who: False, lambda who: False)
+        check(reads, states, {}, lambda worker: False, lambda worker: False)
         served[f"versions of {table}"] = len({read.get("told") for read in reads})
     return {"batches": len(batches), "rows": _check_rows(batches), **served}
 
@@ -63,11 +63,11 @@ def _read(batch: Batch, table: str, column: str, positions: Mapping[str, int]) -
     """What a micro-batch saw of a table, as the checker of histories takes a lookup."""
     tag = batch.rows.column("tag") if column == "n" else pa.repeat("", batch.rows.num_rows)
     columns = (batch.rows.column("id"), tag, batch.rows.column(column))
-    seen = set(zip(*(values.to_pylist() for values in columns), strict=True))
-    there = {id_ for id_, _, number in seen if number is not None}
+    values_read = set(zip(*(values.to_pylist() for values in columns), strict=True))
+    present_ids = {id_ for id_, _, number in values_read if number is not None}
     # A key may have no row, but not in one place only.
-    rows = [row for row in seen if row[2] is not None or row[0] in there]
-    read = {"kind": "get", "who": table, "at": batch.number, "rows": rows, "keys": {id_ for id_, _, _ in seen}}
+    rows = [row for row in values_read if row[2] is not None or row[0] in present_ids]
+    read = {"kind": "get", "who": table, "at": batch.number, "rows": rows, "keys": {id_ for id_, _, _ in values_read}}
     return read if batch.told is None else {**read, "told": positions.get(batch.told[table], -1)}
 
 
@@ -77,8 +77,8 @@ def _check_rows(batches: Sequence[Batch]) -> int:
     values = rows.column("value")
     count, most = len(values.unique()), pc.max(values).as_py() + 1
     assert count == most, f"{most - count} of {most} rows did not come out"
-    again = rows.num_rows - rows.group_by(["value", "tag", "n"]).aggregate([]).num_rows
-    assert not again, f"{again} rows came out more than once"
+    repeated = rows.num_rows - rows.group_by(["value", "tag", "n"]).aggregate([]).num_rows
+    assert not repeated, f"{repeated} rows came out more than once"
     return count
 
 
@@ -92,10 +92,10 @@ def check_late(batches: Sequence[Batch]) -> dict[str, int]:
         assert len(publishes) <= 1, f"micro-batch {batch.number} has the publishes {publishes.to_pylist()}"
     rows = pa.concat_tables(batch.rows for batch in batches)
     values = rows.column("value")
-    again = rows.num_rows - len(values.unique())
-    assert not again, f"{again} events came out more than once"
+    repeated = rows.num_rows - len(values.unique())
+    assert not repeated, f"{repeated} events came out more than once"
     most = max(pc.max(batch.rows.column("value")).as_py() for batch in batches[:-1])
-    lost = most + 1 - pc.sum(pc.less_equal(values, most)).as_py()
-    assert not lost, f"{lost} of {most + 1} events did not come out"
-    late = pc.and_(pc.greater(rows.column("waited"), 0), pc.is_valid(rows.column("publish")))
-    return {"rows": rows.num_rows, "late": pc.sum(late).as_py()}
+    lost_count = most + 1 - pc.sum(pc.less_equal(values, most)).as_py()
+    assert not lost_count, f"{lost_count} of {most + 1} events did not come out"
+    is_late = pc.and_(pc.greater(rows.column("waited"), 0), pc.is_valid(rows.column("publish")))
+    return {"rows": rows.num_rows, "late": pc.sum(is_late).as_py()}

@@ -27,52 +27,54 @@ T = TypeVar("T")
 class Publisher:
     """Replaces the plain table again and again, whole, under new names."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._notes = Notes(Path(given["notes"]), given["name"])
-        self._rng = random.Random(given["seed"])
-        self._s3 = boto3.client("s3", endpoint_url=given["endpoint"], config=Config(retries={"total_max_attempts": 8}))
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._notes = Notes(Path(arguments["notes"]), arguments["name"])
+        self._rng = random.Random(arguments["seed"])
+        self._s3 = boto3.client(
+            "s3", endpoint_url=arguments["endpoint"], config=Config(retries={"total_max_attempts": 8})
+        )
         options = {
-            "lookup.cache.dir": given["cache"],
+            "lookup.cache.dir": arguments["cache"],
             "lookup.max-retries": "8",
-            "lookup.storage.endpoint_url": given["endpoint"],
+            "lookup.storage.endpoint_url": arguments["endpoint"],
         }
         self._table = LookupTable(tables.PUBLISHED, options)
 
     def run(self) -> None:
-        number = max(map(_number_of, self._names()), default=0)
+        number = max(map(_parse_number, self._names()), default=0)
         if number:
             self._note(number)
         while True:
             number += 1
-            self._put(number, "base", range(tables.BASE_KEYS))
+            self._publish(number, "base", range(tables.BASE_KEYS))
             time.sleep(self._rng.uniform(1, 4))
-            self._put(number, "more", range(tables.BASE_KEYS, tables.KEYS))
+            self._publish(number, "more", range(tables.BASE_KEYS, tables.KEYS))
             time.sleep(self._rng.uniform(2, 8))
             if number % SWEPT_EVERY == 0:
                 for name in self._names():
-                    if _number_of(name) <= number - SWEPT_EVERY:
-                        _done(lambda name=name: self._s3.delete_object(Bucket=tables.BUCKET, Key=name))
+                    if _parse_number(name) <= number - SWEPT_EVERY:
+                        _retry(lambda name=name: self._s3.delete_object(Bucket=tables.BUCKET, Key=name))
                         self._note(number)
 
     def _names(self) -> list[str]:
-        found: dict[str, Any] = _done(lambda: self._s3.list_objects_v2(Bucket=tables.BUCKET, Prefix="published/"))
-        return [entry["Key"] for entry in found.get("Contents", [])]
+        listing: dict[str, Any] = _retry(lambda: self._s3.list_objects_v2(Bucket=tables.BUCKET, Prefix="published/"))
+        return [entry["Key"] for entry in listing.get("Contents", [])]
 
-    def _put(self, number: int, part: str, keys: range) -> None:
+    def _publish(self, number: int, part: str, keys: range) -> None:
         pads = [self._rng.randbytes(tables.PAD_BYTES) for _ in keys]
         sink = io.BytesIO()
         pq.write_table(pa.table({"id": keys, "publish": [number] * len(keys), "pad": pads}), sink)
         key = f"published/v={number:06}/{part}-{self._rng.getrandbits(32):08x}.parquet"
-        _done(lambda: self._s3.put_object(Bucket=tables.BUCKET, Key=key, Body=sink.getvalue()))
+        _retry(lambda: self._s3.put_object(Bucket=tables.BUCKET, Key=key, Body=sink.getvalue()))
         self._note(number)
 
     def _note(self, number: int) -> None:
         """What the table is now, with the digest that readers are told of it."""
-        parts = {name.split("/")[2].split("-")[0] for name in self._names() if _number_of(name) == number}
-        self._notes.add("published", number=number, parts=len(parts), digest=_done(lambda: self._table.version))
+        parts = {name.split("/")[2].split("-")[0] for name in self._names() if _parse_number(name) == number}
+        self._notes.add("published", number=number, parts=len(parts), digest=_retry(lambda: self._table.version))
 
 
-def _done(call: Callable[[], T]) -> T:
+def _retry(call: Callable[[], T]) -> T:
     """What a call comes to, made until it comes to something."""
     while True:
         try:
@@ -81,7 +83,7 @@ def _done(call: Callable[[], T]) -> T:
             time.sleep(0.5)
 
 
-def _number_of(name: str) -> int:
+def _parse_number(name: str) -> int:
     return int(name.split("v=")[1].split("/", maxsplit=1)[0])
 
 

@@ -21,7 +21,7 @@ from tests.history.checker import check, states
 from tests.history.run import S3Place, start_worker
 from tests.soak import tables
 from tests.soak.chaos import FAULTS, Chaos, Clocks
-from tests.soak.checker import batches_of, check_batches, check_late
+from tests.soak.checker import check_batches, check_late, collect_batches
 from tests.soak.watch import Watch, check_directory
 from tests.support.cluster import Cluster, environment
 from tests.support.s3server import S3Server
@@ -62,21 +62,25 @@ class Soak:
         self.cluster = Cluster(self._work, self.directories[:2], settings, variables)
         conf = self._work / "driver.conf"
         conf.write_text(f"lookup.cache.dir = {self.directories[2]}\nlookup.cache.max-bytes = {tables.MAX_BYTES}\n")
-        given: dict[str, Any] = {"master": self.cluster.master, "home": str(self._work), "notes": str(self._notes)}
-        given |= {"storage": self._place.storage, "rate": ROWS_PER_SECOND}
+        arguments: dict[str, Any] = {"master": self.cluster.master, "home": str(self._work), "notes": str(self._notes)}
+        arguments |= {"storage": self._place.storage, "rate": ROWS_PER_SECOND}
         wrapper = Path(__file__).with_name("python")
         python = {"PYSPARK_PYTHON": str(wrapper), "PYSPARK_DRIVER_PYTHON": sys.executable}
         self.workers.start(
-            "application", "tests.soak.application", given, stdin=subprocess.PIPE, env={**environment(conf), **python}
+            "application",
+            "tests.soak.application",
+            arguments,
+            stdin=subprocess.PIPE,
+            env={**environment(conf), **python},
         )
         self._wait(lambda: "progress" in self._kinds(), "a first micro-batch")
 
     def _start_writer(self, name: str) -> None:
         cache, seed = str(self._work / "cache-writers"), self.rng.getrandbits(32)
         if name == "publisher":
-            given = {"name": name, "notes": str(self._notes), "cache": cache, "seed": seed}
-            given["endpoint"] = self._place.storage["lookup.storage.endpoint_url"]
-            self.workers.start(name, "tests.soak.publisher", given)
+            arguments = {"name": name, "notes": str(self._notes), "cache": cache, "seed": seed}
+            arguments["endpoint"] = self._place.storage["lookup.storage.endpoint_url"]
+            self.workers.start(name, "tests.soak.publisher", arguments)
             return
         options = {"lookup.keys": "id", "lookup.cache.dir": cache, "lookup.max-retries": "8", **self._place.storage}
         options["lookup.write.compact-after"] = "6"
@@ -94,10 +98,10 @@ class Soak:
     def _kinds(self) -> set[str]:
         return {note["kind"] for note in read_notes(self._notes)}
 
-    def _wait(self, until: Callable[[], bool], what: str) -> None:
-        began = time.monotonic()
+    def _wait(self, until: Callable[[], bool], event: str) -> None:
+        start_s = time.monotonic()
         while not until():
-            assert time.monotonic() - began < _STARTED_WITHIN_S, f"{what}: not there after {_STARTED_WITHIN_S} s"
+            assert time.monotonic() - start_s < _STARTED_WITHIN_S, f"{event}: not there after {_STARTED_WITHIN_S} s"
             self.workers.check_alive()
             time.sleep(0.2)
 
@@ -110,17 +114,17 @@ class Soak:
         """Do harm for so long, and until each kind is done, at most twice as long. What came of it; `wrong` is empty if all is well."""
         watch = Watch(self.cluster, self.workers.running["application"].pid, self.directories)
         chaos = Chaos(self)
-        began, sample_at = time.monotonic(), 0.0
-        while (now := time.monotonic()) < began + seconds or (chaos.left and now < began + 2 * seconds):
+        start_s, sample_at = time.monotonic(), 0.0
+        while (now_s := time.monotonic()) < start_s + seconds or (chaos.left and now_s < start_s + 2 * seconds):
             time.sleep(0.1)
             self.workers.check_alive()
             self._follow()
-            chaos.tick(now, self._counts["written"])
-            if now >= sample_at:
+            chaos.tick(now_s, self._counts["written"])
+            if now_s >= sample_at:
                 watch.sample()
                 with contextlib.suppress(PysparkLookupError):  # in a storm
                     self._note_versions()
-                sample_at = now + _SAMPLED_EVERY_S
+                sample_at = now_s + _SAMPLED_EVERY_S
         chaos.end()
         self.workers.tell("application", "stop")
         self.workers.must_end("application", _STARTED_WITHIN_S)
@@ -129,7 +133,7 @@ class Soak:
             self.workers.kill(name)
         self._place.end()
         self._note_versions()
-        return {**self._checked(watch.wrong()), **chaos.told(), "medians of the quarters": watch.told()}
+        return {**self._checked(watch.wrong()), **chaos.summarize(), "medians of the quarters": watch.summarize()}
 
     def _follow(self) -> None:
         """Take in what has happened. AssertionError if no micro-batch is written for `hang_s`, unless the run itself has stopped the query."""
@@ -146,8 +150,8 @@ class Soak:
 
     def _note_versions(self) -> None:
         """Note which digest readers are told of each version of the managed table that is new, before a vacuum may remove it."""
-        given = {"lookup.cache.dir": str(self._work / "cache-writers"), "lookup.max-retries": "8"}
-        options = parse_options({"path": tables.MANAGED, **given, **self._place.storage})
+        lookup_options = {"lookup.cache.dir": str(self._work / "cache-writers"), "lookup.max-retries": "8"}
+        options = parse_options({"path": tables.MANAGED, **lookup_options, **self._place.storage})
         state = runtime().engine(options).managed.log(tables.MANAGED).latest()
         for change in state.changes:
             if change.position > self._noted:
@@ -158,24 +162,28 @@ class Soak:
 
     def _checked(self, wrong: list[str]) -> dict[str, Any]:
         notes = read_notes(self._notes)
-        told: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         try:
-            found, tags = states(self._place.log(), self._place.read_file)
+            history, tags = states(self._place.log(), self._place.read_file)
             writers = [note for note in notes if str(note["who"]).startswith("writer")]
-            told["writes"] = check(writers, found, tags, lambda who: True, lambda who: True)
-            told.update(check_batches(batches_of(self._work, notes), notes, found))
-            told["late"] = check_late(batches_of(self._work, notes, "late"))
+            report["writes"] = check(writers, history, tags, lambda worker: True, lambda worker: True)
+            report.update(check_batches(collect_batches(self._work, notes), notes, history))
+            report["late"] = check_late(collect_batches(self._work, notes, "late"))
         except AssertionError as problem:
             wrong.append(str(problem))
             (self._work / "events.jsonl").write_bytes(b"\n".join(self._place.log()))
-        told["directories"] = {}
+        report["directories"] = {}
         for directory in self.directories:
-            told["directories"][directory.name], problems = check_directory(directory)
+            report["directories"][directory.name], problems = check_directory(directory)
             wrong += problems
         took = [note["ms"] for note in notes if note["kind"] == "progress"]
-        told["stream"] = {**self._counts, "median micro-batch (ms)": statistics.median(took), "slowest (ms)": max(took)}
-        told["longest between micro-batches (s)"] = round(self._unwritten_s, 1)
-        return {**told, "requests": dict(self._place.proxy.counts), "wrong": wrong}
+        report["stream"] = {
+            **self._counts,
+            "median micro-batch (ms)": statistics.median(took),
+            "slowest (ms)": max(took),
+        }
+        report["longest between micro-batches (s)"] = round(self._unwritten_s, 1)
+        return {**report, "requests": dict(self._place.proxy.counts), "wrong": wrong}
 
 
 def soak(work: Path, seconds: float, seed: int, hang_s: float) -> dict[str, Any]:
@@ -186,8 +194,8 @@ def soak(work: Path, seconds: float, seed: int, hang_s: float) -> dict[str, Any]
     try:
         running.start()
         print("the stream runs", flush=True)
-        told = running.run(seconds)
+        report = running.run(seconds)
     finally:
         running.close()
-    print(json.dumps(told, indent=1), flush=True)
-    return told
+    print(json.dumps(report, indent=1), flush=True)
+    return report

@@ -23,16 +23,16 @@ HANG_S = 180 if "LOOKUPCACHE_MINUTES" in os.environ else 450  # other tests run 
 @pytest.mark.timeout(1200 + 2 * SECONDS)
 def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
     """Whatever is done to tables, store, processes, disks and clocks: a micro-batch has one version of each table, and each row came out once."""
-    told = soak(tmp_path, SECONDS, SEED, HANG_S)
-    assert told["wrong"] == []
+    report = soak(tmp_path, SECONDS, SEED, HANG_S)
+    assert report["wrong"] == []
     # Half of what they are beside other tests, which take as much of the machine as they get. It goes on until each kind of
     # harm was done, so it cannot be so slow that these are about the machine.
-    assert told["batches"] >= 10
-    assert all(told[f"versions of {table}"] >= 5 for table in (tables.PUBLISHED, tables.MANAGED))
-    assert told["late"]["late"] > 0
-    assert told["harm not done"] == []
-    assert all(told["requests"][fault] > 0 for fault in ("refused", "lost", "unanswered", "truncated"))
-    assert sum(directory["counted"].get("blockEvictedCount", 0) for directory in told["directories"].values()) > 0
+    assert report["batches"] >= 10
+    assert all(report[f"versions of {table}"] >= 5 for table in (tables.PUBLISHED, tables.MANAGED))
+    assert report["late"]["late"] > 0
+    assert report["harm not done"] == []
+    assert all(report["requests"][fault] > 0 for fault in ("refused", "lost", "unanswered", "truncated"))
+    assert sum(directory["counted"].get("blockEvictedCount", 0) for directory in report["directories"].values()) > 0
 
 
 MANAGED = [
@@ -46,7 +46,7 @@ NOTES: list[dict[str, Any]] = [
     {"kind": "published", "number": 2, "parts": 1, "digest": "p2"},
     *({"kind": "version", "position": position, "digest": f"m{position}"} for position in (4, 9, 12)),
 ]
-LATE = tables.BASE_KEYS + 1
+LATE_KEY = tables.BASE_KEYS + 1
 OLD, NEW = ["a0", "a1", "b0"], ["c0", "c1", "c1"]
 
 
@@ -61,10 +61,10 @@ def batch(
 
 
 RIGHT = [
-    batch(0, [0, 1, 1, 2], [1, 2, 2, LATE], [1, 1, 1, None], [*OLD, None], "p1", "m4"),
-    batch(1, [3, 4, 4, 5], [1, 2, 2, LATE], [1, 1, 1, 1], [*OLD, None], "p1m", "m4"),
+    batch(0, [0, 1, 1, 2], [1, 2, 2, LATE_KEY], [1, 1, 1, None], [*OLD, None], "p1", "m4"),
+    batch(1, [3, 4, 4, 5], [1, 2, 2, LATE_KEY], [1, 1, 1, 1], [*OLD, None], "p1m", "m4"),
     batch(2, [6, 7, 8], [1, 2, 2], [1, 1, 1], NEW),
-    batch(3, [9, 10, 11, 12], [1, 2, 2, LATE], [2, 2, 2, None], [*NEW, None], "p2", "m12"),
+    batch(3, [9, 10, 11, 12], [1, 2, 2, LATE_KEY], [2, 2, 2, None], [*NEW, None], "p2", "m12"),
 ]
 
 
@@ -76,12 +76,12 @@ def test_a_right_output_passes() -> None:
 
 def altered(number: int, **columns: list[Any]) -> list[Batch]:
     """The right output, with other columns in one batch."""
-    found = list(RIGHT)
-    rows = found[number].rows
+    batches = list(RIGHT)
+    rows = batches[number].rows
     for name, values in columns.items():
         rows = rows.set_column(rows.column_names.index(name), name, pa.array(values, rows.schema.field(name).type))
-    found[number] = Batch(number, rows, found[number].told)
-    return found
+    batches[number] = Batch(number, rows, batches[number].told)
+    return batches
 
 
 @pytest.mark.parametrize(

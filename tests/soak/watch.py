@@ -57,7 +57,9 @@ def all_processes() -> Iterator[Process]:
 
 def python_workers(session: int) -> list[int]:
     """The Python workers of a session's executors, and the daemons that fork them."""
-    return [found.id for found in all_processes() if found.session == session and "pyspark.daemon" in found.command]
+    return [
+        process.id for process in all_processes() if process.session == session and "pyspark.daemon" in process.command
+    ]
 
 
 class Watch:
@@ -70,44 +72,44 @@ class Watch:
 
     def sample(self) -> None:
         for kind, processes in self._processes().items():
-            if found := [used for process in processes if (used := process.usage()) is not None]:
-                resident, handles = map(max, zip(*found, strict=True))
-                for name, value in (("resident", resident), ("handles", handles), ("processes", len(found))):
+            if usages := [usage for process in processes if (usage := process.usage()) is not None]:
+                resident, handles = map(max, zip(*usages, strict=True))
+                for name, value in (("resident", resident), ("handles", handles), ("processes", len(usages))):
                     self.samples.setdefault(f"{kind}, {name}", []).append(value)
         for directory in self._directories:
             self.most[directory.name] = max(self.most.get(directory.name, 0), bytes_below(directory / "v1"))
 
     def _processes(self) -> dict[str, list[Process]]:
         sessions = {worker.pid for worker in self._cluster.workers}
-        found: dict[str, list[Process]] = collections.defaultdict(list)
+        by_kind: dict[str, list[Process]] = collections.defaultdict(list)
         for process in all_processes():
             if process.id == self._application:
-                found["driver's Python"].append(process)
+                by_kind["driver's Python"].append(process)
             elif process.parent == self._application:
-                found["driver"].append(process)
+                by_kind["driver"].append(process)
             elif process.session in sessions and "pyspark.daemon" in process.command:
-                found["Python workers"].append(process)
+                by_kind["Python workers"].append(process)
             elif process.session in sessions and "CoarseGrainedExecutorBackend" in process.command:
-                found["executors"].append(process)
-        return found
+                by_kind["executors"].append(process)
+        return by_kind
 
     def wrong(self) -> list[str]:
-        found = []
+        problems = []
         for name, values in self.samples.items():
             factor, more = ALLOWED[name.rpartition(" ")[2]]
             _, second, _, last = quarters(values)
             if len(values) >= _LEAST_SAMPLES and last > second * factor + more:
-                found.append(f"{name}: {second:.0f} in the second quarter, {last:.0f} in the last")
+                problems.append(f"{name}: {second:.0f} in the second quarter, {last:.0f} in the last")
         over = {name: size for name, size in self.most.items() if size > tables.MAX_BYTES + SLACK_BYTES}
-        return [*found, *(f"{name}: {size} bytes, more than {tables.MAX_BYTES}" for name, size in over.items())]
+        return [*problems, *(f"{name}: {size} bytes, more than {tables.MAX_BYTES}" for name, size in over.items())]
 
-    def told(self) -> dict[str, str]:
+    def summarize(self) -> dict[str, str]:
         """The medians of the quarters, for people."""
-        shown = {}
+        medians = {}
         for name, values in self.samples.items():
             unit = MIB if name.endswith("resident") else 1
-            shown[name] = " ".join(f"{median / unit:.0f}" for median in quarters(values))
-        return {**shown, **{f"most bytes, {name}": f"{size}" for name, size in self.most.items()}}
+            medians[name] = " ".join(f"{median / unit:.0f}" for median in quarters(values))
+        return {**medians, **{f"most bytes, {name}": f"{size}" for name, size in self.most.items()}}
 
 
 def quarters(values: Sequence[float]) -> list[float]:
@@ -120,8 +122,8 @@ LATER_S = 2 * 3600.0
 """When leftovers of the dead are old enough to be swept."""
 LOCKS = 4096
 """Lock files of a kind at most."""
-KNOWN = {"blocks", "claims", "counters", "locks", "records", "snapshots", "tmp"}
-KNOWN |= {MARKER, "usage", "usage.lock", "evict.lock", "repair.lock", "total.lock", "swept"}
+KNOWN_ENTRIES = {"blocks", "claims", "counters", "locks", "records", "snapshots", "tmp"}
+KNOWN_ENTRIES |= {MARKER, "usage", "usage.lock", "evict.lock", "repair.lock", "total.lock", "swept"}
 
 
 def check_directory(directory: Path) -> tuple[dict[str, Any], list[str]]:
@@ -130,20 +132,20 @@ def check_directory(directory: Path) -> tuple[dict[str, Any], list[str]]:
     counted: collections.Counter[str] = collections.Counter()
     for table in read_table_counts(disk, HostClock()):
         counted.update({name: value for name, value in table.values.items() if value > 0})
-    left = [path for part in ("tmp", "claims") for path in (root / part).rglob("*") if path.is_file()]
+    leftovers = [path for part in ("tmp", "claims") for path in (root / part).rglob("*") if path.is_file()]
     repaired = disk.check(repair=True)
-    again = disk.check()
+    second_check = disk.check()
     _disk(directory, LATER_S).sweep()
     kinds = collections.Counter(path.name.rpartition("-")[0] for path in (root / "locks").iterdir())
     wrong = {
-        "damaged after its repair": [*again.damaged, *again.leftovers],
-        "leftovers that outlive a sweep": [path for path in left if path.exists()],
+        "damaged after its repair": [*second_check.damaged, *second_check.leftovers],
+        "leftovers that outlive a sweep": [path for path in leftovers if path.exists()],
         "so many lock files of kinds": [(kind, count) for kind, count in kinds.items() if count > LOCKS],
-        "nobody knows what these are": sorted(set(os.listdir(root)) - KNOWN),
+        "nobody knows what these are": sorted(set(os.listdir(root)) - KNOWN_ENTRIES),
     }
-    told = {"counted": dict(counted), "repaired": [*repaired.damaged, *repaired.leftovers]}
-    told |= {"left by the dead": len(left), "locks": dict(kinds)}
-    return told, [f"{directory.name}: {what}: {found[:5]}" for what, found in wrong.items() if found]
+    report = {"counted": dict(counted), "repaired": [*repaired.damaged, *repaired.leftovers]}
+    report |= {"left by the dead": len(leftovers), "locks": dict(kinds)}
+    return report, [f"{directory.name}: {problem}: {entries[:5]}" for problem, entries in wrong.items() if entries]
 
 
 def _disk(directory: Path, later_s: float) -> Disk:
