@@ -136,7 +136,7 @@ def test_a_catalog_that_is_silent() -> None:
     holder, clock = holding(bank)
 
     def say_nothing() -> Sequence[LentCredentials]:
-        bank.asked += 1
+        bank.loans += 1
         clock.tick(60)
         raise CatalogUnavailableError("the catalog has not answered within 60 s")
 
@@ -145,7 +145,7 @@ def test_a_catalog_that_is_silent() -> None:
         for error in ("within 60 s", "the catalog gave no answer a moment ago"):
             with pytest.raises(CatalogUnavailableError, match=error):
                 holder.select(FILE)
-        assert bank.asked == 1
+        assert bank.loans == 1
         clock.tick(60)
         with pytest.raises(CatalogUnavailableError, match="within 60 s"):
             holder.select(FILE)
@@ -308,7 +308,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Guarded]]:
     monkeypatch.setattr(sys.modules["google.oauth2.credentials"], "Credentials", TokenOnly, raising=False)
     for name in ("gs", "gcs", "abfs", "abfss"):
         monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, name, Guarded)
-    monkeypatch.setattr(Guarded, "made", [])
+    monkeypatch.setattr(Guarded, "instances", [])
     yield Guarded
 
 
