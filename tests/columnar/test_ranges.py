@@ -77,10 +77,13 @@ def _numbers(groups: int | None, numbers: list[int]) -> np.ndarray[Any, Any] | N
     return None if groups is None else np.array(numbers, np.int64)
 
 
+# The first row covers five segments: two blocks of four.
+_AROUND = [(0, 10, 0), (2, 4, 0), (6, 8, 0)]
 _ZEROS = [("a", None, 0), ("a\0", "a\0", 0), ("a" * 8, "a" * 8 + "\0", 0)]
 
 
 @given(cases(), st.sampled_from(Pick), st.sampled_from([1, 3, 2**18]))
+@example(Case(pa.int64(), _AROUND, [(value, 0) for value in range(11)], (True, False), None), Pick.NARROWEST, 2**18)
 @example(
     Case(pa.string(), _ZEROS, [(text, 0) for row in _ZEROS for text in (row[0], row[0] + "\0")], (True, True), None),
     Pick.NEWEST,

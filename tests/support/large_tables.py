@@ -23,11 +23,15 @@ Lose = Callable[[Iterable[Path]], None]
 
 @pytest.fixture(autouse=True)
 def mapped_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """So many files become columns: half of the tests read a table of one as they read one of thousands, the others by night."""
-    count = (1, 1000)[(zlib.crc32(request.node.nodeid.encode()) + BY_NIGHT) % 2]
+    """So many files become columns: half of the tests read a table of one as they read one of thousands, the others by night. A test that has to
+    do both by day takes `both_ways`."""
+    count: int = getattr(request, "param", None) or (1, 1000)[(zlib.crc32(request.node.nodeid.encode()) + BY_NIGHT) % 2]
     for source in (DeltaSource, IcebergSource):
         monkeypatch.setattr(source, "mapped_from", count)
     return count
+
+
+both_ways = pytest.mark.parametrize("mapped_from", [1, 1000], ids=["columns", "objects"], indirect=True)
 
 
 @pytest.fixture

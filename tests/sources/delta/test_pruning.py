@@ -14,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark_lookup.errors import VersionGoneError
 from tests.support.fuzzing import share
 from tests.support.lake_tables import counting, opened
+from tests.support.large_tables import both_ways
 
 DAYS = [datetime.date(2026, 3, day) for day in range(1, 5)]
 
@@ -96,6 +97,7 @@ def test_what_statistics_do_not_say(table: Path, tmp_path: Path, says: str) -> N
     assert opened(table, tmp_path / "keys", keys="name").get("n031")[0]["id"] == 31
 
 
+@both_ways
 def test_instants_between_milliseconds(tmp_path: Path) -> None:
     """The log rounds bounds of instants down to milliseconds, the highest as well."""
     table = tmp_path / "t"

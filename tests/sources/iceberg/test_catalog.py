@@ -19,7 +19,7 @@ from pyspark_lookup import LookupTable, NotSupportedError
 from pyspark_lookup.sources.iceberg.metadata import Locations
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
-from tests.support.fuzzing import BY_NIGHT, by_day
+from tests.support.fuzzing import BY_NIGHT
 from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import PATH_ID, read
@@ -289,7 +289,7 @@ def test_files_that_lack_a_new_column_are_fetched_without_deleted_rows(tmp_path:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", by_day(range(2), 2))
+@pytest.mark.parametrize("seed", range(2))
 def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
     """Rows are deleted by one column, by two and by null, in a partition and in all, and by their position in the same snapshot, again
     and again: a process that goes on knows them, a new one, and one that goes back to an older snapshot and returns."""
