@@ -159,6 +159,7 @@ with socket.socket() as probe:
     port = probe.getsockname()[1]
 DefaultChannelBuilder.default_port = staticmethod(lambda: port)  # else 15002, which another test's server may have
 connect = SparkSession.builder.remote("local[2]").config("spark.connect.grpc.binding.port", port)
+connect = connect.config("spark.sql.shuffle.partitions", "2").config("spark.ui.enabled", "false")
 """
 """The begin of a program for `run_script`: `connect` builds a session of Spark Connect, with a server of its own on a free port."""
 
