@@ -29,7 +29,7 @@ def dim(tmp_path: Path) -> Path:
     return tmp_path / "dim"
 
 
-def asked(run: Run, path: Path) -> int:
+def count_requests(run: Run, path: Path) -> int:
     (table,) = run("stats", path, "--json").json["tables"]
     return int(table["values"]["ufsListCount"] + table["values"]["ufsHeadCount"])
 
@@ -42,8 +42,8 @@ def test_keys_are_forgotten(run: Run, tmp_path: Path, cache_dir: Path) -> None:
     table.write([{"id": 1}, {"id": 2}])
     for key in (1, 2, -1):
         table.get(key)
-    found = run("invalidate", path, 1, -1)
-    assert (found.code, found.out.split()) == (0, ["keys", "2"])
+    result = run("invalidate", path, 1, -1)
+    assert (result.code, result.out.split()) == (0, ["keys", "2"])
     for key in (1, 2, -1):
         table.get(key)
     metrics = table.metrics()
@@ -54,16 +54,16 @@ def test_keys_are_forgotten(run: Run, tmp_path: Path, cache_dir: Path) -> None:
 
 def test_describe_and_get(run: Run, dim: Path) -> None:
     """What a table is, and rows by keys in the key column's type, for people and as JSON; a missing key is named, with exit code 3."""
-    found = run("describe", dim, "--json")
-    assert (found.code, found.json["columns"]) == (0, {"id": "int64", "name": "string"})
-    assert (found.json["files"], found.json["kind"]) == (1, "DIRECTORY")
+    result = run("describe", dim, "--json")
+    assert (result.code, result.json["columns"]) == (0, {"id": "int64", "name": "string"})
+    assert (result.json["files"], result.json["kind"]) == (1, "DIRECTORY")
     assert re.search(r"^columns +id int64, name string$", run("describe", dim).out, re.MULTILINE)
-    before = asked(run, dim)
-    found = run("get", dim, 3, 1, *KEYED, "--json")
-    assert (found.code, found.json) == (0, [{"id": 3, "name": "n3"}, {"id": 1, "name": "n1"}])
-    assert asked(run, dim) == before + 1
-    found = run("get", dim, 3, *KEYED, "-o", "lookup.columns=name", "--json")
-    assert found.json == [{"id": 3, "name": "n3"}]
+    before = count_requests(run, dim)
+    result = run("get", dim, 3, 1, *KEYED, "--json")
+    assert (result.code, result.json) == (0, [{"id": 3, "name": "n3"}, {"id": 1, "name": "n1"}])
+    assert count_requests(run, dim) == before + 1
+    result = run("get", dim, 3, *KEYED, "-o", "lookup.columns=name", "--json")
+    assert result.json == [{"id": 3, "name": "n3"}]
     lines = run("get", dim, 3, *KEYED).out.splitlines()
     assert [line.split() for line in lines] == [["id", "name"], ["3", "n3"]]
     for absent in (99, -1):
@@ -77,8 +77,8 @@ def test_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
     """Those of columns neither, in the head of a table of rows."""
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table({"id": [1], "a\x1b[2J\r\nb": ["x"]}), tmp_path / "t" / "a.parquet")
-    found = run("get", tmp_path / "t", 1, *KEYED)
-    assert [line.split() for line in found.out.splitlines()] == [["id", r"a\x1b[2J\r\nb"], ["1", "x"]]
+    result = run("get", tmp_path / "t", 1, *KEYED)
+    assert [line.split() for line in result.out.splitlines()] == [["id", r"a\x1b[2J\r\nb"], ["1", "x"]]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
 def test_what_goes_wrong_says_so(run: Run, dim: Path, arguments: list[str], code: int, said: str) -> None:
     """An error is one message on stderr and its exit code, never a traceback; nothing is on stdout, and no file is overwritten."""
     before = (dim / "a.parquet").read_bytes()
-    found = run(*(argument.replace("DIM", str(dim)) for argument in arguments))
-    assert (found.code, found.out) == (code, "")
-    assert said in found.err
-    assert "Traceback" not in found.err
+    result = run(*(argument.replace("DIM", str(dim)) for argument in arguments))
+    assert (result.code, result.out) == (code, "")
+    assert said in result.err
+    assert "Traceback" not in result.err
     assert (dim / "a.parquet").read_bytes() == before
 
 
@@ -113,15 +113,15 @@ def test_versions_files_and_upkeep(run: Run, dim: Path, tmp_path: Path, cache_di
     table = LookupTable(path, options)
     for id_ in range(3):
         table.write([{"id": id_, "name": f"n{id_}"}])
-    found = run("versions", path, "--json").json
-    assert [(row["operation"], row["rows_added"]) for row in found] == [("create", 0), *[("append", 1)] * 3]
+    answer = run("versions", path, "--json").json
+    assert [(row["operation"], row["rows_added"]) for row in answer] == [("create", 0), *[("append", 1)] * 3]
     assert run("versions", path).out.splitlines()[0].split()[:3] == ["version", "committed_at", "operation"]
     assert [row["rows"] for row in run("files", path, "--json").json] == [1, 1, 1]
     run("get", dim, 1, *KEYED)
     assert [row["files"] for row in run("versions", dim, "--json").json] == [1]
     assert str(dim / "a.parquet") in run("files", dim).out
-    found = run("compact", path, "--json").json
-    assert (found["files_before"], found["files"]) == (3, 1)
+    answer = run("compact", path, "--json").json
+    assert (answer["files_before"], answer["files"]) == (3, 1)
     assert run("vacuum", path, "--older-than", "0 s", "--force", "--json").json["files"] == 3
     assert table.scan().num_rows == 3
 
@@ -136,9 +136,9 @@ def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
     def advise(trace: str) -> Ran:
         return run("advise", dim, "--trace", tmp_path / trace, *KEYED, "--json")
 
-    found = advise("trace.txt").json
-    assert (found["options"], found["distinct_keys"]) == ({"lookup.cache": "FULL"}, 7)
-    assert found["sizes"][-1] == {"max_rows": 7, "requests": 700, "hits": 693, "hit_rate": 0.99}
+    advice = advise("trace.txt").json
+    assert (advice["options"], advice["distinct_keys"]) == ({"lookup.cache": "FULL"}, 7)
+    assert advice["sizes"][-1] == {"max_rows": 7, "requests": 700, "hits": 693, "hit_rate": 0.99}
     assert advise("trace.parquet").json["distinct_keys"] == 2
     assert "column id is int64" in advise("words.txt").err
     assert "no key column 'id'" in advise("other.parquet").err
@@ -147,21 +147,21 @@ def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:
     """It answers without the store, and `stats` shows what that took; damage is found (exit code 3) and mended; a cleared cache works."""
     for command in ("stats", "check", "clear"):  # there is no cache directory yet, and they make none
-        found = run(command)
-        assert (found.code, cache_dir.exists()) == (2, False)
-        assert "--cache-dir" in found.err
+        result = run(command)
+        assert (result.code, cache_dir.exists()) == (2, False)
+        assert "--cache-dir" in result.err
     warmed = run("warm", dim, *KEYED, "--json")
     assert (warmed.code, warmed.json["rows"]) == (0, 10)
     assert "10 rows" in run("warm", dim, *KEYED).out
-    found = run("stats", "--json").json
-    (table,) = found["tables"]
+    result = run("stats", "--json").json
+    (table,) = result["tables"]
     assert table["url"].endswith("/dim")
     assert table["values"]["snapshotBuildCount"] == 1
-    assert found["disk"]["segments"] > 0
+    assert result["disk"]["segments"] > 0
     assert len(run("stats", dim / ".." / "dim", "--json").json["tables"]) == 1
-    shown = run("stats", dim).out
+    output = run("stats", dim).out
     for line in (r"snapshotBuildCount +1", r"ufsGetBytes +[\d.]+ [KM]?i?B", r"loadTimeMicros +[\d.]+ s"):
-        assert re.search(f"^ *{line}$", shown, re.MULTILINE)
+        assert re.search(f"^ *{line}$", output, re.MULTILINE)
     for name in ("dim", f"{dim}2"):  # a part of a place, and another one
         absent = run("stats", name, "--json")
         assert (absent.code, absent.json["tables"]) == (3, [])
@@ -174,8 +174,8 @@ def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> No
     assert run("check").code == 0
     (block, *_) = [path for path in (cache_dir / "v1" / "blocks").rglob("*-*") if path.is_file()]
     block.write_bytes(b"noise")
-    found = run("check", "--json")
-    assert (found.code, len(found.json["damaged"])) == (3, 1)
+    result = run("check", "--json")
+    assert (result.code, len(result.json["damaged"])) == (3, 1)
     mended = run("check", "--repair")
     assert (mended.code, "(removed)" in mended.out) == (0, True)
     assert run("check").code == 0
@@ -217,8 +217,8 @@ def test_what_it_needs(dim: Path, tmp_path: Path, cache_dir: Path) -> None:
     def ran(path: str, *arguments: object) -> tuple[int, str, str]:
         env = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": path}
         command = [sys.executable, *map(str, arguments)]
-        found = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        return found.returncode, found.stdout, found.stderr
+        process = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        return process.returncode, process.stdout, process.stderr
 
     bare = BLOCKER.format(blocked=["pyspark", "py4j", "pandas"], error="ModuleNotFoundError")
     get = ["get", str(dim), "3", *KEYED, "--cache-dir", str(cache_dir), "--json"]

@@ -58,13 +58,13 @@ def exposed(disk: Disk) -> dict[str, float]:
 def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
     """Counters and times are sums by application, gauges the latest, in seconds and bytes, under the names that `series_names` gives."""
     gauges = {"metadataCacheCount": 1, "versionAsOf": 999_000_000, "latestLoadTime": 1500}
-    one = counted(disk, "/t", hitCount=5, ufsGetBytes=100, **gauges)
-    two, other = counted(disk, "/t", hitCount=7), counted(disk, "/u", hitCount=1)
+    first = counted(disk, "/t", hitCount=5, ufsGetBytes=100, **gauges)
+    second, other_table = counted(disk, "/t", hitCount=7), counted(disk, "/u", hitCount=1)
     apps = [counted(disk, "/t", f"app-{n % 2}", hitCount=10**n) for n in range(4)]
-    one.metrics.time("lookupTime", 0.002)
-    one.metrics.time("lookupTime", 100.0)
-    one.publish()
-    found = {name.removeprefix("lookupcache_"): value for name, value in exposed(disk).items()}
+    first.metrics.time("lookupTime", 0.002)
+    first.metrics.time("lookupTime", 100.0)
+    first.publish()
+    samples = {name.removeprefix("lookupcache_"): value for name, value in exposed(disk).items()}
     expected = {
         "hit_total /t": 12, "hit_total /t app-0": 101, "hit_total /t app-1": 1010, "processes /t app-1": 2,
         "hit_total /u": 1, "ufs_get_bytes_total /t": 100, "latest_load_seconds /t": 1.5,
@@ -72,23 +72,23 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
         "lookup_seconds_sum /t": pytest.approx(100.002), "lookup_seconds_bucket /t 0.003": 1,
         "lookup_seconds_bucket /t 60": 1, "lookup_seconds_bucket /t +Inf": 2, "disk_budget": 10**9,
     }  # fmt: skip
-    assert {name: found.get(name) for name in expected} == expected
-    assert "latest_load_seconds /u" not in found
+    assert {name: samples.get(name) for name in expected} == expected
+    assert "latest_load_seconds /u" not in samples
     every = counted(disk, "/v", metadataCacheCount=1, **dict.fromkeys(GAUGES, 1))
     every.remember_waiting("lookup", 0, Waiting(10**12, 1, 10**12))
     names = {name.split()[0] for name in exposed(disk)}
     assert names == series_names()
     assert len(names) > len([*GAUGES, *HOST_GAUGES]) + 30
-    del two, other, every, apps
+    del second, other_table, every, apps
 
 
 def test_the_dashboard() -> None:
     """It asks for series that this package exposes, by labels that they have, and loads without edits."""
     text = DASHBOARD.read_text()
     dashboard = json.loads(text)
-    asked = set(re.findall(r"lookupcache_\w+", text))
-    assert len(asked) > 25
-    assert asked <= series_names()
+    series = set(re.findall(r"lookupcache_\w+", text))
+    assert len(series) > 25
+    assert series <= series_names()
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert all(panel["title"] and panel["targets"] for panel in panels)
@@ -114,20 +114,20 @@ def busy(disk: Disk) -> list[Publisher]:
 def test_the_report_says_what_was_counted(disk: Disk) -> None:
     """Hit rates, latency, bytes saved, reloads (failed ones apart), advice; and nothing of it is markup or from the network."""
     assert "No process has used this cache directory yet" in report(disk, CLOCK)
-    held = busy(disk)
+    publishers = busy(disk)
     # The third partition was given to another host, and another lookup ended long ago.
     for lookup, partition, at_s, facts, oldest_s in (
         ("a", 0, 1e6, 3, 1e6 - 300), ("a", 1, 1e6 - 1, 0, None), ("a", 2, 1e6 - 3600, 50, 0),
         ("b", 0, 1e6 - 9000, 1200, 1e6 - 200),
     ):  # fmt: skip
         oldest_us = None if oldest_s is None else int(oldest_s * 1e6)
-        held[0].remember_waiting(lookup, partition, Waiting(int(at_s * 1e6), facts, oldest_us))
+        publishers[0].remember_waiting(lookup, partition, Waiting(int(at_s * 1e6), facts, oldest_us))
     page = report(disk, CLOCK)
     links = re.findall(r'(?:src|href|action)="([^"]*)"', page)
     assert {link for link in links if not link.startswith("data:")} == {"#t1", "#t2"}
     assert not re.search(r"url\(|@import|<script", page)
     words = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
-    for said in (
+    for phrase in (
         *("99.9% of keys", "≤ 10 ms half of 100 lookups", "≤ 30 ms 99 of 100", "990 MB saved, 99.0% of re-reading"),
         *(
             "Loads that failed: 2 (1 succeeded)",
@@ -137,18 +137,18 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
             "<script>alert(1)</script>",
         ),
     ):
-        assert said in words, said
+        assert phrase in words, phrase
     bars = re.findall(r"<rect[^>]*>", page)
     assert [len(bars), sum('class="failed"' in bar for bar in bars)] == [5, 1]
     for bar in bars:
         x, width = (float(re.findall(rf' {name}="([\d.]+)"', bar)[0]) for name in ("x", "width"))
         assert 0 <= x <= 600 - width + 0.1
-    del held
+    del publishers
 
 
 def test_the_report_in_a_browser(disk: Disk, tmp_path: Path) -> None:
     """A browser shows it without an error, and without anything wider than a phone."""
-    held = busy(disk)
+    publishers = busy(disk)
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert browser is not None, "no Chromium: scripts/test installs one"
     # Asked in the page itself, for there is no other way to know what it was laid out to.
@@ -157,13 +157,13 @@ def test_the_report_in_a_browser(disk: Disk, tmp_path: Path) -> None:
     page.write_text(report(disk, CLOCK).replace("</body>", probe + "</body>"), encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
     command += ["--window-size=390,900", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in shown.stderr
-    found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", shown.stdout)
-    needed, given, bars = map(int, found.groups())
-    assert needed <= given
+    browser_run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in browser_run.stderr
+    title = re.search(r"<title>(\d+),(\d+),(\d+)</title>", browser_run.stdout)
+    page_width, window_width, bars = map(int, title.groups())
+    assert page_width <= window_width
     assert bars == 5
-    del held
+    del publishers
 
 
 def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,23 +22,23 @@ def test_tasks_are_run_when_they_have_said() -> None:
     timer = Timer(loops)
 
     def task(name: str, *waits: float | None) -> Callable[[], float | None]:
-        left = iter(waits)
+        remaining_waits = iter(waits)
 
         def run() -> float | None:
             ran.append(name)
-            return next(left)
+            return next(remaining_waits)
 
         return run
 
     def failing() -> None:
         ran.append("failing")
-        timer.run_soon(again)
+        timer.run_soon(run_twice)
         raise ValueError("on purpose")
 
-    def again() -> float | None:
+    def run_twice() -> float | None:
         ran.append("again")
         if ran.count("again") == 1:
-            timer.run_soon(again)
+            timer.run_soon(run_twice)
             return 1000.0
         timer.end()
         return None

@@ -79,15 +79,15 @@ class OfDriverError(Exception):
         return f"refused ({self.text})"
 
 
-def told(error: BaseException) -> Iterator[str]:
+def collect_texts(error: BaseException) -> Iterator[str]:
     """All that an error tells, to whoever asks in whatever way."""
     yield "".join(traceback.format_exception(error))
     pending: list[BaseException | None] = [error]
     while pending:
-        one = pending.pop()
-        if one is not None:
-            yield from (str(one), repr(one), repr(one.args))
-            pending += [one.__cause__, one.__context__]
+        link = pending.pop()
+        if link is not None:
+            yield from (str(link), repr(link), repr(link.args))
+            pending += [link.__cause__, link.__context__]
 
 
 def test_credentials_of_every_spelling() -> None:
@@ -97,9 +97,9 @@ def test_credentials_of_every_spelling() -> None:
         lambda text: f"cannot connect: {text} (tried twice)",
     )  # fmt: skip
     assert [text for text in SPELLINGS for form in within if SECRET in without_credentials(form(text))] == []
-    shown = {without_credentials(text) for text in SPELLINGS}
-    assert all("[redacted]" in text for text in shown)
-    assert [text for text in shown if without_credentials(text) != text] == []
+    redacted = {without_credentials(text) for text in SPELLINGS}
+    assert all("[redacted]" in text for text in redacted)
+    assert [text for text in redacted if without_credentials(text) != text] == []
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_foreign_error_is_told_without_credentials() -> None:
     for kind in [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PysparkLookupError)
     ]:
-        assert SECRET not in "".join(told(pickle.loads(pickle.dumps(kind(f"option path = {SPELLINGS[0]!r}")))))
+        assert SECRET not in "".join(collect_texts(pickle.loads(pickle.dumps(kind(f"option path = {SPELLINGS[0]!r}")))))
     for text in SPELLINGS[::7] + SPELLINGS[-len(WHOLE) :]:
         try:
             try:
@@ -152,7 +152,7 @@ def test_a_foreign_error_is_told_without_credentials() -> None:
         except KeyError as foreign:
             with pytest.raises(PysparkLookupError) as caught:
                 raise_ours(our_error(ConnectionError(text), "s3://b/x"), foreign)
-            assert [one for one in told(caught.value) if SECRET in one] == []
+            assert [leak for leak in collect_texts(caught.value) if SECRET in leak] == []
             stream = io.StringIO()
             log = logging.Logger("x")
             log.addHandler(logging.StreamHandler(stream))
@@ -202,12 +202,17 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
     ids = pa.schema([("id", pa.int64())])
     commit = '{{"metaData":{{"id":"x","schemaString":"{}","partitionColumns":[],"format":{{"provider":"parquet"}}}}}}\n'
 
-    def options(**others: object) -> dict[str, Any]:
-        return {"lookup.keys": "id", "lookup.max-retries": 0, "lookup.cache.dir": str(tmp_path / "cache"), **others}
+    def options(**more_options: object) -> dict[str, Any]:
+        return {
+            "lookup.keys": "id",
+            "lookup.max-retries": 0,
+            "lookup.cache.dir": str(tmp_path / "cache"),
+            **more_options,
+        }
 
-    def write(name: str, data: str, **others: object) -> object:
+    def write(name: str, data: str, **more_options: object) -> object:
         (tmp_path / name).write_text(data)
-        return LookupTable(tmp_path / name, options(**{"lookup.schema": "id INT"}, **others)).scan()
+        return LookupTable(tmp_path / name, options(**{"lookup.schema": "id INT"}, **more_options)).scan()
 
     def delta(text: str) -> object:
         log = tmp_path / f"d{len(list(tmp_path.iterdir()))}" / "_delta_log"
@@ -235,7 +240,7 @@ def entries(tmp_path: Path) -> dict[str, Callable[[str], object]]:
         "returned": returning(lambda text: pa.table({"id": [1], "name": [b"\xff" + text.encode()]})),
         "returned type": returning(lambda text: pa.table({"id": [1], text: [1]})),
         "raised": returning(lambda text: (_ for _ in ()).throw(OfDriverError(text))),
-        "raised ours": returning(lambda text: _ours_from(OfDriverError(text))),
+        "raised ours": returning(lambda text: _raise_lookup_error(OfDriverError(text))),
         "an attribute": lambda text: get_attribute("a:b", Asking(text), "schema"),
         "a factory": lambda text: make("lookup.provider", "builtins:exec", f"raise ValueError({text!r})", LookupFunctionProvider),
         "a factory's answer": lambda text: make("lookup.provider", "builtins:list", [text], LookupFunctionProvider),
@@ -251,7 +256,7 @@ class Asking:
         raise OfDriverError(self._text)
 
 
-def _ours_from(foreign: Exception) -> None:
+def _raise_lookup_error(foreign: Exception) -> None:
     raise LookupFunctionError("it failed") from foreign
 
 
@@ -275,14 +280,14 @@ def test_causes_tell_no_credentials(tmp_path: Path) -> None:
         for text in texts if place in ("rows", "raised", "raised ours", "a factory", "rows of objects") else texts[::9]:
             with pytest.raises((PysparkLookupError, TypeError)) as caught:
                 enter(text)
-            assert [one for one in told(caught.value) if SECRET in one] == [], place
+            assert [leak for leak in collect_texts(caught.value) if SECRET in leak] == [], place
 
 
 def test_objects_that_cannot_be_told(tmp_path: Path) -> None:
     """Our error names the place, whatever a user's object does when it is printed."""
     pq.write_table(pa.table({"id": [1]}), tmp_path / "t")
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.max-retries": 0}
-    odd: list[Any] = [
+    awkward_values: list[Any] = [
         Odd(), "x" * 10**7, "a\x1b[2J\ud800\n", MuteError("x"), ValueError("x" * 10**7 + f" password={SECRET}"),
         ValueError(Odd()), ValueError("\ud800\x1b[1m"),
     ]  # fmt: skip
@@ -301,10 +306,10 @@ def test_objects_that_cannot_be_told(tmp_path: Path) -> None:
         lambda value: answer(lambda: value),
         lambda value: answer(lambda: throw(value)),
     ]
-    for value, place in itertools.product(odd, places):
+    for value, place in itertools.product(awkward_values, places):
         with pytest.raises((PysparkLookupError, TypeError)) as caught:
             place(value)
-        text = "".join(told(caught.value))
+        text = "".join(collect_texts(caught.value))
         assert SECRET not in text
         assert "\x1b" not in text
         assert len(text.encode()) < 10**6

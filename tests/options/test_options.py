@@ -89,8 +89,8 @@ VALID: list[tuple[dict[str, str], Forms]] = [
     ({"path": "shop.customers"}, {"lookup.catalog": {" prod ": "prod"}}),
 ]  # fmt: skip
 VALID_FORMS = [
-    *((key, text, value, others) for others, keys in VALID for key, forms in keys.items() for text, value in forms.items()),
-    *((key, f" {spell(member.value)} ", member, others) for key, kind, others in CHOICES for member in kind for spell in (str.lower, str.upper)),
+    *((key, text, value, prerequisites) for prerequisites, keys in VALID for key, forms in keys.items() for text, value in forms.items()),
+    *((key, f" {spell(member.value)} ", member, prerequisites) for key, kind, prerequisites in CHOICES for member in kind for spell in (str.lower, str.upper)),
 ]  # fmt: skip
 
 
@@ -165,8 +165,8 @@ def test_an_unknown_key_is_refused_with_the_nearest(layer: str, key: str, near: 
     """A key nobody knows is refused with its value (of a conf file without it) and the nearest known one, whatever layer it is in."""
     with pytest.raises(OptionError) as caught:
         parse(**{"read": {}, layer: {key: "5"}})
-    shown = "'…'" if layer == "conf" else "'5'"
-    assert f"unknown option {key.lower()} = {shown}" in str(caught.value)
+    shown_value = "'…'" if layer == "conf" else "'5'"
+    assert f"unknown option {key.lower()} = {shown_value}" in str(caught.value)
     assert near in str(caught.value)
 
 
@@ -194,8 +194,8 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({"lookup.async.capacity": "5"}, ["lookup.async.capacity is for tables of a provider", "set lookup.provider"]),
     ({key: text for key, text in RETRY.items() if key not in PROVIDER}, ["is for tables of a provider"]),
     ({"lookup.provider.table": "x"}, ["lookup.provider.table is for tables of a provider", "set lookup.provider"]),
-    *(({**PROVIDER, **{key: RETRY[key] for key in given}}, ["lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"])
-      for count in (1, 2) for given in itertools.combinations([key for key in RETRY if key not in PROVIDER], count)),
+    *(({**PROVIDER, **{key: RETRY[key] for key in subset}}, ["lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"])
+      for count in (1, 2) for subset in itertools.combinations([key for key in RETRY if key not in PROVIDER], count)),
     *(({**PROVIDER, key: text}, [f"{key} is for tables of files"]) for key, text in [
         ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
         ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
@@ -225,7 +225,8 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     ({**PERIODIC, FULL_CACHE + "max-staleness": "30 s"}, ["max-staleness = 30 s", "less than"]),
 ]  # fmt: skip
 REFUSED = [
-    ({**others, key: text}, [f"option {key} = {text!r} (read option)", near]) for key, text, near, others in BAD_VALUES
+    ({**prerequisites, key: text}, [f"option {key} = {text!r} (read option)", hint])
+    for key, text, hint, prerequisites in BAD_VALUES
 ]
 
 
@@ -300,7 +301,7 @@ def test_options_that_replace_others() -> None:
     assert (moved.cache.path, moved.storage.max_retries, moved.cache.max_bytes) == ("/host", 2, 2 * MIB)
     assert options.on_host({}) == options
     unset, host_keys = parse({"path": "/t"}), ", ".join(sorted(HOST_KEYS))
-    for replaces, given, says in (
+    for replaces, overrides, says in (
         (unset.override, {"lookup.columns": ","}, r"lookup\.columns = ','"),
         (unset.override, {"lookup.column": "a"}, r"did you mean lookup\.columns"),
         (unset.on_host, {"lookup.where": "a = 1"}, rf"spark\.lookupcache\.where: only {host_keys} can"),
@@ -308,7 +309,7 @@ def test_options_that_replace_others() -> None:
         (unset.on_host, {"lookup.nope": "1"}, r"unknown option lookup\.nope"),
     ):
         with pytest.raises(OptionError, match=says):
-            replaces(given)
+            replaces(overrides)
 
 
 def test_cache_directory_default_is_per_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -330,8 +331,8 @@ def conf_file(tmp_path: Path, text: str | bytes, name: str = "x.conf") -> dict[s
 def test_where_a_conf_file_is(tmp_path: Path) -> None:
     """$LOOKUPCACHE_CONF names a file of `key = value` lines; without it $SPARK_CONF_DIR/lookupcache.conf is read if it exists."""
     text = "# ours\n\nLookup.Cache.Dir = /ssd/a=b%s  # why\nlookup.max-retries=7\n"
-    own, options = conf_file(tmp_path, text), {"lookup.cache.dir": "/ssd/a=b%s", "lookup.max-retries": "7"}
-    assert conf_file_options(own) == options
+    conf_variables, options = conf_file(tmp_path, text), {"lookup.cache.dir": "/ssd/a=b%s", "lookup.max-retries": "7"}
+    assert conf_file_options(conf_variables) == options
     assert conf_file_options({}) == conf_file_secrets({}) == {}
     (tmp_path / "spark").mkdir()
     environ = {"SPARK_CONF_DIR": str(tmp_path / "spark")}
@@ -339,7 +340,7 @@ def test_where_a_conf_file_is(tmp_path: Path) -> None:
     (tmp_path / "spark" / "lookupcache.conf").write_text("lookup.max-retries = 1")
     assert conf_file_options(environ) == conf_file_options({**environ, "LOOKUPCACHE_CONF": ""})
     assert conf_file_options(environ) == {"lookup.max-retries": "1"}
-    assert conf_file_options({**environ, **own}) == options
+    assert conf_file_options({**environ, **conf_variables}) == options
 
 
 NO_CONF = [
@@ -365,7 +366,7 @@ def test_what_is_no_conf_file(tmp_path: Path) -> None:
         assert says in str(caught.value)
         assert next(iter(environ.values())) in str(caught.value)
         chain = (caught.value, caught.value.__cause__, caught.value.__context__)
-        assert SECRET not in repr((chain, [vars(one) for one in chain if one is not None]))
+        assert SECRET not in repr((chain, [vars(error) for error in chain if error is not None]))
 
 
 SECRET_KEYS = [
@@ -380,7 +381,7 @@ PLAIN_KEYS = ["endpoint_url", "anon", "region", "profile", "username", "keyring_
 @pytest.mark.parametrize("prefix", ["lookup.storage.", "lookup.provider."])
 def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -> None:
     """By key and without its value, in URLs and JSON, too; names that only resemble a credential's are taken."""
-    given = {"path": "/t", **(PROVIDER if prefix == "lookup.provider." else {})}
+    base_options = {"path": "/t", **(PROVIDER if prefix == "lookup.provider." else {})}
     for key, value in (
         (name, SECRET),
         (name.upper(), SECRET),
@@ -393,14 +394,14 @@ def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -
         ("endpoint", f"https://db/?user=x&api_key={SECRET}"),
         ("client_kwargs", f'{{"proxy": "http://h/?token={SECRET}"}}'),
     ):
-        for layers in ([{**given, prefix + key: value}], [given, {prefix.title() + key: value}]):
+        for layers in ([{**base_options, prefix + key: value}], [base_options, {prefix.title() + key: value}]):
             message = refusal(*layers)
             assert "looks like a credential" in message
             assert "conf file" in message or prefix == "lookup.provider."
             assert SECRET not in message
     for plain in PLAIN_KEYS if prefix == "lookup.storage." else []:
         more = {prefix + plain: "x", prefix + "client_kwargs": f'{{"{plain}": "x"}}'}
-        options = parse({**given, **more})
+        options = parse({**base_options, **more})
         assert dict(options.storage.parameters) == {plain: "x", "client_kwargs": {plain: "x"}}
 
 
@@ -430,7 +431,7 @@ def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
 
 def test_messages_are_redacted() -> None:
     """What is or holds a credential is hidden, the rest of a URL or text is shown: by `redact`, in a `repr`, and in every refusal."""
-    shown = {
+    redacted_values = {
         ("lookup.storage.secret", SECRET): "[redacted]",
         ("lookup.storage.client-kwargs", f'{{"token": "{SECRET}"}}'): "[redacted]",
         ("path", f"s3://k:{SECRET}@b/x"): "s3://[redacted]@b/x",
@@ -440,10 +441,10 @@ def test_messages_are_redacted() -> None:
         ("path", "s3://b/a@b?c"): "s3://b/a@b?c",
         ("lookup.keys", "id"): "id",
     }
-    assert {given: redact(*given) for given in shown} == shown
+    assert {option: redact(*option) for option in redacted_values} == redacted_values
     assert redact("lookup.storage.client_kwargs", {"a": {"token": SECRET}}) == "[redacted]"
-    given = {"path": f"https://me:{SECRET}@h/t.csv?x=1&sig={SECRET}", "lookup.keys": "id"}
-    assert repr(parse({**given, "lookup.storage.endpoint_url": "http://h:9"})) == (
+    path_options = {"path": f"https://me:{SECRET}@h/t.csv?x=1&sig={SECRET}", "lookup.keys": "id"}
+    assert repr(parse({**path_options, "lookup.storage.endpoint_url": "http://h:9"})) == (
         "LookupOptions(path='https://[redacted]@h/t.csv?x=1&sig=[redacted]', lookup.keys=('id',), "
         "lookup.storage.endpoint_url='http://h:9')"
     )
@@ -477,8 +478,8 @@ def test_what_wakes_facts_that_wait(options: dict[str, str], shows_changes: bool
     """The delay of retries stands alone in a lookup whose facts wait, of a provider without versions, which needs it; and nowhere else."""
 
     def check() -> float | None:
-        others, delay_s = take_retry_delay(options)
-        for group in parse({"path": "t", **others}).kinds:
+        remaining, delay_s = take_retry_delay(options)
+        for group in parse({"path": "t", **remaining}).kinds:
             group.check_waiting(shows_changes, delay_s)
         return delay_s
 

@@ -85,13 +85,13 @@ class ManualContext(CacheReloadTrigger.Context):
 
     def end(self, problem: Exception | None = None, trace: bool = True) -> None:
         """End the reload that runs; without `trace` the host's record of the last one stays as it was."""
-        done, self.running = self.running, None
+        reload, self.running = self.running, None
         if trace:
             self.reloaded(self.started_s, self.clock.wall_s)
         if problem is None:
-            done.set_result(None)
+            reload.set_result(None)
         else:
-            done.set_exception(problem)
+            reload.set_exception(problem)
 
     def due(self) -> list[float]:
         return sorted(at_s for at_s, _ in self.timers)
@@ -208,16 +208,16 @@ def test_a_schedule_of_slow_and_fast_reloads(mode: ScheduleMode, takes: list[flo
 @each_trigger
 def test_a_late_host_is_late_once(make: Callable[[], DueTrigger]) -> None:
     """It makes its first load at once, the next reload late by its delay, and all others as far apart as on other hosts, though each takes time."""
-    late, prompt = make(), make()
-    late.late_s = 9.9375
+    late_trigger, prompt_trigger = make(), make()
+    late_trigger.late_s = 9.9375
     times = []
-    for trigger in (late, prompt):
+    for trigger in (late_trigger, prompt_trigger):
         context = opened(trigger, ManualContext(NOON - 3600, reload_s=0.125))
         while len(context.asked) < 4:
             context.run_until(context.due()[0])
         times.append(context.asked)
     assert times[0] == [NOON - 3600, *(at_s + 9.9375 for at_s in times[1][1:])]
-    assert pickle.loads(pickle.dumps(late)).late_s == 9.9375
+    assert pickle.loads(pickle.dumps(late_trigger)).late_s == 9.9375
 
 
 @each_trigger
@@ -404,8 +404,10 @@ WINDOWS = st.lists(st.tuples(MINUTES, MINUTES), min_size=1, max_size=4).map(
 
 
 def is_black(blackout: Blackout, at_s: float, zone: datetime.tzinfo) -> bool:
-    shown = datetime.datetime.fromtimestamp(at_s, zone).time()
-    return any(start <= shown < end if start < end else not end <= shown < start for start, end in blackout.windows)
+    clock_time = datetime.datetime.fromtimestamp(at_s, zone).time()
+    return any(
+        start <= clock_time < end if start < end else not end <= clock_time < start for start, end in blackout.windows
+    )
 
 
 @given(WINDOWS, st.sampled_from(ZONES) | OFFSETS, st.integers(0, 60 * 24 * 365), st.floats(0, DAY))

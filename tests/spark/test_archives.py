@@ -24,11 +24,11 @@ def install(python: Path, wheel: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--python", python]
     run_command(*pip, "install", "--no-index", "--no-deps", wheel)
     (site,) = python.parents[1].glob("lib/python*/site-packages")
-    (ours,) = metadata.distributions(path=[str(site)])
-    needed = list(ours.requires or [])
+    (package,) = metadata.distributions(path=[str(site)])
+    requirements = list(package.requires or [])
     copied = set()
-    while needed:
-        requirement = Requirement(needed.pop())
+    while requirements:
+        requirement = Requirement(requirements.pop())
         if requirement.name in copied or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
         copied.add(requirement.name)
@@ -37,7 +37,7 @@ def install(python: Path, wheel: Path) -> None:
             if ".." not in file.parts and Path(str(file.locate())).exists():
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(str(file.locate()), site / file)
-        needed += distribution.requires or []
+        requirements += distribution.requires or []
     run_command(*pip, "check")
 
 
@@ -106,8 +106,8 @@ def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     (tmp_path / "job.py").write_text(_JOB)
     conf = tmp_path / "lookupcache.conf"
     conf.write_text(f"lookup.cache.dir = {tmp_path / 'cache'}\n")
-    ours = ("PYTHONPATH", "PYSPARK_", "LOOKUPCACHE_", "VIRTUAL_ENV")
-    variables = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    prefixes = ("PYTHONPATH", "PYSPARK_", "LOOKUPCACHE_", "VIRTUAL_ENV")
+    variables = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
     variables |= {"SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "LOOKUPCACHE_CONF": str(conf)}
     variables["PYSPARK_PYTHON"] = "./environment/bin/python"
     settings = {
@@ -125,10 +125,10 @@ def test_a_packed_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathF
         printed = run_command(*command, cwd=tmp_path, env=variables)
     finally:
         cluster.close()
-    found = dict(line.split(" ", 1) for line in printed.splitlines() if line.split(" ")[0].isupper())
-    executors = found.pop("EXECUTORS").split()
+    results = dict(line.split(" ", 1) for line in printed.splitlines() if line.split(" ")[0].isupper())
+    executors = results.pop("EXECUTORS").split()
     assert len(executors) == 2, executors
-    assert found == {
+    assert results == {
         "DRIVER": f"{INSTALLED}/__init__.py", "JOINED": "400 True", "PACKAGES": f"{INSTALLED}/__init__.py",
         "HOSTS": "ModuleNotFoundError: No module named 'pyspark_lookup'", "READ": "True", "MANAGED": "401",
     }  # fmt: skip

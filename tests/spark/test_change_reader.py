@@ -22,20 +22,23 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 @pytest.fixture
 def table(tmp_path: Path) -> LookupTable:
-    own = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.compact-after": "0"}
-    made = LookupTable(str(tmp_path / "t"), own)
-    made.write(pa.table({"id": [], "name": []}, SCHEMA))
-    return made
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.compact-after": "0"}
+    managed_table = LookupTable(str(tmp_path / "t"), options)
+    managed_table.write(pa.table({"id": [], "name": []}, SCHEMA))
+    return managed_table
 
 
 def rows(*ids: int) -> pa.Table:
     return pa.table({"id": ids, "name": ["a"] * len(ids)}, SCHEMA)
 
 
-def reader_of(table: LookupTable, **options: str) -> ChangeReader:
-    given = {"path": table.given["path"], **{f"lookup.stream.{key.replace('_', '-')}": v for key, v in options.items()}}
-    given["lookup.cache.dir"] = table.given["lookup.cache.dir"]
-    return stream_reader(given, StructType([StructField("id", LongType()), StructField("name", StringType())]))
+def open_reader(table: LookupTable, **options: str) -> ChangeReader:
+    read_options = {
+        "path": table.given["path"],
+        **{f"lookup.stream.{key.replace('_', '-')}": v for key, v in options.items()},
+    }
+    read_options["lookup.cache.dir"] = table.given["lookup.cache.dir"]
+    return stream_reader(read_options, StructType([StructField("id", LongType()), StructField("name", StringType())]))
 
 
 def consumed(reader: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
@@ -56,7 +59,7 @@ def test_limits_of_a_micro_batch(table: LookupTable) -> None:
         ("bytes", "1 GiB", [8]),
         ("bytes", "1", [2, 2, 2, 2]),
     ):
-        reader = reader_of(table, start="1", **{f"max_{limit}_per_trigger": most})
+        reader = open_reader(table, start="1", **{f"max_{limit}_per_trigger": most})
         batches, start = [], reader.initialOffset()
         while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
             batches.append(consumed(reader, start, end))
@@ -70,7 +73,7 @@ def test_where_a_stream_begins(table: LookupTable) -> None:
     first = table.write(rows(1))
     table.write(rows(2))
     for start, ids in (("snapshot", [1, 2]), ("LATEST", []), (str(first), [2])):
-        reader = reader_of(table, start=start)
+        reader = open_reader(table, start=start)
         assert consumed(reader, reader.initialOffset(), reader.latestOffset()) == ids
 
 
@@ -82,13 +85,13 @@ def test_limits_of_a_micro_batch_need_a_spark_that_has_them(
     for limit in ("rows", "files", "bytes"):
         words = f"max-{limit}-per-trigger needs limits of micro-batches .Spark 4.2.*{pyspark.__version__}.*: without it"
         with pytest.raises(NotSupportedError, match=words):
-            reader_of(table, **{f"max_{limit}_per_trigger": "5"})
-    reader_of(table)
+            open_reader(table, **{f"max_{limit}_per_trigger": "5"})
+    open_reader(table)
 
 
 def test_offsets_without_arguments(table: LookupTable) -> None:
     """A Spark that does not say where a micro-batch starts gets each commit's rows once; of no rows the latest offset stays."""
-    reader = reader_of(table)
+    reader = open_reader(table)
     start = reader.initialOffset()
     assert reader.latestOffset() == start
     table.write(rows(1))
@@ -103,7 +106,7 @@ def test_offsets_without_arguments(table: LookupTable) -> None:
     assert reader.latestOffset() == later
     # A restarted query first goes to the end of the log; one with an unfinished micro-batch does that again.
     table.write(rows(4))
-    committed, unfinished = reader_of(table), reader_of(table)
+    committed, unfinished = open_reader(table), open_reader(table)
     latest = committed.latestOffset()
     assert consumed(committed, later, latest) == [4]
     assert committed.latestOffset() == latest
@@ -114,7 +117,7 @@ def test_offsets_without_arguments(table: LookupTable) -> None:
 def test_a_table_made_anew_without_arguments(table: LookupTable, tmp_path: Path) -> None:
     """A stream without arguments notices, too, that its table is another one."""
     table.write(rows(1))
-    reader = reader_of(table)
+    reader = open_reader(table)
     reader.initialOffset()
     end = reader.latestOffset()
     for file in sorted((tmp_path / "t").rglob("*"), reverse=True):
@@ -123,4 +126,4 @@ def test_a_table_made_anew_without_arguments(table: LookupTable, tmp_path: Path)
     with pytest.raises(VersionGoneError, match="dropped and recreated"):
         reader.latestOffset()
     with pytest.raises(VersionGoneError, match="dropped and recreated"):
-        reader_of(table).partitions(end, end)
+        open_reader(table).partitions(end, end)

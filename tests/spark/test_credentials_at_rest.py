@@ -167,10 +167,10 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
     home = tmp_path / "home"
     for directory in ("events", "local", "tmp"):
         (home / directory).mkdir(parents=True)
-    with GovernedCatalog(store, s3.endpoint) as rest, UnityServer(store.lend) as unity:
-        rest.tokens["rest-token-SESAME42"] = "ann"
-        rest.grants.add(("ann", "ns.table"))
-        table = GovernedTable(rest, s3, tmp_path, "table", {"id": "long", "name": "string"})
+    with GovernedCatalog(store, s3.endpoint) as rest_catalog, UnityServer(store.lend) as unity:
+        rest_catalog.tokens["rest-token-SESAME42"] = "ann"
+        rest_catalog.grants.add(("ann", "ns.table"))
+        table = GovernedTable(rest_catalog, s3, tmp_path, "table", {"id": "long", "name": "string"})
         table.write([{"id": id, "name": name} for id, name in enumerate(names)])
         mirror = Mirror(tmp_path / "airports", f"{tmp_path.name}-airports", s3)
         write_deltalake(str(mirror.local), pa.table({"id": [*range(IDS)], "name": names}))
@@ -181,7 +181,7 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
         common = {
             "lookup.keys": "id", "lookup.cache.dir": str(home / "cache"), "lookup.storage.endpoint_url": s3.endpoint, "lookup.max-retries": "0",
         }  # fmt: skip
-        named = {"lookup.catalog": "tests", "lookup.catalog.type": "rest", "lookup.catalog.uri": rest.uri}
+        named = {"lookup.catalog": "tests", "lookup.catalog.type": "rest", "lookup.catalog.uri": rest_catalog.uri}
         tables: list[tuple[str, dict[str, str]]] = [
             ("ns.table", {**common, **named}),
             ("main.travel.airports", {**common, "lookup.catalog": "unity", "lookup.catalog.uri": unity.uri}),
@@ -199,7 +199,7 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
         paths = {"client", *(variables[name] for name in ("PYTHONPATH", "TMPDIR", "SPARK_LOCAL_DIRS"))}
 
         def secrets() -> list[bytes]:
-            texts = {text for lent in store.issued for text in lent.values()} | {*rest.tokens, *unity.tokens}
+            texts = {text for lent in store.issued for text in lent.values()} | {*rest_catalog.tokens, *unity.tokens}
             texts |= {*variables.values()} - paths
             pair = base64.b64encode(b"client:client-secret-SESAME43")
             return [*(text.encode() for text in texts), *(base64.b64encode(text.encode()) for text in texts), pair]
@@ -211,11 +211,11 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
                 env={**os.environ, **python_variables(tmp_path), **variables},
             )  # fmt: skip
             try:
-                assert read_until(program.stdout, "REVOKE"), (home / "program.log").read_text()[-9000:]
-                rest.grants.clear()
+                assert await_line(program.stdout, "REVOKE"), (home / "program.log").read_text()[-9000:]
+                rest_catalog.grants.clear()
                 unity.readers["main.travel.airports"].clear()
                 answer(program)
-                assert read_until(program.stdout, "DONE"), (home / "program.log").read_text()[-5000:]
+                assert await_line(program.stdout, "DONE"), (home / "program.log").read_text()[-5000:]
                 assert len(store.issued) > 4
                 # While the program's temporary files are there, and what is left when it has ended.
                 while_running = holding(home, secrets())
@@ -233,13 +233,13 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
         "cache": b"n11",
     }.items():
         assert [
-            one for one in [home / place, *(home / place).rglob("*")] if one.is_file() and text in one.read_bytes()
+            path for path in [home / place, *(home / place).rglob("*")] if path.is_file() and text in path.read_bytes()
         ], place
     for number in range(len(tables)):
         assert any((home / f"checkpoint{number}" / "state").rglob("*.zip"))
 
 
-def read_until(lines: IO[Any] | None, word: str) -> bool:
+def await_line(lines: IO[Any] | None, word: str) -> bool:
     assert lines is not None
     return any(line.strip() == word for line in lines)
 

@@ -52,30 +52,30 @@ def test_lent_credentials_and_spark(spark: Any, s3: S3Server, tmp_path: Path) ->
         frames.append(spark.sql(f"SELECT governed_name(id) FROM range({IDS})"))
         ended: set[str] = set()
 
-        def before(method: str, path: str) -> None:
+        def expire_credentials(method: str, path: str) -> None:
             if method == "GET" and path.endswith(".parquet") and path not in ended:
                 ended.add(path)
                 store.expire()
 
-        s3.before = before
+        s3.before = expire_credentials
         mode = spark._jvm.org.apache.spark.sql.execution.ExplainMode
-        told = []
+        texts = []
         for frame in frames:
-            told += [
+            texts += [
                 frame._jdf.queryExecution().explainString(mode.fromString(name)) for name in ("extended", "formatted")
             ]
             assert frame.count() == IDS
-            told += [frame._jdf.queryExecution().toString(), str(frame.schema)]
-        told.append(explain_lookup(frames[1]))
+            texts += [frame._jdf.queryExecution().toString(), str(frame.schema)]
+        texts.append(explain_lookup(frames[1]))
         assert len(ended) == IDS
         assert "ExpiredToken" in store.refused
         catalog.grants.clear()
         for frame in frames[1:3]:
             with pytest.raises(Exception, match="does not let this principal read") as refused:
                 frame.collect()
-            told.append(str(refused.value))
+            texts.append(str(refused.value))
     secrets = [secret for lent in store.issued for secret in lent.values()]
-    assert [one for one in told if any(secret in one for secret in secrets)] == []
+    assert [text for text in texts if any(secret in text for secret in secrets)] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)] == []
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.spark
 NULL = {"lookup.on-error": "NULL"}
 
 
-def asked(home: Path) -> list[list[int]]:
+def read_requests(home: Path) -> list[list[int]]:
     return [json.loads(line) for line in (home / "asked").open()]
 
 
@@ -116,10 +116,10 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
     assert enriched(spark, "3, 2, 1", options, "inner").collect() == [(2, "Bergen"), (1, "Oslo")]
     register_lookup(spark, name, None, "id", options=options)
     assert spark.sql(f"SELECT {name}(2).city").collect() == [("Bergen",)]
-    assert asked(tmp_path) == [[1, 2, 3]]
+    assert read_requests(tmp_path) == [[1, 2, 3]]
     LookupTable(None, {**options, "lookup.keys": "id"}).invalidate([2, 3])  # also what Spark's workers hold
     assert enriched(spark, "1, 2, 3", options).count() == 3
-    assert asked(tmp_path) == [[1, 2, 3], [2, 3]]
+    assert read_requests(tmp_path) == [[1, 2, 3], [2, 3]]
     assert "a provider's table" in explain_lookup(joined)
     with pytest.raises(Exception, match="returns rows by key only"):
         lookup_join(spark.range(3), None, "id", strategy="broadcast", options=options).collect()
@@ -130,17 +130,19 @@ def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -
     options, down = service_options(tmp_path, **NULL), tmp_path / "down"
     assert enriched(spark, "1, 7", options).select("lookup_error").distinct().collect() == [(None,)]
     down.touch()
-    for how, kept in (("left", [(None, None, False), (7, None, False)]), ("inner", [])):
+    for how, misses in (("left", [(None, None, False), (7, None, False)]), ("inner", [])):
         rows = enriched(spark, "1, 2, NULL, 7, 8", options, how).collect()
-        known = [(row.id, row.city, bool(row.lookup_error)) for row in rows]
-        assert sorted(known, key=str) == sorted([(1, "Oslo", False), (2, None, True), *kept, (8, None, True)], key=str)
+        answers = [(row.id, row.city, bool(row.lookup_error)) for row in rows]
+        assert sorted(answers, key=str) == sorted(
+            [(1, "Oslo", False), (2, None, True), *misses, (8, None, True)], key=str
+        )
     register_lookup(spark, name, None, "id", options=options)
     of_row = f"SELECT f.* FROM (SELECT {name}(2) AS f)"
     of_rows = f" UNION ALL SELECT city, lookup_error FROM {name}_rows(2)" if SQL_FUNCTIONS else ""
     rows += spark.sql(of_row + of_rows).collect()
-    said = [row.lookup_error for row in rows if row.lookup_error]
-    assert len(said) == (4 if SQL_FUNCTIONS else 3)
-    assert all("LookupFunctionError" in error and "the service is down" in error for error in said)
+    reasons = [row.lookup_error for row in rows if row.lookup_error]
+    assert len(reasons) == (4 if SQL_FUNCTIONS else 3)
+    assert all("LookupFunctionError" in error and "the service is down" in error for error in reasons)
     failure = r"LookupFunctionError.*tests\.support\.lookup_service:cities.*the service is down"
     with pytest.raises(PythonException, match=failure):
         enriched(spark, "2", service_options(tmp_path)).collect()
@@ -165,7 +167,7 @@ def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) ->
 
 
 CACHE_MODE = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
-SAID: list[tuple[dict[str, Any], str, list[str]]] = [
+EXPLANATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({}, "auto", ["cache (a batch of about 3 rows, fewer than 500,005)", "lookup.cache = FULL"]),
     ({}, "cache", ["cache (asked for)", "lookup.cache = FULL"]),
     ({}, "broadcast", ["broadcast (asked for)"]),
@@ -179,7 +181,7 @@ SAID: list[tuple[dict[str, Any], str, list[str]]] = [
 def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     """The explanation says how a lookup is carried out, and what speaks for it."""
     path = publish_version(tmp_path / "dim.parquet", 1)
-    for options, strategy, says in SAID:
+    for options, strategy, says in EXPLANATIONS:
         joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
         text = explain_lookup(joined.filter("version = 1").select("id"))
         assert [part for part in [*says, f"table: {path}", "on: id = id (left)"] if part not in text] == []
@@ -191,16 +193,17 @@ def test_what_auto_makes_of_a_chain(spark: SparkSession, tmp_path: Path, monkeyp
     """Broadcasts become a pass when their tables together are large beside the batch; the rows stay the same."""
     monkeypatch.setattr(join, "_PASS_ROWS", 0)
     path = str(publish_version(tmp_path / "dim.parquet", 1))
-    one = lookup_join(spark.range(8), path, "id")
-    assert "broadcast (a batch, and 10 rows are no more than 2,000,000)" in explain_lookup(one)
-    both = lookup_join(one, path, "id", prefix="other_")
-    text = explain_lookup(both)
+    single = lookup_join(spark.range(8), path, "id")
+    assert "broadcast (a batch, and 10 rows are no more than 2,000,000)" in explain_lookup(single)
+    chain = lookup_join(single, path, "id", prefix="other_")
+    text = explain_lookup(chain)
     assert "2 lookups in one pass" in text
     assert text.count("cache (a batch of about 8 rows, fewer than 10)") == 2
-    apart = lookup_join(one.select("*"), path, "id", prefix="other_")  # an operation between: of these rows, by itself
+    # With an operation between them, each lookup is planned by itself.
+    apart = lookup_join(single.select("*"), path, "id", prefix="other_")
     assert explain_lookup(apart).count("broadcast (") == 2
-    assert sorted(both.collect()) == sorted(apart.collect())
-    assert len(both.collect()) == 8
+    assert sorted(chain.collect()) == sorted(apart.collect())
+    assert len(chain.collect()) == 8
 
 
 @needs(DATA_SOURCES)
@@ -212,13 +215,16 @@ def test_a_chain_is_of_what_was_asked_for(
     path = str(saved(tmp_path / "dim.parquet", {"id": range(10), "key": range(9, -1, -1), "v": range(10)}))
     on, columns, options = {"id": "id"}, ["v"], {"lookup.where": "id < 5"}
     spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
-    one = lookup_join(spark.range(8), name, on, columns=columns, options=options)
+    single = lookup_join(spark.range(8), name, on, columns=columns, options=options)
     on["id"], options["lookup.where"], columns[0] = "key", "id < 3", "key"
     spark.sql(f"DROP TABLE {name}")
-    both = lookup_join(one, path, "id", columns=(column for column in ("key",)))  # type: ignore[arg-type]
-    assert "2 lookups in one pass" in explain_lookup(both)
-    assert sorted(both.collect()) == [(n, n if n < 5 else None, 9 - n) for n in range(8)]
-    swapped = [lookup_join(one.select("*"), path, {"id": left}, columns=[], strategy="cache") for left in ("id", "key")]
+    chain = lookup_join(single, path, "id", columns=(column for column in ("key",)))  # type: ignore[arg-type]
+    assert "2 lookups in one pass" in explain_lookup(chain)
+    assert sorted(chain.collect()) == [(n, n if n < 5 else None, 9 - n) for n in range(8)]
+    swapped = [
+        lookup_join(single.select("*"), path, {"id": table_column}, columns=[], strategy="cache")
+        for table_column in ("id", "key")
+    ]
     assert ["on: id = key" in explain_lookup(df) for df in swapped] == [False, True]
 
 
@@ -230,8 +236,8 @@ def test_rows_that_spark_expects(spark: SparkSession, tmp_path: Path) -> None:
     assert estimated_rows(spark.createDataFrame([(1,)], "id int")) is None
     before = sys.stdout
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda rows: estimated_rows(spark.range(rows)), range(40)))
-    assert found == list(range(40))
+        estimates = list(threads.map(lambda rows: estimated_rows(spark.range(rows)), range(40)))
+    assert estimates == list(range(40))
     assert sys.stdout is before
 
 
@@ -322,12 +328,12 @@ def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: st
         with pytest.raises(Exception, match=r"rows of one key, id = \d+, are valid at the same time"):
             lookup_join(facts, path, "id", as_of="at", options=options).collect()
         options["lookup.overlap"] = "NEWEST"
-    ours = lookup_join(facts, path, "id", how=how, columns=["name"], as_of="at", options=options)
-    assert "as of: at, by valid_from" in explain_lookup(ours)
+    actual = lookup_join(facts, path, "id", how=how, columns=["name"], as_of="at", options=options)
+    assert "as of: at, by valid_from" in explain_lookup(actual)
     ranges = sf.expr(f"id = key AND at IS NOT NULL AND {valid}")
-    theirs = facts.join(spark.read.parquet(path).withColumnRenamed("id", "key"), ranges, how)
-    theirs = theirs.groupBy("event").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
-    assert sorted(map(tuple, ours.select("event", "name").collect())) == sorted(map(tuple, theirs.collect()))
+    expected = facts.join(spark.read.parquet(path).withColumnRenamed("id", "key"), ranges, how)
+    expected = expected.groupBy("event").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
+    assert sorted(map(tuple, actual.select("event", "name").collect())) == sorted(map(tuple, expected.collect()))
 
 
 def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
@@ -335,7 +341,7 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "t")
     rows = "id", "current_date() AS valid_from", "current_date() AS valid_to", "'a' AS name"
     spark.range(1).selectExpr(*rows).write.parquet(path)
-    found = moments(spark, TIMES["date"]).selectExpr("*", "'x' AS text", "now() AS instant")
+    facts = moments(spark, TIMES["date"]).selectExpr("*", "'x' AS text", "now() AS instant")
     for as_of, more, words in (
         ("at", {}, "argument as_of needs the table's columns"),
         ("then", VALIDITY, "no column 'then'"),
@@ -346,11 +352,11 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
         ("at", {**VALIDITY, "lookup.overlap": "LAST"}, "lookup.overlap = 'LAST'"),
     ):
         with pytest.raises(Exception, match=words):
-            lookup_join(found, path, "id", as_of=as_of, options=more)
+            lookup_join(facts, path, "id", as_of=as_of, options=more)
     with pytest.raises(Exception, match="strategy='cache'"):
-        lookup_join(found, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
+        lookup_join(facts, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
     with pytest.raises(OptionError, match=r"lookup\.valid-from is for lookup_join with as_of"):
-        lookup_join(found, path, "id", options=VALIDITY)
+        lookup_join(facts, path, "id", options=VALIDITY)
 
 
 def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path) -> None:

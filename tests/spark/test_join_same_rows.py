@@ -35,7 +35,7 @@ def by_lookup(way: str) -> Look:
     return functools.partial(lookup_join, **WAYS[way])
 
 
-def same(column: Column, *extra: Any) -> tuple[pa.DataType, list[Any], pa.DataType, list[Any]]:
+def draw_sides(column: Column, *extra: Any) -> tuple[pa.DataType, list[Any], pa.DataType, list[Any]]:
     """Both sides of one type, with values in common, the first among them, and values of their own."""
     shared, *values = [*drawn(column.values, 12, f"keys of {column.name}"), *extra]
     third = len(values) // 3
@@ -50,7 +50,7 @@ _EXTRA: dict[str, tuple[Any, ...]] = {
 }
 _D = decimal.Decimal
 _MOST = 2**31 - 1
-_ONE_TYPE = {column.name: same(column, *_EXTRA.get(column.name, ())) for column in PRIMITIVES} | {
+_ONE_TYPE = {column.name: draw_sides(column, *_EXTRA.get(column.name, ())) for column in PRIMITIVES} | {
     "whole": (pa.decimal128(38, 0), [_D(10**38 - 1), _D(0), _D(-7)], pa.decimal128(38, 0), [_D(10**38 - 1), _D(-7)]),
     "cents": (pa.decimal128(10, 2), [_D("1.10"), _D("0.00")], pa.decimal128(10, 2), [_D("1.10"), _D("-0.01")]),
 }
@@ -97,9 +97,11 @@ def test_keys_of_every_type_together(
     """A key of many columns, of every type and of two types, in which one differs, is null or repeated, finds the same."""
     facts = spark.read.parquet(sides[0])
     with UDFS[udfs]():
-        mine, theirs = (look(facts, sides[1], ON, how, ["row_id", *KEYS], "of ") for look in (by_lookup(way), by_spark))
-    assert_same(mine, theirs)
-    assert theirs.count() > len(KEYS) ** 2
+        actual, expected = (
+            look(facts, sides[1], ON, how, ["row_id", *KEYS], "of ") for look in (by_lookup(way), by_spark)
+        )
+    assert_same(actual, expected)
+    assert expected.count() > len(KEYS) ** 2
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +117,8 @@ def test_values_of_every_type(spark: SparkSession, values: str, way: str, udfs: 
     """Columns of any type, nested ones too, arrive with the table's values, nulls and Spark type."""
     df = spark.range(-5, 300, 1, 3).withColumnRenamed("id", "row_id")
     with UDFS[udfs]():
-        mine = by_lookup(way)(df, values, "row_id")
-    assert_same(mine, by_spark(df, values, "row_id"))
+        actual = by_lookup(way)(df, values, "row_id")
+    assert_same(actual, by_spark(df, values, "row_id"))
 
 
 @pytest.fixture(scope="module")
@@ -124,18 +126,23 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Paths of the facts and of the tables."""
     home, rng = tmp_path_factory.mktemp("shapes"), random.Random(SEED)
 
-    def some(values: Sequence[Any], count: int, kind: pa.DataType | None = None) -> pa.Array:
+    def draw_array(values: Sequence[Any], count: int, kind: pa.DataType | None = None) -> pa.Array:
         return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind or pa.int64())
 
     codes, text = ["de", "fr", "", "ö", "xx"], pa.string()
-    facts = {"n": list(range(60)), "id": some(range(20), 60), "code": some(codes, 60, text), "qty": some(range(5), 60)}
-    score = some([0.5, math.nan, -0.0], 40, pa.float64())
-    city = {"Id": some(range(15), 40), "name": some(["x", "y", "é", ""], 40, text), "score": score}
+    facts = {
+        "n": list(range(60)),
+        "id": draw_array(range(20), 60),
+        "code": draw_array(codes, 60, text),
+        "qty": draw_array(range(5), 60),
+    }
+    score = draw_array([0.5, math.nan, -0.0], 40, pa.float64())
+    city = {"Id": draw_array(range(15), 40), "name": draw_array(["x", "y", "é", ""], 40, text), "score": score}
     tables = {
-        "facts": pa.table({**facts, "x.y": some(range(9), 60)}),
-        "city": pa.table({**city, "code": some(codes[:4], 40, text)}),
+        "facts": pa.table({**facts, "x.y": draw_array(range(9), 60)}),
+        "city": pa.table({**city, "code": draw_array(codes[:4], 40, text)}),
         "country": pa.table({"code": codes[:3] * 2, "Land": ["D", "F", None, "D2", None, "?"]}),
-        "odd": pa.table({name: some(range(4), 12) for name in ("k.1 ü`", "a.b", "c d", "e`f", "größe", "x,y")}),
+        "odd": pa.table({name: draw_array(range(4), 12) for name in ("k.1 ü`", "a.b", "c d", "e`f", "größe", "x,y")}),
         "many": pa.table({"id": [n % 5000 for n in range(15_000)], "v": list(range(15_000))}),
     }
     return SimpleNamespace(**{name: str(saved(home / f"{name}.parquet", table, 16)) for name, table in tables.items()})
@@ -189,21 +196,21 @@ SHAPES: dict[str, Callable[[DataFrame, Look, SimpleNamespace], DataFrame]] = {
 def test_queries(spark: SparkSession, files: SimpleNamespace, shape: str) -> None:
     """A query around a lookup join has the rows and the schema that it has around Spark's; by day the ways take turns."""
     df = spark.read.parquet(files.facts)
-    theirs = SHAPES[shape](df, by_spark, files)
+    expected = SHAPES[shape](df, by_spark, files)
     turn = list(SHAPES).index(shape) % len(WAYS)
     for way in WAYS if MORE > 1 else [list(WAYS)[turn]]:
-        assert_same(SHAPES[shape](df, by_lookup(way), files), theirs, way)
+        assert_same(SHAPES[shape](df, by_lookup(way), files), expected, way)
 
 
 @needs(DATA_SOURCES)
 def test_tables_given_otherwise(spark: SparkSession, files: SimpleNamespace, name: str) -> None:
     """A catalog table's name and a LookupTable mean the table whose path they have. A Column, which only Spark's own join takes, is refused."""
     df = spark.read.parquet(files.facts)
-    theirs = by_spark(df, files.city, "id", "left", ["name", "score"])
+    expected = by_spark(df, files.city, "id", "left", ["name", "score"])
     spark.sql(f"CREATE TABLE {name} {catalog_options(files.city)}")
     for table in (name, f"default.{name.upper()}", LookupTable(files.city, {"lookup.keys": "Id"})):
-        mine = lookup_join(df, table, "id", "left", ["name", "score"], strategy="cache", options=FULL)
-        assert_same(mine, theirs)
+        actual = lookup_join(df, table, "id", "left", ["name", "score"], strategy="cache", options=FULL)
+        assert_same(actual, expected)
         for on in (sf.col("id"), df["id"] == sf.col("Id"), [sf.col("id")]):
             with pytest.raises(OptionError, match="argument on"):
                 lookup_join(df, table, on, columns=["name"])  # type: ignore[arg-type]

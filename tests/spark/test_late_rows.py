@@ -224,7 +224,7 @@ def test_providers(spark: SparkSession, tmp_path: Path, versioned: bool) -> None
     def join(facts: DataFrame) -> DataFrame:
         return lookup_join(facts, None, "id", wait="1 day", options={**options, **delay})
 
-    asked = tmp_path / "asked"
+    request_log = tmp_path / "asked"
     stream = Stream(spark, tmp_path, join)
     with pytest.raises(
         OptionError, match="fixed-delay has no meaning" if versioned else "has no version.. that shows when"
@@ -234,15 +234,15 @@ def test_providers(spark: SparkSession, tmp_path: Path, versioned: bool) -> None
         lookup_join(facts, None, "id", wait="1 day", options={**options, **wrong})
     stream.send(1, 3, 3, 4)
     stream.run()
-    assert [json.loads(line) for line in asked.read_text().splitlines()] == [[1, 3, 4]]
-    asked.write_text("")
+    assert [json.loads(line) for line in request_log.read_text().splitlines()] == [[1, 3, 4]]
+    request_log.write_text("")
     stream.run()
-    assert asked.read_text() == ""  # the same version, or too early
+    assert request_log.read_text() == ""  # the same version, or too early
     (tmp_path / "founded").write_text(json.dumps({3: "Hamar"}))
     if not versioned:
         delay["lookup.retry.fixed-delay"] = "1 ms"
     stream.run()
-    calls = [json.loads(line) for line in asked.read_text().splitlines()]
+    calls = [json.loads(line) for line in request_log.read_text().splitlines()]
     assert sorted(key for call in calls for key in call) == [3, 4]
     assert stream.results() == in_order([(1, 101, "Oslo"), (3, 103, "Hamar"), (3, 103, "Hamar")])
     assert (stream.metrics["waiting"], stream.metrics["woken"]) == (1, 2)

@@ -48,8 +48,8 @@ def test_rows_columns_and_versions(spark: SparkSession, tmp_path: Path) -> None:
     versions(tmp_path / "dim", 5)
     table = read_table(spark, tmp_path / "dim", {"lookup.scan.split-size": "1 MiB"})
     assert table.select("id").where("id > 2").count() == 2
-    some = read_table(spark, tmp_path / "dim", {"lookup.columns": "version", "lookup.where": "id = 1"})
-    assert [tuple(row) for row in some.collect()] == [(1,)]
+    selection = read_table(spark, tmp_path / "dim", {"lookup.columns": "version", "lookup.where": "id = 1"})
+    assert [tuple(row) for row in selection.collect()] == [(1,)]
     files = read_table(spark, tmp_path / "dim", {"lookup.view": "files"})
     assert files.count() == 5
     metrics = read_table(spark, tmp_path / "dim", {"Lookup.View": "METRICS"})
@@ -155,15 +155,15 @@ def test_a_second_action(spark: SparkSession, tmp_path: Path) -> None:
         "select": (lambda: table.select("*").collect(), False),
         "view": (lambda: spark.table("second_action").collect(), False),
     }
-    seen = {}
+    lags = {}
     for number, (name, (run, _)) in enumerate(actions.items()):
         publish_version(path, number)
-        seen[name] = run()[0].version - number
+        lags[name] = run()[0].version - number
     tasks = not features.DATA_SOURCES
     numbered = enumerate((name, same_plan) for name, (_, same_plan) in actions.items())
     expected = {name: -number if tasks and same_plan else 0 for number, (name, same_plan) in numbered}
     spark.catalog.dropTempView("second_action")
-    assert seen == expected
+    assert lags == expected
 
 
 def _rows_of_host(cache: Path, planned: load._Planned, numbers: list[int], token: dict[str, int]) -> list[int]:
@@ -180,17 +180,17 @@ def test_hosts_do_not_mix_versions(tmp_path: Path) -> None:
     versions(tmp_path / "dim", 3)
     options = {"path": str(tmp_path / "dim"), "lookup.scan.split-size": "1 MiB", "lookup.on-version-gone": "NEWER"}
     planned = load._plan(options)
-    here, there = tmp_path / "here", tmp_path / "there"
+    first_host, second_host = tmp_path / "here", tmp_path / "there"
     names = load.token_columns("version")
-    resolve = Resolve("v", [(json.dumps({**options, "lookup.cache.dir": str(here)}), None)], names)
+    resolve = Resolve("v", [(json.dumps({**options, "lookup.cache.dir": str(first_host)}), None)], names)
     (token,) = next(resolve(iter(()))).select(names[:2]).to_pylist()
     assert planned.tasks == 3
-    assert _rows_of_host(here, planned, [0], token) == [0]
+    assert _rows_of_host(first_host, planned, [0], token) == [0]
     for file in (tmp_path / "dim").iterdir():
         file.unlink()
     versions(tmp_path / "dim", 3, first=10)
     with pytest.raises(VersionGoneError):
-        _rows_of_host(there, planned, [1, 2], token)
+        _rows_of_host(second_host, planned, [1, 2], token)
 
 
 def test_hosts_cut_files_alike(tmp_path: Path) -> None:

@@ -52,21 +52,21 @@ class Step:
 
 def drawn(rng: random.Random) -> list[Step]:
     """Two to five lookups; half of the keys are columns that an earlier one has found."""
-    found = {name: [name] for name in KINDS}  # a column of a table: those of the DataFrame that may be it
+    candidates = {name: [name] for name in KINDS}  # a column of a table: those of the DataFrame that may be it
     steps: list[Step] = []
     for number in range(rng.randint(2, 5)):
         on: dict[str, str] = {}
         for key in rng.sample(["id", "code", "weight", "small"], rng.choice([1, 1, 2])):
             kind = "text" if key == "code" else "number"
-            others = {"weight"} if key != "weight" else {*KINDS} - {"weight", "small"}
-            fits = [name for name, of in KINDS.items() if of == kind and name not in others]
-            own = rng.choice([column for name in fits for column in found[name][-2:] if column not in on])
-            on[own] = key
+            excluded = {"weight"} if key != "weight" else {*KINDS} - {"weight", "small"}
+            fits = [name for name, of in KINDS.items() if of == kind and name not in excluded]
+            df_column = rng.choice([column for name in fits for column in candidates[name][-2:] if column not in on])
+            on[df_column] = key
         how = rng.choice(HOWS)
         prefix = f"t{number}_"
         columns = rng.sample(list(KINDS), rng.randint(0, 3)) if how in ("left", "inner") else []
         for column in columns:
-            found[column].append(prefix + column)
+            candidates[column].append(prefix + column)
         table = rng.choice(["few", "many", "many", "none"] if how == "left" else ["few", "many"])
         steps.append(Step(table, on, how, columns, prefix, rng.choice(list(MODES))))
     return steps
@@ -108,9 +108,9 @@ def test_generated_chains(
         steps = drawn(rng)
         df = spark.read.parquet(files["facts"])
         with UDFS[rng.choice([*UDFS])]():
-            mine = by_lookups(df, files, steps)
-        assert passes(mine, capsys) == 1
-        assert_same(mine, by_joins(df, files, steps), f"{seed}: {steps}")
+            actual = by_lookups(df, files, steps)
+        assert passes(actual, capsys) == 1
+        assert_same(actual, by_joins(df, files, steps), f"{seed}: {steps}")
     stream = by_lookups(spark.readStream.schema(df.schema).parquet(files["facts"]), files, steps)
     with running(stream, "generated") as query:
         query.processAllAvailable()
@@ -143,16 +143,16 @@ def test_calls_of_a_pass(spark: SparkSession, files: dict[str, str]) -> None:
     df = spark.read.parquet(files["facts"])
     tables = ("few", "many", "few", "many")
     steps = [Step(table, {"id": "id"}, "left", ["code"], f"t{n}_", "full") for n, table in enumerate(tables)]
-    one = by_lookups(df, files, steps[:3])
-    two = by_lookups(one.filter("id > 2"), files, steps[3:])
-    two.collect()
-    assert len({*re.findall(r"version_of_\w+", plan_text(two))}) == 1  # of which Spark uses the exchange again
-    for query in (one, two):
+    single_pass = by_lookups(df, files, steps[:3])
+    two_passes = by_lookups(single_pass.filter("id > 2"), files, steps[3:])
+    two_passes.collect()
+    assert len({*re.findall(r"version_of_\w+", plan_text(two_passes))}) == 1  # of which Spark uses the exchange again
+    for query in (single_pass, two_passes):
         calls = [Calls(files[table]) for table in ("few", "many")]
         spark.sparkContext.setJobGroup("calls", "", False)
         query.select("*").collect()
         assert [call.calls() for call in calls] == [(1, 0, 0)] * 2
-    assert_same(two, by_joins(df.filter("id > 2"), files, steps))
+    assert_same(two_passes, by_joins(df.filter("id > 2"), files, steps))
 
 
 def test_all_that_a_lookup_can_do_in_a_pass(spark: SparkSession, tmp_path: Path, files: dict[str, str]) -> None:
@@ -195,18 +195,18 @@ def test_semi_and_anti_joins(spark: SparkSession, files: dict[str, str]) -> None
 def test_keys_that_the_table_names(spark: SparkSession, tmp_path: Path, files: dict[str, str], name: str) -> None:
     """Without `on` a lookup is by the keys of a catalog table, of a managed table's log, or of the options, in columns of the same names."""
     df = spark.read.parquet(files["facts"]).select("ID", "code")
-    wanted = by_spark(df, files["few"], ["id", "code"], columns=["label"])
+    expected = by_spark(df, files["few"], ["id", "code"], columns=["label"])
     spark.sql(
         f"CREATE TABLE {name} {catalog_options(files['few'], {'lookup.keys': 'code, id', 'lookup.write.mode': 'upsert'})}"
     )
     keyed = LookupTable(files["few"], {"lookup.keys": "id,code"})
     for table, options in ((name, {}), (keyed, {}), (files["few"], {"lookup.keys": "id, code"})):
         for strategy in ("cache", "broadcast"):
-            assert_same(lookup_join(df, table, columns=["label"], strategy=strategy, options=options), wanted)
+            assert_same(lookup_join(df, table, columns=["label"], strategy=strategy, options=options), expected)
     managed = LookupTable(str(tmp_path / "managed"), {"lookup.keys": "id"})
     managed.write(pa.table({"id": [1, 2], "city": ["Oslo", "Bergen"]}))
-    found = lookup_join(spark.range(1, 4), str(tmp_path / "managed"))
-    assert sorted(found.collect()) == [(1, "Oslo"), (2, "Bergen"), (3, None)]
+    joined = lookup_join(spark.range(1, 4), str(tmp_path / "managed"))
+    assert sorted(joined.collect()) == [(1, "Oslo"), (2, "Bergen"), (3, None)]
     with pytest.raises(OptionError, match=r"argument on is missing.*lookup.keys"):
         lookup_join(df, files["few"])
     with pytest.raises(SchemaError, match="no column 'id'"):
@@ -226,23 +226,27 @@ def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
             publish_version(paths[version % 2], version)
             events(tmp_path / "events", version, range(3))
             query.processAllAvailable()
-        told = [progress["observedMetrics"] for progress in query.recentProgress if progress["numInputRows"]]
+        observed_metrics = [
+            progress["observedMetrics"] for progress in query.recentProgress if progress["numInputRows"]
+        ]
     rows = spark.table("chained").orderBy("batch").select("batch", "t0_version", "t1_version", "t2_version").distinct()
     assert sorted(map(tuple, rows.collect())) == [(1, 1, 1, 1), (2, 2, 1, 2), (3, 2, 3, 2)]
-    assert [{row["table"] for row in metrics.values()} for metrics in told] == [{*map(str, paths)}] * 3
-    first, second, third = ({row["table"]: row["digest"] for row in metrics.values()} for metrics in told)
+    assert [{row["table"] for row in metrics.values()} for metrics in observed_metrics] == [{*map(str, paths)}] * 3
+    first, second, third = ({row["table"]: row["digest"] for row in metrics.values()} for metrics in observed_metrics)
     assert first[str(paths[0])] != second[str(paths[0])] == third[str(paths[0])]
 
 
 def test_chains_that_meet(spark: SparkSession, tmp_path: Path) -> None:
     """DataFrames that were looked up apart, in other tables beside one that they share: in a query on one host they read one version of it."""
-    one, two = (publish_version(tmp_path / f"{table}.parquet", 1) for table in ("one", "two"))
-    facts, shown = spark.range(10), {"columns": ["version"], "options": FULL, "strategy": "cache"}
-    chain = lookup_join(lookup_join(facts, str(one), "id", **shown), str(two), "id", prefix="two_", **shown)
-    both = chain.select("version").union(lookup_join(facts, str(one), "id", **shown).select("version"))
+    first, second = (publish_version(tmp_path / f"{table}.parquet", 1) for table in ("one", "two"))
+    facts, arguments = spark.range(10), {"columns": ["version"], "options": FULL, "strategy": "cache"}
+    chain = lookup_join(
+        lookup_join(facts, str(first), "id", **arguments), str(second), "id", prefix="two_", **arguments
+    )
+    union = chain.select("version").union(lookup_join(facts, str(first), "id", **arguments).select("version"))
     for version in (1, 2, 3):
-        publish_version(one, version)
-        assert [(row.version, row["count"]) for row in both.groupBy("version").count().collect()] == [(version, 20)]
+        publish_version(first, version)
+        assert [(row.version, row["count"]) for row in union.groupBy("version").count().collect()] == [(version, 20)]
 
 
 def test_chains_in_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path, na
     rows = {column: pa.array([*keys, None], kind) for column, (kind, keys) in EXTREMES.items()}
     facts = spark.read.parquet(str(saved(tmp_path / "facts.parquet", pa.table({**rows, "own": [0, 1, 2, 3]}))))
     exact = {column: pa.array([key, None], EXTREMES.get(column, [None])[0]) for column, key in EXACT.items()}
-    others = saved(tmp_path / "exact.parquet", pa.table({**exact, "own": [0, 1]}))
-    spark.read.parquet(str(others)).createOrReplaceTempView(f"{name}_facts")
+    exact_facts = saved(tmp_path / "exact.parquet", pa.table({**exact, "own": [0, 1]}))
+    spark.read.parquet(str(exact_facts)).createOrReplaceTempView(f"{name}_facts")
     with conf(spark, "spark.sql.session.timeZone", "America/New_York"), without(ARROW_UDFS):
         for column, keys in rows.items():
             table = pa.table({column: keys.slice(0, 3), "place": [0, 1, 2]})
@@ -118,9 +118,9 @@ def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> Non
 def test_what_a_plain_function_refuses(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """What pandas would change is refused: by its type when it is registered, and a number that is no longer exact when it arrives."""
     for kind, arrow in (("double", pa.float64()), ("timestamp", pa.timestamp("us"))):
-        other = saved(tmp_path / f"{kind}.parquet", pa.table({"k": pa.array([1], arrow), "v": [1]}))
+        table_path = saved(tmp_path / f"{kind}.parquet", pa.table({"k": pa.array([1], arrow), "v": [1]}))
         with pytest.raises(NotSupportedError, match=rf"key 'k' is {kind}.*functions defined in SQL.*use lookup_join"):
-            register_lookup(spark, name, str(other), "k")
+            register_lookup(spark, name, str(table_path), "k")
     register_lookup(spark, name, str(publish_version(tmp_path / "dim.parquet", 1)), "id")
     many = spark.createDataFrame([(2**53 + 1,), (None,)], StructType([StructField("k", LongType())])).coalesce(1)
     text = spark.createDataFrame([("x",)], StructType([StructField("k", StringType())]))

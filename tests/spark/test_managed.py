@@ -35,15 +35,15 @@ def write(rows: DataFrame, path: object, options: Mapping[str, str] = NO_OPTIONS
     rows.write.format("lookupcache").mode(mode).options(**{"lookup.keys": "id", **options}).save(str(path))
 
 
-def log_of(path: Path, kind: str) -> list[dict[str, Any]]:
+def read_log_events(path: Path, kind: str) -> list[dict[str, Any]]:
     """The events of a kind in a table's log."""
-    found = [json.loads(file.read_text()) for file in sorted((path / "_lookup" / "log").glob("*.json"))]
-    return [event for event in found if event["kind"] == kind]
+    log_events = [json.loads(file.read_text()) for file in sorted((path / "_lookup" / "log").glob("*.json"))]
+    return [event for event in log_events if event["kind"] == kind]
 
 
 def assert_no_others(path: Path) -> None:
     """The files that are there are those that the log names."""
-    named = [file for event in log_of(path, "write") for file, _, _ in event["files"]]
+    named = [file for event in read_log_events(path, "write") for file, _, _ in event["files"]]
     assert sorted(file.relative_to(path).as_posix() for file in path.glob("*/**/*.parquet")) == sorted(named)
 
 
@@ -106,7 +106,7 @@ def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
     for aborted, partitions in enumerate((1, 3), 1):
         with pytest.raises(Exception, match="this attempt dies"):
             write(failing(spark, partitions, attempts=99), path)
-        assert len(log_of(path, "abort")) == aborted
+        assert len(read_log_events(path, "abort")) == aborted
         if partitions == 1:  # of several tasks Spark lets some run on after the abort: what they put then is for vacuum
             assert_no_others(path)
     assert load(spark, path).count() == 1000
@@ -156,7 +156,7 @@ def run(writer: DataStreamWriter, home: Path, path: Path | None = None) -> None:
 
 def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path) -> None:
     """One whose commit Spark has forgotten is run again and not added again. Batches are told apart by their query."""
-    path, other = tmp_path / "t", tmp_path / "other"
+    path, other_home = tmp_path / "t", tmp_path / "other"
 
     def append(home: Path) -> list[int]:
         writer = stream_events(spark, home / "in").select("id").writeStream.format("lookupcache")
@@ -169,9 +169,9 @@ def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path)
         (tmp_path / "checkpoint" / "commits" / name).unlink(missing_ok=True)
     feed(tmp_path, 3)
     assert append(tmp_path) == list(range(40))
-    feed(other, 5)
-    assert append(other) == [*range(40), *range(50, 60)]
-    assert [event["batch"][1] for event in log_of(path, "commit")] == [0, 1, 2, 3, 0]
+    feed(other_home, 5)
+    assert append(other_home) == [*range(40), *range(50, 60)]
+    assert [event["batch"][1] for event in read_log_events(path, "commit")] == [0, 1, 2, 3, 0]
     assert_no_others(path)
 
 
@@ -180,14 +180,14 @@ def test_update_mode_upserts_once(spark: SparkSession, tmp_path: Path) -> None:
     path, fails = tmp_path / "t", [1]
 
     def upsert(batch: DataFrame, number: int) -> None:
-        own = {"mode": "upsert", "missing-columns": "KEEP", "batch": f"counts:{number}"}
-        write(batch, path, {f"lookup.write.{key}": value for key, value in own.items()})
+        write_options = {"mode": "upsert", "missing-columns": "KEEP", "batch": f"counts:{number}"}
+        write(batch, path, {f"lookup.write.{key}": value for key, value in write_options.items()})
         if number in fails:
             fails.remove(number)
             raise RuntimeError("after the commit")
 
-    there = pa.table({"id": [0, 1], "count": [0, 0], "note": ["zero", "one"]})
-    LookupTable(str(path), {"lookup.keys": "id"}).write(there)
+    initial_rows = pa.table({"id": [0, 1], "count": [0, 0], "note": ["zero", "one"]})
+    LookupTable(str(path), {"lookup.keys": "id"}).write(initial_rows)
     feed(tmp_path, *range(3))
     counts = stream_events(spark, tmp_path / "in").select("id").groupBy((sf.col("id") % 3).alias("id")).count()
     writer = counts.writeStream.outputMode("update").foreachBatch(upsert)
@@ -195,7 +195,7 @@ def test_update_mode_upserts_once(spark: SparkSession, tmp_path: Path) -> None:
         run(writer, tmp_path)
     run(writer, tmp_path)
     assert load(spark, path).orderBy("id").collect() == [(0, 10, "zero"), (1, 10, "one"), (2, 10, None)]
-    batches = [event["batch"] for event in log_of(path, "commit") if event.get("batch")]
+    batches = [event["batch"] for event in read_log_events(path, "commit") if event.get("batch")]
     assert batches == [["counts", number] for number in range(3)]
 
 
@@ -225,8 +225,8 @@ class Desk:
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.spark, self.home, self.path = spark, home, str(home / "t")
-        own = {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache"), "lookup.write.compact-after": "0"}
-        self.table = LookupTable(self.path, own)
+        options = {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache"), "lookup.write.compact-after": "0"}
+        self.table = LookupTable(self.path, options)
         self.table.write(rows())
 
     def stream(self, options: Mapping[str, str] = NO_OPTIONS) -> DataFrame:
@@ -248,11 +248,11 @@ def test_rows_that_are_added(desk: Desk) -> None:
     desk.table.write(rows(1, 2))
     batches: Batches = []
 
-    def late(batch: DataFrame, number: int) -> None:
+    def collect_and_write(batch: DataFrame, number: int) -> None:
         batches.append(sorted(map(tuple, batch.collect())))
         desk.table.write(rows(3))
 
-    each_batch(desk.stream(), desk.home / "c", late)
+    each_batch(desk.stream(), desk.home / "c", collect_and_write)
     assert batches == [[(1, "a"), (2, "a")]]
     desk.table.compact()
     desk.table.write(rows(4))
@@ -282,17 +282,26 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
     ):
         positions.append(step())
         query.processAllAvailable()
-    one, two, three, four = positions
+    append_position, upsert_position, delete_position, overwrite_position = positions
     assert [row[:3] for row in batches[0]] == [(1, "a", "insert"), (2, "a", "insert")]
     assert batches[1:] == [
-        [(3, "a", "insert", one)],
-        [(2, "a", "update_preimage", two), (2, "b", "update_postimage", two), (4, "b", "insert", two)],
-        [(1, "a", "delete", three)],
-        [(2, "b", "delete", four), (3, "a", "delete", four), (4, "b", "delete", four), (9, "a", "insert", four)],
+        [(3, "a", "insert", append_position)],
+        [
+            (2, "a", "update_preimage", upsert_position),
+            (2, "b", "update_postimage", upsert_position),
+            (4, "b", "insert", upsert_position),
+        ],
+        [(1, "a", "delete", delete_position)],
+        [
+            (2, "b", "delete", overwrite_position),
+            (3, "a", "delete", overwrite_position),
+            (4, "b", "delete", overwrite_position),
+            (9, "a", "insert", overwrite_position),
+        ],
     ]
     progress = query.lastProgress
     query.stop()
-    assert f'"position": {four}' in str(progress.sources[0].endOffset).replace("'", '"')
+    assert f'"position": {overwrite_position}' in str(progress.sources[0].endOffset).replace("'", '"')
 
 
 def test_where_it_begins(desk: Desk) -> None:
@@ -322,9 +331,9 @@ def test_columns_and_predicates(desk: Desk) -> None:
     """lookup.columns and lookup.where are those of its rows; the columns of changes are beside them."""
     desk.table.write(rows(1, 2, 3))
     desk.table.upsert(rows(1, 3, name="b"))
-    some = {"lookup.columns": "name", "lookup.where": "id >= 2", "lookup.stream.start": "1"}
-    (found,) = desk.run({**CHANGES, **some})
-    kinds = [row[:2] for row in found]
+    options = {"lookup.columns": "name", "lookup.where": "id >= 2", "lookup.stream.start": "1"}
+    (changes,) = desk.run({**CHANGES, **options})
+    kinds = [row[:2] for row in changes]
     assert kinds == [("a", "insert"), ("a", "insert"), ("a", "update_preimage"), ("b", "update_postimage")]
 
 

@@ -53,7 +53,7 @@ def known():
 """
 
 
-def rows_of(dataset: Path) -> list[tuple[Any, ...]]:
+def read_rows(dataset: Path) -> list[tuple[Any, ...]]:
     """The rows of a pipeline's dataset, in order."""
     files = [str(file) for file in dataset.glob("*.parquet")]
     return sorted((tuple(row.values()) for row in ds.dataset(files).to_table().to_pylist()), key=str)
@@ -86,15 +86,15 @@ def test_flows_look_up_in_the_current_table(tmp_path: Path) -> None:
 
     saved(airports, {"code": ["EWR", "JFK"], "name": ["Newark", "Kennedy"]})
     saved(flights / "1.parquet", {"flight": [1, 2], "dest": ["JFK", "XXX"], "backup": ["EWR", "EWR"]})
-    said = run(project)
-    assert "REFUSED register_lookup, name = 'airport': Spark creates no functions in a pipeline" in said
+    output = run(project)
+    assert "REFUSED register_lookup, name = 'airport': Spark creates no functions in a pipeline" in output
     first = [(1, "JFK", "EWR", "Kennedy", "Newark"), (2, "XXX", "EWR", None, "Newark")]
-    assert rows_of(project / "warehouse" / "arrivals") == first
-    assert rows_of(project / "warehouse" / "known") == [(1, "JFK", "EWR", "Kennedy")]
+    assert read_rows(project / "warehouse" / "arrivals") == first
+    assert read_rows(project / "warehouse" / "known") == [(1, "JFK", "EWR", "Kennedy")]
 
     saved(airports, {"code": ["EWR", "JFK", "XXX"], "name": ["Liberty", "Kennedy", "Nowhere"]})
     saved(flights / "2.parquet", {"flight": [3], "dest": ["EWR"], "backup": ["XXX"]})
     run(project)
-    assert rows_of(project / "warehouse" / "arrivals") == [*first, (3, "EWR", "XXX", "Liberty", "Nowhere")]
-    known = [(1, "JFK", "EWR", "Kennedy"), (2, "XXX", "EWR", "Nowhere"), (3, "EWR", "XXX", "Liberty")]
-    assert rows_of(project / "warehouse" / "known") == known
+    assert read_rows(project / "warehouse" / "arrivals") == [*first, (3, "EWR", "XXX", "Liberty", "Nowhere")]
+    expected = [(1, "JFK", "EWR", "Kennedy"), (2, "XXX", "EWR", "Nowhere"), (3, "EWR", "XXX", "Liberty")]
+    assert read_rows(project / "warehouse" / "known") == expected

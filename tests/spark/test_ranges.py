@@ -44,8 +44,10 @@ def make_ranges(spark: SparkSession, path: str, kind: str, seed: str, keys: int)
         low = draw.randrange(40)
         high = low + draw.randrange(-1, 12)
         rows.append((draw.randrange(keys), *(None if draw.random() < 0.1 else n for n in (low, min(high, 40))), number))
-    bound, _, text = TYPES[kind]
-    columns = [f"CASE WHEN {n} IS NOT NULL THEN CAST({text.format(n)} AS {bound}) END AS {n}" for n in ("low", "high")]
+    bound_type, _, text = TYPES[kind]
+    columns = [
+        f"CASE WHEN {n} IS NOT NULL THEN CAST({text.format(n)} AS {bound_type}) END AS {n}" for n in ("low", "high")
+    ]
     frame = spark.createDataFrame(rows, "key int, low int, high int, number int")
     frame.selectExpr("key", *columns, "number").coalesce(1).write.parquet(path)
 
@@ -81,17 +83,19 @@ def test_ranges_are_joined_as_spark_does(
         joined = lookup_join(
             facts(spark, kind), path, on, how, columns or None, between={"value": ("low", "high")}, options={**options, "lookup.overlap": "ALL"}
         )  # fmt: skip
-        theirs = facts(spark, kind).join(table, sf.expr(condition + (" AND k = key" if keyed else "")), how)
-        shown = ["fact", *columns]
-        assert sorted(map(str, joined.select(*shown).collect())) == sorted(map(str, theirs.select(*shown).collect()))
+        by_spark = facts(spark, kind).join(table, sf.expr(condition + (" AND k = key" if keyed else "")), how)
+        output_columns = ["fact", *columns]
+        assert sorted(map(str, joined.select(*output_columns).collect())) == sorted(
+            map(str, by_spark.select(*output_columns).collect())
+        )
     newest = lookup_join(facts(spark, kind), path, on, "inner", between={"value": ("low", "high")}, options={**options, "lookup.overlap": "NEWEST"})  # fmt: skip
-    theirs = facts(spark, kind).join(table, sf.expr(condition + (" AND k = key" if keyed else "")))
-    latest = theirs.groupBy("fact").agg(sf.expr("max_by(low, struct(low IS NOT NULL, low))").alias("low"))
-    ours, expected = (
+    by_spark = facts(spark, kind).join(table, sf.expr(condition + (" AND k = key" if keyed else "")))
+    latest = by_spark.groupBy("fact").agg(sf.expr("max_by(low, struct(low IS NOT NULL, low))").alias("low"))
+    actual, expected = (
         sorted(str(row).replace("-0.0)", "0.0)") for row in df.select("fact", "low").collect())
         for df in (newest, latest)
     )
-    assert ours == expected
+    assert actual == expected
     assert "between: value, by low and high" in explain_lookup(newest)
     with pytest.raises(Exception, match=r"rows.* match one value, .*here \(low = .*\) and \(low = .*NARROWEST"):
         lookup_join(facts(spark, kind), path, on, between={"value": ("low", "high")}, options=options).collect()
@@ -117,11 +121,11 @@ def test_networks_are_those_of_python(spark: SparkSession, tmp_path: Path) -> No
     spark.createDataFrame(rows, "network string, first string, last string, length int").coalesce(1).write.parquet(
         str(tmp_path / "nets")
     )
-    asked = [(str(a), a.packed, int(a) if a.version == 4 else -1) for a in addresses] + [
+    fact_rows = [(str(a), a.packed, int(a) if a.version == 4 else -1) for a in addresses] + [
         ("no address", b"xyz", -2),
         (None, None, None),
     ]
-    df = spark.createDataFrame(asked, "text string, bytes binary, number long")
+    df = spark.createDataFrame(fact_rows, "text string, bytes binary, number long")
     expected = {}
     for address in addresses:
         holding = [n for n in map(ipaddress.ip_network, networks) if n.version == address.version and address in n]
@@ -129,8 +133,8 @@ def test_networks_are_those_of_python(spark: SparkSession, tmp_path: Path) -> No
     for column, by in [("text", "network"), ("bytes", ("first", "last")), ("number", ("first", "length"))]:
         joined = lookup_join(df, str(tmp_path / "nets"), columns=["network"], cidr={column: by}, options=FULL)
         for row in joined.collect():
-            known = expected.get(row.text) if column != "number" or (row.number or -1) >= 0 else None
-            assert row.network == known, row
+            expected_network = expected.get(row.text) if column != "number" or (row.number or -1) >= 0 else None
+            assert row.network == expected_network, row
 
 
 @needs(DATA_SOURCES)
@@ -276,11 +280,11 @@ def test_batches_streams_and_functions_follow_tables_that_change(
     def expected() -> list[tuple[Any, ...]]:
         rows = []
         for key, v, ip, number in facts:
-            found = [
+            matches = [
                 (tables["between"].get(key, between=v), "rate"), (tables["as_of"].get(key, as_of=v), "city"),
                 (tables["cidr"].get(cidr=ip), "place"), (tables["starts_with"].get(starts_with=number), "land"),
             ]  # fmt: skip
-            rows.append((key, v, ip, number, *(rows[0][column] if rows else None for rows, column in found)))
+            rows.append((key, v, ip, number, *(rows[0][column] if rows else None for rows, column in matches)))
         return sorted(rows, key=repr)
 
     (tmp_path / "in").mkdir()

@@ -43,10 +43,10 @@ pytestmark = [needs(DATA_SOURCES), pytest.mark.spark, pytest.mark.slow]
 PREDICATES = 25 * MORE if BY_NIGHT else 8  # per table
 
 
-def either(values: Sequence[T], fresh: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
+def mix_values(values: Sequence[T], fresh: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
     """Mostly values of the table, so that predicates have answers."""
-    known = [value for value in values if value is not None]
-    return (st.sampled_from(known) | st.sampled_from(known) | fresh) if known else fresh
+    present = [value for value in values if value is not None]
+    return (st.sampled_from(present) | st.sampled_from(present) | fresh) if present else fresh
 
 
 def quoted(text: str) -> str:
@@ -66,39 +66,41 @@ def instant(value: datetime.datetime, hours: int) -> str:
     return f"TIMESTAMP '{shifted.isoformat(' ')}'"
 
 
-def literals(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]:
+def literals(column: Column, samples: Sequence[Any]) -> st.SearchStrategy[str]:
     """Mostly values of the table, in each way in which they are written, and numbers that the type does not have."""
-    kind, near = column.type, either(known, column.values)
+    kind, values = column.type, mix_values(samples, column.values)
     if pa.types.is_boolean(kind):
         return st.sampled_from(["true", "false"])
     if pa.types.is_integer(kind):
         most = 2**kind.bit_width
         beyond = st.sampled_from([most, -most, 2 * most, most // 2, 10**25, -(10**25)]).map(str)
-        long = near.map(lambda i: f"{i}L" if abs(i) < 2**62 else str(i))
+        long = values.map(lambda i: f"{i}L" if abs(i) < 2**62 else str(i))
         halves = st.integers(-1000, 1000).map("{}.5".format)
-        return near.map(str) | near.map("{}.00".format) | near.map(float).map(double) | long | halves | beyond
+        return values.map(str) | values.map("{}.00".format) | values.map(float).map(double) | long | halves | beyond
     if pa.types.is_decimal(kind):
-        most, exact = 10 ** (kind.precision - kind.scale), near.map("{:f}".format)
-        ways = [exact, exact, st.integers(-most + 1, most - 1).map(str), near.map(float).map(double)]
+        most, exact = 10 ** (kind.precision - kind.scale), values.map("{:f}".format)
+        ways = [exact, exact, st.integers(-most + 1, most - 1).map(str), values.map(float).map(double)]
         if kind.precision < 37:  # with more, Spark rounds and lookup.where refuses
             beyond = st.sampled_from([most, -most, most + 1, 20 * most]).map(str)
-            ways += [beyond, st.builds("{0:f}{1:02}".format, near, st.integers(0, 99))]
+            ways += [beyond, st.builds("{0:f}{1:02}".format, values, st.integers(0, 99))]
         return st.one_of(ways)
     if pa.types.is_floating(kind):
-        single = near.filter(lambda v: math.isnan(v) or math.isinf(v) or abs(v) < 3e38)
+        single = values.filter(lambda v: math.isnan(v) or math.isinf(v) or abs(v) < 3e38)
         small = st.decimals(-1000, 1000, places=2, allow_nan=False).map("{:f}".format)
-        others = st.sampled_from(["0.0", "-0.0D", "CAST('NaN' AS DOUBLE)", "CAST('-Infinity' AS DOUBLE)", "0.1F"])
+        specials = st.sampled_from(["0.0", "-0.0D", "CAST('NaN' AS DOUBLE)", "CAST('-Infinity' AS DOUBLE)", "0.1F"])
         cast = single.map("CAST('{!r}' AS FLOAT)".format)
-        return near.map(double) | small | st.integers(-5, 2**33).map(str) | cast | others
+        return values.map(double) | small | st.integers(-5, 2**33).map(str) | cast | specials
     if pa.types.is_binary(kind):
-        return near.map(lambda b: f"X'{b.hex()}'")
+        return values.map(lambda b: f"X'{b.hex()}'")
     if pa.types.is_date(kind):
-        return near.map("DATE '{}'".format) | near.map("'{}'".format)
+        return values.map("DATE '{}'".format) | values.map("'{}'".format)
     if pa.types.is_timestamp(kind):
         if kind.tz is not None:
-            return st.builds(instant, near, st.sampled_from([0, 0, 1, -8, 13]))
-        return st.one_of(near.map("TIMESTAMP_NTZ '{}'".format), near.map("'{}'".format), DAYS.map("DATE '{}'".format))
-    return near.map(quoted)
+            return st.builds(instant, values, st.sampled_from([0, 0, 1, -8, 13]))
+        return st.one_of(
+            values.map("TIMESTAMP_NTZ '{}'".format), values.map("'{}'".format), DAYS.map("DATE '{}'".format)
+        )
+    return values.map(quoted)
 
 
 @dataclasses.dataclass
@@ -113,7 +115,7 @@ class Table:
 def written_by_arrow(path: Path, rng: random.Random, spark: SparkSession) -> Table:
     """Several files of small row groups, in each of the encodings pyarrow offers."""
     columns = [*PRIMITIVES, *NESTED, *FOREIGN]
-    table, known = arrow_table(columns, rng)
+    table, samples = arrow_table(columns, rng)
     path.mkdir(parents=True)
     flags = [True, False]
     choices = {
@@ -124,13 +126,13 @@ def written_by_arrow(path: Path, rng: random.Random, spark: SparkSession) -> Tab
     for start in range(0, ROWS, 80):
         how = {name: rng.choice(values) for name, values in choices.items()}
         pq.write_table(table.slice(start, 80), path / f"part-{start}.parquet", **how)
-    return Table(path, columns, known)
+    return Table(path, columns, samples)
 
 
 def written_in_partitions(path: Path, rng: random.Random, spark: SparkSession) -> Table:
     """Hive directories of an integer, a date and a text column, with nulls and characters that are escaped."""
     columns = PRIMITIVES[:12]
-    table, known = arrow_table(columns, rng)
+    table, samples = arrow_table(columns, rng)
     null = "__HIVE_DEFAULT_PARTITION__"
     days, towns = ["2024-01-01", "2024-02-29"], ["Bonn %2F Beuel", "a%3Db", null]
     places = list(itertools.product(["-7", "2024", null], days, towns))
@@ -144,32 +146,38 @@ def written_in_partitions(path: Path, rng: random.Random, spark: SparkSession) -
         Column("day of", pa.date32(), DAYS): [datetime.date(2024, 1, 1), datetime.date(2024, 2, 29)],
         Column("Town", pa.string(), TEXT): ["Bonn / Beuel", "a=b"],
     }
-    return Table(path, [*columns, *partitions], known | {column.name: held for column, held in partitions.items()})
+    return Table(
+        path,
+        [*columns, *partitions],
+        samples | {column.name: column_values for column, column_values in partitions.items()},
+    )
 
 
 def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timestamps: str) -> Table:
     """Files as Spark writes them; INT96 timestamps among them."""
     columns = [*PRIMITIVES, *NESTED]
-    table, known = arrow_table(columns, rng)
+    table, samples = arrow_table(columns, rng)
     with conf(spark, "spark.sql.parquet.outputTimestampType", timestamps):
         frame = spark.createDataFrame(table, struct_type(table.schema)).repartitionByRange(2, "row_id")
         frame.write.option("parquet.block.size", "4096").option("parquet.page.size", "512").parquet(str(path))
-    return Table(path, columns, known)
+    return Table(path, columns, samples)
 
 
 def leaves(table: Table) -> st.SearchStrategy[str]:
     """A comparison of one column, in each of the ways `lookup.where` knows."""
     compared = [c for c in table.columns if c.compared]
-    each = [_comparisons(c, table.known[c.name]) for c in compared]
+    comparisons = [_comparisons(c, table.known[c.name]) for c in compared]
     kinds = ("IS NULL", "IS NOT NULL")
     nulls = st.sampled_from([f"{c.sql} {kind}" for c in table.columns for kind in kinds])
     nulls |= st.sampled_from([f"{c.sql} <=> NULL" for c in compared])
     constants = st.sampled_from(["true", "false", "(NULL AND true)"])
-    return st.sampled_from(range(12)).flatmap(lambda n: constants if n == 0 else nulls if n <= 2 else st.one_of(each))
+    return st.sampled_from(range(12)).flatmap(
+        lambda n: constants if n == 0 else nulls if n <= 2 else st.one_of(comparisons)
+    )
 
 
-def _comparisons(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]:
-    literal = literals(column, known)
+def _comparisons(column: Column, samples: Sequence[Any]) -> st.SearchStrategy[str]:
+    literal = literals(column, samples)
     several = st.lists(literal | literal | st.just("NULL"), min_size=1, max_size=4).map(", ".join)
     negation = st.sampled_from(["", "NOT "])
     operators = ["=", "==", "<>", "!=", "<", "<=", ">", ">="]
@@ -185,7 +193,7 @@ def _comparisons(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]
         built("{0} {1}BETWEEN {2} AND {3}", negation, literal, literal),
     ]
     if column.values is TEXT:
-        prefix = either(list(known), TEXT).map(lambda t: "".join(c for c in t[:2] if c not in "%_\\"))
+        prefix = mix_values(list(samples), TEXT).map(lambda t: "".join(c for c in t[:2] if c not in "%_\\"))
         ways.append(built("{0} {1}LIKE {2}", negation, prefix.map(lambda p: quoted(p + "%"))))
     if pa.types.is_boolean(column.type):
         ways.append(st.just(column.sql.upper()))
@@ -206,22 +214,22 @@ def hits_of_frames(frames: Sequence[DataFrame]) -> list[set[int]]:
     """The row ids of each frame, some dozens in one Spark job."""
     if not frames:
         return []
-    some = frames[:45]
-    for number, frame in enumerate(some):
+    batch = frames[:45]
+    for number, frame in enumerate(batch):
         frame.createOrReplaceTempView(f"q{number}")
-    parts = (f"SELECT {number} AS q, row_id FROM q{number}" for number in range(len(some)))
-    answers = some[0].sparkSession.sql(" UNION ALL ".join(parts)).toArrow().to_pydict()
+    parts = (f"SELECT {number} AS q, row_id FROM q{number}" for number in range(len(batch)))
+    answers = batch[0].sparkSession.sql(" UNION ALL ".join(parts)).toArrow().to_pydict()
     pairs = list(zip(answers["q"], answers["row_id"], strict=True))
     assert len(pairs) == len(set(pairs)), "a row twice"
-    found = [{row_id for q, row_id in pairs if q == number} for number in range(len(some))]
-    return found + hits_of_frames(frames[45:])
+    row_ids = [{row_id for q, row_id in pairs if q == number} for number in range(len(batch))]
+    return row_ids + hits_of_frames(frames[45:])
 
 
 def rows_by_id(table: pa.Table) -> dict[int, str]:
     """Rows as text, in which NaN equals itself, and -0.0 does not equal 0.0."""
-    found = {row["row_id"]: repr(row) for row in table.to_pylist()}
-    assert len(found) == table.num_rows == ROWS
-    return found
+    rows = {row["row_id"]: repr(row) for row in table.to_pylist()}
+    assert len(rows) == table.num_rows == ROWS
+    return rows
 
 
 WRITERS: dict[str, Callable[[Path, random.Random, SparkSession], Table]] = {
@@ -250,14 +258,14 @@ def generated(name: str, table: Table) -> list[str]:
 def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: SparkSession, tmp_path: Path) -> None:
     """Every value of every row is Spark's, through Spark and without it, and so are the column types; also of a copy that we have written."""
     path, copy = str(tables[name].path), str(tmp_path / "copy")
-    theirs = spark.read.parquet(path)
-    theirs.write.format("lookupcache").mode("append").save(copy)
-    whole = theirs.toArrow()
-    found = [LookupTable(path, options).scan().cast(whole.schema) for options in ({}, FULL)]
-    for ours in (load(spark, path), load(spark, copy)):
-        assert ours.dtypes == theirs.dtypes
-        found.append(ours.toArrow())
-    for rows in found:
+    spark_frame = spark.read.parquet(path)
+    spark_frame.write.format("lookupcache").mode("append").save(copy)
+    whole = spark_frame.toArrow()
+    results = [LookupTable(path, options).scan().cast(whole.schema) for options in ({}, FULL)]
+    for actual in (load(spark, path), load(spark, copy)):
+        assert actual.dtypes == spark_frame.dtypes
+        results.append(actual.toArrow())
+    for rows in results:
         assert rows_by_id(rows) == rows_by_id(whole), f"seed {SEED}"
 
 
@@ -266,16 +274,16 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
     compared = pruned = probed = 0
     for name, table in tables.items():
         texts = generated(name, table)
-        theirs = spark.read.parquet(str(table.path))
-        expected = dict(zip(texts, hits_of_frames([theirs.where(text) for text in texts]), strict=True))
+        spark_frame = spark.read.parquet(str(table.path))
+        expected = dict(zip(texts, hits_of_frames([spark_frame.where(text) for text in texts]), strict=True))
         keys = [column.sql for column in table.columns if column.compared]
         for key in ["", *keys]:
-            with LookupTable(str(table.path), {"lookup.keys": key, **FULL} if key else {}) as ours:
+            with LookupTable(str(table.path), {"lookup.keys": key, **FULL} if key else {}) as lookup_table:
                 for text in [text for text in texts if key in text]:
-                    found = ours.scan(columns=["row_id"], predicate=text).column("row_id").to_pylist()
-                    assert sorted(found) == sorted(expected[text]), f"seed {SEED}, table {name}, key {key}: {text}"
+                    row_ids = lookup_table.scan(columns=["row_id"], predicate=text).column("row_id").to_pylist()
+                    assert sorted(row_ids) == sorted(expected[text]), f"seed {SEED}, table {name}, key {key}: {text}"
                     probed += bool(key)
-                metrics = ours.metrics()
+                metrics = lookup_table.metrics()
             assert metrics["snapshotReadThroughCount"] == 0
             pruned += 0 if key else metrics["rowGroupsPrunedCount"]
         assert name != "partitions" or metrics["filesPrunedCount"] > 0
@@ -297,13 +305,13 @@ TEXT_COLUMNS = {
 
 def rows_of_text(number: int) -> list[dict[str, Any]]:
     """Values as texts, or null."""
-    found = drawn(st.tuples(*TEXT_COLUMNS.values()), 60, f"text {number}")
-    return [{"id": 100 * number + n, **dict(zip(TEXT_COLUMNS, row, strict=True))} for n, row in enumerate(found)]
+    rows = drawn(st.tuples(*TEXT_COLUMNS.values()), 60, f"text {number}")
+    return [{"id": 100 * number + n, **dict(zip(TEXT_COLUMNS, row, strict=True))} for n, row in enumerate(rows)]
 
 
-def csv_of(found: list[dict[str, Any]], sep: str) -> str:
+def format_csv(rows: list[dict[str, Any]], sep: str) -> str:
     """All is quoted but what is not there."""
-    lines = [list(found[0]), *(list(row.values()) for row in found)]
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
     quoted = [["" if value is None else '"' + str(value).replace('"', '""') + '"' for value in line] for line in lines]
     return "".join(f"{sep.join(line)}\n" for line in quoted)
 
@@ -316,13 +324,13 @@ def test_csv_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> N
     """Generated files, several of a table: all texts without inference, or parsed to a schema. (Spark takes no empty text.)"""
     sep = ";"
     for number in range(3):
-        found = [row for row in rows_of_text(number) if row["text"] != ""]
-        (tmp_path / f"{number}.csv").write_text(csv_of(found, sep))
-    ours = spark.read.format("lookupcache").options(**{"lookup.csv.sep": sep, "lookup.csv.infer-schema": "false"})
-    theirs = spark.read.options(sep=sep, header=True, multiLine=True, escape='"', nullValue="")
-    assert collected(ours.load(str(tmp_path))) == collected(theirs.csv(str(tmp_path)))
-    typed, theirs = ours.schema(CELL_TYPES).load(str(tmp_path)), theirs.schema(CELL_TYPES).csv(str(tmp_path))
-    assert collected(typed) == collected(theirs)
+        rows = [row for row in rows_of_text(number) if row["text"] != ""]
+        (tmp_path / f"{number}.csv").write_text(format_csv(rows, sep))
+    by_lookup = spark.read.format("lookupcache").options(**{"lookup.csv.sep": sep, "lookup.csv.infer-schema": "false"})
+    by_spark = spark.read.options(sep=sep, header=True, multiLine=True, escape='"', nullValue="")
+    assert collected(by_lookup.load(str(tmp_path))) == collected(by_spark.csv(str(tmp_path)))
+    typed, by_spark = by_lookup.schema(CELL_TYPES).load(str(tmp_path)), by_spark.schema(CELL_TYPES).csv(str(tmp_path))
+    assert collected(typed) == collected(by_spark)
 
 
 def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -338,5 +346,5 @@ def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> 
             plain = json.dumps({**row, **numbers, "half": half, "nested": nested, "n": None})[:-1]
             lines.append(plain.replace(', "n": null', exact) + "}")
         (tmp_path / f"{seed}.json").write_text("\n".join(lines))
-    ours, theirs = (spark.read.format(form).schema(schema).load(str(tmp_path)) for form in ("lookupcache", "json"))
-    assert collected(ours) == collected(theirs)
+    actual, expected = (spark.read.format(form).schema(schema).load(str(tmp_path)) for form in ("lookupcache", "json"))
+    assert collected(actual) == collected(expected)

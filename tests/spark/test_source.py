@@ -51,8 +51,8 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
     assert calls.calls() == (2, 0, 0)  # planned once, executed once
     assert spark.read.option("lookup.where", "id < 2").table(name).count() == 2
     # A schema that was taken from it reads the path that is named.
-    schema, other = spark.table(name).schema, publish_version(tmp_path / "other.parquet", 7)
-    assert versions(spark.read.format("lookupcache").schema(schema).load(str(other))) == {7}
+    schema, other_path = spark.table(name).schema, publish_version(tmp_path / "other.parquet", 7)
+    assert versions(spark.read.format("lookupcache").schema(schema).load(str(other_path))) == {7}
     df.createOrReplaceTempView("view_of_df")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW view_of_sql {catalog_options(path)}")
     for version in (2, 3):
@@ -86,8 +86,8 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
     assert 0 < delta["ufsGetBytes"] <= new.stat().st_size
     (tmp_path / "dim" / "0.parquet").unlink()
     views = {view: load(spark, tmp_path / "dim", {"lookup.view": view}) for view in ("files", "versions", "metrics")}
-    found = [row.url for row in views["files"].orderBy("url").collect()]
-    assert found == [f"file://{tmp_path}/dim/{number}.parquet" for number in range(1, 10)]
+    urls = [row.url for row in views["files"].orderBy("url").collect()]
+    assert urls == [f"file://{tmp_path}/dim/{number}.parquet" for number in range(1, 10)]
     assert [row.files for row in views["versions"].orderBy("resolved_at").collect()] == [10, 10, 9]
     metrics = {row.name: row.value for row in views["metrics"].collect()}
     assert metrics["ufsListCount"] >= 4
@@ -154,8 +154,8 @@ def test_shapes_that_leak_pushed_filters_are_right(
         for table in ("leaky", name):
             assert spark.sql(f"SELECT id FROM {table} WHERE id = 3 UNION ALL SELECT id FROM {table}").count() == 11
     calls = Calls(path)
-    some = load(spark, path, {"lookup.where": "id >= 4 AND id < 8"})
-    assert some.filter("id > 5").union(df).count() == 12
+    filtered = load(spark, path, {"lookup.where": "id >= 4 AND id < 8"})
+    assert filtered.filter("id > 5").union(df).count() == 12
     assert calls.take_metrics()["rowGroupsPrunedCount"] == 3
 
 
@@ -267,9 +267,9 @@ def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> Non
         "array(INTERVAL '7' HOUR) AS l, map('k', INTERVAL '1' DAY) AS m"
     )
     intervals.write.parquet(str(tmp_path / "intervals"))
-    found = load(spark, tmp_path / "intervals")
-    assert found.collect() == spark.read.parquet(str(tmp_path / "intervals")).collect()
-    assert found.schema["i"].dataType.simpleString() == "interval day to second"
+    frame = load(spark, tmp_path / "intervals")
+    assert frame.collect() == spark.read.parquet(str(tmp_path / "intervals")).collect()
+    assert frame.schema["i"].dataType.simpleString() == "interval day to second"
     for kind, value in {"interval year to month": "INTERVAL '1-2' YEAR TO MONTH"}.items():
         spark.sql(f"SELECT 1 AS id, array({value}) AS v").write.parquet(str(tmp_path / kind))
         with pytest.raises(AnalysisException, match=f"column 'v' is of Spark's type {kind}"):
@@ -293,12 +293,13 @@ def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
     df = load(spark, path, {**KEYED, "lookup.scan.split-size": "1 MiB"})
     assert df.rdd.getNumPartitions() > 3
     question = ("count(*)", "sum(id)", "sum(v)", "min(g)", "max(g)", "count(DISTINCT id)")
-    ours = df.selectExpr(*question).collect()
-    assert ours == spark.read.parquet(str(path)).selectExpr(*question).collect()
-    assert df.union(df).selectExpr("sum(id)").collect()[0][0] == 2 * ours[0]["sum(id)"]
-    found = LookupTable(str(path)).metrics()
-    assert found["resolvedBytes"] == 3 * sum(file.stat().st_size for file in path.iterdir())  # the union reads it twice
-    assert (found["snapshotReadThroughCount"], found["loadCount"]) == (0, 1)
+    actual = df.selectExpr(*question).collect()
+    assert actual == spark.read.parquet(str(path)).selectExpr(*question).collect()
+    assert df.union(df).selectExpr("sum(id)").collect()[0][0] == 2 * actual[0]["sum(id)"]
+    metrics = LookupTable(str(path)).metrics()
+    # The union reads the table twice.
+    assert metrics["resolvedBytes"] == 3 * sum(file.stat().st_size for file in path.iterdir())
+    assert (metrics["snapshotReadThroughCount"], metrics["loadCount"]) == (0, 1)
 
 
 def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) -> None:
@@ -310,8 +311,8 @@ def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) ->
     calls = Calls(path)
     assert sorted(row.id for row in df.collect()) == [3, 4999]
     df.limit(1).collect()  # ends its worker
-    again = load(spark, path, {**PARTIAL, "lookup.where": "id IN (4999, 3) AND version = 1"})
-    assert again.select("version").collect() == [(1,), (1,)]
+    second_frame = load(spark, path, {**PARTIAL, "lookup.where": "id IN (4999, 3) AND version = 1"})
+    assert second_frame.select("version").collect() == [(1,), (1,)]
     delta = calls.take_metrics()
     assert (delta["ufsGetCount"], delta["rowGroupsReadCount"], delta["missCount"]) == (0, 0, 0)
     assert delta["hitCount"] == 3 + 3 + 2

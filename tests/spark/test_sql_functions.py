@@ -79,8 +79,8 @@ def test_where_it_may_stand(spark: SparkSession, tmp_path: Path, name: str, fact
     register_lookup(spark, name, str(publish_version(tmp_path / "dim.parquet", 7)), "id")
     for statement, expected in STANDS:
         assert spark.sql(statement.format(f=name, t=facts)).collect()[0][0] == expected, statement
-    found = spark.table(facts).select(sf.call_function(name, sf.col("k")).version.alias("v"))
-    assert found.filter("v = 7").count() == 8
+    versions = spark.table(facts).select(sf.call_function(name, sf.col("k")).version.alias("v"))
+    assert versions.filter("v = 7").count() == 8
 
 
 def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
@@ -95,13 +95,13 @@ def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
     with pytest.raises(PythonException, match=r"several rows.*g = 'x'.*multi=True"):
         spark.sql(f"SELECT {name}('x').n").collect()
     # Spark calls it for the rows of ELSE, too, so their keys are to be null.
-    each = "FROM VALUES ('x'), ('y') AS t(g)"
+    source = "FROM VALUES ('x'), ('y') AS t(g)"
     with pytest.raises(PythonException, match="several rows"):
-        spark.sql(f"SELECT CASE WHEN g = 'y' THEN {name}(g).n END AS n {each}").collect()
-    asked = spark.sql(f"SELECT {name}(CASE WHEN g = 'y' THEN g END).n AS n {each}")
-    assert asked.collect() == [(None,), (2,)]
-    found = spark.sql(f"SELECT * FROM {name}_rows('x')").collect()
-    assert [row.asDict() for row in found] == [{"g": "x", "n": 1, "w h": None}, {"g": "x", "n": 3, "w h": b"c"}]
+        spark.sql(f"SELECT CASE WHEN g = 'y' THEN {name}(g).n END AS n {source}").collect()
+    frame = spark.sql(f"SELECT {name}(CASE WHEN g = 'y' THEN g END).n AS n {source}")
+    assert frame.collect() == [(None,), (2,)]
+    key_rows = spark.sql(f"SELECT * FROM {name}_rows('x')").collect()
+    assert [row.asDict() for row in key_rows] == [{"g": "x", "n": 1, "w h": None}, {"g": "x", "n": 3, "w h": b"c"}]
     calls = Calls(path)
     assert spark.sql(f"SELECT * FROM {name}_rows('nobody') UNION ALL SELECT * FROM {name}_rows(NULL)").collect() == []
     assert calls.calls()[2] == 0

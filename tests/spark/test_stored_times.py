@@ -28,8 +28,8 @@ def values(seed: str, count: int) -> list[int]:
     rng = random.Random(seed)
     edges = [(datetime.date.fromisoformat(text) - datetime.date(1970, 1, 1)).days * _DAY for text in EDGES]
     low, high = edges[0] + 2 * _DAY, edges[-1] - _DAY
-    near = [min(max(edge + rng.randrange(-_DAY, _DAY), low), high) for edge in edges for _ in range(4)]
-    return [at - at % 1000 for at in edges + near + [rng.randrange(low, high) for _ in range(count)]]
+    edge_times = [min(max(edge + rng.randrange(-_DAY, _DAY), low), high) for edge in edges for _ in range(4)]
+    return [at - at % 1000 for at in edges + edge_times + [rng.randrange(low, high) for _ in range(count)]]
 
 
 def frame(spark: SparkSession, times: list[int]) -> DataFrame:
@@ -60,11 +60,11 @@ def numbers_by_spark(spark: SparkSession, path: str, form: str) -> list[list[Any
 def numbers_by_us(table: LookupTable) -> list[list[Any]]:
     """The same of what this package reads."""
     rows = table.scan().sort_by("id")
-    found = {name: rows.column(name).combine_chunks() for name in rows.column_names}
-    nested, lists = found["s"], found["a"]
+    arrays = {name: rows.column(name).combine_chunks() for name in rows.column_names}
+    nested, lists = arrays["s"], arrays["a"]
     firsts = pc.list_element(pc.if_else(lists.is_valid(), lists, pa.scalar([None], lists.type)), 0)
-    columns = [*(found[name] for name in ("id", "d", "t", "l", "i")), nested.field("t"), nested.field("d"), firsts]
-    columns.append(found["m"].items)
+    columns = [*(arrays[name] for name in ("id", "d", "t", "l", "i")), nested.field("t"), nested.field("d"), firsts]
+    columns.append(arrays["m"].items)
     numbers = [of.cast(pa.int32() if pa.types.is_date32(of.type) else pa.int64()).to_pylist() for of in columns]
     return [list(row) for row in zip(*numbers, strict=True)]
 
@@ -77,8 +77,8 @@ def check(spark: SparkSession, path: Path, form: str, cache: Path) -> None:
     days = pa.array([row[1] for row in expected[:40]], pa.int32()).cast(pa.date32())
     times = pa.array([row[2] for row in expected[:40]]).cast(pa.timestamp("us", "UTC"))
     for name, keys in {"d": days, "t": times}.items():
-        found = LookupTable(str(path), {**options, "lookup.keys": name}).get_many(pa.table({name: keys.unique()}))
-        assert set(found.column("id").to_pylist()) >= set(range(40))
+        matches = LookupTable(str(path), {**options, "lookup.keys": name}).get_many(pa.table({name: keys.unique()}))
+        assert set(matches.column("id").to_pylist()) >= set(range(40))
     edge = "TIMESTAMP'1850-01-01 00:00:00 UTC'"
     where = LookupTable(str(path), {**options, "lookup.where": f"t < {edge} AND d > DATE'1582-10-10'"}).scan()
     by_spark = spark.read.format(form).load(str(path)).where(f"t < {edge} AND d > DATE'1582-10-10'")

@@ -66,39 +66,41 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path) -> No
             writer.submit(lambda: publish(next(newer)))  # the table is replaced while this batch runs
         batch.write.mode("overwrite").parquet(str(tmp_path / "out" / f"{number:03}"))
 
-    told: dict[int, set[str]] = {}
+    digests_by_batch: dict[int, set[str]] = {}
     with concurrent.futures.ThreadPoolExecutor(1) as writer:
         for stop_at in [*(BATCHES * n // (RESTARTS + 1) for n in range(1, RESTARTS + 1)), None]:
-            made = joined.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
-            query = made.start()
-            run_until(query, stop_at)
+            stream_writer = joined.writeStream.foreachBatch(write).option(
+                "checkpointLocation", str(tmp_path / "checkpoint")
+            )
+            query = stream_writer.start()
+            stop_at_batch(query, stop_at)
             for progress in query.recentProgress:
                 for row in progress["observedMetrics"].values():
-                    told.setdefault(progress["batchId"], set()).add(row["digest"])
+                    digests_by_batch.setdefault(progress["batchId"], set()).add(row["digest"])
                     assert row["table"] == str(table)
-    versions, seen = list[int](), list[int]()
+    versions, event_ids = list[int](), list[int]()
     ways = [f"{way}_version" for way in (*WAYS, "scan")]
-    for written in sorted((tmp_path / "out").iterdir()):  # after a restart a batch may take two files
-        rows = ds.dataset(written).to_table().to_pylist()
-        seen += [row["event"] for row in rows]
+    for batch_path in sorted((tmp_path / "out").iterdir()):  # after a restart a batch may take two files
+        rows = ds.dataset(batch_path).to_table().to_pylist()
+        event_ids += [row["event"] for row in rows]
         assert {row[way] for row in rows if row["id"] % 2 for way in ways} == {None}
         (version,) = {row[way] for row in rows if row["id"] % 2 == 0 for way in ways}
         versions.append(version)
     assert len(versions) >= BATCHES - RESTARTS
-    assert sorted(seen) == sorted(number * 100_000 + key for number in range(BATCHES) for key in range(COUNT))
+    assert sorted(event_ids) == sorted(number * 100_000 + key for number in range(BATCHES) for key in range(COUNT))
     assert versions == sorted(versions)
     assert len(set(versions)) > BATCHES // 3
-    assert all(len(digests) == 1 for digests in told.values())
-    pairs = {(versions[number], digest) for number, digests in told.items() for digest in digests}
+    assert all(len(digests) == 1 for digests in digests_by_batch.values())
+    pairs = {(versions[number], digest) for number, digests in digests_by_batch.items() for digest in digests}
     assert len(pairs) == len({version for version, _ in pairs}) == len({digest for _, digest in pairs})
-    (last,) = told[max(told)]
+    (last,) = digests_by_batch[max(digests_by_batch)]
     metrics = {row.name: row for row in load(spark, table, {"lookup.view": "metrics"}).collect()}
     assert metrics["tokenVersion"].detail == last
-    known = {row.digest: row for row in load(spark, table, {"lookup.view": "versions"}).collect()}
-    assert known[last].token_at is not None
+    versions_by_digest = {row.digest: row for row in load(spark, table, {"lookup.view": "versions"}).collect()}
+    assert versions_by_digest[last].token_at is not None
 
 
-def run_until(query: StreamingQuery, batch: int | None) -> None:
+def stop_at_batch(query: StreamingQuery, batch: int | None) -> None:
     """Wait until a batch has ended, or all; then stop the query in the midst of what it does."""
     try:
         if batch is None:
@@ -128,10 +130,10 @@ def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> Non
 def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy) -> None:
     """A broadcast passes rows on, of the version at the start of a batch; a pass is refused by the name of its operator."""
     jvm: Any = spark._jvm
-    seen = tmp_path / "seen"
+    output = tmp_path / "seen"
 
     def append(row: Row) -> None:
-        with seen.open("a") as rows:
+        with output.open("a") as rows:
             rows.write(f"{row.id} {row.version}\n")
 
     path = publish_version(tmp_path / "dim.parquet", 7, range(5))
@@ -150,8 +152,10 @@ def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         try:
             if strategy == "broadcast":
-                until(lambda: (seen.exists() and len(seen.read_text().splitlines()) == 2) or not query.isActive)
-                assert sorted(seen.read_text().splitlines()) == ["4 7", "5 None"]
+                await_condition(
+                    lambda: (output.exists() and len(output.read_text().splitlines()) == 2) or not query.isActive
+                )
+                assert sorted(output.read_text().splitlines()) == ["4 7", "5 None"]
             else:
                 words = "ArrowEvalPythonExec are not in the operator allowlist"
                 with pytest.raises(StreamingQueryException, match=words):
@@ -169,10 +173,10 @@ JOBS: dict[str, tuple[str, dict[str, str]]] = {
 Epochs = dict[int, list[int]]
 
 
-def until(holds: Callable[[], bool]) -> None:
+def await_condition(condition: Callable[[], bool]) -> None:
     """Return once something holds that another process does."""
     end = time.monotonic() + 60
-    while not holds():
+    while not condition():
         assert time.monotonic() < end, "it does not come to hold"
         threading.Event().wait(0.02)
 
@@ -183,7 +187,7 @@ def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
     mode, options = JOBS[kind]
     waits, goes = home / "waits", home / "goes"
 
-    def held(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def hold_first_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415 - in the worker
 
         context = TaskContext.get()
@@ -193,15 +197,15 @@ def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
                 threading.Event().wait(0.02)
         yield from batches
 
-    some = spark.range(0, 40, 1, 3).where("id % 2 = 0 OR " + str("dynamic" not in kind))
-    rows = some.mapInArrow(held, "id long").selectExpr("id", "2 AS epoch", "id % 2 AS p")
+    ids = spark.range(0, 40, 1, 3).where("id % 2 = 0 OR " + str("dynamic" not in kind))
+    rows = ids.mapInArrow(hold_first_task, "id long").selectExpr("id", "2 AS epoch", "id % 2 AS p")
     writer = rows.write.mode(mode).options(**options).partitionBy("p")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        done = pool.submit(writer.parquet, str(home / "dim"))
+        job = pool.submit(writer.parquet, str(home / "dim"))
         try:
-            until(lambda: waits.exists() or done.done())
+            await_condition(lambda: waits.exists() or job.done())
             # `os.walk`, unlike `rglob`, passes over directories that Spark removes meanwhile.
-            until(
+            await_condition(
                 lambda: (
                     sum(
                         name.startswith("part-") and "-00000-" not in name
@@ -214,7 +218,7 @@ def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
             yield
         finally:
             goes.touch()
-        done.result(timeout=60)
+        job.result(timeout=60)
 
 
 @pytest.mark.slow
@@ -229,30 +233,30 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: 
     joined = read_in_all_ways(stream_events(spark, home / "events"), home / "dim", "epoch")
     numbers = itertools.count()
 
-    def seen() -> Epochs:
+    def read_epochs() -> Epochs:
         """The epochs of each key in the next micro-batch, which are the same in every way of reading."""
         events(home / "events", number := next(numbers), range(40))
         query.processAllAvailable()
         rows = [row for row in spark.table("busy").collect() if row.batch == number]
         ways = [f"{way}_epoch" for way in (*WAYS, "scan")]
-        found = [{key: sorted({row[way] for row in rows if row.id == key}) for key in range(40)} for way in ways]
-        assert all(one == found[0] for one in found)
-        return found[0]
+        answers = [{key: sorted({row[way] for row in rows if row.id == key}) for key in range(40)} for way in ways]
+        assert all(answer == answers[0] for answer in answers)
+        return answers[0]
 
     before = {key: [1] for key in range(40)}
     after = {key: [1, 2] if kind.startswith("append") else [2] for key in range(40)}
     if kind == "dynamic overwrite":
         after = {key: [2 - key % 2] for key in range(40)}
-    late = LookupTable(str(home / "dim"), {"lookup.cache.dir": str(home / "late")})
+    late_table = LookupTable(str(home / "dim"), {"lookup.cache.dir": str(home / "late")})
     with running(joined, "busy") as query, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        assert seen() == before
+        assert read_epochs() == before
         with writing(spark, home, kind):
-            assert seen() == before
-            scan = pool.submit(late.scan)  # it knows nothing, and waits
-            assert seen() == before
-        assert seen() == after
-        found = scan.result(timeout=60).to_pylist()
-    assert {key: sorted(row["epoch"] for row in found if row["id"] == key) for key in range(40)} == after
+            assert read_epochs() == before
+            scan = pool.submit(late_table.scan)  # it knows nothing, and waits
+            assert read_epochs() == before
+        assert read_epochs() == after
+        scanned_rows = scan.result(timeout=60).to_pylist()
+    assert {key: sorted(row["epoch"] for row in scanned_rows if row["id"] == key) for key in range(40)} == after
     assert LookupTable(str(home / "dim")).metrics()["busyServedCount"] > 0
 
 
@@ -277,8 +281,8 @@ class Dim:
 
     def joined(self, spark: SparkSession) -> DataFrame:
         """A join of some keys that is made now."""
-        asked = spark.createDataFrame([(key,) for key in (1, 2, 3)], "id long")
-        return lookup_join(asked, self.path, "id", how="inner", columns=["id"], prefix="d_", strategy="cache")
+        facts = spark.createDataFrame([(key,) for key in (1, 2, 3)], "id long")
+        return lookup_join(facts, self.path, "id", how="inner", columns=["id"], prefix="d_", strategy="cache")
 
     def seen(self, spark: SparkSession) -> list[list[int]]:
         """The keys that a scan, a join and a function find which are made now."""
@@ -307,26 +311,26 @@ def test_what_a_batch_writes_it_reads_back(
     scanned = load(spark, dim.path).selectExpr("id AS scan_id")
     scanned = scanned.hint("broadcast") if side == "scan" else scanned
     stream = (stream.hint("broadcast") if side == "stream" else stream).join(scanned, sf.expr("scan_id = id"), "inner")
-    seen: list[list[list[int]]] = []
-    kept: list[int] = []
-    own: list[list[tuple[int, int, int]]] = []
+    later_keys: list[list[list[int]]] = []
+    built_counts: list[int] = []
+    stream_rows: list[list[tuple[int, int, int]]] = []
 
     def act(batch: DataFrame, number: int) -> None:
         session = batch.sparkSession
         built = (dim.joined(session), load(session, dim.path))
         for attempt in range(2):
             rows = batch.select("*").collect()  # a plan of its own: Spark keeps what it has broadcast for an object
-            own.append(sorted((row.join_id, row.called_id, row.scan_id) for row in rows))
-            kept.extend(frame.select("*").count() for frame in built)
+            stream_rows.append(sorted((row.join_id, row.called_id, row.scan_id) for row in rows))
+            built_counts.extend(frame.select("*").count() for frame in built)
             if attempt == 0:
                 dim.append(session, number + 2)
-        seen.append(dim.seen(session))
+        later_keys.append(dim.seen(session))
 
     with conf(spark, "spark.sql.adaptive.enabled", adaptive):
         each_batch(stream, tmp_path / "cp", act)
-    assert seen == [[keys] * 3 for keys in ([1, 2], [1, 2, 3])]
-    assert kept == [1] * 4 + [2] * 4
-    assert own == [[(1, 1, 1)]] * 2 + [[(1, 1, 1), (2, 2, 2)]] * 2
+    assert later_keys == [[keys] * 3 for keys in ([1, 2], [1, 2, 3])]
+    assert built_counts == [1] * 4 + [2] * 4
+    assert stream_rows == [[(1, 1, 1)]] * 2 + [[(1, 1, 1), (2, 2, 2)]] * 2
 
 
 def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession, tmp_path: Path) -> None:
@@ -336,17 +340,17 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
     stream = lookup_join(
         stream_events(spark, tmp_path / "events"), dim.path, "id", "inner", columns=["id"], prefix="own_"
     )
-    seen: dict[str, list[list[int]]] = {}
+    answers: dict[str, list[list[int]]] = {}
 
     def frames(batch: DataFrame, outer: bool = False) -> dict[str, DataFrame]:
         """Lookups of each kind that are made now. `outer`: also one of a DataFrame of the session that has started the stream."""
         session = batch.sparkSession
-        asked = session.range(1, 5)
+        facts = session.range(1, 5)
         register_lookup(session, dim.function, dim.path, key="id", columns=["id"])
-        ways = {strategy: lookup_join(asked, dim.path, "id", "inner", [], strategy=strategy) for strategy in STRATEGIES}
+        ways = {strategy: lookup_join(facts, dim.path, "id", "inner", [], strategy=strategy) for strategy in STRATEGIES}
         called = session.sql(f"SELECT id FROM range(1, 5) WHERE {dim.function}(id).id IS NOT NULL")
-        others = {"outer": lookup_join(spark.range(1, 5), dim.path, "id", "inner", [])} if outer else {}
-        return {**ways, "function": called, **others}
+        outer_frames = {"outer": lookup_join(spark.range(1, 5), dim.path, "id", "inner", [])} if outer else {}
+        return {**ways, "function": called, **outer_frames}
 
     def keys(of: DataFrame) -> list[int]:
         return sorted(row.id for row in of.select("*").collect())
@@ -354,24 +358,24 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
     def act(batch: DataFrame, number: int) -> None:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             pool.submit(lambda: spark.range(1).count()).result()
-            own = [keys(batch)]
+            stream_keys = [keys(batch)]
             makers = {2: lambda: frames(batch, outer=True), 3: lambda: pool.submit(frames, batch).result()}
             for added, make in makers.items():
                 built = make()
                 for name, frame in built.items():
-                    seen.setdefault(name, []).append(keys(frame))
+                    answers.setdefault(name, []).append(keys(frame))
                 dim.append(batch.sparkSession, added)
                 spark.sparkContext.setJobGroup(f"mine {added}", "a group of the user's")
                 for name, frame in built.items():
-                    seen[name].append(keys(frame))
+                    answers[name].append(keys(frame))
                     if added == 2:
-                        seen[name].append(pool.submit(keys, frame).result())
-            own += [keys(batch), pool.submit(keys, batch).result()]
-            assert own == [[1]] * 3
+                        answers[name].append(pool.submit(keys, frame).result())
+            stream_keys += [keys(batch), pool.submit(keys, batch).result()]
+            assert stream_keys == [[1]] * 3
 
     each_batch(stream, tmp_path / "cp", act)
-    assert seen.pop("outer") == [[1]] * 3
-    assert seen == {name: [[1]] * 3 + [[1, 2]] * 2 for name in (*STRATEGIES, "function")}
+    assert answers.pop("outer") == [[1]] * 3
+    assert answers == {name: [[1]] * 3 + [[1, 2]] * 2 for name in (*STRATEGIES, "function")}
 
 
 def test_what_the_driver_keeps_of_its_lookups(
@@ -383,28 +387,29 @@ def test_what_the_driver_keeps_of_its_lookups(
     monkeypatch.setattr(join, "_explained", collections.OrderedDict())
     monkeypatch.setattr(lookup_pass, "_RELATIONS_AT_MOST", 5)
     sessions: list[weakref.ref[SparkSession]] = []
-    kept = vars(spark).setdefault("_lookup_versions", collections.OrderedDict())
-    kept.clear()
+    relations = vars(spark).setdefault("_lookup_versions", collections.OrderedDict())
+    relations.clear()
     for number in range(6):
         build = Build("a stream", str(number), 1000.0 + number)
         monkeypatch.setattr(join, "current_build", lambda session, build=build: build)
-        own = SparkSession(spark.sparkContext, spark._jsparkSession)  # as PySpark makes one for each micro-batch
-        joined = lookup_join(own.range(1000 * number), path, "id")
+        # PySpark makes such a session for each micro-batch.
+        batch_session = SparkSession(spark.sparkContext, spark._jsparkSession)
+        joined = lookup_join(batch_session.range(1000 * number), path, "id")
         lookup_join(spark.range(3), path, "id", strategy="cache")
         lookup_join(spark.range(4), path, "id", strategy="cache")
-        sessions.append(weakref.ref(own))
-        assert {relation.build.batch for relation in kept.values() if relation.build} == {str(number)}
+        sessions.append(weakref.ref(batch_session))
+        assert {relation.build.batch for relation in relations.values() if relation.build} == {str(number)}
     assert "about 5,000 rows" in explain_lookup(joined)
     del joined
     gc.collect()
-    assert [one() for one in sessions[:-1]] == [None] * 5  # PySpark holds the last one
+    assert [reference() for reference in sessions[:-1]] == [None] * 5  # PySpark holds the last one
     assert len(join._explained) == 5
-    assert len(kept) == 1
+    assert len(relations) == 1
     monkeypatch.undo()
     monkeypatch.setattr(lookup_pass, "_RELATIONS_AT_MOST", 5)
     chain: DataFrame = spark.range(3)
     for number in range(8):
         options = {"lookup.max-retries": number}
         chain = lookup_join(chain, path, "id", prefix=f"p{number}_", strategy="cache", options=options)
-    assert len(kept) == 5
+    assert len(relations) == 5
     assert chain.first()[1:] == (1,) * 8

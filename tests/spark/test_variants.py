@@ -42,7 +42,7 @@ def random_json(rng: random.Random, depth: int = 3) -> Any:
     return rng.choice([None, True, 1, -7, 2**40, 1.5, 1e100, 12.25, "", "text", "é" * 40])
 
 
-def shown(df: DataFrame, *columns: str) -> list[Any]:
+def describe_values(df: DataFrame, *columns: str) -> list[Any]:
     """What Spark makes of the column `v`: as JSON, its schema, and a field."""
     of_v = ["to_json(v)", "schema_of_variant(v)", "try_variant_get(v, '$.b', 'string')"]
     return sorted(df.selectExpr("id", *of_v, *columns).collect(), key=lambda row: row.id)
@@ -72,7 +72,7 @@ def test_same_values_as_sparks_reader(spark: SparkSession, tmp_path: Path, cache
         for key, value in of_shredding.items():
             stack.enter_context(conf(spark, f"spark.sql.variant.{key}", value))
         rows.coalesce(1).write.parquet(str(path))
-        expected = shown(spark.read.parquet(str(path)), *more)
+        expected = describe_values(spark.read.parquet(str(path)), *more)
     assert sum(row[1] is not None for row in expected) > ROWS // 2
     (file,) = path.glob("*.parquet")
     assert ("typed_value" in str(pq.read_schema(file))) == (shape is not None)
@@ -81,18 +81,19 @@ def test_same_values_as_sparks_reader(spark: SparkSession, tmp_path: Path, cache
             log_of_files(path, rows.schema.jsonValue(), *FEATURES)
         if DATA_SOURCES:
             assert load(spark, path).schema["v"].dataType.simpleString() == "variant"
-            assert shown(load(spark, path, {"lookup.where": "id >= 0"}), *more) == expected, kind
+            assert describe_values(load(spark, path, {"lookup.where": "id >= 0"}), *more) == expected, kind
     facts = spark.range(ROWS + 5)
     for way, arguments in WAYS.items():
         options = {"lookup.cache.dir": str(cache_dir), **arguments.get("options", {})}
         joined = lookup_join(facts, str(path), on="id", **{**arguments, "options": options})
-        assert shown(joined, *more)[:ROWS] == expected, way
+        assert describe_values(joined, *more)[:ROWS] == expected, way
     for way, udfs in UDFS.items():
         with udfs():
             register_lookup(spark, "by_id", str(path), key="id", options={"lookup.cache.dir": str(cache_dir)})
-            assert shown(facts.selectExpr("id", "by_id(id) AS r").selectExpr("id", "r.*"), *more)[:ROWS] == expected, (
-                way
-            )
+            assert (
+                describe_values(facts.selectExpr("id", "by_id(id) AS r").selectExpr("id", "r.*"), *more)[:ROWS]
+                == expected
+            ), way
 
 
 def test_a_spark_without_variants(spark: SparkSession, tmp_path: Path) -> None:
