@@ -35,7 +35,7 @@ def count_requests(run: Run, path: Path) -> int:
 
 
 def test_keys_are_forgotten(run: Run, tmp_path: Path, cache_dir: Path) -> None:
-    """`invalidate`: what the host's processes hold of keys is loaded again; with a full cache it is an error that says what to do."""
+    """After `invalidate`, the host's processes load the keys again; with a full cache it is an error that says what to do."""
     options = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9"}
     path = str(tmp_path / "dim")
     table = LookupTable(path, {**options, "lookup.cache.dir": str(cache_dir)})
@@ -74,7 +74,7 @@ def test_describe_and_get(run: Run, dim: Path) -> None:
 
 
 def test_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
-    """Those of columns neither, in the head of a table of rows."""
+    """Control characters in the names of columns are escaped in the header of a table of rows."""
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table({"id": [1], "a\x1b[2J\r\nb": ["x"]}), tmp_path / "t" / "a.parquet")
     result = run("get", tmp_path / "t", 1, *KEYED)
@@ -127,7 +127,7 @@ def test_versions_files_and_upkeep(run: Run, dim: Path, tmp_path: Path, cache_di
 
 
 def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
-    """A table and a trace in, options and their reasons out; a trace that is none is refused by name."""
+    """`advise` turns a table and a trace into options with reasons; a file that is no trace is refused by name."""
     (tmp_path / "trace.txt").write_text("\n".join(str(n % 7) for n in range(700)))
     (tmp_path / "words.txt").write_text("one\n")
     for name, column in (("trace", "id"), ("other", "key")):
@@ -145,7 +145,7 @@ def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
 
 
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:
-    """It answers without the store, and `stats` shows what that took; damage is found (exit code 3) and mended; a cleared cache works."""
+    """A warm host answers without the store, and `stats` shows what warming took; `check` finds damage (exit code 3) and repairs it; a cleared cache works."""
     for command in ("stats", "check", "clear"):  # there is no cache directory yet, and they make none
         result = run(command)
         assert (result.code, cache_dir.exists()) == (2, False)
@@ -162,7 +162,7 @@ def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> No
     output = run("stats", dim).out
     for line in (r"snapshotBuildCount +1", r"ufsGetBytes +[\d.]+ [KM]?i?B", r"loadTimeMicros +[\d.]+ s"):
         assert re.search(f"^ *{line}$", output, re.MULTILINE)
-    for name in ("dim", f"{dim}2"):  # a part of a place, and another one
+    for name in ("dim", f"{dim}2"):  # a part of the path, and another path
         absent = run("stats", name, "--json")
         assert (absent.code, absent.json["tables"]) == (3, [])
         assert str(dim) in absent.err
@@ -212,7 +212,7 @@ def ask(url: str, name: str, dim: Path) -> float:
 
 
 def test_what_it_needs(dim: Path, tmp_path: Path, cache_dir: Path) -> None:
-    """It runs without Spark and Java, and imports neither; without its own packages it says what is missing, and how to get it."""
+    """The command line runs without Spark and Java, and imports neither; without its own packages it says what is missing, and how to get it."""
 
     def ran(path: str, *arguments: object) -> tuple[int, str, str]:
         env = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": path}

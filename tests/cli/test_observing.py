@@ -42,7 +42,7 @@ def counted(disk: Disk, url: str, application: str = "", **values: int) -> Publi
 
 
 def exposed(disk: Disk) -> dict[str, float]:
-    """What a scrape gives, by series, its table, application and bucket."""
+    """The values of a scrape, by series, table, application and bucket."""
     registry = CollectorRegistry()
     registry.register(HostCollector(disk, CLOCK))
     text = generate_latest(registry).decode()
@@ -83,7 +83,7 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
 
 
 def test_the_dashboard() -> None:
-    """It asks for series that this package exposes, by labels that they have, and loads without edits."""
+    """The dashboard asks only for series that this package exposes, by labels that they have, and loads without edits."""
     text = DASHBOARD.read_text()
     dashboard = json.loads(text)
     series = set(re.findall(r"lookupcache_\w+", text))
@@ -100,7 +100,7 @@ def test_the_dashboard() -> None:
 
 
 def busy(disk: Disk) -> list[Publisher]:
-    """A host with two tables, one of them in trouble, whose name is not harmless."""
+    """A host with two tables. The loads of one fail, and its name contains a script."""
     times = {"lookupTimeCount": 100, "lookupTimeMicros": 10**6, "lookupTimeUpTo10": 60, "lookupTimeUpTo30": 40}
     counts = {"hitCount": 999, "missCount": 1, "resolvedBytes": 10**9, "ufsGetBytes": 10**7}
     good = counted(disk, "s3://bucket/airports", **counts, **times)
@@ -112,7 +112,7 @@ def busy(disk: Disk) -> list[Publisher]:
 
 
 def test_the_report_says_what_was_counted(disk: Disk) -> None:
-    """Hit rates, latency, bytes saved, reloads (failed ones apart), advice; and nothing of it is markup or from the network."""
+    """The report shows hit rates, latency, bytes saved, reloads (failed ones marked) and advice. Names are escaped, and nothing comes from the network."""
     assert "No process has used this cache directory yet" in report(disk, CLOCK)
     publishers = busy(disk)
     # The third partition was given to another host, and another lookup ended long ago.
@@ -151,7 +151,7 @@ def test_the_report_in_a_browser(disk: Disk, tmp_path: Path) -> None:
     publishers = busy(disk)
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert browser is not None, "no Chromium: scripts/test installs one"
-    # Asked in the page itself, for there is no other way to know what it was laid out to.
+    # Only a script in the page can tell how wide the browser has laid it out.
     probe = "<script>document.title = [document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('rect').length]</script>"
     page = tmp_path / "report.html"
     page.write_text(report(disk, CLOCK).replace("</body>", probe + "</body>"), encoding="utf-8")

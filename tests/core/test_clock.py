@@ -1,4 +1,4 @@
-"""One timer for a process: what its tasks may count on, and that the schedules of many tables share it."""
+"""The timer of a process: what its tasks may rely on, and that the schedules of many tables share it."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ class Loops:
 
 
 def test_tasks_are_run_when_they_have_said() -> None:
-    """Each until it is done, those that fail beside others, one that is asked for while it runs once more; then the thread ends."""
+    """Each task runs until it is done, also if another one fails; a task that is requested while it runs, runs once more; then the thread ends."""
     loops, ran = Loops(), list[str]()
     timer = Timer(loops)
 

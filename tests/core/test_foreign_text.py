@@ -1,4 +1,4 @@
-"""Text of others in ours: credentials of every spelling, and what a terminal obeys."""
+"""Foreign text in our messages: credentials in every spelling, and characters that a terminal obeys."""
 
 import io
 import itertools
@@ -69,7 +69,7 @@ SPELLINGS += [form.format(secret=SECRET) for form in WHOLE]
 
 
 class OfDriverError(Exception):
-    """An error whose text is made of an attribute, as those of HTTP clients and drivers are."""
+    """An error whose text is made from an attribute, as in HTTP clients and drivers."""
 
     def __init__(self, text: str) -> None:
         super().__init__(7)
@@ -80,7 +80,7 @@ class OfDriverError(Exception):
 
 
 def collect_texts(error: BaseException) -> Iterator[str]:
-    """All that an error tells, to whoever asks in whatever way."""
+    """Every text of an error and of its causes: the traceback, `str`, `repr` and the arguments."""
     yield "".join(traceback.format_exception(error))
     pending: list[BaseException | None] = [error]
     while pending:
@@ -91,7 +91,7 @@ def collect_texts(error: BaseException) -> Iterator[str]:
 
 
 def test_credentials_of_every_spelling() -> None:
-    """Whatever their name and form, also within a `repr`, one of that, and JSON."""
+    """Credentials are redacted whatever their name and form, also within a `repr`, a `repr` of that, and JSON."""
     within: tuple[Callable[[str], str], ...] = (
         str, repr, lambda text: repr(ValueError(text)), lambda text: repr(repr(text)), lambda text: json.dumps({"m": text}),
         lambda text: f"cannot connect: {text} (tried twice)",
@@ -113,14 +113,14 @@ def test_credentials_of_every_spelling() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_credential(text: str) -> None:
-    """Is told as it is; a cause that tells no more stays."""
+    """Text without a credential stays as it is, and so does an error that has no other text."""
     assert without_credentials(text) == text
     foreign = OfDriverError(text)
     assert redact_cause(foreign) is foreign
 
 
 def test_long_texts_take_no_time() -> None:
-    """Of whatever they are made."""
+    """It takes little time to redact a long text, whatever it is made of."""
     started_s = time.process_time()
     for part in (
         "secret", "a:", "b@", "token ", "-----BEGIN PRIVATE KEY-----", "auth.x", "a-", "?", "password='\\", "eyJ", "s3://a:", "%3A%2F%2F%3A",
@@ -138,7 +138,7 @@ class MuteError(OfDriverError):
 
 
 def test_a_foreign_error_is_told_without_credentials() -> None:
-    """Neither an error of ours tells them, nor its cause, its context, or a log with its traceback; wherever they stand in a chain."""
+    """No credential shows in our error, in its cause or context, or in a log with its traceback, wherever in the chain it stands."""
     for kind in [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PysparkLookupError)
     ]:
@@ -166,13 +166,12 @@ def test_a_foreign_error_is_told_without_credentials() -> None:
     "path", ["s3://AKIA:{}@b/x", "s3a://AKIA:a/{}@b/x", "S3://{}@b/x", "gs://k:1/{}@b/x", "abfss://c:{}@a.dfs.core.windows.net/x"]
 )  # fmt: skip
 def test_a_bucket_takes_no_credentials(path: str) -> None:
-    """A path with a key before its bucket is refused before anybody is asked, and not shown."""
+    """A path with a key before its bucket is refused before any request, and the key is not shown."""
     with pytest.raises(OptionError, match=r"\[redacted\]@.* holds a credential before the bucket's name") as caught:
         LookupTable(path.format(SECRET))
     assert SECRET not in str(caught.value)
-    container = (
-        "abfss://container@account.dfs.core.windows.net/x"  # of which what stands before the @ is a part of the place
-    )
+    # Here the text before the @ is the container, a part of the path.
+    container = "abfss://container@account.dfs.core.windows.net/x"
     assert without_url_credentials(container) == container
     assert container in repr(parse_options({"path": container}))
 

@@ -1,4 +1,4 @@
-"""`ValidWriteIdList`: sets of writes, checked against sets of writes."""
+"""`ValidWriteIdList`, checked against plain sets of write ids."""
 
 import pickle
 import random
@@ -114,6 +114,6 @@ def test_histories() -> None:
     ],
 )
 def test_refusals(call: object, says: str) -> None:
-    """What means nothing is an error that says what it is about."""
+    """A call without a meaning is an error that says what is wrong."""
     with pytest.raises(ValueError, match=says):
         call()  # type: ignore[operator]

@@ -39,7 +39,7 @@ PROVIDED = {
     "lookup.cache": "PARTIAL",
     "lookup.partial-cache.max-rows": "1",
 }
-# Options that are one of a few values, which come in any letter case, with spaces around; and what they need beside them.
+# Options with a fixed set of values, which may come in any letter case and with spaces around; and the options that each needs.
 CHOICES: list[tuple[str, type[enum.Enum], dict[str, str]]] = [
     ("lookup.format", enums.FileFormatName, {}), ("lookup.view", enums.View, {}),
     ("lookup.on-error", enums.OnError, PROVIDED), ("lookup.on-busy", enums.OnBusy, {}),
@@ -57,7 +57,7 @@ RELOADED = {**FULL, **CACHED}
 PERIODIC = {**RELOADED, "lookup.full-cache.periodic-reload.interval": "1 min"}
 TIMED = {**RELOADED, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15"}
 FULL_CACHE = "lookup.full-cache."
-Forms = dict[str, dict[str, Any]]  # of some options: texts, and their values
+Forms = dict[str, dict[str, Any]]  # for each option, texts and their values
 VALID: list[tuple[dict[str, str], Forms]] = [
     ({}, {
         "path": {" s3a://b/dim ": "s3a://b/dim", "/data/mein tisch/ü*.parquet": "/data/mein tisch/ü*.parquet"},
@@ -128,7 +128,7 @@ def test_durations_and_sizes() -> None:
 BAD_DURATIONS = ["10", "-5 s", "10 parsecs", "P", "PT5", "1e3 s", "5 m"]
 BAD_SIZES = ["MiB", "-1", "1.5g", "4 ib", "9" * 5000]
 BAD_NAMES = ["", "a,", "a,a", "`a", "a`b", "``", "`a`b"]
-# Values that do not parse: the nearest choice, or what is expected; and what the option needs beside it.
+# Values that do not parse, the hint that the error gives, and the options that each needs.
 BAD_VALUES = [
     *(("lookup.settle", text, "'10 s'", {}) for text in BAD_DURATIONS),
     *(("lookup.scan.split-size", text, "'4 MiB'", {}) for text in BAD_SIZES),
@@ -162,7 +162,7 @@ BAD_VALUES = [
     ],
 )  # fmt: skip
 def test_an_unknown_key_is_refused_with_the_nearest(layer: str, key: str, near: str) -> None:
-    """A key nobody knows is refused with its value (of a conf file without it) and the nearest known one, whatever layer it is in."""
+    """An unknown key is refused in every layer, with the nearest known key and with its value, which is hidden if it is from a conf file."""
     with pytest.raises(OptionError) as caught:
         parse(**{"read": {}, layer: {key: "5"}})
     shown_value = "'…'" if layer == "conf" else "'5'"
@@ -238,7 +238,7 @@ def test_what_is_refused(options: dict[str, str], words: list[str]) -> None:
 
 
 def test_kinds_of_which_nothing_is_set_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be many, and each read parses its options."""
+    """There may be many kinds, and each read parses its options."""
 
     def refuse(kind: object) -> None:
         raise AssertionError(f"{kind} is asked")
@@ -251,7 +251,7 @@ def test_kinds_of_which_nothing_is_set_are_not_asked(monkeypatch: pytest.MonkeyP
 
 
 def test_precedence() -> None:
-    """A read option beats a table option, that the conf file, that the default; storage options do so by name. Options are a value."""
+    """Read options override table options, those the conf file, and that the defaults; storage options do so one by one. Equal options are equal values."""
     conf = {
         "lookup.max-retries": "1", "lookup.scan.split-size": "1m", "lookup.settle": "1 s", "lookup.storage.anon": "false",
         "lookup.storage.endpoint_url": "http://h:9", "lookup.storage.nothing": "null",
@@ -266,7 +266,7 @@ def test_precedence() -> None:
     assert dict(options.storage.parameters) == {**nested, "anon": True, "endpoint_url": "http://h:9", "nothing": None}
     assert len({options, parse(read, dict(reversed(table.items())), conf), pickle.loads(pickle.dumps(options))}) == 1
     assert parse({"path": "/read"}, table).files.path == "/read"
-    # A conf file's are for remote tables; those of a read are the reader's word.
+    # Storage options of a conf file are for remote tables; those of a read always count.
     assert [parse({"path": path}, conf=conf).storage.parameters for path in ("/x", "file:/x")] == [(), ()]
     assert parse({"path": "/x", "lookup.storage.anon": "true"}).storage.parameters != ()
     # A bad value is refused where a nearer layer overrides it, too, and the message names its layer.
@@ -281,7 +281,7 @@ def test_precedence() -> None:
 
 
 def test_one_read_may_go_without_the_full_cache() -> None:
-    """A read that says NONE, or UFS, of a table that is created as FULL in CACHE mode takes the rest with it."""
+    """A read with NONE or UFS, of a table that was created with FULL in CACHE mode, also drops the options that depend on these."""
     table = PERIODIC | {"path": "/t", FULL_CACHE + "max-staleness": "1 h"}
     plain = parse({"lookup.cache": "NONE", "lookup.metadata.source": "UFS"}, table)
     assert not plain.full_cache.reloads
@@ -292,7 +292,7 @@ def test_one_read_may_go_without_the_full_cache() -> None:
 
 
 def test_options_that_replace_others() -> None:
-    """`override` refuses what parse refuses; a session moves host options only, and never off an explicit value."""
+    """`override` refuses what `parse` refuses; a session changes only host options, and never an explicit value."""
     columns = {"path": "/t", "lookup.columns": "a"}
     assert parse(columns).override({"lookup.columns": "b"}) == parse({**columns, "lookup.columns": "b"})  # fmt: skip
     conf = {"lookup.cache.dir": "/conf", "lookup.max-retries": "1"}
@@ -354,7 +354,7 @@ NO_CONF = [
 
 
 def test_what_is_no_conf_file(tmp_path: Path) -> None:
-    """A file that was named and cannot be read, or a line that is no `key = value`, is an error with its path and number; no line is shown."""
+    """A named file that cannot be read, or a line that is no `key = value`, is an error with the path and the line's number; the line is not shown."""
     (tmp_path / "lookupcache.conf").mkdir()
     named = [(str(tmp_path / "missing.conf"), "does not exist"), (str(tmp_path), "cannot be read")]
     cases = [({"LOOKUPCACHE_CONF": path}, says) for path, says in named]
@@ -380,7 +380,7 @@ PLAIN_KEYS = ["endpoint_url", "anon", "region", "profile", "username", "keyring_
 @pytest.mark.parametrize("name", SECRET_KEYS)
 @pytest.mark.parametrize("prefix", ["lookup.storage.", "lookup.provider."])
 def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -> None:
-    """By key and without its value, in URLs and JSON, too; names that only resemble a credential's are taken."""
+    """The error names the key and hides the value, also in URLs and JSON. Names that only resemble a credential's are accepted."""
     base_options = {"path": "/t", **(PROVIDER if prefix == "lookup.provider." else {})}
     for key, value in (
         (name, SECRET),
@@ -475,7 +475,7 @@ WITH_VERSIONS, WITHOUT = True, False
     ],
 )  # fmt: skip
 def test_what_wakes_facts_that_wait(options: dict[str, str], shows_changes: bool, says: str | None) -> None:
-    """The delay of retries stands alone in a lookup whose facts wait, of a provider without versions, which needs it; and nowhere else."""
+    """If facts wait, a provider without versions needs the delay of retries, and takes it alone; no other table takes it."""
 
     def check() -> float | None:
         remaining, delay_s = take_retry_delay(options)

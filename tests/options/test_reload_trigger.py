@@ -207,7 +207,7 @@ def test_a_schedule_of_slow_and_fast_reloads(mode: ScheduleMode, takes: list[flo
 
 @each_trigger
 def test_a_late_host_is_late_once(make: Callable[[], DueTrigger]) -> None:
-    """It makes its first load at once, the next reload late by its delay, and all others as far apart as on other hosts, though each takes time."""
+    """A late host loads at once the first time, reloads late by its delay the next time, and then as often as other hosts, though each reload takes time."""
     late_trigger, prompt_trigger = make(), make()
     late_trigger.late_s = 9.9375
     times = []
@@ -223,7 +223,7 @@ def test_a_late_host_is_late_once(make: Callable[[], DueTrigger]) -> None:
 @each_trigger
 @pytest.mark.parametrize("problem", [None, OSError("gone")])
 def test_a_closed_trigger_plans_nothing(make: Callable[[], CacheReloadTrigger], problem: Exception | None) -> None:
-    """Whatever is under way then. It may be closed twice, and opened again for another context."""
+    """A closed trigger plans nothing, whatever is under way. It may be closed twice, and opened again for another context."""
     trigger = make()
     context = opened(trigger, ManualContext())
     ((_, action),) = context.timers

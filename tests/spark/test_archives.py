@@ -20,7 +20,7 @@ INSTALLED = f"environment/lib/python{sys.version_info.major}.{sys.version_info.m
 
 
 def install(python: Path, wheel: Path) -> None:
-    """Install a wheel, and copies of what it needs from the environment of the tests: the same versions, without an index."""
+    """Install a wheel and its requirements. These are copied from the environment of the tests: the same versions, without an index."""
     pip = [sys.executable, "-m", "pip", "--python", python]
     run_command(*pip, "install", "--no-index", "--no-deps", wheel)
     (site,) = python.parents[1].glob("lib/python*/site-packages")

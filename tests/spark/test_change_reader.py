@@ -1,4 +1,4 @@
-"""The reader of a stream of changes, asked as Spark asks it: within limits; and as older versions of Spark do, which say less."""
+"""The reader of a stream of changes, called as Spark calls it: with limits, and without arguments, as by older versions of Spark."""
 
 import dataclasses
 import itertools
@@ -49,7 +49,7 @@ def consumed(reader: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -
 
 @needs(STREAM_LIMITS)
 def test_limits_of_a_micro_batch(table: LookupTable) -> None:
-    """It takes whole commits within its limit, and one at least."""
+    """A micro-batch takes whole commits up to its limit, and at least one."""
     for number in range(4):
         table.write(rows(number, 100 + number))
     for limit, most, sizes in (
@@ -69,7 +69,7 @@ def test_limits_of_a_micro_batch(table: LookupTable) -> None:
 
 
 def test_where_a_stream_begins(table: LookupTable) -> None:
-    """With the rows there are, with what comes, or after a position of the log."""
+    """A stream begins with the current rows, with the next commit, or after a position of the log."""
     first = table.write(rows(1))
     table.write(rows(2))
     for start, ids in (("snapshot", [1, 2]), ("LATEST", []), (str(first), [2])):
@@ -80,7 +80,7 @@ def test_where_a_stream_begins(table: LookupTable) -> None:
 def test_limits_of_a_micro_batch_need_a_spark_that_has_them(
     table: LookupTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elsewhere a stream with a limit fails when it begins, naming the option and both versions."""
+    """On other versions of Spark, a stream with a limit fails when it begins, and names the option and both versions."""
     monkeypatch.setattr(change_stream, "STREAM_LIMITS", dataclasses.replace(STREAM_LIMITS, present=False))
     for limit in ("rows", "files", "bytes"):
         words = f"max-{limit}-per-trigger needs limits of micro-batches .Spark 4.2.*{pyspark.__version__}.*: without it"
@@ -90,7 +90,7 @@ def test_limits_of_a_micro_batch_need_a_spark_that_has_them(
 
 
 def test_offsets_without_arguments(table: LookupTable) -> None:
-    """A Spark that does not say where a micro-batch starts gets each commit's rows once; of no rows the latest offset stays."""
+    """A Spark that does not say where a micro-batch starts gets each commit's rows once. Without new rows the latest offset stays."""
     reader = open_reader(table)
     start = reader.initialOffset()
     assert reader.latestOffset() == start
@@ -104,7 +104,7 @@ def test_offsets_without_arguments(table: LookupTable) -> None:
     later = reader.latestOffset()
     assert consumed(reader, end, later) == [2, 3]
     assert reader.latestOffset() == later
-    # A restarted query first goes to the end of the log; one with an unfinished micro-batch does that again.
+    # A restarted query first goes to the end of the log; one with an unfinished micro-batch runs that again.
     table.write(rows(4))
     committed, unfinished = open_reader(table), open_reader(table)
     latest = committed.latestOffset()
@@ -115,7 +115,7 @@ def test_offsets_without_arguments(table: LookupTable) -> None:
 
 
 def test_a_table_made_anew_without_arguments(table: LookupTable, tmp_path: Path) -> None:
-    """A stream without arguments notices, too, that its table is another one."""
+    """A stream without arguments also notices that its table was dropped and recreated."""
     table.write(rows(1))
     reader = open_reader(table)
     reader.initialOffset()

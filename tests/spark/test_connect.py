@@ -44,7 +44,7 @@ spark = connect.getOrCreate()
 
 
 def test_spark_connect(tmp_path: Path) -> None:
-    """Auto-discovered, current at every action, SQL tables and errors as elsewhere. Tasks that are told a version need no PyIceberg."""
+    """The source is discovered, and every action reads the current version; SQL tables and errors are as elsewhere. Tasks that are told a version need no PyIceberg."""
     path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["a", "b"]})
     replacement = saved(tmp_path / "new.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
@@ -99,7 +99,7 @@ spark.stop()
 @needs(PIPELINES)
 @pytest.mark.nightly
 def test_flows_of_pipelines(tmp_path: Path) -> None:
-    """In the function of a pipeline's flow, which may not analyse anything, lookups are planned without that, and tasks check the keys."""
+    """The function of a pipeline's flow may not analyse anything: there, lookups are planned without analysis, and tasks check the keys."""
     path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
 from datetime import datetime, timezone

@@ -1,6 +1,6 @@
 """Everything that Spark and lookupcache leave on the disk after reads of governed tables: event logs, checkpoints, caches, temporary files, logs.
 
-A program of its own reads tables whose catalogs lend credentials, in all ways, also after their grants were revoked; then all that it left is searched.
+A separate program reads tables whose catalogs lend credentials, in all ways, also after the grants are revoked; then the test searches all that it left.
 """
 
 import base64
@@ -146,7 +146,7 @@ def contents(path: Path) -> Iterator[bytes]:
 
 
 def holding(home: Path, secrets: list[bytes]) -> list[tuple[str, bytes]]:
-    """(a file below a directory, a secret that is in it)."""
+    """Each secret that is in a file below a directory: (the file's path, the secret)."""
     files = [path for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
     return [
         (str(path.relative_to(home)), secret)
@@ -217,7 +217,7 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
                 answer(program)
                 assert await_line(program.stdout, "DONE"), (home / "program.log").read_text()[-5000:]
                 assert len(store.issued) > 4
-                # While the program's temporary files are there, and what is left when it has ended.
+                # Search while the program's temporary files are there, and again when it has ended.
                 while_running = holding(home, secrets())
                 answer(program)
                 assert program.wait(300) == 0
@@ -225,7 +225,7 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
                 program.kill()
                 program.wait()
         assert (while_running, holding(home, secrets())) == ([], [])
-    # What was searched is what it is taken for.
+    # The search covers the files that it is meant to: they hold these texts.
     for place, text in {
         "events": b"ns.table",
         "told.txt": b"main.travel.airports",

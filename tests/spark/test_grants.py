@@ -1,4 +1,4 @@
-"""A table whose catalog lends credentials, in Spark: scans, joins and functions read with them, and tell nothing of them."""
+"""Tables whose catalog lends credentials, in Spark: scans, joins and functions read with them, and never show them."""
 
 import itertools
 import random
@@ -24,7 +24,7 @@ IDS = 12
 @pytest.mark.nightly
 @pytest.mark.spark
 def test_lent_credentials_and_spark(spark: Any, s3: S3Server, tmp_path: Path) -> None:
-    """Workers have their own; a task whose credentials end goes on; a planned scan and a running query end with the grant."""
+    """Each worker gets credentials of its own, and a task goes on when its credentials expire. Planned scans and running queries end with the grant."""
     store = ShortCredentials(s3)
     with GovernedCatalog(store, s3.endpoint) as catalog:
         catalog.everybody = "alice"
@@ -81,7 +81,7 @@ def test_lent_credentials_and_spark(spark: Any, s3: S3Server, tmp_path: Path) ->
 
 
 def of_ann(url: str) -> dict[str, str]:
-    """What `lookup.credentials` names, on each machine."""
+    """The function that `lookup.credentials` names, on each machine."""
     return {"token": "token-of-ann"}
 
 
@@ -90,7 +90,7 @@ def of_ann(url: str) -> dict[str, str]:
 @pytest.mark.nightly
 @pytest.mark.spark
 def test_a_delta_table_of_unity_catalog(spark: Any, s3: S3Server, tmp_path: Path) -> None:
-    """By its name, in scans, SQL and joins; a right that is withdrawn ends them."""
+    """Scans, SQL and joins read the table by its name, until the right to read it is withdrawn."""
     store = ShortCredentials(s3)
     mirror = Mirror(tmp_path / "airports", tmp_path.name, s3)
     write_deltalake(str(mirror.local), pa.table({"id": [*range(IDS)], "name": [f"n{id}" for id in range(IDS)]}))

@@ -1,4 +1,4 @@
-"""Joins: to other systems, and to what fails (`lookup.on-error`), which way is taken, and that it says so, and as of a time."""
+"""Joins with providers and with tables that fail (`lookup.on-error`), the choice of a strategy and its explanation, and joins as of a time."""
 
 import concurrent.futures
 import itertools
@@ -50,7 +50,7 @@ def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = 
 
 
 def test_what_spark_can_take_as_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eighth of the memory of the JVM that the rows go to, as a task is told."""
+    """A row may take an eighth of the memory of the JVM that receives it, by the properties that a task sees."""
     for master, driver, executor, size in (
         ("local[2]", "2g", "9g", 2**28),
         ("spark://host:7077", "2g", "4096", 2**29),
@@ -88,7 +88,7 @@ print("LIVES", lookup_join(facts.filter("id = 1"), sys.argv[1], "id", strategy="
 
 @needs(DATA_SOURCES)
 def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """VARCHAR is text; CHAR has blanks that the table's texts lack: an error says how to go without them."""
+    """VARCHAR is text. CHAR is padded with blanks, which the table's texts lack: the error says how to remove them."""
     path = saved(tmp_path / "dim.parquet", {"code": ["ab", "abc"], "name": ["x", "y"]})
     spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
     with conf(spark, "spark.sql.preserveCharVarcharTypeInfo", "true"):
@@ -108,7 +108,7 @@ def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str
 
 
 def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """A join to a provider asks it for the different keys of a batch, once while they are cached and not invalidated; so does a SQL function."""
+    """A join asks a provider for the distinct keys of a batch, and not again while they are cached and not invalidated; so does a SQL function."""
     limits = {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
     options = service_options(tmp_path, "async_cities", **limits)
     joined = enriched(spark, "1, 2, 3, NULL, 1", options)
@@ -117,7 +117,7 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
     register_lookup(spark, name, None, "id", options=options)
     assert spark.sql(f"SELECT {name}(2).city").collect() == [("Bergen",)]
     assert read_requests(tmp_path) == [[1, 2, 3]]
-    LookupTable(None, {**options, "lookup.keys": "id"}).invalidate([2, 3])  # also what Spark's workers hold
+    LookupTable(None, {**options, "lookup.keys": "id"}).invalidate([2, 3])  # also in the caches of Spark's workers
     assert enriched(spark, "1, 2, 3", options).count() == 3
     assert read_requests(tmp_path) == [[1, 2, 3], [2, 3]]
     assert "a provider's table" in explain_lookup(joined)
@@ -126,7 +126,7 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str) -> None:
 
 
 def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """`lookup.on-error=NULL`: rows pass with the reason, cached keys are answered, nothing is remembered; by default the query fails."""
+    """With `lookup.on-error=NULL` rows pass with the reason, cached keys get their rows, and failures are not cached; by default the query fails."""
     options, down = service_options(tmp_path, **NULL), tmp_path / "down"
     assert enriched(spark, "1, 7", options).select("lookup_error").distinct().collect() == [(None,)]
     down.touch()
@@ -151,7 +151,7 @@ def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str) -
 
 
 def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream goes on while the table is gone, with the reason in its rows, and is well again when the table is."""
+    """A stream goes on while its table is gone, with the reason in its rows, and finds rows again once the table is back."""
     path = publish_version(tmp_path / "dim.parquet", 1)
     (tmp_path / "events").mkdir()
     options = {"lookup.cache": "FULL", "lookup.max-retries": "0", **NULL}
@@ -179,7 +179,7 @@ EXPLANATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
 
 
 def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """The explanation says how a lookup is carried out, and what speaks for it."""
+    """The explanation says how a lookup runs, and why."""
     path = publish_version(tmp_path / "dim.parquet", 1)
     for options, strategy, says in EXPLANATIONS:
         joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
@@ -190,7 +190,7 @@ def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_what_auto_makes_of_a_chain(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broadcasts become a pass when their tables together are large beside the batch; the rows stay the same."""
+    """Broadcasts become a pass when their tables together are large compared with the batch; the rows stay the same."""
     monkeypatch.setattr(join, "_PASS_ROWS", 0)
     path = str(publish_version(tmp_path / "dim.parquet", 1))
     single = lookup_join(spark.range(8), path, "id")
@@ -210,7 +210,7 @@ def test_what_auto_makes_of_a_chain(spark: SparkSession, tmp_path: Path, monkeyp
 def test_a_chain_is_of_what_was_asked_for(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A broadcast that becomes part of a pass is that of its call, whatever has become of the arguments, and of what the name means."""
+    """A broadcast that becomes part of a pass keeps the arguments and the table of its call, even if the caller changes the arguments and drops the name."""
     monkeypatch.setattr(join, "_PASS_ROWS", 0)
     path = str(saved(tmp_path / "dim.parquet", {"id": range(10), "key": range(9, -1, -1), "v": range(10)}))
     on, columns, options = {"id": "id"}, ["v"], {"lookup.where": "id < 5"}
@@ -229,7 +229,7 @@ def test_a_chain_is_of_what_was_asked_for(
 
 
 def test_rows_that_spark_expects(spark: SparkSession, tmp_path: Path) -> None:
-    """Of a range exactly, of files by their bytes, of local data not at all; and the same in threads that print meanwhile."""
+    """The estimate is exact for a range, follows from the bytes of files, and is missing for local data. Several threads may ask at once."""
     path = saved(tmp_path / "facts.parquet", {"id": range(1000), "v": range(1000)})
     expected = path.stat().st_size // 24
     assert estimated_rows(spark.read.parquet(str(path))) == pytest.approx(expected, abs=expected // 50)
@@ -244,7 +244,7 @@ def test_rows_that_spark_expects(spark: SparkSession, tmp_path: Path) -> None:
 def test_what_auto_goes_by(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows, whether keys repeat (which a snapshot knows), bytes, and whether it is a stream; the log says why as well."""
+    """The choice depends on rows, repeated keys (which a snapshot knows), bytes, and on whether it is a stream; the log says why as well."""
     monkeypatch.setattr(join, "_BROADCAST_ROWS", 9)
     monkeypatch.setattr(join, "_BROADCAST_REPEATED_ROWS", 15)
     monkeypatch.setattr(join, "_PASS_ROWS", 1000 - 6)
@@ -283,11 +283,11 @@ TIMES = {
     "date": "date_from_unix_date(CAST({} AS INT))",
     "number": "{}",
 }
-"""Of each type the time so many units after the first."""
+"""For each type the SQL of the time so many units after the first."""
 
 
 def history(overlaps: bool) -> list[tuple[int, int | None, int | None, str]]:
-    """Rows of 60 keys with gaps, nulls on both ends, and overlaps if wanted; a key's rows begin at different times."""
+    """Rows of 60 keys with gaps, nulls on both ends, and overlaps on request; a key's rows begin at different times."""
     draw, rows = random.Random(1), list[tuple[int, int | None, int | None, str]]()
     for key in range(60):
         ends = sorted(draw.sample(range(30), draw.randrange(1, 7)))
@@ -313,7 +313,7 @@ def moments(spark: SparkSession, time: str) -> DataFrame:
     ],
 )
 def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str, how: str) -> None:
-    """As Spark's join on ranges. Where two rows are valid at once: an error that names the key, or, also without ends, the later one."""
+    """The rows are those of Spark's join on ranges. Two rows valid at once are an error that names the key, or the later one counts, also if rows have no end."""
     path, options = str(tmp_path / "dim"), {**MODES[mode], **VALIDITY}
     valid = "(valid_from IS NULL OR valid_from <= at)"
     if kind == "number":
@@ -337,7 +337,7 @@ def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: st
 
 
 def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
-    """Without the columns' names, by a column that is not there, of another type, or broadcast: errors when it is called."""
+    """Missing options, missing columns, columns of another type, and a broadcast are errors when `lookup_join` is called."""
     path = str(tmp_path / "t")
     rows = "id", "current_date() AS valid_from", "current_date() AS valid_to", "'a' AS name"
     spark.range(1).selectExpr(*rows).write.parquet(path)
@@ -360,7 +360,7 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path) -> None:
-    """`on` may name a field of a struct, however deep and spelled; a column that is called so comes first."""
+    """`on` may name a field of a struct, at any depth and in any letter case; a column with that whole name comes first."""
     path = str(tmp_path / "cities")
     rows = [(1, "Oslo", {"id": 2}), (2, "Bergen", {"id": 1})]
     spark.createDataFrame(rows, "id LONG, city STRING, next STRUCT<id: LONG>").coalesce(1).write.parquet(path)
@@ -388,7 +388,7 @@ def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path) -> None:
 
 @needs(DATA_SOURCES)
 def test_views_and_tables_of_other_formats(spark: SparkSession, tmp_path: Path) -> None:
-    """Are no tables to look up in, which is said with the way out: a view's own filter and version would be lost. A view of all of a table is one."""
+    """Lookups in them are refused with a way out, because a view's filter and version would be lost. A view of a whole table is accepted."""
     path, options = str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "cache")}
     spark.range(3).coalesce(1).write.parquet(path)
     df = spark.range(3)

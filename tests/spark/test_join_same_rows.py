@@ -36,7 +36,7 @@ def by_lookup(way: str) -> Look:
 
 
 def draw_sides(column: Column, *extra: Any) -> tuple[pa.DataType, list[Any], pa.DataType, list[Any]]:
-    """Both sides of one type, with values in common, the first among them, and values of their own."""
+    """Draw keys of one type for both sides: some in common, the first among them, and some on one side only."""
     shared, *values = [*drawn(column.values, 12, f"keys of {column.name}"), *extra]
     third = len(values) // 3
     return column.type, [shared, *values[third:]], column.type, [shared, *values[: 2 * third + 1], *extra]
@@ -75,7 +75,7 @@ ON = {f"my {name}": name for name in KEYS}
 
 
 def varied(side: int) -> pa.Table:
-    """For each key column, rows in which it has each of its values, null too, and all other columns their first one."""
+    """For each key column, rows in which it takes each of its values and null, while all other columns keep their first value."""
     first = {name: kinds[2 * side + 1][0] for name, kinds in KEYS.items()}
     rows = [first | {name: value} for name, kinds in KEYS.items() for value in [*kinds[2 * side + 1], None, None]]
     columns = {name: pa.array([row[name] for row in rows], kinds[2 * side]) for name, kinds in KEYS.items()}
@@ -94,7 +94,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def test_keys_of_every_type_together(
     spark: SparkSession, sides: tuple[str, str], way: str, how: str, udfs: str
 ) -> None:
-    """A key of many columns, of every type and of two types, in which one differs, is null or repeated, finds the same."""
+    """A key of many columns, of equal and of different types on both sides, finds what it finds in Spark, if one column differs, is null or repeats."""
     facts = spark.read.parquet(sides[0])
     with UDFS[udfs]():
         actual, expected = (
@@ -194,7 +194,7 @@ SHAPES: dict[str, Callable[[DataFrame, Look, SimpleNamespace], DataFrame]] = {
 
 @pytest.mark.parametrize("shape", by_day(SHAPES, 2))
 def test_queries(spark: SparkSession, files: SimpleNamespace, shape: str) -> None:
-    """A query around a lookup join has the rows and the schema that it has around Spark's; by day the ways take turns."""
+    """A query around a lookup join has the same rows and schema as around Spark's join; by day each query is tried in one way."""
     df = spark.read.parquet(files.facts)
     expected = SHAPES[shape](df, by_spark, files)
     turn = list(SHAPES).index(shape) % len(WAYS)
@@ -265,7 +265,7 @@ if SQL_FUNCTIONS:  # a Spark with them has variants and collations, too
 
 
 def test_mistakes(spark: SparkSession, files: SimpleNamespace, values: str) -> None:
-    """What cannot be joined is said when it is asked for, with the argument's, column's or types' names."""
+    """A join that cannot work is refused when it is built, with the name of the argument or column, or the types."""
     facts = spark.read.parquet(files.facts)
     for error, arguments, message in MISTAKES:
         arguments = {"df": ["*"], "table": "city", **arguments}

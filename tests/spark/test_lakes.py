@@ -15,10 +15,10 @@ from tests.support.sparks import DATA_SOURCES, needs
 pytestmark = [needs(DATA_SOURCES), pytest.mark.spark]
 
 
-# No code for Spark knows kinds of tables (tests/test_house.py), so by day each of these has one.
+# Code for Spark does not depend on the kind of table (tests/test_house.py), so by day each of these tests takes one kind.
 @pytest.mark.parametrize("make", [IcebergDim, pytest.param(DeltaDim, marks=pytest.mark.nightly)])
 def test_a_table_like_any_other(spark: SparkSession, make: type[LakeTable], tmp_path: Path, name: str) -> None:
-    """Read, described, joined and in SQL; a new version is seen at once, and an unchanged table costs two HEADs, or a question to its catalog."""
+    """The table is read, described, joined and used in SQL. A new version is seen at once; an unchanged table costs two HEADs, or a request to its catalog."""
     dim = make(tmp_path)
     first = dim.append(range(10), 0)
     df = load(spark, dim.path, dim.options)
@@ -78,7 +78,7 @@ def test_a_stream_follows_it(spark: SparkSession, make: type[LakeTable], tmp_pat
 
 
 def test_writes_are_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Also streams of changes: by name, and the table's directory stays as it was."""
+    """Writes and streams of changes are refused by name, and the table's directory stays as it was."""
     dim = IcebergDim(tmp_path)
     dim.append(range(10), 0)
     spark.sql(f"CREATE TABLE {name} {catalog_options(dim.path, dim.options)}")

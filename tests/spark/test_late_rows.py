@@ -31,7 +31,7 @@ def rocksdb(spark: SparkSession) -> Iterator[None]:
 
 
 class Stream:
-    """Facts in files, looked up in a table, and what came of them. Each `run` starts the stream from its checkpoint and ends with it.
+    """A stream of facts in files that are looked up in a table, and its results. Each `run` starts the stream from its checkpoint and stops it.
 
     `metrics`: those of the last run, from all of its batches.
     """
@@ -55,7 +55,7 @@ class Stream:
         saved(self.facts / f"{self._files}.parquet", columns)
 
     def run(self, fails: bool = False) -> None:
-        """One run with `availableNow`. `fails`: its batch fails when the sink has its rows."""
+        """Run the stream once with `availableNow`. `fails`: the batch fails after the sink has its rows."""
         self.metrics = dict.fromkeys(("waiting", "woken", "expired", "crowded"), 0)
 
         def write(batch: DataFrame, number: int) -> None:

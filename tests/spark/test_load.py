@@ -53,7 +53,7 @@ def test_rows_columns_and_versions(spark: SparkSession, tmp_path: Path) -> None:
     files = read_table(spark, tmp_path / "dim", {"lookup.view": "files"})
     assert files.count() == 5
     metrics = read_table(spark, tmp_path / "dim", {"Lookup.View": "METRICS"})
-    for _ in range(2):  # of the tasks that are asked, one answers for its host, in each query anew
+    for _ in range(2):  # in each query, one of the tasks answers for its host
         assert metrics.where("name = 'ufsListCount'").count() == 1
 
 
@@ -98,7 +98,7 @@ def test_managed_tables(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("reading")
 def test_mistakes(spark: SparkSession, tmp_path: Path) -> None:
-    """They are errors by name: when the table is planned, or in one line when a query runs."""
+    """Mistakes are errors that name them: when the table is planned, or in one line when a query runs."""
     with pytest.raises((OptionError, PySparkException), match=r"lookup.cach"):
         read_table(spark, tmp_path, {"lookup.cach": "FULL"}).collect()
     with pytest.raises((UfsNotFoundError, PySparkException), match="does not exist"):
@@ -129,7 +129,7 @@ def test_calls_of_a_read_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_tasks_are_not_tiny(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark broadcasts the table only if it is told to: it does not take the few rows that say what tasks read for the table."""
+    """Spark broadcasts the table only if it is told to: it does not take the few rows that describe the tasks for the table."""
     path = publish_version(tmp_path / "dim.parquet", 1)
     with without(DATA_SOURCES):
         table = read_table(spark, path)
@@ -176,7 +176,7 @@ def _rows_of_host(cache: Path, planned: load._Planned, numbers: list[int], token
 
 
 def test_hosts_do_not_mix_versions(tmp_path: Path) -> None:
-    """A host that finds the files of the version replaced fails, even if a newer version may be read: another one has read its shares of the old one."""
+    """A host fails if the files of the version were replaced, even if a newer version may be read: another host has already read its share of the old one."""
     versions(tmp_path / "dim", 3)
     options = {"path": str(tmp_path / "dim"), "lookup.scan.split-size": "1 MiB", "lookup.on-version-gone": "NEWER"}
     planned = load._plan(options)

@@ -1,4 +1,4 @@
-"""Chains of lookups are one pass, with the rows and the schema of Spark's joins done one after the other."""
+"""A chain of lookups is one pass, with the rows and the schema of the same joins in Spark, one after the other."""
 
 import dataclasses
 import random
@@ -35,12 +35,12 @@ from tests.support.sparks import DATA_SOURCES, UDFS, needs
 pytestmark = pytest.mark.spark
 HOWS = ("left", "left", "inner", "left_semi", "left_anti")
 KINDS = {"id": "number", "small": "number", "parent": "number", "weight": "number", "code": "text", "label": "text"}
-"""The columns that find rows, or are found and find others; a number finds any number."""
+"""The columns that may be keys, in facts and in tables; a number may be looked up in any column of numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A lookup of a chain: which table, by which columns of the DataFrame, what of it, in which mode."""
+    """A lookup of a chain: its table, keys, kind of join, columns, prefix and cache mode."""
 
     table: str
     on: Mapping[str, str]
@@ -51,8 +51,9 @@ class Step:
 
 
 def drawn(rng: random.Random) -> list[Step]:
-    """Two to five lookups; half of the keys are columns that an earlier one has found."""
-    candidates = {name: [name] for name in KINDS}  # a column of a table: those of the DataFrame that may be it
+    """Draw two to five lookups; half of their keys are columns that an earlier lookup has added."""
+    # For each column of a table, the columns of the DataFrame with values like its own.
+    candidates = {name: [name] for name in KINDS}
     steps: list[Step] = []
     for number in range(rng.randint(2, 5)):
         on: dict[str, str] = {}
@@ -92,7 +93,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def passes(df: DataFrame, capsys: pytest.CaptureFixture[str]) -> int:
-    """How many steps through Python a plan has."""
+    """Count the steps of a plan that run Python."""
     capsys.readouterr()
     df.explain()
     return capsys.readouterr().out.count("ArrowEvalPython")
@@ -102,7 +103,7 @@ def passes(df: DataFrame, capsys: pytest.CaptureFixture[str]) -> int:
 def test_generated_chains(
     spark: SparkSession, files: dict[str, str], seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lookups in all modes, by columns of the DataFrame and by what others found, with keys that repeat or are null, in all kinds of joins."""
+    """Chains in all modes and kinds of joins, keyed by columns of the DataFrame and of earlier lookups, with keys that repeat or are null."""
     rng = random.Random(seed)
     for _ in range(3):
         steps = drawn(rng)
@@ -118,7 +119,7 @@ def test_generated_chains(
 
 
 def test_lookups_apart(spark: SparkSession, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An operation between two lookups begins another pass, with the same rows; `explain_lookup` says what is together, and why not."""
+    """An operation between two lookups begins another pass, with the same rows; `explain_lookup` says which lookups share a pass, and why others do not."""
     steps = [Step("few", {"id": "id"}, "left", ["code"], f"t{n}_", "full") for n in range(3)]
     df = spark.read.parquet(files["facts"]).filter("id > 0")
     first = by_lookups(df, files, steps[:1])
@@ -139,14 +140,14 @@ def test_lookups_apart(spark: SparkSession, files: dict[str, str], capsys: pytes
 
 
 def test_calls_of_a_pass(spark: SparkSession, files: dict[str, str]) -> None:
-    """Each table is asked for once, by one job, however many lookups and passes of a query read it."""
+    """One job asks once for the version of each table, however many lookups and passes of a query read it."""
     df = spark.read.parquet(files["facts"])
     tables = ("few", "many", "few", "many")
     steps = [Step(table, {"id": "id"}, "left", ["code"], f"t{n}_", "full") for n, table in enumerate(tables)]
     single_pass = by_lookups(df, files, steps[:3])
     two_passes = by_lookups(single_pass.filter("id > 2"), files, steps[3:])
     two_passes.collect()
-    assert len({*re.findall(r"version_of_\w+", plan_text(two_passes))}) == 1  # of which Spark uses the exchange again
+    assert len({*re.findall(r"version_of_\w+", plan_text(two_passes))}) == 1  # Spark reuses its exchange
     for query in (single_pass, two_passes):
         calls = [Calls(files[table]) for table in ("few", "many")]
         spark.sparkContext.setJobGroup("calls", "", False)
@@ -156,7 +157,7 @@ def test_calls_of_a_pass(spark: SparkSession, files: dict[str, str]) -> None:
 
 
 def test_all_that_a_lookup_can_do_in_a_pass(spark: SparkSession, tmp_path: Path, files: dict[str, str]) -> None:
-    """As of a time that another lookup has found, a provider, an error as a column, no columns at all: the rows are those of passes apart."""
+    """A time from another lookup, a provider, an error as a column, a lookup without columns: one pass returns the same rows as several."""
     periods = {"id": [*range(8)] * 2, "since": [0] * 8 + [5] * 8, "name": ["old"] * 8 + ["new"] * 8}
     dim = str(saved(tmp_path / "dim.parquet", periods))
     validity = {"lookup.valid-from": "since", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "99"}
@@ -180,7 +181,7 @@ def test_all_that_a_lookup_can_do_in_a_pass(spark: SparkSession, tmp_path: Path,
 
 
 def test_semi_and_anti_joins(spark: SparkSession, files: dict[str, str]) -> None:
-    """Rows that have, or do not have, a match, by names that Spark takes; no column of the table is asked for, nor may one be."""
+    """Semi and anti joins, by each name that Spark accepts, keep the rows with or without a match; columns of the table may not be named."""
     df = spark.read.parquet(files["facts"])
     strategies: tuple[Strategy, ...] = ("cache", "broadcast")
     names = ("semi", "anti", "leftanti", "leftsemi", "left_semi", "LEFT_ANTI")
@@ -193,7 +194,7 @@ def test_semi_and_anti_joins(spark: SparkSession, files: dict[str, str]) -> None
 
 @needs(DATA_SOURCES)
 def test_keys_that_the_table_names(spark: SparkSession, tmp_path: Path, files: dict[str, str], name: str) -> None:
-    """Without `on` a lookup is by the keys of a catalog table, of a managed table's log, or of the options, in columns of the same names."""
+    """Without `on`, the keys come from the catalog table, the managed table's log or the options; the DataFrame's columns have the same names."""
     df = spark.read.parquet(files["facts"]).select("ID", "code")
     expected = by_spark(df, files["few"], ["id", "code"], columns=["label"])
     spark.sql(
@@ -214,7 +215,7 @@ def test_keys_that_the_table_names(spark: SparkSession, tmp_path: Path, files: d
 
 
 def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
-    """Each micro-batch has one version of each table, and says which, also of a table that is in another pass as well."""
+    """Each micro-batch reads and reports one version of each table, also of a table that two passes read."""
     paths = [publish_version(tmp_path / f"{table}.parquet", 1) for table in ("one", "two")]
     (tmp_path / "events").mkdir()
     joined = stream_events(spark, tmp_path / "events")
@@ -237,7 +238,7 @@ def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_chains_that_meet(spark: SparkSession, tmp_path: Path) -> None:
-    """DataFrames that were looked up apart, in other tables beside one that they share: in a query on one host they read one version of it."""
+    """Two chains that share a table read one version of it when a query on one host combines them."""
     first, second = (publish_version(tmp_path / f"{table}.parquet", 1) for table in ("one", "two"))
     facts, arguments = spark.range(10), {"columns": ["version"], "options": FULL, "strategy": "cache"}
     chain = lookup_join(
@@ -250,7 +251,7 @@ def test_chains_that_meet(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_chains_in_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """A lookup that is built after a write sees it, also in one pass with a lookup that was built before."""
+    """A lookup that is built after a write sees it, even if it shares a pass with a lookup that was built before."""
     path = publish_version(tmp_path / "dim.parquet", 1)
     events(tmp_path / "events", 0, range(2))
     versions: list[Any] = []

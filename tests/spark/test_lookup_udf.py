@@ -35,7 +35,7 @@ EXACT = {"l": 2**53 - 1, "x": b"\xff", "s": "ö", "e": -1, "m": decimal.Decimal(
 
 
 def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """They are found among nulls, in a session time zone whose clocks change, each column by itself; and so are those of a plain function."""
+    """Such keys are found among nulls, in a session time zone whose clocks change, each column by itself; a plain function finds them, too."""
     rows = {column: pa.array([*keys, None], kind) for column, (kind, keys) in EXTREMES.items()}
     facts = spark.read.parquet(str(saved(tmp_path / "facts.parquet", pa.table({**rows, "own": [0, 1, 2, 3]}))))
     exact = {column: pa.array([key, None], EXTREMES.get(column, [None])[0]) for column, key in EXACT.items()}
@@ -58,7 +58,7 @@ def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path, na
 
 
 def test_intervals_as_keys(spark: SparkSession, tmp_path: Path) -> None:
-    """Those of all signs and of fewer fields are found, beside a key of another type."""
+    """Intervals of all signs are found, beside a key of another type."""
     values = "(INTERVAL '1 02:03:04.000005' DAY TO SECOND), (INTERVAL '-9 00:00:00.000001' DAY TO SECOND), (INTERVAL '0 0:0:0' DAY TO SECOND)"
     rows = spark.sql(f"SELECT k, 7L AS n, CAST(k AS STRING) AS place FROM VALUES {values} t(k)")
     rows.write.parquet(str(tmp_path / "dim"))
@@ -71,7 +71,7 @@ def test_intervals_as_keys(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
-    """It finds nothing, and ends nothing."""
+    """Such text finds no row, and the query goes on."""
     path = saved(tmp_path / "dim.parquet", {"s": ["a"], "place": [0]})
     facts = spark.sql("SELECT CAST(b AS STRING) AS s FROM VALUES (X'61'), (X'ff'), (X'c328') t(b)")
     with without(ARROW_UDFS):
@@ -80,7 +80,7 @@ def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_function_of_single_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Its answer is null where there is no row, and one row where there is one, as with Arrow UDFs."""
+    """The function returns null for a missing key, and the row of another, as with Arrow UDFs."""
     path = publish_version(tmp_path / "dim.parquet", 7)
     with without(ARROW_UDFS):
         register_lookup(spark, name, str(path), "id")
@@ -97,7 +97,7 @@ def plain() -> Iterator[None]:
 
 @pytest.mark.usefixtures("plain")
 def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """It answers each statement from one version, the newest, for one call; a key that is not there gives nulls, with `multi` an empty list."""
+    """A plain function answers each statement from the newest version, for one call. A missing key gives null, or with `multi` an empty list."""
     path = publish_version(tmp_path / "dim.parquet", 1)
     register_lookup(spark, name, str(path), "id")
     register_lookup(spark, f"{name}_all", str(path), "id", multi=True)
@@ -170,7 +170,7 @@ PLAIN_ARGUMENTS: list[tuple[pa.DataType, Any, list[Any] | str]] = [
 
 
 def test_arguments_of_other_types() -> None:
-    """A number is looked up as a number of another type. What Arrow would convert otherwise than Spark is an error, as is what does not fit."""
+    """A number may be looked up as a number of another type. What Arrow converts differently from Spark is an error, and so is what does not fit."""
     for kind, argument, expected in PLAIN_ARGUMENTS:
         if isinstance(expected, list):
             assert plain_key("f", pa.field("k", kind), argument).to_pylist() == expected
@@ -180,7 +180,7 @@ def test_arguments_of_other_types() -> None:
 
 
 def test_answers_stay_arrow() -> None:
-    """pyarrow takes the array itself, without a copy, also that of a column of another name; else PySpark's conversion stays as it is."""
+    """pyarrow takes the array itself, without a copy, also from a renamed column. For other types PySpark converts it as before."""
     answers = pa.array([[{"a": 1}], None], pa.list_(pa.struct([("a", pa.int32())])))
     series = arrow_series(answers)
     frame = arrow_frame(pa.StructArray.from_arrays([answers], ["l"]))

@@ -1,4 +1,4 @@
-"""Managed tables written by Spark: rows land once or not at all, whatever becomes of a task, a job or a stream; and changes that are followed."""
+"""Managed tables written by Spark: rows land once or not at all, whatever happens to a task, a job or a stream. And streams that follow the changes."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ def read_log_events(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def assert_no_others(path: Path) -> None:
-    """The files that are there are those that the log names."""
+    """The data files are exactly those that the log names."""
     named = [file for event in read_log_events(path, "write") for file, _, _ in event["files"]]
     assert sorted(file.relative_to(path).as_posix() for file in path.glob("*/**/*.parquet")) == sorted(named)
 
@@ -107,13 +107,14 @@ def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
         with pytest.raises(Exception, match="this attempt dies"):
             write(failing(spark, partitions, attempts=99), path)
         assert len(read_log_events(path, "abort")) == aborted
-        if partitions == 1:  # of several tasks Spark lets some run on after the abort: what they put then is for vacuum
+        # Spark lets some of several tasks run on after the abort: vacuum removes what they write.
+        if partitions == 1:
             assert_no_others(path)
     assert load(spark, path).count() == 1000
 
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """What only a read can follow, files of somebody else, a store without exclusive create, and columns that do not fit."""
+    """Writes are refused with options of reads, over other files, to a store without exclusive creation, and with columns that do not fit."""
     with pytest.raises(Exception, match=r"lookup\.where is for reads"):
         write(spark.range(1), tmp_path / "t", {"lookup.where": "id = 1"})
     noted = spark.range(1, 2).withColumn("note", sf.lit("x"))
@@ -149,13 +150,13 @@ def feed(home: Path, *numbers: int) -> None:
 
 
 def run(writer: DataStreamWriter, home: Path, path: Path | None = None) -> None:
-    """Write all that is there."""
+    """Run the stream until it has written all that is there."""
     writer = writer.option("checkpointLocation", str(home / "checkpoint")).trigger(availableNow=True)
     assert writer.start(None if path is None else str(path)).awaitTermination(120)
 
 
 def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path) -> None:
-    """One whose commit Spark has forgotten is run again and not added again. Batches are told apart by their query."""
+    """A micro-batch whose commit Spark has forgotten runs again, and its rows are not added again. Batches of another query are other batches."""
     path, other_home = tmp_path / "t", tmp_path / "other"
 
     def append(home: Path) -> list[int]:
@@ -200,7 +201,7 @@ def test_update_mode_upserts_once(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_modes_and_places(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """outputMode('complete') leaves the last result. toTable hands on nothing that says where the table is: refused with what works."""
+    """outputMode('complete') leaves the last result. toTable does not say where the table is: it is refused, with what works."""
     feed(tmp_path, 0, 1)
     counts = stream_events(spark, tmp_path / "in").groupBy((sf.col("id") % 2).alias("parity")).count()
     writer = counts.writeStream.format("lookupcache").outputMode("complete")
@@ -242,7 +243,7 @@ def desk(spark: SparkSession, tmp_path: Path) -> Desk:
 
 
 def test_rows_that_are_added(desk: Desk) -> None:
-    """A stream begins with the rows there are and goes on with what is appended, each once, over restarts and compactions."""
+    """A stream begins with the current rows and goes on with appended ones, each once, over restarts and compactions."""
     counts = desk.stream().groupBy("id").count().writeStream.outputMode("update").format("noop")
     run(counts, desk.home / "counts")
     desk.table.write(rows(1, 2))
@@ -263,7 +264,7 @@ def test_rows_that_are_added(desk: Desk) -> None:
 
 
 def test_a_running_stream_keeps_up(desk: Desk) -> None:
-    """Commits of all kinds come to a running stream in the next micro-batch, with what they did and their position."""
+    """The next micro-batch of a running stream has the commit, of whatever kind, with its changes and its position."""
     desk.table.write(rows(1, 2))
     batches: Batches = []
 
@@ -305,7 +306,7 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
 
 
 def test_where_it_begins(desk: Desk) -> None:
-    """With what comes, also once it is started again. What a stream cannot have is an error that says what works."""
+    """LATEST begins with the next commit, also of a stream that is started again. Options that a stream cannot have are errors that say what works."""
     first = desk.table.write(rows(1))
     assert desk.run({"lookup.stream.start": "LATEST"}) == []
     desk.table.write(rows(3))
@@ -328,7 +329,7 @@ def test_where_it_begins(desk: Desk) -> None:
 
 
 def test_columns_and_predicates(desk: Desk) -> None:
-    """lookup.columns and lookup.where are those of its rows; the columns of changes are beside them."""
+    """lookup.columns and lookup.where apply to the rows; the columns that describe a change come after them."""
     desk.table.write(rows(1, 2, 3))
     desk.table.upsert(rows(1, 3, name="b"))
     options = {"lookup.columns": "name", "lookup.where": "id >= 2", "lookup.stream.start": "1"}

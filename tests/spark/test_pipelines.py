@@ -62,7 +62,7 @@ def read_rows(dataset: Path) -> list[tuple[Any, ...]]:
 def run(project: Path) -> str:
     """What a run of the pipeline prints."""
     conf = {
-        "spark.sql.catalogImplementation": "hive",  # the next run is to know the datasets of this one
+        "spark.sql.catalogImplementation": "hive",  # so that the next run knows the datasets of this one
         "spark.sql.warehouse.dir": str(project / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",

@@ -37,7 +37,7 @@ BOUNDS = {"[]": (">=", "<="), "[)": (">=", "<"), "(]": (">", "<="), "()": (">", 
 
 
 def make_ranges(spark: SparkSession, path: str, kind: str, seed: str, keys: int) -> None:
-    """Ranges with open bounds, without values, and that overlap, of a few keys."""
+    """Write ranges of a few keys; some lack a bound, are empty, or overlap."""
     draw = random.Random(seed)
     rows = []
     for number in range(60):
@@ -102,7 +102,7 @@ def test_ranges_are_joined_as_spark_does(
 
 
 def test_networks_are_those_of_python(spark: SparkSession, tmp_path: Path) -> None:
-    """The smallest network, whether it is text, two addresses, or an address with a length; addresses as text, bytes and integers."""
+    """An address gets its smallest network, whether networks are text, two addresses or an address with a length, and addresses are text, bytes or integers."""
     draw = random.Random(5)
     networks = {
         str(ipaddress.ip_network((draw.getrandbits(bits) & ((1 << bits) - (1 << bits - 6)), draw.choice(lengths)), strict=False))
@@ -180,7 +180,7 @@ def test_functions_of_ranges(spark: SparkSession, tmp_path: Path, name: str) -> 
 
 
 def test_tables_that_know_their_columns(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """By their options in the catalog, the properties of a managed table, or the options of the lookup; arguments go before them."""
+    """The columns to match by come from the catalog table, the properties of a managed table or the options of the lookup; arguments override them."""
     brackets, nets, codes = (str(tmp_path / table) for table in ("brackets", "nets", "codes"))
     spark.sql("SELECT * FROM VALUES ('DE', 0, 9, 1), ('DE', 10, NULL, 2) AS t(country, low, high, rate)").write.parquet(
         brackets
@@ -257,7 +257,7 @@ TABLES: dict[str, tuple[str, dict[str, str], list[dict[str, Any]]]] = {
 def test_batches_streams_and_functions_follow_tables_that_change(
     spark: SparkSession, tmp_path: Path, name: str, mode: str
 ) -> None:
-    """They find what `LookupTable` finds in the version that is current when the query or the micro-batch begins, with four lookups in one pass."""
+    """They return what `LookupTable` returns of the version that is current when the query or micro-batch begins; four lookups share a pass."""
     cache = {"lookup.cache.dir": str(tmp_path / "c")}
     tables: dict[str, LookupTable] = {}
     for kind, (keys, properties, rows) in TABLES.items():

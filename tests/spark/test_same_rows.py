@@ -44,7 +44,7 @@ PREDICATES = 25 * MORE if BY_NIGHT else 8  # per table
 
 
 def mix_values(values: Sequence[T], fresh: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
-    """Mostly values of the table, so that predicates have answers."""
+    """Draw mostly values of the table, so that predicates match some rows."""
     present = [value for value in values if value is not None]
     return (st.sampled_from(present) | st.sampled_from(present) | fresh) if present else fresh
 
@@ -67,7 +67,7 @@ def instant(value: datetime.datetime, hours: int) -> str:
 
 
 def literals(column: Column, samples: Sequence[Any]) -> st.SearchStrategy[str]:
-    """Mostly values of the table, in each way in which they are written, and numbers that the type does not have."""
+    """SQL literals for a column: mostly values of the table, in every spelling, and numbers outside the column's type."""
     kind, values = column.type, mix_values(samples, column.values)
     if pa.types.is_boolean(kind):
         return st.sampled_from(["true", "false"])
@@ -164,7 +164,7 @@ def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timest
 
 
 def leaves(table: Table) -> st.SearchStrategy[str]:
-    """A comparison of one column, in each of the ways `lookup.where` knows."""
+    """A comparison of one column, in every form that `lookup.where` accepts."""
     compared = [c for c in table.columns if c.compared]
     comparisons = [_comparisons(c, table.known[c.name]) for c in compared]
     kinds = ("IS NULL", "IS NOT NULL")
@@ -201,7 +201,7 @@ def _comparisons(column: Column, samples: Sequence[Any]) -> st.SearchStrategy[st
 
 
 def predicates(table: Table) -> st.SearchStrategy[str]:
-    """Leaves under AND, OR and NOT."""
+    """Comparisons combined by AND, OR and NOT."""
 
     def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         two = st.builds("({0} {1} {2})".format, inner, st.sampled_from(["AND", "OR"]), inner)
@@ -211,7 +211,7 @@ def predicates(table: Table) -> st.SearchStrategy[str]:
 
 
 def hits_of_frames(frames: Sequence[DataFrame]) -> list[set[int]]:
-    """The row ids of each frame, some dozens in one Spark job."""
+    """Return the row ids of each frame; up to 45 frames share a Spark job."""
     if not frames:
         return []
     batch = frames[:45]
@@ -245,7 +245,7 @@ if BY_NIGHT:  # by day test_stored_times has these times
 def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Table]]:
     """Each table, written once."""
     root = tmp_path_factory.mktemp("same_rows")
-    # With it, Spark's reader drops rows of -0.0 where a row group's dictionary says they are not 0.0.
+    # With pushdown, Spark's own reader misses rows of -0.0 in row groups whose dictionary lacks 0.0.
     with conf(spark, "spark.sql.parquet.filterPushdown", "false"):
         yield {name: write(root / name, random.Random(f"{SEED} {name}"), spark) for name, write in WRITERS.items()}
 
@@ -256,7 +256,7 @@ def generated(name: str, table: Table) -> list[str]:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: SparkSession, tmp_path: Path) -> None:
-    """Every value of every row is Spark's, through Spark and without it, and so are the column types; also of a copy that we have written."""
+    """Scans of whole tables, in Spark and without it, return the values and types that Spark reads, also from a copy that this package wrote."""
     path, copy = str(tables[name].path), str(tmp_path / "copy")
     spark_frame = spark.read.parquet(path)
     spark_frame.write.format("lookupcache").mode("append").save(copy)
@@ -270,7 +270,7 @@ def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: Spar
 
 
 def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkSession) -> None:
-    """Generated predicates select the rows that Spark's reader gives: of the files, of which they prune some, and of full caches."""
+    """Generated predicates select the same rows as in Spark, from files, some of which they prune, and from full caches."""
     compared = pruned = probed = 0
     for name, table in tables.items():
         texts = generated(name, table)
@@ -304,13 +304,13 @@ TEXT_COLUMNS = {
 
 
 def rows_of_text(number: int) -> list[dict[str, Any]]:
-    """Values as texts, or null."""
+    """Generated rows, whose values are text or null."""
     rows = drawn(st.tuples(*TEXT_COLUMNS.values()), 60, f"text {number}")
     return [{"id": 100 * number + n, **dict(zip(TEXT_COLUMNS, row, strict=True))} for n, row in enumerate(rows)]
 
 
 def format_csv(rows: list[dict[str, Any]], sep: str) -> str:
-    """All is quoted but what is not there."""
+    """A CSV file in which every value is quoted, and null is empty."""
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
     quoted = [["" if value is None else '"' + str(value).replace('"', '""') + '"' for value in line] for line in lines]
     return "".join(f"{sep.join(line)}\n" for line in quoted)
@@ -321,7 +321,7 @@ def collected(df: DataFrame) -> tuple[str, list[Any]]:
 
 
 def test_csv_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
-    """Generated files, several of a table: all texts without inference, or parsed to a schema. (Spark takes no empty text.)"""
+    """A table of several generated files: as text without inference, or parsed to a schema. No text is empty, because Spark does not read such texts."""
     sep = ";"
     for number in range(3):
         rows = [row for row in rows_of_text(number) if row["text"] != ""]
@@ -334,7 +334,7 @@ def test_csv_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
-    """The same with JSON lines, nested ones too."""
+    """A table of several generated files of JSON lines, with nested values."""
     schema = f"{CELL_TYPES}, half STRING, nested STRUCT<tags: ARRAY<STRING>, counts: MAP<STRING, BIGINT>>"
     for seed in range(3):
         lines = []
@@ -342,7 +342,8 @@ def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> 
             numbers = {name: json.loads(row[name]) for name in ("d", "ok") if row[name] is not None}
             nested = [None, {"tags": ["a", None]}, {"counts": {"x": number}}, {"tags": [], "more": 1}][number % 4]
             exact = "" if row["n"] is None else f', "n": {row["n"]}'
-            half = ["\ud83d", "\ude00\ud83d", "x\ud83d\\", "\U0001f600\ude00"][number % 4]  # of a pair of UTF-16
+            # Halves of UTF-16 surrogate pairs.
+            half = ["\ud83d", "\ude00\ud83d", "x\ud83d\\", "\U0001f600\ude00"][number % 4]
             plain = json.dumps({**row, **numbers, "half": half, "nested": nested, "n": None})[:-1]
             lines.append(plain.replace(', "n": null', exact) + "}")
         (tmp_path / f"{seed}.json").write_text("\n".join(lines))

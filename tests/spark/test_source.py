@@ -1,4 +1,4 @@
-"""The Spark format: what each shape of query sees, what it costs at the store, and what of it a snapshot or a partial cache answers."""
+"""The Spark format: what each shape of query sees, what it costs at the store, and what a snapshot or a partial cache answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def versions(df: DataFrame) -> set[int]:
 
 
 def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """An execution costs 1 head and no get while the file is unchanged, and sees what has replaced it; in CACHE mode no call."""
+    """An execution costs one HEAD and no GET while the file is unchanged, and sees a file that replaces it; in CACHE mode it costs no call."""
     path = publish_version(tmp_path / "dim.parquet", 1)
     calls = Calls(path)
     df = load(spark, path)
@@ -50,7 +50,7 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
     spark.sql(f"SELECT * FROM {name}").collect()
     assert calls.calls() == (2, 0, 0)  # planned once, executed once
     assert spark.read.option("lookup.where", "id < 2").table(name).count() == 2
-    # A schema that was taken from it reads the path that is named.
+    # A schema taken from this table reads the path that is named, not the table's.
     schema, other_path = spark.table(name).schema, publish_version(tmp_path / "other.parquet", 7)
     assert versions(spark.read.format("lookupcache").schema(schema).load(str(other_path))) == {7}
     df.createOrReplaceTempView("view_of_df")
@@ -71,7 +71,7 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
 
 
 def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
-    """Unchanged: 1 list; with one of its files replaced: data calls for that one only. Its files and versions are views."""
+    """An unchanged directory costs one LIST; after one file is replaced, only that file is read. Its files and versions are views."""
     for number in range(10):
         publish_version(tmp_path / "dim" / f"{number}.parquet", 1, range(number * 10, number * 10 + 10))
     df = load(spark, tmp_path / "dim")
@@ -96,7 +96,7 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["self join", "retried task", "many tasks"])
 def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: Path, shape: str) -> None:
-    """Parts of one execution resolve once, though the table changes right after; so do tasks that resolve themselves."""
+    """The parts of one execution resolve the version once, though the table changes right after; so do tasks that resolve it themselves."""
     options, ids, place = {"lookup.storage.endpoint_url": s3.endpoint}, range(10), f"{shape}.parquet"
     if shape == "many tasks":
         options |= {"lookup.version-at": "READ", "lookup.scan.split-size": "1 MiB"}
@@ -177,11 +177,11 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
         with pytest.raises(Exception, match=message) as caught:
             load(spark, path, options)
         assert "hunter2" not in str(caught.value)
-        # Where it comes from is Spark's first word, and no frame follows.
+        # Spark's header says where the error comes from, and no stack frame follows.
         first_word = r"\[PYTHON_DATA_SOURCE_ERROR\] .*: (pyspark_lookup\S+Error: .*|\S+)\s+SQLSTATE: 38000"
         assert re.fullmatch(first_word, str(caught.value))
     with pytest.raises(Exception, match=r"lookup\.stream\.start is for streams of changes"):
-        load(spark, path, {"lookup.stream.start": "1"}).collect()  # until then it may be of readStream
+        load(spark, path, {"lookup.stream.start": "1"}).collect()  # before that, the option may be for readStream
     (tmp_path / "empty").mkdir()
     publish_version(tmp_path / "delta" / "part.parquet", 1)
     (tmp_path / "delta" / "_delta_log").mkdir()
@@ -197,7 +197,7 @@ def test_texts_with_a_collation(spark: SparkSession, tmp_path: Path, name: str) 
     rows = spark.sql(f"SELECT 1L AS id, {', '.join(f'{text} AS {column}' for column, text in columns.items())}")
     rows.write.parquet(str(tmp_path / "dim"))
     path = tmp_path / "dim"
-    for _ in range(2):  # as the files say, and as the host has it on record
+    for _ in range(2):  # from the files, and then from the host's records
         read = load(spark, path)
         assert read.schema == spark.read.parquet(str(path)).schema
         assert read.filter("s = 'A' AND n.x[0] = 'B'").count() == 1
@@ -241,7 +241,7 @@ def test_a_user_schema_prunes_columns(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_confs_of_a_session(spark: SparkSession, tmp_path: Path) -> None:
-    """`spark.lookupcache.cache.dir` is followed by the reading workers, but yields to an option; the recommended ones change no answer."""
+    """Workers follow `spark.lookupcache.cache.dir` unless an option overrides it; the recommended confs change no answer."""
     path = publish_version(tmp_path / "dim.parquet", 1)
     with conf(spark, "spark.lookupcache.cache.dir", str(tmp_path / "session-cache")):
         load(spark, path).collect()
@@ -303,7 +303,7 @@ def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """PARTIAL: keys named in lookup.where, here of a catalog table, are loaded once, absent ones too; then they cost a HEAD, in other workers, in other DataFrames and without Spark as well."""
+    """With PARTIAL, keys in lookup.where, here of a catalog table, are loaded once, also absent ones. Then they cost a HEAD, also in other workers, in other DataFrames and without Spark."""
     path = publish_version(tmp_path / "dim.parquet", 1, range(5000))
     spark.sql(f"CREATE TABLE {name} {catalog_options(path, {**PARTIAL, 'lookup.where': 'id IN (3, 4999, 77777)'})}")
     df = spark.table(name)
@@ -324,7 +324,7 @@ def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) ->
 
 
 def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
-    """Every cache directory that was reached has the current version then, and says so; what fails is told, too."""
+    """`warm` loads the current version into each cache directory that it reaches, and reports it; it reports failures, too."""
     path = publish_version(tmp_path / "dim" / "a.parquet", 1, range(1000)).parent
     (host,) = warm(spark, path, tasks=4, options={"lookup.keys": "id"})
     table = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache": "FULL"})

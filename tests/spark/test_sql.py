@@ -1,4 +1,4 @@
-"""Every statement of Spark's SQL against a catalog table: it works, or it fails and says what does; nothing else is written."""
+"""Every statement of Spark's SQL on a catalog table: it works, or it fails and names one that works; it writes no other table."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ UNKNOWN = "it is not clear which table is written"
 
 
 class Expect(NamedTuple):
-    """Of a statement: its own rows, in any order, or what `dim` has afterwards; or words with which it fails, and changes no table.
+    """What a statement does: it `gives` rows, in any order, or `leaves` rows in `dim`; or it `fails` with these words, and changes no table.
     `reads`: `dim` can be read after a failure."""
 
     gives: Sequence[object] | None = None
@@ -58,14 +58,14 @@ class Tables:
         self.make()
 
     def make(self) -> None:
-        """`dim` anew, at a place of its own."""
+        """Create `dim` again, in a new directory."""
         self.spark.sql("DROP TABLE IF EXISTS dim")
         self.path = self.home / f"dim{next(_names)}"
         LookupTable(str(self.path), {"lookup.keys": "id"}).write(self.rows)
         self.spark.sql(f"CREATE TABLE dim USING lookupcache OPTIONS (path '{self.path}')")
 
     def run(self, *statements: str) -> list[tuple[object, ...]]:
-        """The rows of the last of some statements."""
+        """Run statements, and return the rows of the last one."""
         rows: list[tuple[object, ...]] = []
         for statement in statements:
             frame = self.spark.sql(statement.format(home=self.home, dim=self.path))
@@ -74,7 +74,7 @@ class Tables:
 
     @contextlib.contextmanager
     def kept(self, changes: bool = True) -> Iterator[None]:
-        """Nothing but `dim` is changed meanwhile; that one is made anew afterwards if it is."""
+        """Check that only `dim` changes in the body. Afterwards create it again, if the body `changes` it."""
         was, beside = self.path, self.held(without=self.path)
         try:
             yield
@@ -112,12 +112,12 @@ WITH_C = [*ROWS, (3, "c")]
 
 
 def build_create(place: str, *options: str) -> str:
-    """CREATE TABLE made at a place, with options."""
+    """The statement that creates the table `made` at a path, with options."""
     option_list = ", ".join([f"path '{place}'", *options])
     return f"CREATE TABLE made USING lookupcache OPTIONS ({option_list})"
 
 
-# Statements of a row that are parted by semicolons follow on each other; what is expected is expected of the last.
+# Statements separated by semicolons run one after the other; what is expected is expected of the last.
 NO_DATA = Expect(fails="Cannot find data for the output column")  # Spark fills no column that an INSERT leaves out
 CREATES: list[tuple[str, Expect]] = [
     (f"{NEW}; INSERT INTO made VALUES (1, 'n'); SELECT * FROM made", Expect(gives=[(1, "n")])),
@@ -147,7 +147,7 @@ ALTERS: list[tuple[str, Expect]] = [
     (f"{ADD}; INSERT INTO dim WITH (path '{{dim}}') VALUES (3, 'c', 7)", Expect(leaves=[(1, "a", None), (2, "b", None), (3, "c", 7)])),
     (f"{PLAIN}; SELECT * FROM made", Expect(gives=[(1, "a", None)])),
     (f"{PLAIN}; SELECT * FROM made; INSERT OVERWRITE DIRECTORY '{{dim}}-made' USING parquet SELECT 2 AS id, 'b' AS name, 2.5D AS x; SELECT * FROM made", Expect(gives=[(2, "b", 2.5)])),
-    # What the catalog alone has changed.
+    # Changes that only the catalog has.
     (f"{RENAME}; SELECT * FROM dim", Expect(fails="'title' is 'name' in the table.*CREATE VIEW", reads=False)),
     (f"{RENAME}; INSERT INTO dim {ONE_ROW}", Expect(fails="'title' is 'name' in the table.*CREATE VIEW", reads=False)),
     (f"{RENAME}; ALTER TABLE dim RENAME COLUMN title TO name; INSERT INTO dim {ONE_ROW}", Expect(leaves=WITH_C)),
@@ -163,7 +163,7 @@ ALTERS: list[tuple[str, Expect]] = [
     ("ALTER TABLE dim DROP COLUMN name; SELECT * FROM dim", Expect(fails=LOST_OPTIONS, reads=False)),
     ("ALTER TABLE dim DROP COLUMN name; INSERT INTO dim VALUES (3)", Expect(fails=UNKNOWN, reads=False)),
     (f"ALTER TABLE dim RENAME TO made; INSERT INTO made {ONE_ROW}; ALTER TABLE made RENAME TO dim", Expect(leaves=WITH_C)),
-    # Spark tells nobody of these: the options of CREATE TABLE stay.
+    # Spark does not tell the source of these: the options of CREATE TABLE stay.
     (f"ALTER TABLE dim SET LOCATION '{{home}}/other'; INSERT INTO dim {ONE_ROW}", Expect(leaves=WITH_C)),
     (f"ALTER TABLE dim SET TBLPROPERTIES ('path' = '{{home}}/other', 'a' = 'b'); ALTER TABLE dim UNSET TBLPROPERTIES ('a'); COMMENT ON TABLE dim IS 'ours'; INSERT INTO dim {ONE_ROW}", Expect(leaves=WITH_C)),
 ]  # fmt: skip
@@ -172,11 +172,11 @@ WRITES: list[tuple[str, Expect]] = [
     ("INSERT INTO dim (id) VALUES (3)", Expect(leaves=[*ROWS, (3, None)]) if PARTIAL_INSERTS else NO_DATA),
     ("INSERT INTO dim BY NAME SELECT * FROM named; INSERT INTO dim SELECT id + 0, lower(name) FROM src", Expect(leaves=[*ROWS, (3, "c"), (3, "c")])),
     ("FROM src INSERT INTO dim SELECT id, name INSERT INTO dim SELECT id + 1, name", Expect(leaves=[*WITH_C, (4, "c")])),
-    # Rows of another such table, or of a copy of one, bring their own marks along: not these arrive.
+    # Rows of another such table, or of a copy of one, bring that table's marks along; the writer must not follow them.
     ("INSERT INTO dim SELECT id, CAST(name AS STRING) AS name FROM other WHERE id = 1", Expect(leaves=[(1, "a"), *ROWS])),
     ("INSERT INTO dim (SELECT * FROM other WHERE id = 1) UNION ALL SELECT * FROM copied WHERE id = 2", Expect(leaves=[(1, "a"), (1, "a"), (2, "b"), (2, "b")])),
     ("INSERT INTO other WITH (path '{dim}') SELECT * FROM src; INSERT INTO listed WITH (path '{dim}') SELECT * FROM src", Expect(leaves=[*WITH_C, (3, "c")])),
-    # The rows' own columns are exactly the table's: theirs is what would arrive. Or nothing of the table does.
+    # The rows have exactly the table's columns, so only their own marks would arrive; or no mark of the table arrives.
     ("INSERT INTO dim SELECT * FROM dim", Expect(fails=UNKNOWN)),
     ("INSERT INTO other SELECT * FROM copied", Expect(fails=UNKNOWN)),
     ("INSERT INTO nums VALUES (99)", Expect(fails=UNKNOWN)),
@@ -184,7 +184,7 @@ WRITES: list[tuple[str, Expect]] = [
     ("INSERT OVERWRITE dim VALUES (4, 'd'); INSERT INTO dim REPLACE WHERE true SELECT * FROM src", Expect(leaves=[(3, "c")])),
     (f"{UPSERT} VALUES (2, 'B'), (3, 'c')", Expect(leaves=[(1, "a"), (2, "B"), (3, "c")])),
     (f"{UPSERT[:-1]}, 'lookup.write.missing-columns' 'KEEP', path '{{dim}}') (id) VALUES (2)", Expect(fails="Spark fills the columns") if PARTIAL_INSERTS else NO_DATA),
-    # The table's own options count where WITH names its own place.
+    # The table's options also apply where WITH names the table's own path.
     (build_create("{dim}", "'lookup.write.mode' 'upsert'") + f"; {UPPER}; INSERT INTO made WITH (path '{{dim}}') SELECT * FROM made", Expect(leaves=[(1, "A"), (2, "B")])),
     (build_create("{dim}", "'lookup.where' 'id > 1'") + f"; INSERT INTO made WITH (path '{{dim}}') {ONE_ROW}", Expect(leaves=WITH_C)),
     (build_create("{dim}", "'lookup.write.missing-columns' 'KEEP'") + "; INSERT INTO made (id) VALUES (2)", Expect(fails="Spark fills the columns") if PARTIAL_INSERTS else NO_DATA),
@@ -199,7 +199,7 @@ READS: list[tuple[str, Expect]] = [
     (build_create("{dim}", "'lookup.view' 'versions'") + "; SELECT operation FROM made", Expect(gives=[("create",), ("append",)])),
     (build_create("{dim}", "'lookup.view' 'versions'") + "; INSERT INTO made SELECT * FROM made", Expect(fails="lookup.view is for reads|not clear which")),
     (build_create("{dim}", "'lookup.view' 'summary'") + "; ALTER TABLE made ALTER COLUMN bytes FIRST; SELECT count(bytes) FROM made", Expect(gives=[(1,)])),
-    # Options of the table's own are for all that is done with it; those of one read are for that.
+    # Options of a table are for all reads and writes of it; those of a read are for that read.
     (build_create("{dim}", "'lookup.write.mode' 'upsert', 'lookup.on-error' 'NULL'") + "; SELECT * FROM made", Expect(gives=ROWS)),
     *((f"SELECT * FROM dim WITH ('{key}' '{text}')", Expect(fails=f"option {key} ")) for key, text in (("lookup.write.mode", "upsert"), ("lookup.on-error", "NULL"))),
     ("SELECT * FROM dim WITH ('lookup.view' 'versions')", Expect(fails="would change the columns of a catalog table")),
@@ -221,7 +221,7 @@ REFUSED: dict[str, list[str]] = {
     "CreateIndex": ["CREATE INDEX at ON dim (id)"],
     "Time travel": ["SELECT * FROM dim VERSION AS OF 2", "SELECT * FROM dim TIMESTAMP AS OF '2026-01-01'"],
     "for direct query on files": ["SELECT * FROM lookupcache.`{dim}`"],
-    # To Spark 4.1 it is another name of the same table.
+    # Up to Spark 4.1 it makes another name of the same table.
     "does not support CREATE TABLE LIKE": ["CREATE TABLE made LIKE dim"] if STREAM_LIMITS else [],
 }  # fmt: skip
 STATEMENTS = [*CREATES, *ALTERS, *WRITES, *READS]
@@ -230,7 +230,7 @@ STATEMENTS += [(text, Expect(fails=words)) for words, texts in REFUSED.items() f
 
 @pytest.mark.parametrize(("text", "expected"), by_day(STATEMENTS, 2), ids=[text for text, _ in STATEMENTS])
 def test_every_statement(tables: Tables, text: str, expected: Expect) -> None:
-    """A statement works or names what does; it writes its own table only, and that one only if it works."""
+    """A statement works, or its error names one that does. It writes only its own table, and only if it works."""
     *setup, last = text.split("; ")
     with tables.kept(changes=not expected.fails or bool(setup)):
         tables.run(*setup)
@@ -242,7 +242,7 @@ def make_appender(rows: DataFrame) -> DataFrameWriter:
 
 
 def test_data_frames(tables: Tables) -> None:
-    """The same of DataFrames that are written to a table or a path."""
+    """The same holds for DataFrames that are written to a table or a path."""
     rows, twin, path = tables.spark.table("src"), tables.spark.table("other"), str(tables.path)
     with tables.kept():
         for words, write in (
@@ -265,14 +265,14 @@ def test_data_frames(tables: Tables) -> None:
         for replace in ("createOrReplace", "replace"):
             with pytest.raises(Exception, match=UNKNOWN):
                 getattr(rows.writeTo("dim").using("lookupcache"), replace)()
-            # Spark has dropped the name before it asked; the rows are there.
+            # Spark drops the name before it asks the source; the rows are still there.
             assert not tables.spark.catalog.tableExists("dim")
             tables.spark.sql(f"CREATE TABLE dim {catalog_options(path)}")
             assert tables.dim() == [*ROWS, (9, "other")]
 
 
 def test_two_versions_in_one_statement(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Of a table and a view of its path with another version, each has its own; and so have DataFrames with other options."""
+    """A table, and a view of its path at another version, each read their own version; so do DataFrames with different options."""
     path = str(tmp_path / "dim")
     table = LookupTable(path, {"lookup.keys": "id"})
     for key in (1, 2):
@@ -312,7 +312,7 @@ def judge(tables: Tables, expected: Expect, subject: str, run: Callable[[str], A
 
 
 def test_another_location_is_refused_by_name(tables: Tables) -> None:
-    """Spark tells a source nothing of ALTER TABLE … SET LOCATION; where there is a session, the catalog is asked."""
+    """Spark does not tell a source of ALTER TABLE … SET LOCATION; where there is a session, the catalog is asked."""
     facts = tables.spark.sql("SELECT 1 AS id")
     with tables.kept():
         tables.run("ALTER TABLE dim SET LOCATION '{home}/other'")
@@ -323,7 +323,7 @@ def test_another_location_is_refused_by_name(tables: Tables) -> None:
             lookup_join(facts, "dim", on="id")
         tables.run("ALTER TABLE dim SET LOCATION '{dim}'")
         assert lookup_join(facts, "dim", on="id").collect() == [(1, "a")]
-        # A view that hides the table is what is meant, and a relative path lies where Spark does not say.
+        # A view that hides the table is used instead of it. Of a relative path, Spark does not say where it lies.
         tables.spark.table("other").createOrReplaceTempView("dim")
         assert lookup_join(facts, "dim", on="id").collect() == [(1, "a")]
         tables.spark.sql(f"CREATE TABLE made {catalog_options(os.path.relpath(tables.path))}")
@@ -332,7 +332,7 @@ def test_another_location_is_refused_by_name(tables: Tables) -> None:
 
 @pytest.mark.parametrize("name", ["other", "nums"])
 def test_a_table_made_of_rows_of_another_is_refused(tables: Tables, name: str) -> None:
-    """Spark would keep the other table's options for the new one's own, so that its writes went there."""
+    """Spark would give the new table the options of the other one, so that writes would go there."""
     new = f"{tables.path}-made"
     rows, format_ = tables.spark.table(name), "lookupcache"
     with tables.kept():
@@ -350,7 +350,7 @@ def test_a_table_made_of_rows_of_another_is_refused(tables: Tables, name: str) -
 
 
 def test_columns_that_only_the_catalog_has(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    """One of ADD COLUMN is null in a stream, and none for lookups; one that two names add in two spellings is an error."""
+    """A column of ADD COLUMN is null in a stream, and lookups lack it. If two names of a table add it in two spellings, that is an error."""
     with tables.kept():
         tables.run(ADD, build_create("{dim}"))
         assert collect_batches(spark.readStream.table("dim"), tmp_path / "1") == [[(1, "a", None), (2, "b", None)]]

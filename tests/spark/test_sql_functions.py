@@ -50,7 +50,7 @@ def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: s
 
 
 def test_threads_that_register_one_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """None gets an error of Spark, and the function is one lookup's: its version is that of the table that its rows come from."""
+    """No thread gets an error from Spark, and the function belongs to one lookup: its version is that of the table that its rows come from."""
     paths = [str(saved(tmp_path / f"{number}.parquet", {"id": [1], "number": [number]})) for number in range(3)]
     ready = threading.Barrier(len(paths))
 
@@ -94,7 +94,7 @@ def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
     assert spark.sql(f"SELECT {name}('y').n").collect() == [(2,)]
     with pytest.raises(PythonException, match=r"several rows.*g = 'x'.*multi=True"):
         spark.sql(f"SELECT {name}('x').n").collect()
-    # Spark calls it for the rows of ELSE, too, so their keys are to be null.
+    # Spark also calls the function for the rows of ELSE, so their keys must be null.
     source = "FROM VALUES ('x'), ('y') AS t(g)"
     with pytest.raises(PythonException, match="several rows"):
         spark.sql(f"SELECT CASE WHEN g = 'y' THEN {name}(g).n END AS n {source}").collect()
@@ -109,7 +109,7 @@ def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
 
 
 def test_several_keys_and_odd_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Keys are arguments, and chosen columns come, in the order that is given, whatever characters names have."""
+    """Arguments and columns come in the order in which they were named, whatever characters the names have."""
     rows = {"a b": [1, 1], "version": ["x", "y"], "c.d": [5.0, 6.0], "é`": [True, None]}
     path = saved(tmp_path / "dim.parquet", {**rows, "e-f": [{"g h": [{"i`j": 7}]}, None]})
     register_lookup(spark, name, str(path), ["version", "a b"], columns=["é`", "C.D", "e-f"])

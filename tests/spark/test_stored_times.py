@@ -24,7 +24,7 @@ _DAY = 86400 * 10**6
 
 
 def values(seed: str, count: int) -> list[int]:
-    """Microseconds since 1970: around the edges, and anywhere between the years 1 and 9999; each milliseconds."""
+    """Times in microseconds since 1970, cut to milliseconds: around the edges, and anywhere between the years 1 and 9999."""
     rng = random.Random(seed)
     edges = [(datetime.date.fromisoformat(text) - datetime.date(1970, 1, 1)).days * _DAY for text in EDGES]
     low, high = edges[0] + 2 * _DAY, edges[-1] - _DAY
@@ -58,7 +58,7 @@ def numbers_by_spark(spark: SparkSession, path: str, form: str) -> list[list[Any
 
 
 def numbers_by_us(table: LookupTable) -> list[list[Any]]:
-    """The same of what this package reads."""
+    """What this package reads, as the same numbers."""
     rows = table.scan().sort_by("id")
     arrays = {name: rows.column(name).combine_chunks() for name in rows.column_names}
     nested, lists = arrays["s"], arrays["a"]
@@ -70,7 +70,7 @@ def numbers_by_us(table: LookupTable) -> list[list[Any]]:
 
 
 def check(spark: SparkSession, path: Path, form: str, cache: Path) -> None:
-    """What Spark's own reader gives: by scan, by key, and by a predicate with statistics."""
+    """Compare with Spark's own reader: a scan, lookups by key, and a predicate that uses statistics."""
     expected = numbers_by_spark(spark, str(path), form)
     options = {"lookup.cache.dir": str(cache)}
     assert numbers_by_us(LookupTable(str(path), options)) == expected
@@ -94,7 +94,7 @@ def write_parquet(spark: SparkSession, rows: DataFrame, path: Path, zone: str, m
 
 
 def test_times_in_a_hybrid_calendar(spark: SparkSession, tmp_path: Path) -> None:
-    """Dates and INT96 of a session in a zone with a local mean time of its own, in Parquet's legacy mode and in ORC, with types that it lacks."""
+    """Dates and INT96 timestamps written in a zone that once had its own mean time, in Parquet's legacy mode and in ORC, with types that ORC lacks."""
     rows, zone = frame(spark, values("day", 100)), ZONES[0]
     write_parquet(spark, rows, tmp_path / "parquet", zone, "LEGACY", "INT96")
     rows.write.orc(str(tmp_path / "orc"))

@@ -1,4 +1,4 @@
-"""Streams that read tables in every way, and write them, while the tables change: each micro-batch is of one version, the newest at its start."""
+"""Streams that read and write tables while the tables change: each micro-batch sees one version, the newest when it starts."""
 
 import collections
 import concurrent.futures
@@ -49,7 +49,7 @@ STRATEGIES: tuple[Strategy, ...] = ("cache", "broadcast")
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path) -> None:
-    """Micro-batches in all ways at once, changes, restarts: one version in each, none older than the last, no row lost or doubled."""
+    """Micro-batches read a changing table in all ways, over restarts: each sees one version, never an older one than before, and no row is lost or doubled."""
     table = tmp_path / "dim.parquet"
 
     def publish(version: int) -> None:
@@ -101,7 +101,7 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path) -> No
 
 
 def stop_at_batch(query: StreamingQuery, batch: int | None) -> None:
-    """Wait until a batch has ended, or all; then stop the query in the midst of what it does."""
+    """Wait until the batch with this number has ended, or all batches if it is None; then stop the query, whatever it is doing."""
     try:
         if batch is None:
             query.processAllAvailable()
@@ -128,7 +128,7 @@ def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> Non
 @needs(REAL_TIME)
 @pytest.mark.parametrize("strategy", ["broadcast", "cache"])
 def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy) -> None:
-    """A broadcast passes rows on, of the version at the start of a batch; a pass is refused by the name of its operator."""
+    """A broadcast join works, with the version at the start of a batch; Spark refuses a lookup pass and names its operator."""
     jvm: Any = spark._jvm
     output = tmp_path / "seen"
 
@@ -174,7 +174,7 @@ Epochs = dict[int, list[int]]
 
 
 def await_condition(condition: Callable[[], bool]) -> None:
-    """Return once something holds that another process does."""
+    """Wait until another process has made the condition true."""
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it does not come to hold"
@@ -183,7 +183,7 @@ def await_condition(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
-    """A job that writes rows of epoch 2 in three tasks: meanwhile two of them have written and one has not; then it commits."""
+    """Run a job that writes rows of epoch 2 in three tasks. In the body two tasks have written and one has not; afterwards the job commits."""
     mode, options = JOBS[kind]
     waits, goes = home / "waits", home / "goes"
 
@@ -225,7 +225,7 @@ def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("kind", by_day(JOBS, 3))
 def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """No stream dies, no answer has half a commit; the first micro-batch after the commit sees it, as do late hosts."""
+    """No stream fails, and no answer has half a commit. The first micro-batch after the commit sees it, and so does a host that comes late."""
     home = tmp_path
     rows = spark.range(0, 40, 1, 2).selectExpr("id", "1 AS epoch", "id % 2 AS p")
     rows.write.partitionBy("p").parquet(str(home / "dim"))
@@ -234,7 +234,7 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: 
     numbers = itertools.count()
 
     def read_epochs() -> Epochs:
-        """The epochs of each key in the next micro-batch, which are the same in every way of reading."""
+        """Return the epochs of each key in the next micro-batch, which must be the same in every way of reading."""
         events(home / "events", number := next(numbers), range(40))
         query.processAllAvailable()
         rows = [row for row in spark.table("busy").collect() if row.batch == number]
@@ -252,7 +252,7 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: 
         assert read_epochs() == before
         with writing(spark, home, kind):
             assert read_epochs() == before
-            scan = pool.submit(late_table.scan)  # it knows nothing, and waits
+            scan = pool.submit(late_table.scan)  # this host has no earlier version, so it waits
             assert read_epochs() == before
         assert read_epochs() == after
         scanned_rows = scan.result(timeout=60).to_pylist()
@@ -272,7 +272,7 @@ class Dim:
         self.function = name
 
     def append(self, spark: SparkSession, number: int) -> None:
-        """One more row."""
+        """Append a row."""
         if self._kind == "managed" and not DATA_SOURCES:
             LookupTable(self.path).write([{"id": number}])
         else:
@@ -280,12 +280,12 @@ class Dim:
             spark.range(number, number + 1).write.format(form).mode("append").save(self.path)
 
     def joined(self, spark: SparkSession) -> DataFrame:
-        """A join of some keys that is made now."""
+        """A new join of three keys with the table."""
         facts = spark.createDataFrame([(key,) for key in (1, 2, 3)], "id long")
         return lookup_join(facts, self.path, "id", how="inner", columns=["id"], prefix="d_", strategy="cache")
 
     def seen(self, spark: SparkSession) -> list[list[int]]:
-        """The keys that a scan, a join and a function find which are made now."""
+        """The keys that a new scan, a new join and a new function find."""
         register_lookup(spark, self.function, self.path, key="id", columns=["id"])
         called = spark.sql(f"SELECT {self.function}(id).id AS id FROM range(1, 4)").where("id IS NOT NULL")
         frames = (load(spark, self.path), self.joined(spark), called)
@@ -300,7 +300,7 @@ class Dim:
 def test_what_a_batch_writes_it_reads_back(
     spark: SparkSession, tmp_path: Path, kind: str, adaptive: str, side: str
 ) -> None:
-    """What is made in the function after a write sees it; what was built before, and the stream's own lookups, keep their version."""
+    """In `foreachBatch`, lookups built after a write see it; those built before it, and the stream's own, keep their version."""
     dim = Dim(kind, tmp_path, spark, f"read_back_{kind}")
     register_lookup(spark, f"own_{kind}", dim.path, key="id", columns=["id"])
     for number in range(2):
@@ -319,7 +319,7 @@ def test_what_a_batch_writes_it_reads_back(
         session = batch.sparkSession
         built = (dim.joined(session), load(session, dim.path))
         for attempt in range(2):
-            rows = batch.select("*").collect()  # a plan of its own: Spark keeps what it has broadcast for an object
+            rows = batch.select("*").collect()  # a new plan, because Spark keeps the broadcast of a DataFrame
             stream_rows.append(sorted((row.join_id, row.called_id, row.scan_id) for row in rows))
             built_counts.extend(frame.select("*").count() for frame in built)
             if attempt == 0:
@@ -334,7 +334,7 @@ def test_what_a_batch_writes_it_reads_back(
 
 
 def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession, tmp_path: Path) -> None:
-    """In a job group of the user's, or in threads without Spark's properties, what was built keeps its version; later ones see a write."""
+    """Lookups keep the version they were built with, in a user's job group and in threads without Spark's properties; those built after a write see it."""
     dim = Dim("managed", tmp_path, spark, "in_threads")
     events(tmp_path / "events", 0, range(1, 4))
     stream = lookup_join(
@@ -343,7 +343,7 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
     answers: dict[str, list[list[int]]] = {}
 
     def frames(batch: DataFrame, outer: bool = False) -> dict[str, DataFrame]:
-        """Lookups of each kind that are made now. `outer`: also one of a DataFrame of the session that has started the stream."""
+        """New lookups of each kind. `outer`: also one on a DataFrame of the session that started the stream."""
         session = batch.sparkSession
         facts = session.range(1, 5)
         register_lookup(session, dim.function, dim.path, key="id", columns=["id"])
@@ -381,7 +381,7 @@ def test_a_micro_batch_is_of_one_version_whatever_users_set(spark: SparkSession,
 def test_what_the_driver_keeps_of_its_lookups(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the lookups of many micro-batches: the last explanations, as text, and the relations of the last micro-batch, not too many."""
+    """After many micro-batches the driver keeps only the last explanations, as text, and a limited number of relations, of the last micro-batch."""
     path = str(publish_version(tmp_path / "dim.parquet", 1))
     monkeypatch.setattr(join, "_EXPLAINED_AT_MOST", 5)
     monkeypatch.setattr(join, "_explained", collections.OrderedDict())

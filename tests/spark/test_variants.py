@@ -119,7 +119,7 @@ def test_a_spark_without_variants(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_columns_that_cannot_be_read_are_left_out_of_lookups(spark: SparkSession, tmp_path: Path) -> None:
-    """A lookup that names other columns does not mind them; any other lookup says how to leave them out."""
+    """A lookup that names only other columns works; any other lookup is refused, with how to leave them out."""
     rows = {"id": [1, 2], "n": ["a", "b"], "at": pa.array([1, 2], pa.time64("us"))}
     path = saved(tmp_path / "a.parquet", pa.table(rows))
     for arguments in WAYS.values():
