@@ -119,9 +119,9 @@ def run_contender(name: str, directory: Path) -> dict[str, float]:
     jobs = len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
     spark.stop()
     measured: dict[str, float] = {"jobs": jobs}
-    for what, before, after in zip(("calls", "first run", "second run"), marks, marks[1:], strict=False):
+    for phase, before, after in zip(("calls", "first run", "second run"), marks, marks[1:], strict=False):
         for unit, was, is_ in zip(("", ", CPU", ", workers"), before, after, strict=True):
-            measured[what + unit] = is_ - was
+            measured[phase + unit] = is_ - was
     return measured
 
 
@@ -135,15 +135,15 @@ def fresh_process(name: str, directory: Path) -> dict[str, float]:
 def show_imports(runs: int) -> None:
     print("\n## Imports, CPU seconds\n\n| what | median s | ratio to peer |\n|---|---|---|")
     seconds = {
-        what: statistics.median(
+        label: statistics.median(
             float(subprocess.run([sys.executable, "-c", _IMPORT.format(*parts)], stdout=subprocess.PIPE, check=True).stdout)
             for _ in range(runs)
         )
-        for what, parts in IMPORTS.items()
+        for label, parts in IMPORTS.items()
     }  # fmt: skip
     peer = next(iter(seconds))
-    for what, median_s in seconds.items():
-        print(f"| {what} | {median_s:.3f} | {'peer' if what == peer else f'{median_s / seconds[peer]:.2f}'} |")
+    for label, median_s in seconds.items():
+        print(f"| {label} | {median_s:.3f} | {'peer' if label == peer else f'{median_s / seconds[peer]:.2f}'} |")
 
 
 def main() -> None:
@@ -160,7 +160,7 @@ def main() -> None:
     for number in range(args.runs):
         for name in CONTENDERS[:: -1 if number % 2 else 1]:
             rounds[name].append(fresh_process(name, args.dir))
-    for what in (
+    for figure in (
         "calls",
         "calls, CPU",
         "first run",
@@ -169,8 +169,8 @@ def main() -> None:
         "second run",
         "second run, CPU",
     ):
-        seconds = {name: [measured[what] for measured in runs] for name, runs in rounds.items()}
-        report(f"Six lookups in a fresh session, {what}", seconds, PEER)
+        seconds = {name: [measured[figure] for measured in runs] for name, runs in rounds.items()}
+        report(f"Six lookups in a fresh session, {figure}", seconds, PEER)
     for name, runs in rounds.items():
         print(f"\n{name}: {runs[0]['jobs']:.0f} Spark jobs in both runs")
     show_imports(args.runs)

@@ -74,7 +74,7 @@ def fill(server: PostgresServer, rows: int) -> None:
     server.execute("VACUUM ANALYZE customers")
 
 
-def options_of(mode: str, home: Path) -> dict[str, str]:
+def make_options(mode: str, home: Path) -> dict[str, str]:
     return {
         "lookup.table": "customers",
         "lookup.keys": "id",
@@ -108,7 +108,7 @@ def bench_lookups(server: PostgresServer, home: Path, rows: int, count: int, run
         raise SystemExit(f"--rows {rows}: {runs} runs with {count} keys each need at least {(runs + 3) * count}")
     cold, keys = iter(batches[1:]), batches[0]
     connection = psycopg.connect(server.uri)
-    tables = {mode: LookupTable(server.uri, options_of(mode, home)) for mode in MODES}
+    tables = {mode: LookupTable(server.uri, make_options(mode, home)) for mode in MODES}
     start_s = time.perf_counter()
     tables["FULL"].get(1)
     print(f"a build of {rows:,} rows: {time.perf_counter() - start_s:.2f} s")
@@ -135,7 +135,7 @@ def bench_idle(server: PostgresServer, home: Path, runs: int) -> None:
     peer = "psycopg: SELECT n FROM customers_version"
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(psycopg.connect(server.uri, autocommit=True))
-        tables = {mode: stack.enter_context(LookupTable(server.uri, options_of(mode, home))) for mode in MODES}
+        tables = {mode: stack.enter_context(LookupTable(server.uri, make_options(mode, home))) for mode in MODES}
         contenders: dict[str, Callable[[], Any]] = {peer: lambda: connection.execute(VERSION).fetchall()}
         contenders |= {mode: functools.partial(table.get, 1) for mode, table in tables.items()}
         report(
@@ -154,8 +154,8 @@ def make_facts(directory: Path, rows: int, count: int, files: int, is_cold: bool
     rng = np.random.default_rng(2)
     keys = rng.permutation(rows)
     for number in range(files):
-        some = keys[number * count : (number + 1) * count] if is_cold else rng.permutation(keys[-count:])
-        pq.write_table(pa.table({"k": some, "amount": rng.random(count)}), directory / f"{number:05}.parquet")
+        file_keys = keys[number * count : (number + 1) * count] if is_cold else rng.permutation(keys[-count:])
+        pq.write_table(pa.table({"k": file_keys, "amount": rng.random(count)}), directory / f"{number:05}.parquet")
     return directory
 
 
@@ -213,7 +213,7 @@ def bench_stream(
     address = server.uri.partition("?")[0]
 
     def joined(mode: str, number: int = 0) -> Sink:
-        options = options_of(mode, home / f"round-{number}")
+        options = make_options(mode, home / f"round-{number}")
         return lambda df: lookup_join(df, server.uri, {"k": "id"}, columns=COLUMNS, options=options).writeStream.format(
             "noop"
         )
@@ -256,7 +256,9 @@ def bench_stream(
     medians = {name: [statistics.median(times) for times in samples] for name, samples in seconds.items()}
     for name, samples in seconds.items():
         every = [time_s for times in samples for time_s in times]
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(medians[name], medians[peer], strict=True))
+        ratio = statistics.median(
+            median / peer_median for median, peer_median in zip(medians[name], medians[peer], strict=True)
+        )
         print(
             f"| {name} | {len(every)} | {statistics.median(every):.3f} | {np.percentile(every, 99):.3f} | {max(every):.3f} | "
             f"{statistics.median(cpu[name]):.2f} | {'peer' if name == peer else f'{ratio:.2f}'} |"
@@ -268,8 +270,8 @@ def bench_stream(
 
 def bench_changes(server: PostgresServer, home: Path, rows: int, changed: int, runs: int) -> None:
     rng = np.random.default_rng(3)
-    full = LookupTable(server.uri, options_of("FULL", home / "changes"))
-    partial = LookupTable(server.uri, options_of("PARTIAL", home / "changes"))
+    full = LookupTable(server.uri, make_options("FULL", home / "changes"))
+    partial = LookupTable(server.uri, make_options("PARTIAL", home / "changes"))
     start_s, used_s = time.perf_counter(), cpu_s()[0]
     assert full.get(0)
     build_s, build_cpu_s = time.perf_counter() - start_s, cpu_s()[0] - used_s
@@ -286,11 +288,11 @@ def bench_changes(server: PostgresServer, home: Path, rows: int, changed: int, r
         for name, table in contenders.items():
             before, used_s = len(server.statements()), cpu_s()[0]
             start_s = time.perf_counter()
-            found = table.get_many(pa.table({"id": keys}))
+            answer = table.get_many(pa.table({"id": keys}))
             seconds[name].append(time.perf_counter() - start_s)
             cpu[name].append(cpu_s()[0] - used_s)
             statements[name].append(len(server.statements()) - before)
-            assert found["visits"].to_pylist() == [visits] * changed, name
+            assert answer["visits"].to_pylist() == [visits] * changed, name
     for table in contenders.values():
         table.close()
     heading(f"{changed:,} of {rows:,} rows in PostgreSQL have changed: the first lookup of these keys")
@@ -329,10 +331,10 @@ def serve(port: Any) -> None:
 
 
 def bench_http(home: Path, limit: int, seconds: float, at_once: int) -> None:
-    mine, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
+    receiver, sender = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(sender,), daemon=True)
     server.start()
-    url = f"http://127.0.0.1:{mine.recv()}/customers/{{id}}"
+    url = f"http://127.0.0.1:{receiver.recv()}/customers/{{id}}"
     heading(f"Keys/s of an HTTP API within {limit} requests/s, batches of {at_once:,} keys")
     print("| hits, % | keys | s | keys/s | requests/s | keys/s, of what the limit allows |")
     print("|---|---|---|---|---|---|")

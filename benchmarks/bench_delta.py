@@ -117,7 +117,7 @@ def stream(table: Path, work: Path, rows: int, runs: int) -> None:
     def read() -> pa.Table:
         rows = pa.table(DeltaTable(str(table)).scan())
         # Spark takes no string_view.
-        plain = [of.with_type(pa.string()) if of.type == pa.string_view() else of for of in rows.schema]
+        plain = [field.with_type(pa.string()) if field.type == pa.string_view() else field for field in rows.schema]
         return rows.cast(pa.schema(plain))
 
     lake.stream(table, {}, "deltalake", read, work, rows, runs)
@@ -211,16 +211,16 @@ def large(home: Path, work: Path, files: int, columns: int, runs: int) -> None:
     print("\n| who | version | again | a key | another key | anonymous MB |\n|---|---|---|---|---|---|")
     medians: dict[str, float] = {}
 
-    def measure(what: str, caches: Sequence[str]) -> None:
+    def measure(contender: str, caches: Sequence[str]) -> None:
         answers = []
         for cache in caches:
-            command = [sys.executable, "-c", _MEASURE, str(table), str(work / cache), what]
+            command = [sys.executable, "-c", _MEASURE, str(table), str(work / cache), contender]
             answers.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         count = len(answers[0][0])
         walls, cpus = ([statistics.median(a[0][n][side] for a in answers) for n in range(count)] for side in (0, 1))
-        medians[what] = cpus[0]
+        medians[contender] = cpus[0]
         cells = [f"{cpu:.3f} ({wall:.3f})" for wall, cpu in zip(walls, cpus, strict=True)] + [""] * (4 - count)
-        print(f"| {what} | {' | '.join(cells)} | {statistics.median(a[1] for a in answers):.0f} |", flush=True)
+        print(f"| {contender} | {' | '.join(cells)} | {statistics.median(a[1] for a in answers):.0f} |", flush=True)
 
     measure("deltalake", [""] * runs)
     measure("a new host", [f"large-{run}" for run in range(runs)])
@@ -249,11 +249,11 @@ def large(home: Path, work: Path, files: int, columns: int, runs: int) -> None:
     finally:
         for commit in sorted(log.glob("*.json"))[2:]:
             commit.unlink()
-    ratios = {what: medians[what] / medians["deltalake"] for what in ("a new host", "a new process")}
+    ratios = {contender: medians[contender] / medians["deltalake"] for contender in ("a new host", "a new process")}
     print(
         f"\na commit of one file: {statistics.median(times) * 1000:.1f} ms of CPU, p99 {sorted(times)[-1] * 1000:.1f}"
     )
-    print("beside deltalake: " + ", ".join(f"{what} {ratio:.3f} times" for what, ratio in ratios.items()))
+    print("beside deltalake: " + ", ".join(f"{contender} {ratio:.3f} times" for contender, ratio in ratios.items()))
 
 
 def make_log(home: Path, commits: int) -> Path:
@@ -300,27 +300,27 @@ def log(home: Path, work: Path, commits: int, runs: int) -> None:
     medians: dict[tuple[str, int], float] = {}
     for kind in ("disk", "S3"):
         for count in (10, commits):
-            with placed(make_log(home, count), kind) as (path, own, bare):
+            with placed(make_log(home, count), kind) as (path, options, bare):
                 known_host, asks_bare = "a host that knows it", "boto3: one LIST"
                 asking = {"a new host": min(runs, 5), known_host: runs * 20, **({asks_bare: runs * 20} if bare else {})}
-                for who, asks in asking.items():
+                for client, asks in asking.items():
                     times, spent = [], dict[str, int]()
-                    reader = opened(path, work / f"{kind}-{count}-0", own)
+                    reader = opened(path, work / f"{kind}-{count}-0", options)
                     for run in range(asks):
-                        if who == "a new host":
-                            reader = opened(path, work / f"{kind}-{count}-{run}", own)
+                        if client == "a new host":
+                            reader = opened(path, work / f"{kind}-{count}-{run}", options)
                         start_s = time.perf_counter()
-                        if who == asks_bare and bare:
+                        if client == asks_bare and bare:
                             bare()
                         else:
                             spent = calls_of(reader, lambda reader=reader: reader.version)  # type: ignore[misc]
                         times.append(time.perf_counter() - start_s)
                     median = statistics.median(times) * 1000
-                    if who == known_host:
+                    if client == known_host:
                         medians[kind, count] = median
                     last = " | ".join(f"{value:,}" for value in spent.values())
                     p99 = sorted(times)[int(len(times) * 0.99)] * 1000
-                    print(f"| {kind} | {count:,} | {who} | {median:.2f} | {p99:.2f} | {last} |", flush=True)
+                    print(f"| {kind} | {count:,} | {client} | {median:.2f} | {p99:.2f} | {last} |", flush=True)
         print(
             f"| {kind} | {commits:,} to 10, unchanged | | {medians[kind, commits] / medians[kind, 10]:.2f} times | | | | | |"
         )

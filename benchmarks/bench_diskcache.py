@@ -105,19 +105,23 @@ def main() -> None:
             ids = np.arange(run * BATCH, (run + 1) * BATCH)
             for name in draw.sample(sorted(caches), 2):  # in turn, in either order
                 cache = caches[name]
-                put, count = functools.partial(cache.put, ids), functools.partial(cache.count, ids)
+                put_rows, count = functools.partial(cache.put, ids), functools.partial(cache.count, ids)
                 miss = functools.partial(cache.count, ids + 10**9)
-                for what, call in (("put", put), ("hit", count), ("miss", miss)):
-                    times.setdefault((what, name), []).append(cpu_us(call))
+                for operation, call in (("put", put_rows), ("hit", count), ("miss", miss)):
+                    times.setdefault((operation, name), []).append(cpu_us(call))
                 hit = f"hit in {arguments.processes} new processes"
                 times.setdefault((hit, name), []).append(shared_cpu_us(cache, ids, arguments.processes))
     print(f"\n| of {BATCH:,} keys | cache | runs | median CPU us per key | p99 | ratio to built-in (median of pairs) |")
     print("|---|---|---|---|---|---|")
-    for (what, name), each in times.items():
-        pairs = zip(each, times[what, "built-in"], strict=True)
-        ratio = "peer" if name == "built-in" else f"{statistics.median(one / other for one, other in pairs):.1f}"
-        median, p99 = statistics.median(each), float(np.percentile(each, 99))
-        print(f"| {what} | {name} | {len(each)} | {median:.1f} | {p99:.1f} | {ratio} |")
+    for (operation, name), samples in times.items():
+        pairs = zip(samples, times[operation, "built-in"], strict=True)
+        ratio = (
+            "peer"
+            if name == "built-in"
+            else f"{statistics.median(time_us / peer_us for time_us, peer_us in pairs):.1f}"
+        )
+        median, p99 = statistics.median(samples), float(np.percentile(samples, 99))
+        print(f"| {operation} | {name} | {len(samples)} | {median:.1f} | {p99:.1f} | {ratio} |")
 
 
 if __name__ == "__main__":

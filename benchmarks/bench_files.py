@@ -105,8 +105,8 @@ def measure_files(home: Path, work: Path, files: int, footers: bool) -> None:
         f"\n{files:,} files in {_PARTITIONS} partitions, CPU seconds\n\n| who | what | CPU s | anonymous MB |\n|---|---|---|---|"
     )
     try:
-        for who in ("a new host", "another process"):
-            run(_FILES, who, path, work / "cache", footers)
+        for client in ("a new host", "another process"):
+            run(_FILES, client, path, work / "cache", footers)
     finally:
         for added in path.glob("day=3/added-*"):
             added.unlink()

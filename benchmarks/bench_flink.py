@@ -46,9 +46,9 @@ WORKLOADS = {
 
 def jars(work: Path, version: str) -> list[Path]:
     """The jars of a Flink release that the cache needs; downloaded once."""
-    found = [path for name in JARS for path in work.glob(f"{name}-{version}.jar")]
-    if len(found) == len(JARS):
-        return found
+    jar_paths = [path for name in JARS for path in work.glob(f"{name}-{version}.jar")]
+    if len(jar_paths) == len(JARS):
+        return jar_paths
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     if subprocess.run([*command, "-d", str(work), f"apache-flink-libraries=={version}"], check=False).returncode:
         raise SystemExit(
@@ -62,11 +62,11 @@ def jars(work: Path, version: str) -> list[Path]:
     return [work / f"{name}-{version}.jar" for name in JARS]
 
 
-def compiled(work: Path, found: list[Path], options: str) -> list[str]:
+def compiled(work: Path, jar_paths: list[Path], options: str) -> list[str]:
     """The command that runs the benchmark's class."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         raise SystemExit("java and javac: not installed; apt-get install openjdk-17-jdk-headless")
-    classpath = ":".join([str(work / "classes"), *map(str, found)])
+    classpath = ":".join([str(work / "classes"), *map(str, jar_paths)])
     subprocess.run(["javac", "-cp", classpath, "-d", str(work / "classes"), str(SOURCE)], check=True)
     return ["java", *options.split(), "-cp", classpath, "DefaultLookupCacheBench"]
 
@@ -205,28 +205,30 @@ def measure(directory: Path, java: list[str], args: argparse.Namespace) -> None:
         process = subprocess.run(command, capture_output=True, check=False, text=True)
         if process.returncode:
             raise SystemExit(f"{' '.join(command)}: {process.stderr}")
-        ours = fresh(looked_up, *call, list(WORKLOADS), prefix=pinned)
+        results = fresh(looked_up, *call, list(WORKLOADS), prefix=pinned)
         for line in process.stdout.splitlines():
             workload, hits, ids, prices, *times = line.split()
-            mine = ours[workload]
+            result = results[workload]
             flink = statistics.median(map(float, times)) / BATCH
             if workload == "put":
-                puts.append((flink, statistics.median(mine["put"]) / BATCH))
+                puts.append((flink, statistics.median(result["put"]) / BATCH))
                 continue
-            assert [int(hits), int(ids), float(prices)] == mine["sums"], (line[:80], mine["sums"])
-            each = [statistics.median(mine[way]) / BATCH for way in ways]
-            ratios[workload].append([flink / time for time in each])
-            cells = " | ".join(f"{time:.0f} | {flink / time:.1f}" for time in each)
+            assert [int(hits), int(ids), float(prices)] == result["sums"], (line[:80], result["sums"])
+            medians = [statistics.median(result[way]) / BATCH for way in ways]
+            ratios[workload].append([flink / time for time in medians])
+            cells = " | ".join(f"{time:.0f} | {flink / time:.1f}" for time in medians)
             print(f"| {WORKLOADS[workload]} | {number + 1} | {flink:.0f} | {cells} |")
-    for workload, found in ratios.items():
-        values = [statistics.median(row[place] for row in found) for place in range(len(ways))]
+    for workload, rounds in ratios.items():
+        values = [statistics.median(row[place] for row in rounds) for place in range(len(ways))]
         verdicts = ["reached" if value >= goal else "MISSED" for value, goal in zip(values, (5, 2, 5, 2), strict=True)]
         print(
             f"- {WORKLOADS[workload]}: FULL: Flink / probe {values[0]:.1f}, goal 5: {verdicts[0]}; with 5 columns {values[1]:.1f}, goal 2: "
             f"{verdicts[1]}; DefaultLookupCache: Flink / get {values[2]:.1f}; with 5 columns {values[3]:.1f}"
         )
-    for number, (flink, mine) in enumerate(puts):
-        print(f"- put, round {number + 1}: Flink {flink:.0f} ns/key, DefaultLookupCache {mine:.0f}: {flink / mine:.1f}")
+    for number, (flink, cache_ns) in enumerate(puts):
+        print(
+            f"- put, round {number + 1}: Flink {flink:.0f} ns/key, DefaultLookupCache {cache_ns:.0f}: {flink / cache_ns:.1f}"
+        )
 
 
 def main() -> None:

@@ -37,8 +37,8 @@ MANY = 10_000
 def listing(directory: Path) -> list[tuple[str, int, int, int, int]]:
     """What a reader has to know of a directory to tell its state from another one."""
     with os.scandir(directory) as entries:
-        known = ((entry.name, entry.stat()) for entry in entries)
-        return sorted((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in known)
+        stats = ((entry.name, entry.stat()) for entry in entries)
+        return sorted((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats)
 
 
 def measure(path: Path, cache: Path, key: str, args: argparse.Namespace) -> None:
@@ -49,8 +49,8 @@ def measure(path: Path, cache: Path, key: str, args: argparse.Namespace) -> None
     tables = {mode: LookupTable(str(path), lookup_options(key, cache, mode == CACHE)) for mode in (CACHE, UFS)}
     for table in tables.values():
         table.warm()
-        for asked in picks.to_pylist()[:100]:
-            assert len(table.get(asked)) == 1
+        for pick in picks.to_pylist()[:100]:
+            assert len(table.get(pick)) == 1
     feeds = {mode: itertools.cycle(picks.to_pylist()) for mode in tables}
     gets: dict[str, Callable[[], object]] = {
         mode: (lambda table=table, feed=feeds[mode]: table.get(next(feed)))  # type: ignore[misc]
@@ -70,7 +70,7 @@ def measure(path: Path, cache: Path, key: str, args: argparse.Namespace) -> None
 
 def ratio(seconds: Mapping[str, list[float]], name: str, peer: str) -> float:
     """The median ratio of a contender's runs to the peer's, run by run."""
-    return statistics.median(mine / theirs for mine, theirs in zip(seconds[name], seconds[peer], strict=True))
+    return statistics.median(time_s / peer_s for time_s, peer_s in zip(seconds[name], seconds[peer], strict=True))
 
 
 def show(title: str, seconds: Mapping[str, list[float]], scale: float, unit: str, peer: str) -> None:
@@ -82,8 +82,8 @@ def show(title: str, seconds: Mapping[str, list[float]], scale: float, unit: str
         print(f"| {name} | {len(times)} | {p50:.2f} | {p99:.2f} | {to_peer} |")
 
 
-def tell(what: str, value: float, goal: float) -> None:
-    print(f"- {what}: {value:.2f}, goal {goal:g}: {'reached' if value <= goal else 'MISSED'}")
+def tell(label: str, value: float, goal: float) -> None:
+    print(f"- {label}: {value:.2f}, goal {goal:g}: {'reached' if value <= goal else 'MISSED'}")
 
 
 def main() -> None:

@@ -135,36 +135,38 @@ def keys(place: Path, work: Path, rows: int, runs: int) -> None:
     catalog, options = sql_catalog(place)
     drawn, table_state = drawn_keys(rows), catalog.load_table(TABLE)
     readers = {name: opened(TABLE, work / "host", {**mode, **options}) for name, mode in MODES.items()}
-    wanted = In("id", {*drawn.column("id").to_pylist()})  # type: ignore[call-arg,arg-type]
-    lake.keys(readers, drawn, rows, "Table.scan", lambda: table_state.scan(row_filter=wanted).to_arrow().num_rows, runs)
+    key_filter = In("id", {*drawn.column("id").to_pylist()})  # type: ignore[call-arg,arg-type]
+    lake.keys(
+        readers, drawn, rows, "Table.scan", lambda: table_state.scan(row_filter=key_filter).to_arrow().num_rows, runs
+    )
 
 
 def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None:
     catalog, _ = sql_catalog(place)
     new = more_rows(source, rows)
-    written: list[int] = []
+    file_sizes: list[int] = []
 
     def make(copy: Path, host: Path) -> tuple[LookupTable, list[Change]]:
-        own, options = sql_catalog(copy)
-        publish = in_catalog(own, TABLE)
+        copy_catalog, options = sql_catalog(copy)
+        publish = in_catalog(copy_catalog, TABLE)
         copied(catalog, copy / "table", publish)
 
         def delete() -> None:
-            metadata = Path(own.load_table(TABLE).metadata_location.removeprefix("file://"))
+            metadata = Path(copy_catalog.load_table(TABLE).metadata_location.removeprefix("file://"))
             table = IcebergTable(metadata.parent.parent, load(metadata), publish)
             table.metadata, table._number = metadata, len([*metadata.parent.glob("*.metadata.json")])
             before = set(table.home.rglob("*.*"))
             table.commit([table.equality([{"id": number} for number in range(0, rows, rows // KEYS)], ["id"])])
-            written[:] = [path.stat().st_size for path in {*table.home.rglob("*.*")} - before]
+            file_sizes[:] = [path.stat().st_size for path in {*table.home.rglob("*.*")} - before]
 
         return opened(TABLE, host, {**FULL, **options}), [
-            Change("append", lambda: own.load_table(TABLE).append(new), rows, 1),
+            Change("append", lambda: copy_catalog.load_table(TABLE).append(new), rows, 1),
             Change("equality deletes", delete, 0, 0),
         ]
 
     bytes_read = lake.visible(make, work, rows, runs)["equality deletes"]["ufsGetBytes"]
     print(
-        f"\nThe files of metadata and deletes that the equality deletes wrote have {sum(written):,} bytes, {bytes_read:,} were read."
+        f"\nThe files of metadata and deletes that the equality deletes wrote have {sum(file_sizes):,} bytes, {bytes_read:,} were read."
     )
 
 
@@ -192,18 +194,18 @@ def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: 
 
     print("| commits | lookup | not compacted, CPU s (clock) | compacted, CPU s (clock) | ratio of CPU (clock) |")
     print("|---|---|---|---|---|")
-    reloads, made = [], 0
+    reloads, commit_count = [], 0
     for count in commits:
-        for number in range(made, count):
+        for number in range(commit_count, count):
             commit(number)
         full.get(0)
-        made, times = count + 3, []
-        for number in range(count, made):
+        commit_count, times = count + 3, []
+        for number in range(count, commit_count):
             key = commit(number)
             start_s = time.perf_counter()
             assert [row["name"] for row in full.get(key)] == [f"v{number}"]
             times.append(time.perf_counter() - start_s)
-        reloads.append((made, min(times)))
+        reloads.append((commit_count, min(times)))
         live = full.scan()
         name = f"ns.compacted{count}"
         compacted = catalog.create_table(name, live.schema)
@@ -215,28 +217,28 @@ def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: 
         del live
         for mode in ("NONE", "PARTIAL"):
             for key_count in (1, 1000):
-                asked = {
+                keys_by_client = {
                     "new host": rng.sample(range(rows), key_count),
                     "new process": rng.sample(range(rows), key_count),
                 }
                 spent: dict[tuple[str, str], list[tuple[float, float, int]]] = {
-                    (who, what): [] for who in asked for what in tables
+                    (client, state): [] for client in keys_by_client for state in tables
                 }
                 for run in range(runs):
-                    for what, (path, more) in tables.items():
-                        host = work / f"host-{count}-{mode}-{key_count}-{run}-{what}"
-                        for who, keys in asked.items():
+                    for state, (path, more) in tables.items():
+                        host = work / f"host-{count}-{mode}-{key_count}-{run}-{state}"
+                        for client, keys in keys_by_client.items():
                             with multiprocessing.get_context("spawn").Pool(1) as pool:
                                 arguments = path, str(host), {**MODES[mode], **more}, keys
-                                spent[who, what].append(pool.apply(first_lookup, arguments))
+                                spent[client, state].append(pool.apply(first_lookup, arguments))
                         shutil.rmtree(host)
-                assert {found for times in spent.values() for _, _, found in times} == {key_count}
-                for who in asked:
+                assert {row_count for times in spent.values() for _, _, row_count in times} == {key_count}
+                for client in keys_by_client:
                     (cpu, clock), (peer_cpu, peer_clock) = (
-                        tuple(min(run[place] for run in spent[who, what]) for place in range(2)) for what in tables
+                        tuple(min(run[place] for run in spent[client, state]) for place in range(2)) for state in tables
                     )
                     print(
-                        f"| {made:,} | {who}, {mode}, {key_count:,} keys | {cpu:.3f} ({clock:.3f}) | {peer_cpu:.3f} ({peer_clock:.3f}) "
+                        f"| {commit_count:,} | {client}, {mode}, {key_count:,} keys | {cpu:.3f} ({clock:.3f}) | {peer_cpu:.3f} ({peer_clock:.3f}) "
                         f"| {cpu / peer_cpu:.2f} ({clock / peer_clock:.2f}) |",
                         flush=True,
                     )
@@ -293,7 +295,7 @@ def make_large(home: Path, files: int, columns: int) -> IcebergTable:
     listed, header, plain = record(0)
     template = np.frombuffer(plain, np.uint8)
     null_places = np.flatnonzero(template != np.frombuffer(record(1)[2], np.uint8))
-    low, high = ([found.start() for found in re.finditer(mark, plain)] for mark in (_LOW, _HIGH))
+    low, high = ([match.start() for match in re.finditer(mark, plain)] for mark in (_LOW, _HIGH))
     path_place = plain.index(_PATH.encode())
     assert len(low) == len(high) == len(null_places) == columns
 
@@ -318,10 +320,10 @@ def make_large(home: Path, files: int, columns: int) -> IcebergTable:
         path = place / "metadata" / f"manifest-{start:07}.avro"
         with path.open("wb") as out:
             out.write(header)
-            for some in np.array_split(rows, max(rows.size // _BLOCK_BYTES, 1)):
+            for block_rows in np.array_split(rows, max(rows.size // _BLOCK_BYTES, 1)):
                 packer = zlib.compressobj(1, wbits=-15)
-                block = packer.compress(some.tobytes()) + packer.flush()
-                out.write(_varint(len(some)) + _varint(len(block)) + block + header[-16:])
+                block = packer.compress(block_rows.tobytes()) + packer.flush()
+                out.write(_varint(len(block_rows)) + _varint(len(block)) + block + header[-16:])
         counts = {"added_files_count": count, "added_rows_count": count * 1000, "manifest_length": path.stat().st_size}
         manifests.append({**listed, **counts, "manifest_path": f"{table.meta['location']}/metadata/{path.name}"})
     table._add_snapshot(1, 1, manifests, "append", "main")
@@ -330,11 +332,11 @@ def make_large(home: Path, files: int, columns: int) -> IcebergTable:
 
 def _varint(number: int) -> bytes:
     """As Avro writes a long that is not negative."""
-    rest, found = number << 1, []
-    while rest > 127:
-        found.append(rest & 127 | 128)
-        rest >>= 7
-    return bytes([*found, rest])
+    remaining, groups = number << 1, []
+    while remaining > 127:
+        groups.append(remaining & 127 | 128)
+        remaining >>= 7
+    return bytes([*groups, remaining])
 
 
 _MEASURE = """
@@ -364,16 +366,16 @@ def large(home: Path, work: Path, files: int, columns: int, runs: int) -> None:
     print("\n| who | version | again | a key | another key | anonymous MB |\n|---|---|---|---|---|---|")
     medians: dict[str, float] = {}
 
-    def measure(what: str, count: int) -> None:
+    def measure(contender: str, count: int) -> None:
         answers = []
         for _ in range(count):
-            command = [sys.executable, "-c", _MEASURE, str(table.home), str(work / "large"), what]
+            command = [sys.executable, "-c", _MEASURE, str(table.home), str(work / "large"), contender]
             answers.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         steps = len(answers[0][0])
         walls, cpus = ([statistics.median(a[0][n][side] for a in answers) for n in range(steps)] for side in (0, 1))
-        medians[what] = cpus[0]
+        medians[contender] = cpus[0]
         cells = [f"{cpu:.3f} ({wall:.3f})" for wall, cpu in zip(walls, cpus, strict=True)] + [""] * (4 - steps)
-        print(f"| {what} | {' | '.join(cells)} | {statistics.median(a[1] for a in answers):.0f} |", flush=True)
+        print(f"| {contender} | {' | '.join(cells)} | {statistics.median(a[1] for a in answers):.0f} |", flush=True)
 
     measure("PyIceberg", 1)
     measure("a new host", 1)
@@ -387,11 +389,11 @@ def large(home: Path, work: Path, files: int, columns: int, runs: int) -> None:
         cpu = time.process_time()
         assert reader.version
         times.append(time.process_time() - cpu)
-    ratios = {what: medians[what] / medians["PyIceberg"] for what in ("a new host", "a new process")}
+    ratios = {contender: medians[contender] / medians["PyIceberg"] for contender in ("a new host", "a new process")}
     print(
         f"\na commit of one file: {statistics.median(times) * 1000:.1f} ms of CPU, p99 {sorted(times)[-1] * 1000:.1f}"
     )
-    print("beside PyIceberg: " + ", ".join(f"{what} {ratio:.4f} times" for what, ratio in ratios.items()))
+    print("beside PyIceberg: " + ", ".join(f"{contender} {ratio:.4f} times" for contender, ratio in ratios.items()))
 
 
 def stream(place: Path, work: Path, rows: int, runs: int) -> None:

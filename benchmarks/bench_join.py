@@ -158,7 +158,7 @@ def by_constant(df: DataFrame) -> DataFrame:
     return rows.select("*", sf.inline_outer(function("k", "digest", "place"))).drop("digest", "place")
 
 
-def facts_of(spark: SparkSession, rows: int, keys: int) -> DataFrame:
+def make_facts(spark: SparkSession, rows: int, keys: int) -> DataFrame:
     """Rows computed by Spark: a key, of which one in six has no match, and a payload."""
     return spark.range(0, rows, 1, 4).selectExpr(f"(id * 7919) % {keys * 6 // 5} AS k", "CAST(id AS STRING) AS payload")
 
@@ -166,21 +166,21 @@ def facts_of(spark: SparkSession, rows: int, keys: int) -> DataFrame:
 def bench_bulk(spark: SparkSession, home: Path, facts: int, rows: int, runs: int, batch: str | None) -> None:
     options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache")}
     table = make_table(home, rows, 4, 1)
-    df = facts_of(spark, facts, rows)
+    df = make_facts(spark, facts, rows)
     dim = spark.read.parquet(str(table)).select("id", *COLUMNS)
 
-    def ours(strategy: str) -> Callable[[], None]:
-        given = options if strategy == "cache" else {"lookup.cache.dir": options["lookup.cache.dir"]}
+    def make_join(strategy: str) -> Callable[[], None]:
+        strategy_options = options if strategy == "cache" else {"lookup.cache.dir": options["lookup.cache.dir"]}
         return lambda: write(
-            lookup_join(df, str(table), {"k": "id"}, columns=COLUMNS, strategy=strategy, options=given)
+            lookup_join(df, str(table), {"k": "id"}, columns=COLUMNS, strategy=strategy, options=strategy_options)
         )
 
     contenders = {
         "Spark's broadcast join": lambda: write(df.join(sf.broadcast(dim), df.k == dim.id, "left").drop("id")),
         "a constant function": lambda: write(by_constant(df)),
-        "lookup_join, cache": ours("cache"),
-        "lookup_join, broadcast": ours("broadcast"),
-        "lookup_join, auto": ours("auto"),
+        "lookup_join, cache": make_join("cache"),
+        "lookup_join, broadcast": make_join("broadcast"),
+        "lookup_join, auto": make_join("auto"),
     }
     if batch is not None:
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", batch)
@@ -191,35 +191,37 @@ def bench_bulk(spark: SparkSession, home: Path, facts: int, rows: int, runs: int
 
 def bench_crossover(spark: SparkSession, home: Path, runs: int) -> None:
     options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache")}
-    each = 1
+    rows_per_key = 1
     for rows in (100_000, 1_000_000, 3_000_000, 10_000_000):
-        crossover(spark, str(make_table(home, rows, 4, 1)), rows, each, options, runs)
-    each = 4  # rows for a key
+        crossover(spark, str(make_table(home, rows, 4, 1)), rows, rows_per_key, options, runs)
+    rows_per_key = 4
     for rows in (1_000_000, 4_000_000):
-        table = home / f"repeated-{rows}-{each}.parquet"
+        table = home / f"repeated-{rows}-{rows_per_key}.parquet"
         if not table.exists():
-            ids = np.arange(rows) % (rows // each)
+            ids = np.arange(rows) % (rows // rows_per_key)
             columns = {"id": ids, "name": [f"n{n}" for n in ids % 1000], "segment": ids % 7, "score": ids * 0.5}
             pq.write_table(pa.table(columns), table)
-        crossover(spark, str(table), rows, each, options, runs)
+        crossover(spark, str(table), rows, rows_per_key, options, runs)
 
 
-def crossover(spark: SparkSession, table: str, rows: int, each: int, options: Mapping[str, str], runs: int) -> None:
+def crossover(
+    spark: SparkSession, table: str, rows: int, rows_per_key: int, options: Mapping[str, str], runs: int
+) -> None:
     """A line for each number of facts: seconds by lookups and by a broadcast of the same table."""
-    for facts in (100_000, 2_000_000, 20_000_000)[: 3 if each == 1 else 2]:
-        df = facts_of(spark, facts, rows // each)
+    for facts in (100_000, 2_000_000, 20_000_000)[: 3 if rows_per_key == 1 else 2]:
+        df = make_facts(spark, facts, rows // rows_per_key)
         contenders = {
-            strategy: functools.partial(written, df, table, strategy, options) for strategy in ("cache", "broadcast")
+            strategy: functools.partial(write_join, df, table, strategy, options) for strategy in ("cache", "broadcast")
         }
         times = {name: statistics.median(samples) for name, samples in alternate(contenders, 1, runs).items()}
         ratio = times["cache"] / times["broadcast"]
         print(
-            f"| {rows:,} | {each} | {facts:,} | {times['cache']:.2f} | {times['broadcast']:.2f} | {ratio:.2f} |",
+            f"| {rows:,} | {rows_per_key} | {facts:,} | {times['cache']:.2f} | {times['broadcast']:.2f} | {ratio:.2f} |",
             flush=True,
         )
 
 
-def written(df: DataFrame, table: str, strategy: str, options: Mapping[str, str]) -> None:
+def write_join(df: DataFrame, table: str, strategy: str, options: Mapping[str, str]) -> None:
     write(lookup_join(df, table, {"k": "id"}, columns=COLUMNS, strategy=strategy, options=options))
 
 

@@ -88,7 +88,7 @@ class Contender:
         return writer.option("checkpointLocation", str(self.home / "checkpoint")).start()
 
 
-def after(query: Any, batch: int) -> list[Any]:
+def await_batch(query: Any, batch: int) -> list[Any]:
     """The progress of the micro-batches with facts, when the query has finished number `batch`."""
     while query.lastProgress is None or query.lastProgress["batchId"] < batch:
         query.awaitTermination(0.25)
@@ -100,13 +100,17 @@ def trigger_s(progress: Sequence[Any]) -> list[float]:
 
 
 def measure(
-    spark: SparkSession, contender: Contender, some: Callable[[], pa.Table], batches: int, change: Callable[[], None]
+    spark: SparkSession,
+    contender: Contender,
+    draw_facts: Callable[[], pa.Table],
+    batches: int,
+    change: Callable[[], None],
 ) -> None:
     """One round of a contender: a restart, some micro-batches and a change."""
     batches = math.ceil(batches * contender.share)
     warmup = math.ceil(4 * contender.share)
     for _ in range(warmup + batches + 2):
-        contender.send(some())
+        contender.send(draw_facts())
     start_s = time.perf_counter()
     query = contender.start(spark)
     try:
@@ -114,15 +118,15 @@ def measure(
             query.awaitTermination(0.02)
         contender.restarts.append(time.perf_counter() - start_s)
         first = query.lastProgress["batchId"]
-        after(query, first + warmup)
+        await_batch(query, first + warmup)
         used_s, from_batch = cpu_s()[0], query.lastProgress["batchId"]
-        progress = after(query, first + warmup + batches)
+        progress = await_batch(query, first + warmup + batches)
         contender.cpu.append((cpu_s()[0] - used_s) / (query.lastProgress["batchId"] - from_batch))
         contender.triggers.append(trigger_s(progress[warmup : warmup + batches]))
-        after(query, first + warmup + batches + 1)
+        await_batch(query, first + warmup + batches + 1)
         last = query.lastProgress["batchId"]
         change()
-        contender.send(some())
+        contender.send(draw_facts())
         later: list[Any] = []
         while not any(p["numInputRows"] >= BATCH_ROWS for p in later):  # with `wait`, there may be others before
             query.awaitTermination(0.25)
@@ -232,7 +236,7 @@ def compare(spark: SparkSession, home: Path, rows: int, waiting: int, rounds: in
     def facts(keys: Any) -> pa.Table:
         return pa.table({"k": keys, "amount": rng.random(len(keys))})
 
-    def some() -> pa.Table:
+    def draw_facts() -> pa.Table:
         keys = rng.integers(0, rows, BATCH_ROWS)
         return facts(np.where(rng.random(BATCH_ROWS) < 0.01, rows + 10 * waiting, keys))
 
@@ -249,15 +253,15 @@ def compare(spark: SparkSession, home: Path, rows: int, waiting: int, rounds: in
     for name in ("wait", "by hand"):
         contenders[name].send(facts(np.arange(rows, rows + waiting)))
         query = contenders[name].start(spark)
-        after(query, 0)
+        await_batch(query, 0)
         query.stop()
     for contender in contenders.values():  # the caches are full, and Spark has compiled its code
-        measure(spark, contender, some, batches, change)
+        measure(spark, contender, draw_facts, batches, change)
         for figures in (contender.triggers, contender.cpu, contender.changes, contender.restarts):
             figures.clear()
     for _ in range(rounds):
         for contender in contenders.values():
-            measure(spark, contender, some, batches, change)
+            measure(spark, contender, draw_facts, batches, change)
     report(contenders, rows, waiting)
 
 
@@ -272,7 +276,7 @@ def report(contenders: dict[str, Contender], rows: int, waiting: int) -> None:
     peer = [statistics.median(times) for times in contenders["lookup_join"].triggers]
     for name, contender in contenders.items():
         medians = [statistics.median(times) for times in contender.triggers]
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(medians, peer, strict=True))
+        ratio = statistics.median(median / peer_median for median, peer_median in zip(medians, peer, strict=True))
         print(
             f"| {name} | {len(medians)} | {statistics.median(medians):.3f} | {max(map(max, contender.triggers)):.3f} | "
             f"{statistics.median(contender.cpu):.2f} | {statistics.median(contender.changes):.2f} | "

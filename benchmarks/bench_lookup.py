@@ -75,10 +75,10 @@ def make_lookup_table(directory: Path, rows: int, files: int, unique: bool, seed
     segments = pa.array([f"segment-{number:05d}-of-customers" for number in range(1000)])
     countries = pa.array([f"country-{number:03d}" for number in range(200)])
     for number in range(files):
-        own = ids[rows * number // files : rows * (number + 1) // files]
-        few = [pc.take(texts, pa.array(rng.integers(0, len(texts), len(own)))) for texts in (segments, countries)]
-        segment, country = [_text(prefix, own) for prefix in ("segm-", "land-")] if unique else few
-        columns = [own, rng.random(len(own)), _text("name-", own), segment, country]
+        file_ids = ids[rows * number // files : rows * (number + 1) // files]
+        few = [pc.take(texts, pa.array(rng.integers(0, len(texts), len(file_ids)))) for texts in (segments, countries)]
+        segment, country = [_text(prefix, file_ids) for prefix in ("segm-", "land-")] if unique else few
+        columns = [file_ids, rng.random(len(file_ids)), _text("name-", file_ids), segment, country]
         path = table / "data" / f"part-{number:03d}.parquet"
         pq.write_table(pa.table(columns, COLUMNS), path, compression="zstd", row_group_size=250_000)
     (table / "done").touch()
@@ -93,7 +93,7 @@ def _text(prefix: str, ids: Numbers) -> pa.Array:
 
 def key_batches(ids: Numbers, key: str, workload: str, count: int, rng: np.random.Generator) -> list[pa.Array]:
     """Batches of keys; stored ids are even, so that an odd one is a miss."""
-    found = []
+    batches = []
     if workload == "zipf":
         weights = np.cumsum(np.arange(1, len(ids) + 1) ** -ZIPF)
         ids = rng.permutation(ids)  # the hot rows lie anywhere in the table
@@ -102,11 +102,11 @@ def key_batches(ids: Numbers, key: str, workload: str, count: int, rng: np.rando
             rows = np.searchsorted(weights, rng.random(BATCH) * weights[-1])
         else:
             rows = rng.integers(0, len(ids), BATCH)
-        chosen = ids[rows]
+        batch_ids = ids[rows]
         if workload == "half":
-            chosen = chosen + rng.integers(0, 2, BATCH)
-        found.append(pa.array(chosen) if key == "id" else _text("name-", chosen))
-    return found
+            batch_ids = batch_ids + rng.integers(0, 2, BATCH)
+        batches.append(pa.array(batch_ids) if key == "id" else _text("name-", batch_ids))
+    return batches
 
 
 WORKLOADS = {"uniform": "uniform, 100 % hits", "half": "uniform, 50 % hits", "zipf": f"zipf {ZIPF}, 100 % hits"}
@@ -149,8 +149,8 @@ def probe(snapshot: Snapshot) -> Lookup:
     (layer,) = snapshot.layers
 
     def lookup(keys: pa.Array) -> object:
-        given = Keys([keys])
-        return layer.segment.probe(given, given.hashes(snapshot.seed))
+        batch = Keys([keys])
+        return layer.segment.probe(batch, batch.hashes(snapshot.seed))
 
     return lookup
 
@@ -271,8 +271,8 @@ class Measured:
     def millions_per_s(self) -> float:
         return BATCH / statistics.median(self.seconds) / 1e6
 
-    def ratio(self, others: Sequence[float]) -> float:
-        return statistics.median(mine / other for mine, other in zip(self.seconds, others, strict=True))
+    def ratio(self, peer_seconds: Sequence[float]) -> float:
+        return statistics.median(time_s / peer_s for time_s, peer_s in zip(self.seconds, peer_seconds, strict=True))
 
 
 def in_turn(contenders: Mapping[str, Callable[[pa.Array], object]], keys: list[pa.Array], warmup: int, runs: int) -> dict[str, Measured]:  # fmt: skip
@@ -288,8 +288,8 @@ def _next(run: Callable[[pa.Array], object], feed: Iterator[pa.Array]) -> Callab
 
 def check(lookup: Lookup, reference: Lookup, keys: pa.Array, key: str) -> None:
     """Both answer with the same rows, in whatever order."""
-    mine, other = (_normal(found(keys), key) for found in (lookup, reference))
-    assert mine.equals(other), (mine.slice(0, 3).to_pylist(), other.slice(0, 3).to_pylist())
+    actual, expected = (_normal(look_up(keys), key) for look_up in (lookup, reference))
+    assert actual.equals(expected), (actual.slice(0, 3).to_pylist(), expected.slice(0, 3).to_pylist())
 
 
 def _normal(answer: pa.Table, key: str) -> pa.Table:
@@ -310,38 +310,38 @@ def measure(shape: str, path: Path, cache: Path, args: argparse.Namespace) -> No
     picks = itertools.cycle([rng.integers(0, len(prices), BATCH) for _ in range(count)])
     tables = {CACHE_TABLE: LookupTable(str(path), lookup_options(key, cache, cached=True))}
     tables[UFS_TABLE] = LookupTable(str(path), lookup_options(key, cache, cached=False))
-    for each in tables.values():
-        each.warm()
+    for lookup_table in tables.values():
+        lookup_table.warm()
     snapshot = open_snapshot(path, lookup_options(key, cache, cached=True))
-    ours = whole(snapshot, key)
-    always: dict[str, Lookup] = {GATHER: lambda keys: np.take(prices, next(picks)), OURS: ours}
+    reference = whole(snapshot, key)
+    always: dict[str, Lookup] = {GATHER: lambda keys: np.take(prices, next(picks)), OURS: reference}
     extra: dict[str, Lookup] = {name: (lambda keys, t=t: t.get_many(pa.table([keys], [key]))) for name, t in tables.items()}  # type: ignore[misc]  # fmt: skip
-    found: dict[str, dict[str, Measured]] = {}
+    measured: dict[str, dict[str, Measured]] = {}
     for workload, keys in batches.items():
         for lookup in extra.values():
-            check(lookup, ours, keys[0], key)
-        found[workload] = in_turn({**always, PROBE: probe(snapshot), **extra}, keys, args.warmup, args.runs)
+            check(lookup, reference, keys[0], key)
+        measured[workload] = in_turn({**always, PROBE: probe(snapshot), **extra}, keys, args.warmup, args.runs)
     missing = [name for name in args.peers if importlib.util.find_spec(PEERS[name].module) is None]
     for peer in (PEERS[name] for name in args.peers if name not in missing):
         lookup = peer.build(table, key)
         for workload, keys in batches.items():
-            check(lookup, ours, keys[0], key)
+            check(lookup, reference, keys[0], key)
             started = time.perf_counter()
             lookup(keys[0])
             slow = time.perf_counter() - started > SLOW_ABOVE_S
             warmup, runs = (1, args.slow_runs) if slow else (args.warmup, args.runs)
-            found[workload][peer.name] = in_turn({**always, peer.name: lookup}, keys, warmup, runs)[peer.name]
+            measured[workload][peer.name] = in_turn({**always, peer.name: lookup}, keys, warmup, runs)[peer.name]
         del lookup
         gc.unfreeze()
         gc.collect()
         pa.default_memory_pool().release_unused()
-    show(shape, found, [PEERS[name].name for name in missing], args.rows)
+    show(shape, measured, [PEERS[name].name for name in missing], args.rows)
 
 
 # --- printing -------------------------------------------------------------------------------------
 
 
-def show(shape: str, found: Mapping[str, Mapping[str, Measured]], missing: Sequence[str], rows: int) -> None:
+def show(shape: str, results: Mapping[str, Mapping[str, Measured]], missing: Sequence[str], rows: int) -> None:
     """The table of one shape, and its goals."""
     key = SHAPES[shape]
     peers = {peer.name for peer in PEERS.values()}
@@ -349,19 +349,19 @@ def show(shape: str, found: Mapping[str, Mapping[str, Measured]], missing: Seque
     print(f"\n## ({shape}) {kinds[shape]}, key {key} ({'int64' if key == 'id' else '24 characters'}), {rows:,} rows")
     print("| keys | contender | batches | M lookups/s | median ms | p99 ms | × gather | ours is faster by |")
     print("|---|---|---|---|---|---|---|---|")
-    for workload, measured in found.items():
-        for name, one in measured.items():
-            times = [1000 * second for second in one.seconds]
-            faster = "" if name in (OURS, GATHER) else f"{one.ratio(one.ours):.2f}"
+    for workload, measured in results.items():
+        for name, contender in measured.items():
+            times = [1000 * second for second in contender.seconds]
+            faster = "" if name in (OURS, GATHER) else f"{contender.ratio(contender.ours):.2f}"
             # After a peer that walks through the table, the gather's memory is cold, so there it measures nothing.
-            gathers = "" if name in peers else f"{one.ratio(one.gathers):.1f}"
+            gathers = "" if name in peers else f"{contender.ratio(contender.gathers):.1f}"
             print(
-                f"| {WORKLOADS[workload]} | {name} | {len(times)} | {one.millions_per_s:.2f} | {statistics.median(times):.2f} | "
+                f"| {WORKLOADS[workload]} | {name} | {len(times)} | {contender.millions_per_s:.2f} | {statistics.median(times):.2f} | "
                 f"{float(np.percentile(times, 99)):.2f} | {gathers} | {faster} |"
             )
         for name in missing:
             print(f"| {WORKLOADS[workload]} | {name}: not installed | | | | | | |")
-    uniform = found.get("uniform")
+    uniform = results.get("uniform")
     if uniform is None:
         return
     if rows != 10_000_000:
@@ -373,14 +373,14 @@ def show(shape: str, found: Mapping[str, Mapping[str, Measured]], missing: Seque
     if ratios:
         best = min(ratios, key=ratios.__getitem__)
         tell(f"({shape}) times the best peer ({best})", ratios[best], 1.5)
-        others = {name: ratio for name, ratio in ratios.items() if "pandas" not in name}
-        if others:
-            best = min(others, key=others.__getitem__)
-            tell(f"({shape}) times the best peer but pandas ({best})", others[best], 3.0)
+        other_ratios = {name: ratio for name, ratio in ratios.items() if "pandas" not in name}
+        if other_ratios:
+            best = min(other_ratios, key=other_ratios.__getitem__)
+            tell(f"({shape}) times the best peer but pandas ({best})", other_ratios[best], 3.0)
 
 
-def tell(what: str, value: float, goal: float) -> None:
-    print(f"- {what}: {value:.2f}, goal {goal:g}: {'reached' if value >= goal else 'MISSED'}")
+def tell(label: str, value: float, goal: float) -> None:
+    print(f"- {label}: {value:.2f}, goal {goal:g}: {'reached' if value >= goal else 'MISSED'}")
 
 
 def main() -> None:
@@ -403,7 +403,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "lookupcache-bench")
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
-    made = {
+    paths = {
         unique: make_lookup_table(args.data, args.rows, args.files, unique, args.seed)
         for unique in {shape == "b" for shape in args.shapes}
     }
@@ -416,7 +416,7 @@ def main() -> None:
     cache = Path(tempfile.mkdtemp(prefix="cache-", dir=args.data))
     try:
         for shape in args.shapes:
-            measure(shape, made[shape == "b"], cache, args)
+            measure(shape, paths[shape == "b"], cache, args)
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 

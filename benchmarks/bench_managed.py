@@ -121,17 +121,17 @@ def planning(work: Path, runs: int) -> None:
         table = LookupTable(str(path), {"lookup.cache.dir": str(work / "writer")})
         for _ in range(20):
             table.write(pa.table({"id": [2], "name": ["b"]}))
-        for who in ("a new host", "a new process"):
-            found = []
+        for client in ("a new host", "a new process"):
+            answers = []
             for run in range(runs):
-                cache = work / f"host-{commits}-{run if who == 'a new host' else 0}"
-                shown = subprocess.run(
+                cache = work / f"host-{commits}-{run if client == 'a new host' else 0}"
+                process = subprocess.run(
                     [sys.executable, "-c", _PLAN, str(path), str(cache)], capture_output=True, text=True, check=True
                 )
-                found.append(json.loads(shown.stdout))
-            calls = found[-1][1]
-            median = statistics.median(seconds for seconds, _ in found)
-            print(f"| {commits:,} | {who} | {runs} | {median:.3f} | " + " | ".join(map(str, calls.values())) + " |")
+                answers.append(json.loads(process.stdout))
+            calls = answers[-1][1]
+            median = statistics.median(seconds for seconds, _ in answers)
+            print(f"| {commits:,} | {client} | {runs} | {median:.3f} | " + " | ".join(map(str, calls.values())) + " |")
     print("\n| commits | one more, of one row: runs | median s | max s |\n|---|---|---|---|")
     for commits in COMMITS:
         table = LookupTable(str(work / f"log-{commits}"), {"lookup.cache.dir": str(work / "writer")})
@@ -196,9 +196,9 @@ def upsert(work: Path, rows: int, runs: int) -> None:
         table.upsert(new)
         commits.append(time.perf_counter() - started)
         started = time.perf_counter()
-        (found,) = reader.get(new.column("id")[17].as_py())
+        (row,) = reader.get(new.column("id")[17].as_py())
         visible.append(time.perf_counter() - started)
-        assert found["visits"] == 1000 + run
+        assert row["visits"] == 1000 + run
     print(f"\n{rows:,} rows, FULL, built in {build:.2f} s; {runs} upserts of 10,000 keys, medians: commit "
           f"{statistics.median(commits):.2f} s; visible after {statistics.median(visible):.2f} s, "
           f"{statistics.median(visible) / build * 100:.1f} % of the build (max {max(visible) / build * 100:.1f} %)\n")  # fmt: skip
@@ -226,26 +226,33 @@ print(sorted(times[3:])[len(times[3:]) // 2] if len(times) > 3 else 0)
 
 def aged(path: Path, cache: Path, begin: int, end: int, upkeep: bool, patient: bool) -> float:
     """Commit so many upserts in a process of their own; the median seconds of one."""
-    given = [str(path), str(cache), str(begin), str(end), str(int(upkeep)), str(int(patient))]
-    shown = subprocess.run([sys.executable, "-c", _LIVE, *given], capture_output=True, text=True, check=True)
-    return float(shown.stdout)
+    arguments = [str(path), str(cache), str(begin), str(end), str(int(upkeep)), str(int(patient))]
+    process = subprocess.run([sys.executable, "-c", _LIVE, *arguments], capture_output=True, text=True, check=True)
+    return float(process.stdout)
 
 
 def measure_age(work: Path, path: Path, cache: Path, at: int, upkeep: bool, runs: int) -> list[float]:
     """(commit ms, first look on a new host: requests and ms, in a new process: ms, files, bytes of the cache directory)."""
     commit_s = aged(path, cache, at, at + 60, upkeep, patient=True)
     aged(path, cache, at + 60, at + 300, upkeep, patient=False)
-    found: dict[str, list[tuple[float, int]]] = {"new": [], "known": []}
+    samples: dict[str, list[tuple[float, int]]] = {"new": [], "known": []}
     for run in range(runs):
-        for who, host in (("new", work / f"host-{path.name}-{at}-{run}"), ("known", cache)):
+        for client, host in (("new", work / f"host-{path.name}-{at}-{run}"), ("known", cache)):
             command = [sys.executable, "-c", _PLAN, str(path), str(host)]
-            shown = subprocess.run(command, capture_output=True, text=True, check=True)
-            seconds, calls = json.loads(shown.stdout)
-            found[who].append((seconds, sum(calls.values())))
-    new_s, known_s = (statistics.median(seconds for seconds, _ in found[who]) for who in ("new", "known"))
-    files, held = ([p for p in place.rglob("*") if p.is_file()] for place in (path, cache))
-    requests = max(calls for _, calls in found["new"])
-    return [commit_s * 1000, requests, new_s * 1000, known_s * 1000, len(files), sum(p.stat().st_size for p in held)]
+            process = subprocess.run(command, capture_output=True, text=True, check=True)
+            seconds, calls = json.loads(process.stdout)
+            samples[client].append((seconds, sum(calls.values())))
+    new_s, known_s = (statistics.median(seconds for seconds, _ in samples[client]) for client in ("new", "known"))
+    files, cache_files = ([p for p in place.rglob("*") if p.is_file()] for place in (path, cache))
+    requests = max(calls for _, calls in samples["new"])
+    return [
+        commit_s * 1000,
+        requests,
+        new_s * 1000,
+        known_s * 1000,
+        len(files),
+        sum(p.stat().st_size for p in cache_files),
+    ]
 
 
 def aging(work: Path, commits: int, runs: int) -> None:
@@ -256,10 +263,10 @@ def aging(work: Path, commits: int, runs: int) -> None:
         first: list[float] = []
         for begin, end in ((0, 300), (600, commits)):
             aged(path, cache, begin, end, upkeep, patient=False)
-            found = measure_age(work, path, cache, end, upkeep, runs)
-            print(f"| {end:,}, {name} | " + " | ".join(f"{value:,.1f}" for value in found) + " |", flush=True)
-            first = first or found
-        ratios = (now / then for now, then in zip(found, first, strict=True))
+            figures = measure_age(work, path, cache, end, upkeep, runs)
+            print(f"| {end:,}, {name} | " + " | ".join(f"{value:,.1f}" for value in figures) + " |", flush=True)
+            first = first or figures
+        ratios = (later / earlier for later, earlier in zip(figures, first, strict=True))
         print("| ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |", flush=True)
 
 

@@ -38,13 +38,13 @@ MODES = {
 _WARMUP = 50
 
 
-def counting_of(table: LookupTable) -> list[tuple[object, str]]:
+def find_counters(table: LookupTable) -> list[tuple[object, str]]:
     """The methods, by object and name, by which a table's engine publishes and counts; that which publishes first."""
     engine = runtime().engine(table._options)
     return [(engine, "publish_metrics"), *((engine.reader.metrics, name) for name in ("inc", "time", "set_gauge"))]
 
 
-def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
+def open_join(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     """What a task of `lookup_join` does of a batch with these keys."""
     options = table.given
     execution = Execution("bench", "1")
@@ -52,22 +52,22 @@ def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     lookup = LookupSpec(options, pa.schema([("id", keys.type)]), columns, ("name", "x"))
     spec = PassSpec((Stage(lookup, (0,), (0,), "left"),), many=False)
     version = issue_token(runtime().effective(options_from_json(json.dumps(options))), execution)
-    told = pa.array([version] * len(keys), pa.binary())
+    tokens = pa.array([version] * len(keys), pa.binary())
     lookups = open_pass(spec.to_text(), {})
-    assert not any(part.null_count for part in lookups.answers([keys], [told], [execution]))
+    assert not any(part.null_count for part in lookups.answers([keys], [tokens], [execution]))
 
     def call() -> None:
-        list(lookups.answers([keys], [told], [execution]))
+        list(lookups.answers([keys], [tokens], [execution]))
         lookups.publish()
 
     return call
 
 
-def seconds_of(call: Callable[[], object], counting: list[tuple[object, str]], runs: int) -> dict[str, list[float]]:
+def time_calls(call: Callable[[], object], counting: list[tuple[object, str]], runs: int) -> dict[str, list[float]]:
     """Seconds of each call, with counting and without, in an order that is drawn anew for each round."""
     silenced = {"with metrics": [], "with, again": [], "unpublished": counting[:1], "without": counting}
     names = list(silenced)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     rng = random.Random(7)
     for number in range(_WARMUP + runs):
         for name in rng.sample(names, len(names)):
@@ -79,8 +79,8 @@ def seconds_of(call: Callable[[], object], counting: list[tuple[object, str]], r
             for owner, method in silenced[name]:
                 delattr(owner, method)
             if number >= _WARMUP:
-                found[name].append(took_s)
-    return found
+                seconds[name].append(took_s)
+    return seconds
 
 
 def main() -> None:
@@ -100,13 +100,13 @@ def main() -> None:
             with LookupTable(str(path), {**options, "lookup.cache.dir": f"{directory}/{source}"}) as table:
                 table.warm()
                 calls = {
-                    f"{BATCH:,} keys of a join": join_of(table, batch.column("id").combine_chunks()),
+                    f"{BATCH:,} keys of a join": open_join(table, batch.column("id").combine_chunks()),
                     f"{BATCH:,} keys": lambda table=table: table.get_many(batch),
                     "a single key": lambda table=table: table.get(7),
                 }
-                for what, call in calls.items():
-                    times = seconds_of(call, counting_of(table), args.runs)
-                    report(f"{what}, FULL, {source}", times, "without")
+                for label, call in calls.items():
+                    times = time_calls(call, find_counters(table), args.runs)
+                    report(f"{label}, FULL, {source}", times, "without")
                     medians = {name: statistics.median(seconds) * 1e6 for name, seconds in times.items()}
                     for name in ("with metrics", "with, again", "unpublished"):
                         more_us = medians[name] - medians["without"]

@@ -57,18 +57,18 @@ def main() -> None:
     empty = spark.read.format("empty").load()
     reader = spark.read.format("lookupcache").option("lookup.cache.dir", str(args.data / "cache"))
     reader = reader.option("lookup.columns", "id,name")
-    ours = reader.option("lookup.where", "id = -1").load(f"file://{table / 'part-0.parquet'}")
-    one = reader.option("lookup.where", "id = 700000").load(f"file://{table / 'part-0.parquet'}")
+    no_row = reader.option("lookup.where", "id = -1").load(f"file://{table / 'part-0.parquet'}")
+    one_row = reader.option("lookup.where", "id = 700000").load(f"file://{table / 'part-0.parquet'}")
     cached = reader.option("lookup.where", "id = -1").option("lookup.metadata.source", "CACHE")
-    cached_ours = cached.option("lookup.metadata.sync-interval", "1 h").load(f"file://{table / 'part-0.parquet'}")
-    assert ours.collect() == []
-    assert len(one.collect()) == 1
+    cached_no_row = cached.option("lookup.metadata.sync-interval", "1 h").load(f"file://{table / 'part-0.parquet'}")
+    assert no_row.collect() == []
+    assert len(one_row.collect()) == 1
     seconds = alternate(
         {
             "empty Python source": empty.collect,
-            "lookupcache, no row": ours.collect,
-            "lookupcache, no row, CACHE": cached_ours.collect,
-            "lookupcache, one row": one.collect,
+            "lookupcache, no row": no_row.collect,
+            "lookupcache, no row, CACHE": cached_no_row.collect,
+            "lookupcache, one row": one_row.collect,
         },
         args.warmup,
         args.runs,

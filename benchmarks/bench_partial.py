@@ -83,13 +83,13 @@ def cpu_ns(run: Callable[[], object]) -> float:
 class Peer:
     """A cache that maps an int to a tuple."""
 
-    def __init__(self, held: Any, count: int, get: Callable[[Any], Callable[[int], Any]]) -> None:
-        self.held, self.count, self._get = held, count, get
+    def __init__(self, cache: Any, count: int, get: Callable[[Any], Callable[[int], Any]]) -> None:
+        self.held, self.count, self._get = cache, count, get
 
     def put(self, ids: Sequence[int], rows: Sequence[tuple[Any, ...]]) -> None:
-        held = self.held
+        cache = self.held
         for key, row in zip(ids, rows, strict=True):
-            held[key] = row
+            cache[key] = row
 
     def get(self, keys: pa.Array) -> list[Any]:
         get = self._get(self.held)
@@ -114,27 +114,27 @@ def in_process(args: argparse.Namespace, directory: Path) -> None:
     print(f"\n## In a process: {rows:,} int keys, batches of {BATCH:,}, CPU ns per key")
     print("| what | contender | keys | median | p99 | ratio to ours |")
     print("|---|---|---|---|---|---|")
-    ours = DefaultLookupCache.new_builder().max_rows(rows).build()
+    lookup_cache = DefaultLookupCache.new_builder().max_rows(rows).build()
     peers = {
-        "dict": Peer({}, rows, lambda held: held.get),
-        "cachetools.LRUCache": Peer(cachetools.LRUCache(rows), rows, lambda held: held.get),
-        "cachetools.TTLCache": Peer(cachetools.TTLCache(rows, 3600), rows, lambda held: held.get),
-        "cachebox.LRUCache": Peer(cachebox.LRUCache(rows), rows, lambda held: held.get),
-        "cachebox.TTLCache": Peer(cachebox.TTLCache(rows, 3600), rows, lambda held: held.get),
-        "diskcache.Cache": Peer(diskcache.Cache(str(directory / "diskcache")), 4096, lambda held: held.get),
+        "dict": Peer({}, rows, lambda cache: cache.get),
+        "cachetools.LRUCache": Peer(cachetools.LRUCache(rows), rows, lambda cache: cache.get),
+        "cachetools.TTLCache": Peer(cachetools.TTLCache(rows, 3600), rows, lambda cache: cache.get),
+        "cachebox.LRUCache": Peer(cachebox.LRUCache(rows), rows, lambda cache: cache.get),
+        "cachebox.TTLCache": Peer(cachebox.TTLCache(rows, 3600), rows, lambda cache: cache.get),
+        "diskcache.Cache": Peer(diskcache.Cache(str(directory / "diskcache")), 4096, lambda cache: cache.get),
     }
     puts: dict[str, list[float]] = collections.defaultdict(list)
-    for keys, found in filling:
-        puts["DefaultLookupCache"].append(cpu_ns(lambda k=keys, r=found: ours.put_many(k, r)) / BATCH)
+    for keys, batch_rows in filling:
+        puts["DefaultLookupCache"].append(cpu_ns(lambda k=keys, r=batch_rows: lookup_cache.put_many(k, r)) / BATCH)
     for name, peer in peers.items():
-        for keys, found in filling:
+        for keys, batch_rows in filling:
             few = min(BATCH, peer.count)
             ids = keys.column("id").to_pylist()[:few]
-            tuples = list(zip(*(found.column(n).slice(0, few).to_pylist() for n in NAMES), strict=True))
+            tuples = list(zip(*(batch_rows.column(n).slice(0, few).to_pylist() for n in NAMES), strict=True))
             puts[name].append(cpu_ns(lambda p=peer, i=ids, t=tuples: p.put(i, t)) / few)
             if peer.count < rows:
                 break
-    shown("put, below the bound", puts, "new")
+    print_times("put, below the bound", puts, "new")
     gets: dict[str, dict[str, list[float]]] = {trace: collections.defaultdict(list) for trace in traces}
     arrows: dict[str, dict[str, list[float]]] = {trace: collections.defaultdict(list) for trace in traces}
     few_ids = filling[0][0].column("id").to_numpy()[:4096]
@@ -143,8 +143,8 @@ def in_process(args: argparse.Namespace, directory: Path) -> None:
             ids = draw()
             array = pa.array(ids)
             table = keys_of(ids)
-            of_get = cpu_ns(lambda a=array: which_rows(ours, a)) / BATCH
-            of_arrow = cpu_ns(lambda t=table: ours.get_many(t)) / BATCH
+            of_get = cpu_ns(lambda a=array: which_rows(lookup_cache, a)) / BATCH
+            of_arrow = cpu_ns(lambda t=table: lookup_cache.get_many(t)) / BATCH
             if number < 2:
                 continue
             gets[trace]["DefaultLookupCache"].append(of_get)
@@ -152,21 +152,21 @@ def in_process(args: argparse.Namespace, directory: Path) -> None:
             for name, peer in peers.items():
                 if number > 6 and name != "dict":
                     continue
-                asked = array if peer.count >= rows else pa.array(few_ids[rng.integers(0, 4096, 2048)])
-                gets[trace][name].append(cpu_ns(lambda p=peer, a=asked: p.get(a)) / len(asked))
-                arrows[trace][name].append(cpu_ns(lambda p=peer, a=asked: p.arrow(a)) / len(asked))
+                peer_keys = array if peer.count >= rows else pa.array(few_ids[rng.integers(0, 4096, 2048)])
+                gets[trace][name].append(cpu_ns(lambda p=peer, a=peer_keys: p.get(a)) / len(peer_keys))
+                arrows[trace][name].append(cpu_ns(lambda p=peer, a=peer_keys: p.arrow(a)) / len(peer_keys))
     for trace in traces:
-        shown("get, which rows", gets[trace], trace)
+        print_times("get, which rows", gets[trace], trace)
     for trace in traces:
-        shown("get, Arrow to Arrow", arrows[trace], trace)
+        print_times("get, Arrow to Arrow", arrows[trace], trace)
     for peer in peers.values():
         if peer.count >= rows:
             peer.held.clear()
     gc.collect()
     evictions: dict[str, list[float]] = {"DefaultLookupCache": []}
-    for keys, found in [*evicting, *filling]:
-        evictions["DefaultLookupCache"].append(cpu_ns(lambda k=keys, r=found: ours.put_many(k, r)) / BATCH)
-    shown("put, at the bound", evictions, "new")
+    for keys, batch_rows in [*evicting, *filling]:
+        evictions["DefaultLookupCache"].append(cpu_ns(lambda k=keys, r=batch_rows: lookup_cache.put_many(k, r)) / BATCH)
+    print_times("put, at the bound", evictions, "new")
     mean = statistics.mean(evictions["DefaultLookupCache"])
     best = statistics.median(arrows["uniform"]["DefaultLookupCache"])
     print(f"\n- put at the bound, mean with the moving of what stays: {mean:.0f} ns/key")
@@ -181,20 +181,20 @@ def in_process(args: argparse.Namespace, directory: Path) -> None:
 
 def which_rows(cache: DefaultLookupCache, keys: pa.Array) -> object:
     """A get up to the numbers of the rows, the access told."""
-    held = cache._entries
-    assert held is not None
-    found = cache._live(held, Keys([keys]), cache._time())
-    held.touch(found, cache._log.add(found, cache._now_s))
-    cache._log.trim(held.live, held.latest_accesses)
-    return held.locate_rows(found)
+    entries = cache._entries
+    assert entries is not None
+    numbers = cache._live(entries, Keys([keys]), cache._time())
+    entries.touch(numbers, cache._log.add(numbers, cache._now_s))
+    cache._log.trim(entries.live, entries.latest_accesses)
+    return entries.locate_rows(numbers)
 
 
-def shown(what: str, times: dict[str, list[float]], keys: str) -> None:
-    mine = statistics.median(times["DefaultLookupCache"])
-    for name, each in times.items():
-        median = statistics.median(each)
-        ratio = "" if name == "DefaultLookupCache" else f"{median / mine:.1f}"
-        print(f"| {what} | {name} | {keys} | {median:.0f} | {float(np.percentile(each, 99)):.0f} | {ratio} |")
+def print_times(operation: str, times: dict[str, list[float]], keys: str) -> None:
+    own_median = statistics.median(times["DefaultLookupCache"])
+    for name, samples in times.items():
+        median = statistics.median(samples)
+        ratio = "" if name == "DefaultLookupCache" else f"{median / own_median:.1f}"
+        print(f"| {operation} | {name} | {keys} | {median:.0f} | {float(np.percentile(samples, 99)):.0f} | {ratio} |")
 
 
 # --- 2: shared by a host -------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ def fresh_version() -> Freshness:
 
 def loaded_elsewhere(directory: str, size: int, batches: int) -> dict[str, list[float]]:
     """Wall us per key of each batch that other processes put, in a process that has seen none of them."""
-    found: dict[str, list[float]] = {"ours": [], "lmdb": [], "SQLite": [], "diskcache": []}
-    mine = shared_cache(directory)
+    times: dict[str, list[float]] = {"ours": [], "lmdb": [], "SQLite": [], "diskcache": []}
+    cache = shared_cache(directory)
     fresh_ = fresh_version()
     store = lmdb.open(f"{directory}/lmdb", map_size=2**32, readonly=True, lock=False)
     database = sqlite3.connect(f"{directory}/sqlite")
@@ -225,8 +225,8 @@ def loaded_elsewhere(directory: str, size: int, batches: int) -> dict[str, list[
         ids = np.arange(number * size, (number + 1) * size)
         arrays = [pa.array(ids)]
         started = time.perf_counter()
-        answer = mine.get(arrays, Keys(arrays).hashes(SEED), fresh_)
-        found["ours"].append((time.perf_counter() - started) / size * 1e6)
+        answer = cache.get(arrays, Keys(arrays).hashes(SEED), fresh_)
+        times["ours"].append((time.perf_counter() - started) / size * 1e6)
         assert answer is not None
         assert answer.present.all()
         names = [name.to_bytes(8, "big") for name in ids.tolist()]
@@ -235,18 +235,18 @@ def loaded_elsewhere(directory: str, size: int, batches: int) -> dict[str, list[
             cursor = transaction.cursor()
             rows = [json.loads(value) for _, value in cursor.getmulti(names)]
         table(rows)
-        found["lmdb"].append((time.perf_counter() - started) / size * 1e6)
+        times["lmdb"].append((time.perf_counter() - started) / size * 1e6)
         started = time.perf_counter()
         query = "SELECT rows FROM cache WHERE key IN (SELECT value FROM json_each(?))"
         rows = [json.loads(row) for (row,) in database.execute(query, [json.dumps(ids.tolist())])]
         table(rows)
-        found["SQLite"].append((time.perf_counter() - started) / size * 1e6)
+        times["SQLite"].append((time.perf_counter() - started) / size * 1e6)
         started = time.perf_counter()
         few = ids.tolist()[:1000]
         rows = [json.loads(disk[key]) for key in few]
         table(rows)
-        found["diskcache"].append((time.perf_counter() - started) / len(few) * 1e6)
-    return found
+        times["diskcache"].append((time.perf_counter() - started) / len(few) * 1e6)
+    return times
 
 
 def table(rows: Sequence[Sequence[Any]]) -> pa.Table:
@@ -255,12 +255,12 @@ def table(rows: Sequence[Sequence[Any]]) -> pa.Table:
 
 def put_elsewhere(directory: str, size: int, batches: int) -> None:
     """What another process does before."""
-    mine = shared_cache(directory)
+    cache = shared_cache(directory)
     fresh_ = fresh_version()
     for number in range(batches):
         ids = np.arange(number * size, (number + 1) * size)
         arrays = [pa.array(ids)]
-        mine.put(arrays, Keys(arrays).hashes(SEED), rows_of(ids), fresh_, np.zeros(len(ids)))
+        cache.put(arrays, Keys(arrays).hashes(SEED), rows_of(ids), fresh_, np.zeros(len(ids)))
 
 
 def shared(args: argparse.Namespace, directory: Path) -> None:
@@ -289,15 +289,17 @@ def shared(args: argparse.Namespace, directory: Path) -> None:
                     disk[key] = texts[key]
         for function in (put_elsewhere, loaded_elsewhere):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                found = pool.apply(function, (str(place), size, batches))
-        assert found is not None
-        mine = statistics.median(found["ours"])
-        for name, times in found.items():
+                results = pool.apply(function, (str(place), size, batches))
+        assert results is not None
+        own_median = statistics.median(results["ours"])
+        for name, times in results.items():
             median = statistics.median(times)
             print(
-                f"| {size:,} | {name} | {median:.2f} | {max(times):.2f} | {'' if name == 'ours' else f'{median / mine:.1f}'} |"
+                f"| {size:,} | {name} | {median:.2f} | {max(times):.2f} | {'' if name == 'ours' else f'{median / own_median:.1f}'} |"
             )
-        print(f"\n- at most 5 us/key, batches of {size:,}: {mine:.2f}, {'reached' if mine <= 5 else 'MISSED'}\n")
+        print(
+            f"\n- at most 5 us/key, batches of {size:,}: {own_median:.2f}, {'reached' if own_median <= 5 else 'MISSED'}\n"
+        )
 
 
 # --- 3: hit rates --------------------------------------------------------------------------------------
@@ -315,10 +317,10 @@ def hit_rates(args: argparse.Namespace) -> None:
     mixed[rng.choice(len(mixed), 300, replace=False)] = scans  # three batches in ten are of keys that never come again
     for name, trace in (("zipf 1.1", zipf.reshape(-1, 1000)), ("zipf 1.1 and 30 % scans", mixed)):
         for room in (1_000, 10_000, 100_000):
-            ours = ours_hit(trace, room)
+            own_rate = ours_hit(trace, room)
             exact = lru_hit(trace, room)
             tiny = theine_hit(trace, room)
-            print(f"| {name} | {room:,} | {ours:.2%} | {exact:.2%} | {tiny:.2%} |")
+            print(f"| {name} | {room:,} | {own_rate:.2%} | {exact:.2%} | {tiny:.2%} |")
 
 
 def ours_hit(trace: np.ndarray, room: int) -> float:
@@ -337,16 +339,16 @@ def ours_hit(trace: np.ndarray, room: int) -> float:
 
 
 def lru_hit(trace: np.ndarray, room: int) -> float:
-    held: collections.OrderedDict[int, None] = collections.OrderedDict()
+    cache: collections.OrderedDict[int, None] = collections.OrderedDict()
     hits = 0
     for key in trace.ravel().tolist():
-        if key in held:
-            held.move_to_end(key)
+        if key in cache:
+            cache.move_to_end(key)
             hits += 1
         else:
-            held[key] = None
-            if len(held) > room:
-                held.popitem(last=False)
+            cache[key] = None
+            if len(cache) > room:
+                cache.popitem(last=False)
     return hits / trace.size
 
 

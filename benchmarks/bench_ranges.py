@@ -94,13 +94,13 @@ def make_addresses(home: Path, count: int) -> Path:
     return path
 
 
-def make_periods(home: Path, keys: int, each: int, facts: int) -> tuple[Path, Path]:
+def make_periods(home: Path, keys: int, periods: int, facts: int) -> tuple[Path, Path]:
     """(a table of `each` periods of each key: `id`, `since`, `price`; facts: `k`, `at`). Times are microseconds."""
-    table, events = home / f"periods-{keys}-{each}.parquet", home / f"facts-{keys}-{facts}.parquet"
+    table, events = home / f"periods-{keys}-{periods}.parquet", home / f"facts-{keys}-{facts}.parquet"
     rng, instant = np.random.default_rng(5), pa.timestamp("us", "UTC")
     if not table.exists():
-        since = np.sort(rng.integers(0, END, (keys, each)), axis=1).ravel()
-        columns = {"id": np.repeat(np.arange(keys), each), "since": pa.array(since).cast(instant)}
+        since = np.sort(rng.integers(0, END, (keys, periods)), axis=1).ravel()
+        columns = {"id": np.repeat(np.arange(keys), periods), "since": pa.array(since).cast(instant)}
         rows = pa.table({**columns, "price": np.arange(len(since))})
         pq.write_table(rows.take(pa.array(rng.permutation(len(since)))), table)
     if not events.exists():
@@ -112,12 +112,12 @@ def make_periods(home: Path, keys: int, each: int, facts: int) -> tuple[Path, Pa
 # --- what is measured -----------------------------------------------------------------------------
 
 
-def rates(question: str, contenders: Mapping[str, Contender], ours: str, runs: int) -> dict[str, float]:
+def rates(question: str, contenders: Mapping[str, Contender], reference: str, runs: int) -> dict[str, float]:
     """Print how many values a second each contender looks up, and how many times as many ours does (median of pairs); returns the latter."""
     sums = {name: (count, int(run())) for name, (count, run) in contenders.items()}  # the first run, which warms up
     for name, (count, amount) in sums.items():
-        same = [other for other_count, other in sums.values() if other_count == count]
-        print(f"{name}: sum {amount}{'' if set(same) == {amount} else ', DIFFERS'}")
+        amounts = [other_amount for other_count, other_amount in sums.values() if other_count == count]
+        print(f"{name}: sum {amount}{'' if set(amounts) == {amount} else ', DIFFERS'}")
     times = alternate({name: run for name, (_, run) in contenders.items()}, 0, runs)
     per_value = {name: [t / contenders[name][0] for t in samples] for name, samples in times.items()}
     print(f"\n## {question}")
@@ -126,7 +126,9 @@ def rates(question: str, contenders: Mapping[str, Contender], ours: str, runs: i
     print("|---|---|---|---|---|")
     faster = {}
     for name, samples in per_value.items():
-        faster[name] = statistics.median(theirs / mine for mine, theirs in zip(per_value[ours], samples, strict=True))
+        faster[name] = statistics.median(
+            peer_s / own_s for own_s, peer_s in zip(per_value[reference], samples, strict=True)
+        )
         count, median = contenders[name][0], statistics.median(times[name])
         print(f"| {name} | {count:,} | {median:.3f} | {count / median / 1e6:.3f} | {faster[name]:.2f} |", flush=True)
     return faster
@@ -159,9 +161,9 @@ def bench_bare(home: Path, scale: float, runs: int) -> None:
     options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache"), "lookup.columns": "place"}
     table = LookupTable(path, {**options, "lookup.cidr": "network"})
     by_numbers = LookupTable(path, {**options, "lookup.range": "first..last", "lookup.overlap": "NARROWEST"})
-    ours = "get_many(cidr=…)"
+    name = "get_many(cidr=…)"
     contenders: dict[str, Contender] = {
-        ours: (count, lambda: in_batches(addresses, lambda ips: total(table.get_many(cidr=ips).column("place")))),
+        name: (count, lambda: in_batches(addresses, lambda ips: total(table.get_many(cidr=ips).column("place")))),
         "get_many(between=…)": (
             count,
             lambda: in_batches(addresses, lambda ips: total(by_numbers.get_many(between=ips).column("place"))),
@@ -181,21 +183,21 @@ def bench_bare(home: Path, scale: float, runs: int) -> None:
         contenders["ClickHouse, ip_trie"] = _clickhouse(home, networks, home / f"addresses-{count}.parquet", count)
     os.sched_setaffinity(0, {0})
     pa.set_cpu_count(1)
-    rates(f"IPv4 addresses in {networks.num_rows:,} networks, one core", contenders, ours, runs)
+    rates(f"IPv4 addresses in {networks.num_rows:,} networks, one core", contenders, name, runs)
 
 
 def _polars(networks: pa.Table, addresses: pa.Array, few: pa.Array) -> dict[str, Contender]:
     import polars as pl  # noqa: PLC0415 # for this part only
 
     cut, whole = (pl.DataFrame(pl.from_arrow(rows)) for rows in (segments(networks), networks))
-    facts, some = (pl.DataFrame({"ip": pl.from_arrow(column)}) for column in (addresses, few))
+    facts, few_facts = (pl.DataFrame({"ip": pl.from_arrow(column)}) for column in (addresses, few))
 
     def search() -> int:
         sorted_facts = facts.sort("ip")
         return int(sorted_facts.join_asof(cut.set_sorted("start"), left_on="ip", right_on="start")["place"].sum())
 
     def where() -> int:
-        pairs = some.with_row_index("n").join_where(
+        pairs = few_facts.with_row_index("n").join_where(
             whole, pl.col("ip") >= pl.col("first"), pl.col("ip") <= pl.col("last")
         )
         return int(pairs.sort("bits").group_by("n").agg(pl.col("place").last())["place"].sum())
@@ -248,8 +250,8 @@ def _maxminddb(home: Path, networks: pa.Table, few: pa.Array) -> Contender:
     texts = dotted(few.to_numpy()).tolist()
 
     def get_all() -> int:
-        found: Any = map(reader.get, texts)
-        return sum(record["place"] for record in found if record is not None)
+        records: Any = map(reader.get, texts)
+        return sum(record["place"] for record in records if record is not None)
 
     return len(texts), get_all
 
@@ -285,34 +287,34 @@ def bench_networks(spark: SparkSession, home: Path, scale: float, runs: int) -> 
     few = max(count // 2000, 100)
     options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache")}
     facts, networks = spark.read.parquet(str(addresses)), spark.read.parquet(str(path))
-    some = facts.limit(few).withColumn("n", sf.monotonically_increasing_id()).repartition(2).cache()
-    some.count()
+    few_facts = facts.limit(few).withColumn("n", sf.monotonically_increasing_id()).repartition(2).cache()
+    few_facts.count()
 
-    def ours(df: DataFrame) -> DataFrame:
+    def by_lookup(df: DataFrame) -> DataFrame:
         return lookup_join(df, str(path), cidr={"ip": "network"}, columns=["place"], options=options)
 
     def by_range() -> DataFrame:
         between = sf.expr("ip BETWEEN first AND last")
-        pairs = some.join(sf.broadcast(networks), between, "left")
+        pairs = few_facts.join(sf.broadcast(networks), between, "left")
         return pairs.groupBy("n").agg(sf.expr("max_by(place, bits)").alias("place"))
 
     def by_length(df: DataFrame) -> DataFrame:
         numbered = df.withColumn("n", sf.monotonically_increasing_id())
-        each = numbered.crossJoin(sf.broadcast(networks.select("bits").distinct()))
+        candidates = numbered.crossJoin(sf.broadcast(networks.select("bits").distinct()))
         prefix = sf.expr("shiftleft(shiftright(ip, CAST(32 - bits AS INT)), CAST(32 - bits AS INT))").alias("first")
-        pairs = each.select("n", "bits", prefix).join(
+        pairs = candidates.select("n", "bits", prefix).join(
             sf.broadcast(networks.select("bits", "first", "place")), ["bits", "first"]
         )
         return pairs.groupBy("n").agg(sf.expr("max_by(place, bits)").alias("place"))
 
-    def found(df: DataFrame) -> int:
+    def sum_places(df: DataFrame) -> int:
         return int(df.agg(sf.sum("place")).first()[0] or 0)
 
     name = "lookup_join(cidr=…)"
     contenders: dict[str, Contender] = {
-        name: (count, lambda: found(ours(facts))),
-        "Spark, equality join by each length": (count, lambda: found(by_length(facts))),
-        "Spark, broadcast join by range": (few, lambda: found(by_range())),
+        name: (count, lambda: sum_places(by_lookup(facts))),
+        "Spark, equality join by each length": (count, lambda: sum_places(by_length(facts))),
+        "Spark, broadcast join by range": (few, lambda: sum_places(by_range())),
     }
     faster = rates(f"IPv4 addresses in {int(NETWORKS * scale):,} networks, local[2]", contenders, name, runs)
     print(f"- times Spark's own range join: {faster['Spark, broadcast join by range']:.0f}, goal 20")
@@ -370,11 +372,11 @@ def bench_periods(home: Path, scale: float, runs: int) -> None:
     """How a lookup grows with the periods of a key, the table having as many rows."""
     rows, count = int(KEYS * scale), int(FACTS * scale) // 10
     contenders: dict[str, Callable[[], object]] = {}
-    for each in (1, 10, 100, 1000):
-        table, events = make_periods(home, rows // each, each, count)
+    for periods in (1, 10, 100, 1000):
+        table, events = make_periods(home, rows // periods, periods, count)
         options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache"), "lookup.keys": "id"}
         prices, facts = LookupTable(table, {**options, "lookup.valid-from": "since"}), pq.read_table(events)
-        contenders[f"{each:,} periods"] = functools.partial(_get_prices, prices, facts)
+        contenders[f"{periods:,} periods"] = functools.partial(_get_prices, prices, facts)
     times = alternate(contenders, 1, runs)
     report(
         f"{count:,} facts as of the periods of a key, {rows:,} rows, batches of {BATCH:,}, without Spark",

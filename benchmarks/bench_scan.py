@@ -100,36 +100,36 @@ def main() -> None:
     cache = args.data / "cache"
     reader = spark.read.format("lookupcache").option("lookup.cache.dir", str(cache))
     # As many tasks as Spark's own reader makes of these files.
-    theirs = spark.read.parquet(str(table))
-    tasks = theirs.rdd.getNumPartitions()
+    spark_table = spark.read.parquet(str(table))
+    tasks = spark_table.rdd.getNumPartitions()
     size = sum(file.stat().st_size for file in table.iterdir())
     reader = reader.option("lookup.scan.split-size", str(size // tasks + args.files))
-    ours = reader.load(f"file://{table}")
-    assert ours.rdd.getNumPartitions() == tasks, (ours.rdd.getNumPartitions(), tasks)
+    lookup_table = reader.load(f"file://{table}")
+    assert lookup_table.rdd.getNumPartitions() == tasks, (lookup_table.rdd.getNumPartitions(), tasks)
     full = reader.option("lookup.cache", "FULL").option("lookup.keys", "id").load(f"file://{table}")
     spark.dataSource.register(Files)
     files = spark.read.format("bench_files").option("tasks", tasks)
     ready, alone = files.load(str(make_ready(table, args.data))), files.load(str(table))
-    scans = {PEER: theirs, OURS: ours, FULL: full, READY: ready, ALONE: alone}
-    used: dict[str, list[float]] = {name: [] for name in scans}
+    scans = {PEER: spark_table, OURS: lookup_table, FULL: full, READY: ready, ALONE: alone}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in scans}
     for scan in scans.values():
-        check(scan, theirs)
-    contenders = {name: measured(scan, used[name]) for name, scan in scans.items()}
+        check(scan, spark_table)
+    contenders = {name: measured(scan, cpu_seconds[name]) for name, scan in scans.items()}
     seconds = alternate(contenders, args.warmup, args.runs)
     title = f"Warm full scan, local, {args.rows:,} rows × 5 columns, {tasks} tasks"
     report(title, seconds, PEER)
-    report(f"{title}, CPU", {name: found[args.warmup :] for name, found in used.items()}, PEER)
+    report(f"{title}, CPU", {name: samples[args.warmup :] for name, samples in cpu_seconds.items()}, PEER)
     report(f"{title}, beside the floor", seconds, READY)
     if args.only is not None:
         spark.stop()
         return
     delay_s, rate = args.delay_ms / 1000, args.mbytes_per_s * 1e6
     with servers.webhdfs(table, delay_s, rate) as hdfs, servers.s3(table, "bench", "customers", delay_s) as endpoint:
-        theirs = spark.read.parquet(hdfs)
-        ours = reader.option("lookup.storage.endpoint_url", endpoint).load("s3://bench/customers")
-        check(ours, theirs)
+        spark_table = spark.read.parquet(hdfs)
+        lookup_table = reader.option("lookup.storage.endpoint_url", endpoint).load("s3://bench/customers")
+        check(lookup_table, spark_table)
         seconds = alternate(
-            {"spark.read.parquet": lambda: aggregate(theirs), "lookupcache": lambda: aggregate(ours)},
+            {"spark.read.parquet": lambda: aggregate(spark_table), "lookupcache": lambda: aggregate(lookup_table)},
             args.warmup,
             args.runs,
         )
@@ -144,13 +144,13 @@ def main() -> None:
     spark.stop()
 
 
-def measured(table: DataFrame, used: list[float]) -> Callable[[], None]:
+def measured(table: DataFrame, cpu_seconds: list[float]) -> Callable[[], None]:
     """A function that aggregates, and appends the CPU seconds that this took."""
 
     def run() -> None:
         before_s, _ = cpu_s()
         aggregate(table)
-        used.append(cpu_s()[0] - before_s)
+        cpu_seconds.append(cpu_s()[0] - before_s)
 
     return run
 
@@ -159,11 +159,11 @@ def aggregate(table: DataFrame) -> list[object]:
     return list(table.selectExpr(*AGGREGATES).collect()[0])
 
 
-def check(ours: DataFrame, theirs: DataFrame) -> None:
+def check(actual: DataFrame, expected: DataFrame) -> None:
     """The two read the same rows (a sum of doubles depends on its order in the last digits)."""
-    for mine, other in zip(aggregate(ours), aggregate(theirs), strict=True):
-        same = abs(mine - other) <= 1e-6 * abs(other) if isinstance(other, float) else mine == other  # type: ignore[operator]
-        assert same, (mine, other)
+    for value, target in zip(aggregate(actual), aggregate(expected), strict=True):
+        is_equal = abs(value - target) <= 1e-6 * abs(target) if isinstance(target, float) else value == target  # type: ignore[operator]
+        assert is_equal, (value, target)
 
 
 if __name__ == "__main__":

@@ -270,46 +270,46 @@ def measure_build(args: argparse.Namespace, path: Path, cache: Path) -> None:
                 if number:
                     seconds.setdefault(name, []).append(last[name]["seconds"])
                     cpu.setdefault(name, []).append(last[name]["cpu"])
-        assert len({one["rows"] for one in last.values()}) == 1, last
+        assert len({result["rows"] for result in last.values()}) == 1, last
         report(
             f"Building a snapshot, {args.rows:,} rows × 5 columns, {where}", seconds, "read_table(use_threads=False)"
         )
-        for name, one in last.items():
+        for name, result in last.items():
             print(
-                f"- {name}: {statistics.median(cpu[name]):.3f} s of CPU, {one['bytes'] / 1e6:.0f} MB, peak memory of the process "
-                f"{one['peak'] / 1e6:.0f} MB"
+                f"- {name}: {statistics.median(cpu[name]):.3f} s of CPU, {result['bytes'] / 1e6:.0f} MB, peak memory of the process "
+                f"{result['peak'] / 1e6:.0f} MB"
             )
-        for what, times in (("time", seconds), ("CPU", cpu)):
+        for clock, times in (("time", seconds), ("CPU", cpu)):
             ratio = _ratio(times["build"], times["read_table(use_threads=False)"])
-            _tell(f"build, times pyarrow's read ({what})", ratio, 4)
+            _tell(f"build, times pyarrow's read ({clock})", ratio, 4)
 
 
-def _ratio(mine: list[float], theirs: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+def _ratio(seconds: list[float], peer_seconds: list[float]) -> float:
+    return statistics.median(time_s / peer_s for time_s, peer_s in zip(seconds, peer_seconds, strict=True))
 
 
 def measure_reload(args: argparse.Namespace, path: Path, cache: Path) -> None:
     """(ii) A full load and reloads after one file of many changed, from each store."""
     with tempfile.TemporaryDirectory(prefix="reload-", dir=args.data) as work:
         changes = _changes(path, Path(work), args.changes)
-        found = []
+        runs = []
         for _ in range(args.runs):
             table = Path(work) / "table"
             shutil.copytree(path, table, copy_function=os.link)
             options = lookup_options("id", cache, cached=True)
-            found.append(fresh(reloaded, str(table), options, "", changes, args.core))
+            runs.append(fresh(reloaded, str(table), options, "", changes, args.core))
             shutil.rmtree(table)
             shutil.rmtree(cache)
-        _show_reloads(f"local files, pinned to one core, {args.rows:,} rows", found)
-        found = []
+        _show_reloads(f"local files, pinned to one core, {args.rows:,} rows", runs)
+        runs = []
         with servers.s3(path, BUCKET, PREFIX, args.delay_ms / 1000) as endpoint:
             for number in range(args.runs):
                 options = lookup_options("id", cache, cached=True) | {"lookup.storage.endpoint_url": endpoint}
                 # What a run left there is what the next one finds.
-                again = _changes(path, Path(work), args.changes, number + 1)
-                found.append(fresh(reloaded, f"s3://{BUCKET}/{PREFIX}", options, BUCKET, again, -1))
+                next_changes = _changes(path, Path(work), args.changes, number + 1)
+                runs.append(fresh(reloaded, f"s3://{BUCKET}/{PREFIX}", options, BUCKET, next_changes, -1))
                 shutil.rmtree(cache)
-        _show_reloads(f"S3 on this machine, {args.delay_ms:g} ms a request, {args.rows:,} rows", found)
+        _show_reloads(f"S3 on this machine, {args.delay_ms:g} ms a request, {args.rows:,} rows", runs)
 
 
 def _changes(path: Path, work: Path, count: int, round_number: int = 0) -> list[list[Any]]:
@@ -327,22 +327,22 @@ def _changes(path: Path, work: Path, count: int, round_number: int = 0) -> list[
     return changes
 
 
-def _show_reloads(where: str, found: list[list[list[float]]]) -> None:
+def _show_reloads(where: str, runs: list[list[list[float]]]) -> None:
     print(f"\n## Reloading after 1 of 100 files changed: {where}")
     print("| load | runs | median s | max s | share of the full load | MB fetched | MB of the file | requests |")
     print("|---|---|---|---|---|---|---|---|")
     shares, over = [], []
-    for number in range(len(found[0])):
-        seconds = [run[number][0] for run in found]
-        share = 100 * statistics.median(run[number][0] / run[0][0] for run in found)
-        size, fetched, requests = (statistics.median(run[number][place] for run in found) for place in (1, 2, 3))
+    for number in range(len(runs[0])):
+        seconds = [run[number][0] for run in runs]
+        share = 100 * statistics.median(run[number][0] / run[0][0] for run in runs)
+        size, fetched, requests = (statistics.median(run[number][place] for run in runs) for place in (1, 2, 3))
         print(
             f"| {f'change {number}' if number else 'full'} | {len(seconds)} | {statistics.median(seconds):.3f} | "
             f"{max(seconds):.3f} | {share:.1f} % | {fetched / 1e6:.3f} | {f'{size / 1e6:.3f}' if number else ''} | {requests:g} |"
         )
         if number:
             shares.append(share)
-            over += [run[number][2] / run[number][1] for run in found]
+            over += [run[number][2] / run[number][1] for run in runs]
     _tell("reload, % of the full load, median of the changes", statistics.median(shares), 15)
     _tell("reload, % of the full load, the slowest change", max(shares), 15)
     _tell("reload, bytes fetched per byte of the file, most", max(over), 1)
@@ -352,36 +352,38 @@ def measure_open(args: argparse.Namespace, path: Path, cache: Path, keys_path: P
     """(iii) An existing snapshot in fresh processes."""
     options = lookup_options("id", cache, cached=True)
     planned, names = _planned(path, options), [name for name in COLUMNS if name != "id"]
-    found = []
+    openings = []
     whole = []
     for number in range(1 + args.opens):
         runs = fresh(opened, planned, str(keys_path), names), fresh(answered, str(path), options, str(keys_path))
         if number:
-            found.append(runs[0])
+            openings.append(runs[0])
             whole.append(runs[1])
     print(f"\n## Opening a snapshot of {args.rows:,} rows in a fresh process")
     print("| what | processes | median ms | p99 ms | max ms |")
     print("|---|---|---|---|---|")
-    said = {
+    labels = {
         "imports": "imports (apart)",
         "open": "opening",
         "first": f"first {BATCH:,} keys",
         "both": f"opening and first {BATCH:,} keys",
         "later": f"later {BATCH:,} keys (median of a process)",
     }
-    for name, text in said.items():
-        _show_times(text, [one[name] for one in found])
-    _show_times("LookupTable made, and first get_many (CACHE)", [one["both"] for one in whole])
-    _show_times("later get_many (median of a process)", [one["later"] for one in whole])
-    print(f"- major page faults in all {len(found)} processes: {sum(one['major faults'] for one in found):g}")
-    _tell("opening, ms", 1000 * statistics.median(one["open"] for one in found), 20)
-    _tell("opening and first batch, ms", 1000 * statistics.median(one["both"] for one in found), 150)
-
-
-def _show_times(what: str, seconds: list[float]) -> None:
-    times = [1000 * one for one in seconds]
+    for name, text in labels.items():
+        _show_times(text, [result[name] for result in openings])
+    _show_times("LookupTable made, and first get_many (CACHE)", [result["both"] for result in whole])
+    _show_times("later get_many (median of a process)", [result["later"] for result in whole])
     print(
-        f"| {what} | {len(times)} | {statistics.median(times):.1f} | {float(np.percentile(times, 99)):.1f} | {max(times):.1f} |"
+        f"- major page faults in all {len(openings)} processes: {sum(result['major faults'] for result in openings):g}"
+    )
+    _tell("opening, ms", 1000 * statistics.median(result["open"] for result in openings), 20)
+    _tell("opening and first batch, ms", 1000 * statistics.median(result["both"] for result in openings), 150)
+
+
+def _show_times(label: str, seconds: list[float]) -> None:
+    times = [1000 * time_s for time_s in seconds]
+    print(
+        f"| {label} | {len(times)} | {statistics.median(times):.1f} | {float(np.percentile(times, 99)):.1f} | {max(times):.1f} |"
     )
 
 
@@ -393,10 +395,10 @@ def measure_memory(args: argparse.Namespace, path: Path, cache: Path, keys_path:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     workers = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(WORKERS)]  # type: ignore[call-overload]
 
-    def ask(what: str) -> list[dict[str, int]]:
+    def ask(question: str) -> list[dict[str, int]]:
         answers = []
         for process in workers:
-            process.stdin.write(f"{what}\n")
+            process.stdin.write(f"{question}\n")
             process.stdin.flush()
             answers.append(json.loads(process.stdout.readline()))
         return answers
@@ -405,18 +407,19 @@ def measure_memory(args: argparse.Namespace, path: Path, cache: Path, keys_path:
     print("| when | each: RSS MB | PSS MB | private clean MB | private dirty MB | all: PSS MB |")
     print("|---|---|---|---|---|---|")
     pss = []
-    for when, what in (
+    for when, question in (
         ("imports done", "tell"),
         ("snapshot open", "open"),
         (f"{PROBED_BATCHES} batches probed", "probe"),
     ):
-        ask(what)
-        told = ask("tell")
-        each = [
-            statistics.median(one[k] for one in told) / 1e6 for k in ("Rss", "Pss", "Private_Clean", "Private_Dirty")
+        ask(question)
+        usages = ask("tell")
+        medians = [
+            statistics.median(usage[k] for usage in usages) / 1e6
+            for k in ("Rss", "Pss", "Private_Clean", "Private_Dirty")
         ]
-        pss.append(sum(one["Pss"] for one in told))
-        print(f"| {when} | {' | '.join(f'{value:.1f}' for value in each)} | {pss[-1] / 1e6:.1f} |")
+        pss.append(sum(usage["Pss"] for usage in usages))
+        print(f"| {when} | {' | '.join(f'{value:.1f}' for value in medians)} | {pss[-1] / 1e6:.1f} |")
     print(f"- all {WORKERS} together grew by {(pss[-1] - pss[0]) / size:.2f} times the snapshot")
     for process in workers:
         process.stdin.close()
@@ -434,33 +437,37 @@ def measure_curve(args: argparse.Namespace, work: Path) -> None:
         "| disk MB | lookups a second |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
-    each, faster = {}, 0.0
+    seconds_per_row, faster = {}, 0.0
     for rows in sizes:
         path = make_lookup_table(args.data, rows, max(rows // 500_000, 1), unique=False, seed=args.seed)
         keys_path = write_keys(path, work / "keys.arrow", args.seed)
         options = lookup_options("id", work / "cache", cached=True)
-        found: dict[int, list[dict[str, float]]] = {args.core: [], -1: []}
+        results: dict[int, list[dict[str, float]]] = {args.core: [], -1: []}
         answers: list[float] = []
         for _ in range(args.curve_runs):
-            for core, runs in found.items():
+            for core, runs in results.items():
                 shutil.rmtree(work / "cache", ignore_errors=True)
                 subprocess.run(["sh", "-c", f"cat '{path}'/* > /dev/null; sync"], check=True)
                 runs.append(fresh(built, str(path), options, core))
             answers.append(BATCH / fresh(answered, str(path), options, str(keys_path))["later"])
-        one, every = ([run["seconds"] for run in found[core]] for core in (args.core, -1))
-        each[rows] = statistics.median(every) / rows
-        faster = statistics.median(one) / statistics.median(every)
-        cpu, anonymous = (statistics.median(run[key] for run in found[-1]) for key in ("cpu", "anonymous"))
+        one_core, all_cores = ([run["seconds"] for run in results[core]] for core in (args.core, -1))
+        seconds_per_row[rows] = statistics.median(all_cores) / rows
+        faster = statistics.median(one_core) / statistics.median(all_cores)
+        cpu, anonymous = (statistics.median(run[key] for run in results[-1]) for key in ("cpu", "anonymous"))
         print(
-            f"| {rows:,} | {statistics.median(one):.2f} | {statistics.median(every):.2f} | {max(every):.2f} | "
-            f"{each[rows] * 1e6:.3f} | {faster:.2f} | {cpu:.1f} | {anonymous / 1e6:.0f} | {found[-1][0]['bytes'] / 1e6:.0f} | "
+            f"| {rows:,} | {statistics.median(one_core):.2f} | {statistics.median(all_cores):.2f} | {max(all_cores):.2f} | "
+            f"{seconds_per_row[rows] * 1e6:.3f} | {faster:.2f} | {cpu:.1f} | {anonymous / 1e6:.0f} | {results[-1][0]['bytes'] / 1e6:.0f} | "
             f"{statistics.median(answers):,.0f} |",
             flush=True,
         )
         shutil.rmtree(work / "cache", ignore_errors=True)
     few = 10_000_000
-    if few in each and sizes[-1] > few:
-        _tell(f"{sizes[-1]:,} rows, time a row over that of {few:,}", each[sizes[-1]] / each[few], 1.3)
+    if few in seconds_per_row and sizes[-1] > few:
+        _tell(
+            f"{sizes[-1]:,} rows, time a row over that of {few:,}",
+            seconds_per_row[sizes[-1]] / seconds_per_row[few],
+            1.3,
+        )
         print(f"- all cores over one: {faster:.2f} times as fast, goal 1.5: {'reached' if faster >= 1.5 else 'MISSED'}")
 
 
@@ -471,8 +478,8 @@ def _planned(path: Path, options: dict[str, str]) -> str:
     return base64.b64encode(pickle.dumps((table, parsed))).decode()
 
 
-def _tell(what: str, value: float, goal: float) -> None:
-    print(f"- {what}: {value:.2f}, goal at most {goal:g}: {'reached' if value <= goal else 'MISSED'}")
+def _tell(label: str, value: float, goal: float) -> None:
+    print(f"- {label}: {value:.2f}, goal at most {goal:g}: {'reached' if value <= goal else 'MISSED'}")
 
 
 def write_keys(path: Path, target: Path, seed: int) -> Path:
@@ -516,11 +523,11 @@ def main() -> None:
             measure_reload(args, many, work / "reloaded")
         if {"open", "memory"} & set(args.parts):
             keys_path = write_keys(path, work / "keys.arrow", args.seed)
-            made = fresh(built, str(path), lookup_options("id", work / "cache", cached=True), -1)
+            build = fresh(built, str(path), lookup_options("id", work / "cache", cached=True), -1)
         if "open" in args.parts:
             measure_open(args, path, work / "cache", keys_path)
         if "memory" in args.parts:
-            measure_memory(args, path, work / "cache", keys_path, made["bytes"])
+            measure_memory(args, path, work / "cache", keys_path, build["bytes"])
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -55,8 +55,8 @@ def by_broadcasts(spark: SparkSession, tables: list[Path]) -> Enrich:
 
     def enrich(df: DataFrame) -> DataFrame:
         for number, side in enumerate(sides):
-            shown = [sf.col(name).alias(f"t{number}_{name}") for name in COLUMNS]
-            named = side.select(sf.col("id").alias(f"id{number}"), *shown)
+            columns = [sf.col(name).alias(f"t{number}_{name}") for name in COLUMNS]
+            named = side.select(sf.col("id").alias(f"id{number}"), *columns)
             df = df.join(sf.broadcast(named), sf.col(f"k{number}") == sf.col(f"id{number}"), "left").drop(f"id{number}")
         return df
 
@@ -85,15 +85,15 @@ def bench_stream(spark: SparkSession, home: Path, tables: list[Path], rounds: in
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, (enrich, count) in contenders.items():
-            found = batches_of(spark, events, enrich, home, count, schema)
-            times[name] += [batch["triggerExecution"] for batch in found]
+            samples = batches_of(spark, events, enrich, home, count, schema)
+            times[name] += [batch["triggerExecution"] for batch in samples]
     print(f"\n## The trigger of a micro-batch of {BATCH_ROWS:,} rows (local[2])\n")
     print("| contender | batches | median s | max s | above none s | to one lookup |\n|---|---|---|---|---|---|")
-    none, one = (statistics.median(times[name]) for name in ("no lookup", "1 lookups"))
-    for name, found in times.items():
-        more = statistics.median(found) - none
+    no_lookup, one_lookup = (statistics.median(times[name]) for name in ("no lookup", "1 lookups"))
+    for name, samples in times.items():
+        more = statistics.median(samples) - no_lookup
         print(
-            f"| {name} | {len(found)} | {more + none:.3f} | {max(found):.3f} | {more:.3f} | {more / (one - none):.2f} |"
+            f"| {name} | {len(samples)} | {more + no_lookup:.3f} | {max(samples):.3f} | {more:.3f} | {more / (one_lookup - no_lookup):.2f} |"
         )
 
 

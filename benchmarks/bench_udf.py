@@ -80,12 +80,12 @@ def bench(spark: SparkSession, home: Path, rows: int, runs: int) -> None:
     if features.ARROW_UDFS:
         ways = {"Arrow UDF": lambda columns: by_udf(df, path, columns, options, arrow=True), **ways}
     two, eight = ["c0", "c1"], [f"c{number}" for number in range(8)]
-    for title, columns, used in (
+    for title, columns, selected in (
         ("two columns", two, [*df.columns, *two]),
         ("eight columns", eight, [*df.columns, *eight]),
         ("eight columns, of which two are used", eight, ["k", *two]),
     ):
-        frames = {name: join(columns).select(*used) for name, join in ways.items()}
+        frames = {name: join(columns).select(*selected) for name, join in ways.items()}
         counts = {frame.agg(sf.count("c0"), sf.sum("c1")).collect()[0] for frame in frames.values()}
         assert len(counts) == 1, counts
         times = alternate({name: lambda frame=frame: write(frame) for name, frame in frames.items()}, 1, runs)

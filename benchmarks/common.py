@@ -28,15 +28,15 @@ def make_table(directory: Path, rows: int, files: int, seed: int, row_group: int
         return table / "data"
     rng = np.random.default_rng(seed)
     (table / "data").mkdir(parents=True, exist_ok=True)
-    each = rows // files
+    file_rows = rows // files
     segments = np.array(["retail", "wholesale", "public", "partner"])
     for number in range(files):
         columns = {
-            "id": np.arange(number * each, (number + 1) * each),
-            "name": pa.array(np.char.add("customer-", rng.integers(0, rows // 2, each).astype(str))),
-            "segment": pa.array(segments[rng.integers(0, 4, each)]),
-            "score": rng.random(each),
-            "since": pa.array(rng.integers(0, 20_000, each).astype("int32"), pa.date32()),
+            "id": np.arange(number * file_rows, (number + 1) * file_rows),
+            "name": pa.array(np.char.add("customer-", rng.integers(0, rows // 2, file_rows).astype(str))),
+            "segment": pa.array(segments[rng.integers(0, 4, file_rows)]),
+            "score": rng.random(file_rows),
+            "since": pa.array(rng.integers(0, 20_000, file_rows).astype("int32"), pa.date32()),
         }
         pq.write_table(
             pa.table(columns), table / "data" / f"part-{number}.parquet", compression="zstd", row_group_size=row_group
@@ -71,7 +71,7 @@ def alternate(contenders: Mapping[str, Callable[[], object]], warmup: int, runs:
 def cpu_s() -> tuple[float, float]:
     """(CPU seconds so far of this process and its descendants, also of those that have ended; the share of Spark's Python workers)."""
     children: dict[int, list[int]] = {}
-    used: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     workers: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -82,12 +82,12 @@ def cpu_s() -> tuple[float, float]:
         if process != os.getpid() and head.rpartition("(")[2].startswith("python"):
             workers.add(process)
         children.setdefault(int(fields[1]), []).append(process)
-        used[process] = sum(map(int, fields[11:15])) / _TICKS
+        seconds[process] = sum(map(int, fields[11:15])) / _TICKS
     pending, total_s, workers_s = [os.getpid()], 0.0, 0.0
     while pending:
         process = pending.pop()
-        total_s += used.get(process, 0.0)
-        workers_s += used.get(process, 0.0) if process in workers else 0.0
+        total_s += seconds.get(process, 0.0)
+        workers_s += seconds.get(process, 0.0) if process in workers else 0.0
         pending += children.get(process, [])
     return total_s, workers_s
 
@@ -102,7 +102,7 @@ def report(question: str, seconds: Mapping[str, list[float]], peer: str) -> None
     print("| contender | runs | median s | p99 s | max s | ratio to peer (median of pairs) |")
     print("|---|---|---|---|---|---|")
     for name, times in seconds.items():
-        ratios = [mine / theirs for mine, theirs in zip(times, seconds[peer], strict=True)]
+        ratios = [time_s / peer_s for time_s, peer_s in zip(times, seconds[peer], strict=True)]
         ratio = "peer" if name == peer else f"{statistics.median(ratios):.2f}"
         p99 = float(np.percentile(times, 99))
         print(f"| {name} | {len(times)} | {statistics.median(times):.3f} | {p99:.3f} | {max(times):.3f} | {ratio} |")

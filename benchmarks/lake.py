@@ -102,25 +102,25 @@ def visible(
         copy, host = work / f"copy-{run}", work / f"host-{run}"
         reader, changes = make(copy, host)
 
-        def timed(what: str, key: int, found: int, reader: LookupTable = reader) -> None:
+        def timed(label: str, key: int, row_count: int, reader: LookupTable = reader) -> None:
             start_s = time.perf_counter()
-            assert len(reader.get(key)) == found
-            times.setdefault(what, []).append(time.perf_counter() - start_s)
+            assert len(reader.get(key)) == row_count
+            times.setdefault(label, []).append(time.perf_counter() - start_s)
 
         timed("build", 0, 1)
         for change in changes:
             change.commit()
-            asked = calls_of(reader, lambda change=change: timed(change.name, change.key, change.found))  # type: ignore[misc]
-            spent[change.name] = asked
+            calls = calls_of(reader, lambda change=change: timed(change.name, change.key, change.found))  # type: ignore[misc]
+            spent[change.name] = calls
         reader.close()
         shutil.rmtree(copy)
         shutil.rmtree(host)
     print(f"\n{rows:,} rows, FULL; {runs} runs; build {statistics.median(times['build']):.2f} s\n")
     print("| commit | visible after, median s | of a build | max | asked of the store |\n|---|---|---|---|---|")
-    for what, asked in spent.items():
-        median = statistics.median(times[what])
-        found = [mine / build for mine, build in zip(times[what], times["build"], strict=True)]
-        print(f"| {what} | {median:.3f} | {statistics.median(found):.1%} | {max(found):.1%} | {json.dumps(asked)} |")
+    for label, calls in spent.items():
+        median = statistics.median(times[label])
+        shares = [time_s / build for time_s, build in zip(times[label], times["build"], strict=True)]
+        print(f"| {label} | {median:.3f} | {statistics.median(shares):.1%} | {max(shares):.1%} | {json.dumps(calls)} |")
     return spent
 
 
@@ -141,24 +141,30 @@ def stream(
         columns = {"key": rng.integers(0, rows, KEYS), "amount": rng.random(KEYS)}
         pq.write_table(pa.table(columns), events / f"{number:04}.parquet")
 
-    def micro_batches(enrich: Callable[[DataFrame], DataFrame], each: bool) -> list[float]:
+    def micro_batches(enrich: Callable[[DataFrame], DataFrame], per_batch: bool) -> list[float]:
         source = spark.readStream.schema("key long, amount double").option("maxFilesPerTrigger", 1).parquet(str(events))
         checkpoint = tempfile.mkdtemp(dir=work)
 
         def write(batch: DataFrame, number: int) -> None:
-            (enrich(batch) if each else batch).agg(sf.sum("score"), sf.count("name")).collect()
+            (enrich(batch) if per_batch else batch).agg(sf.sum("score"), sf.count("name")).collect()
 
-        made = (source if each else enrich(source)).writeStream.foreachBatch(write)
-        query = made.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        joined = (source if per_batch else enrich(source)).writeStream.foreachBatch(write)
+        query = joined.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         query.awaitTermination()
-        return [one["durationMs"]["triggerExecution"] / 1000 for one in query.recentProgress if one["numInputRows"]][1:]
+        return [
+            progress["durationMs"]["triggerExecution"] / 1000
+            for progress in query.recentProgress
+            if progress["numInputRows"]
+        ][1:]
 
     def broadcast(batch: DataFrame) -> DataFrame:
         return batch.join(sf.broadcast(spark.createDataFrame(read())), sf.col("key") == sf.col("id"), "left")
 
-    given = {**FULL, **options, "lookup.cache.dir": str(work / "streamed")}
+    lookup_options = {**FULL, **options, "lookup.cache.dir": str(work / "streamed")}
     times = {
-        "lookup_join": micro_batches(lambda df: lookup_join(df, str(table), {"key": "id"}, options=given), False),
+        "lookup_join": micro_batches(
+            lambda df: lookup_join(df, str(table), {"key": "id"}, options=lookup_options), False
+        ),
         f"broadcast of what {peer} reads": micro_batches(broadcast, True),
     }
     report(f"A micro-batch of {KEYS:,} rows", times, f"broadcast of what {peer} reads")
@@ -176,10 +182,10 @@ def arguments(description: str | None, parts: Sequence[str], runs: int) -> argpa
     return parser
 
 
-def run_parts(given: argparse.Namespace, runners: Mapping[str, Callable[[Path], object]]) -> None:
+def run_parts(args: argparse.Namespace, runners: Mapping[str, Callable[[Path], object]]) -> None:
     """Run the parts that are asked for, each with a new directory."""
-    with tempfile.TemporaryDirectory(dir=given.dir) as work:
-        for part in given.parts.split(","):
+    with tempfile.TemporaryDirectory(dir=args.dir) as work:
+        for part in args.parts.split(","):
             home = Path(work) / part
             home.mkdir()
             runners[part](home)

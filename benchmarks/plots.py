@@ -25,19 +25,19 @@ def rows_below(heading: str, column: str) -> list[tuple[str, float]]:
     section = text[text.index(heading) :]
     table = next(table for table in tables_in(section) if column in table.columns)
     place = table.columns.index(column)
-    found = []
+    points = []
     for row in table.rows:
         number = re.match(r"\**([\d.,]+)", str(row[place]))
         if number is not None:
             label = " · ".join(str(cell) for cell in row[:place] if isinstance(cell, str))
-            found.append((re.sub(r"[*`]|\s*\(.*?\)", "", label), float(number[1].replace(",", ""))))
-    return found
+            points.append((re.sub(r"[*`]|\s*\(.*?\)", "", label), float(number[1].replace(",", ""))))
+    return points
 
 
-def drawn(name: str, title: str, unit: str, rows: list[tuple[str, float]], ours: str) -> None:
+def drawn(name: str, title: str, unit: str, rows: list[tuple[str, float]], highlighted: str) -> None:
     """Draw bars; those whose label has `ours` stand out."""
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.36 * len(rows)), layout="constrained")
-    colors = [OURS if re.search(ours, label) else OTHERS for label, _ in rows]
+    colors = [OURS if re.search(highlighted, label) else OTHERS for label, _ in rows]
     bars = axes.barh(range(len(rows)), [value for _, value in rows], color=colors)
     axes.bar_label(bars, [f"{value:g}" for _, value in rows], padding=3, fontsize=8)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=8)

@@ -124,11 +124,11 @@ def _number(cell: str) -> Any:
     return float(plain) if re.fullmatch(r"-?\d+(\.\d+)?", plain) else cell
 
 
-def compared(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Iterator[str]:
+def compared(before: dict[str, Any], current: dict[str, Any], tolerance: float) -> Iterator[str]:
     """What differs by more than a factor of 1 + tolerance: a line each. Tables with ratios are compared by these alone."""
-    for name in sorted(before.keys() & now.keys()):
+    for name in sorted(before.keys() & current.keys()):
         earlier = {(table["title"], *table["columns"]): table for table in before[name]}
-        for table in now[name]:
+        for table in current[name]:
             old = earlier.get((table["title"], *table["columns"]))
             if old is not None:
                 yield from _differences(name, table["title"], table["columns"], old["rows"], table["rows"], tolerance)
@@ -139,11 +139,11 @@ def _differences(
 ) -> Iterator[str]:
     ratios = [place for place, column in enumerate(columns) if _RATIOS.search(column)]
     measured = ratios or [place for place, column in enumerate(columns) if _TIMES.search(column)]
-    known = {_label(row, measured): row for row in old}
+    old_rows = {_label(row, measured): row for row in old}
     for row in new:
         label = _label(row, measured)
-        for place in measured if label in known else ():
-            was, is_ = known[label][place], row[place]
+        for place in measured if label in old_rows else ():
+            was, is_ = old_rows[label][place], row[place]
             if isinstance(was, float) and isinstance(is_, float) and min(was, is_) > 0:
                 factor = is_ / was
                 if not 1 / (1 + tolerance) <= factor <= 1 + tolerance:
@@ -179,14 +179,14 @@ def plotted(table: Table, target: Path) -> bool:
 # --- ratios ---------------------------------------------------------------------------------------
 
 
-def ratios_in(name: str, tables: Sequence[Table], ours: tuple[str, ...]) -> dict[str, float]:
+def ratios_in(name: str, tables: Sequence[Table], prefixes: tuple[str, ...]) -> dict[str, float]:
     """The ratios of our contenders, whose names begin with one of `ours`, to the peer of their table, by a text that names all three."""
     ratios: dict[str, float] = {}
     for table in tables:
         place = next((n for n, column in enumerate(table.columns) if column.startswith(_TO_PEER)), None)
         peer = next((row[0] for row in table.rows if place is not None and row[place] == "peer"), None)
         for row in table.rows if peer is not None else ():
-            if isinstance(row[place], float) and str(row[0]).startswith(ours):
+            if isinstance(row[place], float) and str(row[0]).startswith(prefixes):
                 ratios[f"{name}: {table.title}: {row[0]} to {peer}"] = row[place]
     return ratios
 
@@ -206,8 +206,8 @@ def check_ratios(names: Sequence[str], recorded: Mapping[str, float], measure: M
     for name in names:
         expected = {key: ratio for key, ratio in recorded.items() if key.startswith(f"{name}: ")}
         measured = measure(name)
-        if measured is not None and worse_ratios(expected, measured) and (again := measure(name)) is not None:
-            measured = {key: min(ratio, again.get(key, ratio)) for key, ratio in measured.items()}
+        if measured is not None and worse_ratios(expected, measured) and (repeated := measure(name)) is not None:
+            measured = {key: min(ratio, repeated.get(key, ratio)) for key, ratio in measured.items()}
         if measured is None:
             fine = False
             continue
@@ -237,9 +237,9 @@ def _guard(names: Sequence[str], out: Path, path: Path, record: bool) -> bool:
     """Check the ratios, or record them at `path`. Returns whether all is well."""
 
     def measure(name: str) -> dict[str, float] | None:
-        arguments, ours = QUICK[name]
+        arguments, prefixes = QUICK[name]
         tables = _run(name, arguments, out)
-        return None if tables is None else ratios_in(name, tables, ours)
+        return None if tables is None else ratios_in(name, tables, prefixes)
 
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"ratios": {}}
     if not record:
@@ -248,12 +248,12 @@ def _guard(names: Sequence[str], out: Path, path: Path, record: bool) -> bool:
     ratios = record_ratios(names, stored["ratios"], measure)
     if ratios is not None:
         path.write_text(
-            json.dumps({"at": _now(), "machine": _machine(), "ratios": ratios}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({"at": _timestamp(), "machine": _machine(), "ratios": ratios}, indent=1) + "\n", encoding="utf-8"
         )
     return ratios is not None
 
 
-def _now() -> str:
+def _timestamp() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -298,12 +298,14 @@ def main() -> None:
         sys.exit(not _guard(names, args.out, args.ratios, args.record))
     earlier = args.against or args.out / "results.json"
     before = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else None
-    found = {name: _run(name, BENCHMARKS[name] if args.small else [], args.out) for name in names}
-    results = {name: [dataclasses.asdict(table) for table in tables] for name, tables in found.items() if tables}
-    for name, tables in found.items():
+    tables_by_name = {name: _run(name, BENCHMARKS[name] if args.small else [], args.out) for name in names}
+    results = {
+        name: [dataclasses.asdict(table) for table in tables] for name, tables in tables_by_name.items() if tables
+    }
+    for name, tables in tables_by_name.items():
         for number, table in enumerate(tables or (), 1):
             plotted(table, args.out / f"{name}-{number}.svg")
-    whole = {"at": _now(), "small": args.small, "machine": _machine(), "results": results}
+    whole = {"at": _timestamp(), "small": args.small, "machine": _machine(), "results": results}
     (args.out / "results.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
     if before is None:
         print("no earlier results to compare with")
@@ -313,7 +315,7 @@ def main() -> None:
         differences = list(compared(before["results"], results, args.tolerance))
         print(f"compared with {before['at']}: {len(differences)} numbers moved by more than {args.tolerance:.0%}")
         print("\n".join(f"  {line}" for line in differences))
-    sys.exit(any(tables is None for tables in found.values()))
+    sys.exit(any(tables is None for tables in tables_by_name.values()))
 
 
 if __name__ == "__main__":

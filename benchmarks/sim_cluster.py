@@ -388,16 +388,16 @@ class Replay:
     def at(self, at_s: float, act: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), act, arguments))
 
-    def start(self, host: int, table: str, before: int, after: int, done: Callable[[_Run], None]) -> None:
+    def start(self, host: int, table: str, before: int, after: int, on_done: Callable[[_Run], None]) -> None:
         program = self._find(host, table, before, after)
-        run = _Run(host, program, len(program.steps), done)
+        run = _Run(host, program, len(program.steps), on_done)
         self._go_on(run, -1)
 
     def _find(self, host: int, table: str, before: int, after: int) -> Program:
         """A program that was recorded for these commits; else one for as many commits, or for about as many."""
         if (table, before, after) not in self._programs:
-            known = [key for key in self._programs if key[0] == table]
-            nearest = min(known, key=lambda key: (abs(key[2] - key[1] - (after - before)), abs(key[2] - after)))
+            candidates = [key for key in self._programs if key[0] == table]
+            nearest = min(candidates, key=lambda key: (abs(key[2] - key[1] - (after - before)), abs(key[2] - after)))
             self._programs[table, before, after] = self._programs[nearest]
         choices = self._programs[table, before, after]
         return choices[host % len(choices)]
@@ -468,8 +468,8 @@ class _Host:
 
     def _ask(self, table: str) -> None:
         commit = self._replay.commit(self._replay._now_s)
-        done = functools.partial(self._asked, table, commit)
-        self._replay.start(self._host, table, self._commits[table], commit, done)
+        on_done = functools.partial(self._asked, table, commit)
+        self._replay.start(self._host, table, self._commits[table], commit, on_done)
 
     def _asked(self, table: str, commit: int, run: _Run) -> None:
         self._keep(table, run, commit)
@@ -490,8 +490,8 @@ class Prices:
         """What these requests cost. Refused ones cost nothing: S3 does not bill 5xx."""
         writes = sum(request.kind in ("list", "put") for request in requests if request.accepted)
         reads = sum(request.kind in ("get", "head") for request in requests if request.accepted)
-        sent = sum(request.size for request in requests)
-        return writes / 1000 * self.writes + reads / 1000 * self.reads + sent / 1e9 * self.gigabyte
+        sent_bytes = sum(request.size for request in requests)
+        return writes / 1000 * self.writes + reads / 1000 * self.reads + sent_bytes / 1e9 * self.gigabyte
 
 
 KINDS = ("list", "head", "get")
@@ -516,9 +516,9 @@ def peak(requests: Sequence[Request]) -> int:
 def delays(outcome: Outcome, table: str, commit: int, hosts: int) -> list[float]:
     """How long after a commit each host answered from it or a newer one, in order; infinity if one never did."""
     first = dict.fromkeys(range(hosts), math.inf)
-    for seen in outcome.seen:
-        if seen.table == table and seen.commit >= commit:
-            first[seen.host] = min(first[seen.host], seen.at_s)
+    for answer in outcome.seen:
+        if answer.table == table and answer.commit >= commit:
+            first[answer.host] = min(first[answer.host], answer.at_s)
     return sorted(at_s - (commit_s(commit) if commit else 0.0) for at_s in first.values())
 
 
