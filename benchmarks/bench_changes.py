@@ -49,7 +49,7 @@ def points(work: Path, runs: int) -> None:
         files[state] = table.describe()["files"]
         for cache, options in CACHES.items():
             reader = LookupTable(str(path), {**options, "lookup.cache.dir": str(work / f"{cache}-{state}")})
-            reader.scan()  # the blocks are here
+            reader.scan()  # loads the blocks into the cache
             keys = rng.choice(1_000_000, runs + 20, replace=False).tolist()
             times = []
             for key in keys:

@@ -47,7 +47,7 @@ _IMPORT = "import resource\n{}\ndef cpu_s():\n    used = resource.getrusage(reso
 
 
 def constant_functions(df: Any) -> Any:
-    """`df` with the columns of a pass over six tables, by functions that know only constants."""
+    """Add the columns of a pass over six tables to `df`, by functions that return only constants."""
     from pyspark.sql import functions as sf  # noqa: PLC0415
     from pyspark.sql.pandas.functions import arrow_udf  # noqa: PLC0415
     from pyspark.util import PythonEvalType  # noqa: PLC0415
@@ -89,7 +89,7 @@ def constant_functions(df: Any) -> Any:
 
 
 def run_contender(name: str, directory: Path) -> dict[str, float]:
-    """Seconds and CPU seconds of a contender in this process, whose session is new."""
+    """Run a contender in a new session in this process. Returns its seconds, its CPU seconds and its number of Spark jobs."""
     from pyspark_lookup import lookup_join  # noqa: PLC0415
 
     warnings.simplefilter("ignore")

@@ -63,7 +63,7 @@ Sink = Callable[[DataFrame], Any]
 
 
 def fill(server: PostgresServer, rows: int) -> None:
-    """The table `customers` with its recipe, and so many rows."""
+    """Create the table `customers` with `rows` rows, and what the recipe adds to it."""
     server.execute("DROP TABLE IF EXISTS customers, customers_version, customers_changes")
     server.execute("CREATE TABLE customers (id bigint, name text, score double precision, visits integer)")
     columns = "i, 'customer-' || (i::bigint * 7919 % 1000000), random(), i % 500"
@@ -149,7 +149,7 @@ def bench_idle(server: PostgresServer, home: Path, runs: int) -> None:
 
 
 def make_facts(directory: Path, rows: int, count: int, files: int, is_cold: bool) -> Path:
-    """Files of facts, one for a micro-batch. The keys of each are others, or the same."""
+    """Write files of facts, one for each micro-batch. If `is_cold`, each has keys of its own; otherwise all have the same keys."""
     directory.mkdir(parents=True)
     rng = np.random.default_rng(2)
     keys = rng.permutation(rows)
@@ -160,9 +160,9 @@ def make_facts(directory: Path, rows: int, count: int, files: int, is_cold: bool
 
 
 def triggers(spark: SparkSession, facts: Path, home: Path, sink: Sink) -> tuple[list[float], float]:
-    """(seconds of each micro-batch but the first two, CPU seconds of one of them).
+    """Run a stream to its end. Returns (seconds of each micro-batch but the first two, CPU seconds of one of them).
 
-    The stream ends with its last file. To stop it in the middle of a micro-batch may end its thread with a StackOverflowError of Spark's.
+    The stream ends with its last file. If it were stopped in the middle of a micro-batch, Spark might end its thread with a StackOverflowError.
     """
     stream = spark.readStream.schema(FACTS).option("maxFilesPerTrigger", "1").parquet(str(facts))
     writer = sink(stream).option("checkpointLocation", tempfile.mkdtemp(dir=home))
@@ -312,7 +312,7 @@ def bench_changes(server: PostgresServer, home: Path, rows: int, changed: int, r
 
 
 def serve(port: Any) -> None:
-    """An API that has a row of each id. Sends its port to `port`."""
+    """Serve an API that has a row for each id. Sends the port it listens on to `port`."""
 
     async def answer(request: web.Request) -> web.Response:
         number = int(request.match_info["id"])
@@ -361,7 +361,7 @@ def _measure_http(url: str, cache: Path, hits: float, limit: int, seconds: float
     with LookupTable(None, options) as unlimited:
         unlimited.get_many(pa.table({"id": cached_ids}))
     with LookupTable(None, {**options, "lookup.rate-limit": str(limit)}) as table:
-        # The limit holds for each second: the first requests would all be sent at once.
+        # The limit holds for each second, so the first requests would all be sent at once. Spend that burst before the clock starts.
         table.get_many(pa.table({"id": np.arange(10**9, 10**9 + limit)}))
         new, ids_done = at_once, 0
         start_s = time.perf_counter()

@@ -55,7 +55,7 @@ PARTS = ("unchanged", "keys", "visible", "stream", "large", "log")
 
 
 def make_delta(home: Path, rows: int, files: int) -> Path:
-    """A Delta table of so many customers, a commit for each file; made once."""
+    """Write a Delta table of `rows` customers, with a commit for each file. Made once."""
     table = home / f"delta-{rows}-{files}"
     if not (table / "_delta_log" / f"{files - 1:020}.json").exists():
         for file in customers(home, rows, files):
@@ -94,7 +94,7 @@ def visible(table: Path, work: Path, rows: int, runs: int) -> None:
 
 
 def delete_by_vectors(table: Path, count: int) -> None:
-    """Delete about so many rows, the first ones of each file that has no vector, by a vector each."""
+    """Delete about `count` rows: write a deletion vector for each file, which deletes its first rows. No file may have one already."""
     adds: dict[str, dict[str, Any]] = {}
     for commit in sorted((table / "_delta_log").glob("*.json")):
         for line in commit.read_text().splitlines():
@@ -116,18 +116,18 @@ def delete_by_vectors(table: Path, count: int) -> None:
 def stream(table: Path, work: Path, rows: int, runs: int) -> None:
     def read() -> pa.Table:
         rows = pa.table(DeltaTable(str(table)).scan())
-        # Spark takes no string_view.
+        # Spark does not accept string_view.
         plain = [field.with_type(pa.string()) if field.type == pa.string_view() else field for field in rows.schema]
         return rows.cast(pa.schema(plain))
 
     lake.stream(table, {}, "deltalake", read, work, rows, runs)
 
 
-_SHARE = 20_000  # files of a checkpoint that are written at once
+_SHARE = 20_000  # files that are added to the checkpoint at once
 
 
 def make_large(home: Path, files: int, columns: int) -> Path:
-    """The log of a table of so many files, in one checkpoint, with the statistics of each column; there are no data files."""
+    """Write the log of a table of `files` files: one checkpoint with the statistics of each column. There are no data files."""
     table = home / f"large-{files}-{columns}"
     log = table / "_delta_log"
     if (log / "_last_checkpoint").exists():
@@ -257,7 +257,7 @@ def large(home: Path, work: Path, files: int, columns: int, runs: int) -> None:
 
 
 def make_log(home: Path, commits: int) -> Path:
-    """A table of so many commits of one small file each, and checkpoints as Delta's default has them, of which the last is kept."""
+    """Write a table with `commits` commits of one small file each, and the last of the checkpoints that Delta writes by default."""
     table = home / f"log-{commits}"
     log = table / "_delta_log"
     if (log / f"{commits - 1:020}.json").exists():
@@ -280,7 +280,7 @@ def make_log(home: Path, commits: int) -> Path:
 
 @contextmanager
 def placed(table: Path, kind: str) -> Iterator[tuple[str, dict[str, str], Callable[[], object] | None]]:
-    """Where a table lies, with the options for it; and the bare request for what follows its newest commit."""
+    """Put a table on disk or in S3. Yields (its location, its options, a bare request for what follows its newest commit; None on disk)."""
     if kind == "disk":
         yield str(table), {}, None
         return

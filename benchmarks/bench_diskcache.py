@@ -35,7 +35,7 @@ BATCH = 1000
 
 
 class BuiltIn:
-    """The cache that the host's processes share."""
+    """The built-in cache, which the processes of a host share."""
 
     def __init__(self, directory: str) -> None:
         self._cache, self._fresh = shared_cache(directory), fresh_version()
@@ -53,7 +53,7 @@ class BuiltIn:
 
 
 class OnDisk:
-    """The database."""
+    """The database of diskcache."""
 
     def __init__(self, directory: str) -> None:
         self._cache = DiskCacheLookupCache(Path(directory) / "database", max_bytes=2**30)
@@ -74,7 +74,7 @@ def cpu_us(run: Callable[[], object]) -> float:
 
 
 def shared_cpu_us(cache: Any, ids: Any, processes: int) -> float:
-    """CPU of a hit in forked processes that run at once, per key and process, with what each of them must do first."""
+    """CPU microseconds of a hit, per key and process, in forked processes that run at once. What each of them has to set up is included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     children = []
     for _ in range(processes):
@@ -103,7 +103,7 @@ def main() -> None:
         caches = {"built-in": BuiltIn(directory), "diskcache": OnDisk(directory)}
         for run in range(arguments.runs):
             ids = np.arange(run * BATCH, (run + 1) * BATCH)
-            for name in draw.sample(sorted(caches), 2):  # in turn, in either order
+            for name in draw.sample(sorted(caches), 2):  # both in turn, in a random order
                 cache = caches[name]
                 put_rows, count = functools.partial(cache.put, ids), functools.partial(cache.count, ids)
                 miss = functools.partial(cache.count, ids + 10**9)

@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_LINKS = 30_000  # links to one file; a file system has a limit
+_LINKS = 30_000  # links to one file; file systems limit their number
 _PARTITIONS = 500
 
 _COMMON = """
@@ -79,7 +79,7 @@ def run(script: str, *args: object) -> None:
 
 
 def make_directory(home: Path, files: int) -> Path:
-    """So many files in partitions; made once."""
+    """Make a directory of `files` files in partitions. Made once."""
     path = home / f"files-{files}"
     if (path / "_MADE").exists():
         return path

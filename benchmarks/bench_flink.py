@@ -45,7 +45,7 @@ WORKLOADS = {
 
 
 def jars(work: Path, version: str) -> list[Path]:
-    """The jars of a Flink release that the cache needs; downloaded once."""
+    """Find the jars of a Flink release that the cache needs. They are downloaded once."""
     jar_paths = [path for name in JARS for path in work.glob(f"{name}-{version}.jar")]
     if len(jar_paths) == len(JARS):
         return jar_paths
@@ -63,7 +63,7 @@ def jars(work: Path, version: str) -> list[Path]:
 
 
 def compiled(work: Path, jar_paths: list[Path], options: str) -> list[str]:
-    """The command that runs the benchmark's class."""
+    """Compile the benchmark's Java class. Returns the command that runs it."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         raise SystemExit("java and javac: not installed; apt-get install openjdk-17-jdk-headless")
     classpath = ":".join([str(work / "classes"), *map(str, jar_paths)])
@@ -72,7 +72,7 @@ def compiled(work: Path, jar_paths: list[Path], options: str) -> list[str]:
 
 
 def write(directory: Path, rows: int, batches: int, seed: int) -> None:
-    """The table, and the keys of each workload as little-endian ints; stored ids are even, so an odd one is a miss."""
+    """Write the table, and the keys of each workload as little-endian ints. Stored ids are even, so an odd key is a miss."""
     rng = np.random.default_rng(seed)
     ids = np.unique(rng.integers(0, 2**30, rows + rows // 50 + 10) * 2)
     ids = rng.permutation(ids)[:rows].astype("<i4")

@@ -35,14 +35,14 @@ MANY = 10_000
 
 
 def listing(directory: Path) -> list[tuple[str, int, int, int, int]]:
-    """What a reader has to know of a directory to tell its state from another one."""
+    """List what tells one state of a directory from another: each file's name, size, times and inode."""
     with os.scandir(directory) as entries:
         stats = ((entry.name, entry.stat()) for entry in entries)
         return sorted((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats)
 
 
 def measure(path: Path, cache: Path, key: str, args: argparse.Namespace) -> None:
-    """Both modes of one key column."""
+    """Measure both modes with one key column."""
     rng = np.random.default_rng(args.seed)
     stored = pq.read_table(path, columns=[key]).column(0).combine_chunks()
     picks = stored.take(pa.array(rng.integers(0, len(stored), args.runs + args.warmup)))
@@ -69,7 +69,7 @@ def measure(path: Path, cache: Path, key: str, args: argparse.Namespace) -> None
 
 
 def ratio(seconds: Mapping[str, list[float]], name: str, peer: str) -> float:
-    """The median ratio of a contender's runs to the peer's, run by run."""
+    """The median of the ratios of a contender's runs to the peer's, run by run."""
     return statistics.median(time_s / peer_s for time_s, peer_s in zip(seconds[name], seconds[peer], strict=True))
 
 

@@ -64,7 +64,7 @@ TABLE = "ns.customers"
 
 
 def sql_catalog(home: Path) -> tuple[SqlCatalog, dict[str, str]]:
-    """A catalog in a file of a directory, with an empty namespace or what is there; and the options that name it."""
+    """Open the SQL catalog of a directory, or create it with an empty namespace. Returns (catalog, the options that name it)."""
     home.mkdir(exist_ok=True)
     uri = f"sqlite:///{home / 'catalog.db'}"
     catalog = SqlCatalog("bench", uri=uri, warehouse=home.as_uri())
@@ -77,7 +77,7 @@ def named(**properties: str) -> dict[str, str]:
 
 
 def make_iceberg(home: Path, rows: int, files: int) -> Path:
-    """The directory of an SQL catalog that has a table of so many customers, an append for each file; made once."""
+    """Write a table of `rows` customers, with an append for each file. Returns the directory of its SQL catalog. Made once."""
     place = home / f"iceberg-{rows}-{files}"
     catalog, _ = sql_catalog(place)
     sources = customers(home, rows, files)
@@ -88,7 +88,7 @@ def make_iceberg(home: Path, rows: int, files: int) -> Path:
 
 
 def copied(catalog: Catalog, home: Path, publish: Publish | None = None) -> IcebergTable:
-    """A table that begins with the files of the one in a catalog, which stay where they are. Without a way to publish, a hint names it."""
+    """Create a table that begins with the catalog's data files, where they are. Without `publish`, a version hint names its metadata."""
     metadata = catalog.load_table(TABLE).metadata_location.removeprefix("file://")
     created = IcebergTable(home, {**load(Path(metadata)), "location": home.as_uri()}, publish)
     created.save()
@@ -96,7 +96,7 @@ def copied(catalog: Catalog, home: Path, publish: Publish | None = None) -> Iceb
 
 
 class PromptCatalog(RestCatalog):
-    """One that sends an answer of several packets at once: else each waits 40 ms for the acknowledgement of its first."""
+    """A REST catalog that sends all packets of an answer at once. Otherwise each answer waits 40 ms until its first packet is acknowledged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def visible(place: Path, source: Path, work: Path, rows: int, runs: int) -> None
 
 
 def first_lookup(table: str, cache: str, options: Mapping[str, str], keys: Sequence[int]) -> tuple[float, float, int]:
-    """(processor time, time on the clock, rows) of the first lookup of a new process, which has imported what it needs."""
+    """Look up keys for the first time in a new process, its imports done. Returns (CPU seconds, seconds, number of rows)."""
     importlib.import_module("pyspark_lookup.sources.iceberg.manifests")
     reader = opened(table, Path(cache), options)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
@@ -247,15 +247,15 @@ def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: 
         print(f"| {count:,} | {seconds:.3f} |")
 
 
-_PER_MANIFEST = 1500  # files
-_BLOCK_BYTES = 64_000  # of a manifest, as Java writes them
+_PER_MANIFEST = 1500  # files in a manifest
+_BLOCK_BYTES = 64_000  # of a block of a manifest, as Java writes it
 _LOW, _HIGH, _PATH = b"LLLLLLLL", b"HHHHHHHH", "#" * 16
 
 
 def make_large(home: Path, files: int, columns: int) -> IcebergTable:
-    """The metadata of a table of so many files, with the bounds of each column; there are no data files. Its hint names its first snapshot.
+    """Write the metadata of a table of `files` files with the bounds of each column. There are no data files. Its hint names the version with all files.
 
-    The records of a manifest have one length, so they are made as a matrix of bytes from the record of one file.
+    All records of a manifest have the same length, so they are made as a matrix of bytes from the record of one file.
     """
     place = home / f"iceberg-large-{files}-{columns}"
     kinds = ["string" if number % 4 == 3 else "long" for number in range(columns)]
@@ -269,7 +269,7 @@ def make_large(home: Path, files: int, columns: int) -> IcebergTable:
     ids = [field["id"] for field in table.fields]
 
     def record(nulls: int) -> tuple[dict[str, Any], bytes, bytes]:
-        """(what a list says of a manifest with one file, its header, the record)."""
+        """Write a manifest with one file. Returns (its entry in a manifest list, the header, the record)."""
         url = f"{table.meta['location']}/data/{_PATH}.parquet"
         numbers = {name: dict.fromkeys(ids, 1000) for name in ("column_sizes", "value_counts")}
         bounds = {"lower_bounds": dict.fromkeys(ids, _LOW), "upper_bounds": dict.fromkeys(ids, _HIGH)}
@@ -288,7 +288,7 @@ def make_large(home: Path, files: int, columns: int) -> IcebergTable:
         path.unlink()
         start = data.index(data[-16:]) + 16
         block = data[start:-16]
-        while block[1] & 128:  # the block's length, after the number of its records
+        while block[1] & 128:  # skip the block's length, which follows its number of records
             block = block[:1] + block[2:]
         return listed, data[:start], zlib.decompress(block[2:], -15)
 
@@ -331,7 +331,7 @@ def make_large(home: Path, files: int, columns: int) -> IcebergTable:
 
 
 def _varint(number: int) -> bytes:
-    """As Avro writes a long that is not negative."""
+    """Encode a number as Avro writes a long that is not negative."""
     remaining, groups = number << 1, []
     while remaining > 127:
         groups.append(remaining & 127 | 128)

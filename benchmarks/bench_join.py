@@ -44,14 +44,14 @@ def no_names(keys: Iterator[Any]) -> Iterator[Any]:
 
 
 def trivial() -> Any:
-    """What any UDF of the kind that lookups use costs at least."""
+    """A UDF of the kind that lookups use that does nothing: the least that such a UDF costs."""
     if features.ARROW_UDFS:
         return features.arrow_udf(no_names, StringType(), features.PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
     return sf.pandas_udf(no_names, StringType(), features.PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF)
 
 
 def make_events(directory: Path, files: int, rows: int) -> Path:
-    """Files of one micro-batch each, of keys among `rows`."""
+    """Write files of one micro-batch each, with random keys below `rows`."""
     events = directory / f"events-{rows}-{files}"
     if not events.exists():
         rng = np.random.default_rng(5)
@@ -70,7 +70,7 @@ def batches_of(
     stop: int,
     schema: str = "k long, amount double",
 ) -> list[dict[str, float]]:
-    """Seconds of `addBatch` and of the whole trigger of each micro-batch, but for the first two."""
+    """Run a stream. Returns the seconds of `addBatch` and of the whole trigger of each micro-batch but the first two."""
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(events))
     checkpoint = tempfile.mkdtemp(dir=home)
     query = enrich(stream).writeStream.format("noop").option("checkpointLocation", checkpoint).start()
@@ -135,7 +135,7 @@ def write(df: DataFrame) -> None:
 
 
 def constant_rows(batches: Iterator[Any]) -> Iterator[Any]:
-    """For each row of a batch a list of one row, always the same rows: what any lookup by a UDF costs at least."""
+    """Answer each row of a batch with a list of one constant row: the least that a lookup by a UDF costs."""
     ids = np.arange(65_536)
     columns = [np.char.add("customer-", ids.astype(str)), np.repeat(["retail", "public"], len(ids) // 2), ids * 0.5]
     rows = pa.StructArray.from_arrays([pa.array(column) for column in columns], COLUMNS)
@@ -146,7 +146,7 @@ def constant_rows(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def by_constant(df: DataFrame) -> DataFrame:
-    """`df` with the answers of `constant_rows`, which gets a version of two numbers beside the key, as lookups do."""
+    """Join `df` with the answers of `constant_rows`. Like a lookup, it gets a version of two numbers beside the key."""
     row = StructType([StructField(n, k()) for n, k in zip(COLUMNS, (StringType, StringType, DoubleType), strict=True)])
     if features.ARROW_UDFS:
         kind = features.PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF
@@ -159,7 +159,7 @@ def by_constant(df: DataFrame) -> DataFrame:
 
 
 def make_facts(spark: SparkSession, rows: int, keys: int) -> DataFrame:
-    """Rows computed by Spark: a key, of which one in six has no match, and a payload."""
+    """Rows that Spark computes: a payload and a key. One key in six has no match."""
     return spark.range(0, rows, 1, 4).selectExpr(f"(id * 7919) % {keys * 6 // 5} AS k", "CAST(id AS STRING) AS payload")
 
 
@@ -207,7 +207,7 @@ def bench_crossover(spark: SparkSession, home: Path, runs: int) -> None:
 def crossover(
     spark: SparkSession, table: str, rows: int, rows_per_key: int, options: Mapping[str, str], runs: int
 ) -> None:
-    """A line for each number of facts: seconds by lookups and by a broadcast of the same table."""
+    """Print a line for each number of facts: the seconds of lookups, and of a broadcast join with the same table."""
     for facts in (100_000, 2_000_000, 20_000_000)[: 3 if rows_per_key == 1 else 2]:
         df = make_facts(spark, facts, rows // rows_per_key)
         contenders = {

@@ -60,9 +60,9 @@ Enrich = Callable[[DataFrame], DataFrame]
 
 @dataclasses.dataclass
 class Contender:
-    """A streaming query over files of facts, one file a micro-batch, and what was measured: seconds, of each micro-batch or start.
+    """A streaming query over files of facts, one file a micro-batch, and its measured seconds: of each micro-batch and each start.
 
-    `write`: what its sink does with a micro-batch; None: nothing. `share`: the part of the micro-batches that it is worth waiting for.
+    `write`: what its sink does with a micro-batch; None: nothing. `share`: the share of the micro-batches that it runs; less than 1 for slow ones.
     """
 
     home: Path
@@ -89,7 +89,7 @@ class Contender:
 
 
 def await_batch(query: Any, batch: int) -> list[Any]:
-    """The progress of the micro-batches with facts, when the query has finished number `batch`."""
+    """Wait until the query has finished micro-batch `batch`. Returns the progress of the micro-batches with facts so far."""
     while query.lastProgress is None or query.lastProgress["batchId"] < batch:
         query.awaitTermination(0.25)
     return [p for p in query.recentProgress if p["numInputRows"] >= BATCH_ROWS]
@@ -106,7 +106,7 @@ def measure(
     batches: int,
     change: Callable[[], None],
 ) -> None:
-    """One round of a contender: a restart, some micro-batches and a change."""
+    """Measure one round of a contender: a restart, some micro-batches and a change."""
     batches = math.ceil(batches * contender.share)
     warmup = math.ceil(4 * contender.share)
     for _ in range(warmup + batches + 2):
@@ -128,7 +128,9 @@ def measure(
         change()
         contender.send(draw_facts())
         later: list[Any] = []
-        while not any(p["numInputRows"] >= BATCH_ROWS for p in later):  # with `wait`, there may be others before
+        while not any(
+            p["numInputRows"] >= BATCH_ROWS for p in later
+        ):  # with `wait`, smaller micro-batches may come first
             query.awaitTermination(0.25)
             later = [p for p in query.recentProgress if p["batchId"] > last and p["numInputRows"]]
         contender.changes.append(max(trigger_s(later)) - statistics.median(contender.triggers[-1]))
@@ -140,7 +142,7 @@ def measure(
 
 
 class ByHand:
-    """The function for `foreachBatch` that looks up the facts of a micro-batch and those that are parked, and parks those without a row."""
+    """A function for `foreachBatch`. It looks up the new facts and the parked ones, and parks those without a row again."""
 
     def __init__(self, join: Enrich, home: Path) -> None:
         self._join = join
@@ -178,7 +180,7 @@ def send_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def do_nothing(df: DataFrame) -> DataFrame:
-    """The plan of a lookup with `wait`, with functions that only pass the facts on, as bytes."""
+    """Build the plan of a lookup with `wait`, but with functions that only pass the facts on, as bytes."""
     names = [*df.columns, *COLUMNS]
 
     def read_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -255,7 +257,7 @@ def compare(spark: SparkSession, home: Path, rows: int, waiting: int, rounds: in
         query = contenders[name].start(spark)
         await_batch(query, 0)
         query.stop()
-    for contender in contenders.values():  # the caches are full, and Spark has compiled its code
+    for contender in contenders.values():  # a round to warm up: it fills the caches, and Spark compiles its code
         measure(spark, contender, draw_facts, batches, change)
         for figures in (contender.triggers, contender.cpu, contender.changes, contender.restarts):
             figures.clear()

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Before they are imported: one core, whatever the machine has.
+# Must be set before these libraries are imported: one core, however many the machine has.
 os.environ |= {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 import numpy as np
@@ -45,10 +45,10 @@ from pyspark_lookup.sources.registry import parse_options
 
 BATCH = 65_536
 COLUMNS = ["id", "price", "name", "segment", "country"]
-SHAPES = {"a": "id", "b": "id", "c": "name"}  # and the key
+SHAPES = {"a": "id", "b": "id", "c": "name"}  # and their key column
 GOALS = {"a": 1.4, "b": 0.8, "c": 0.9}
 PROBE_GOAL = 10.0
-SLOW_ABOVE_S = 0.25  # a batch; such a peer gets few
+SLOW_ABOVE_S = 0.25  # for a batch; slower peers get fewer batches
 OURS, PROBE, GATHER = "ours", "ours, probe only", "numpy gather of a double"
 CACHE_TABLE, UFS_TABLE = "LookupTable.get_many, CACHE", "LookupTable.get_many, UFS"
 ZIPF = 1.1
@@ -61,9 +61,9 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def make_lookup_table(directory: Path, rows: int, files: int, unique: bool, seed: int) -> Path:
-    """A table with random even ids (not dense) in zstd parquet files; made once.
+    """Write a table with random, sparse, even ids in zstd parquet files. Made once.
 
-    `unique`: of the three strings, all are unique; else only `name` is (24 characters of the id).
+    `unique`: all three strings are unique. Otherwise only `name` is, which has 24 characters with the id in them.
     """
     table = directory / f"lookup-{rows}-{files}-{'unique' if unique else 'few'}-{seed}"
     if (table / "done").exists():
@@ -86,13 +86,13 @@ def make_lookup_table(directory: Path, rows: int, files: int, unique: bool, seed
 
 
 def _text(prefix: str, ids: Numbers) -> pa.Array:
-    """24 characters for each id."""
+    """Make a text of 24 characters for each id, with a prefix of five."""
     digits = pc.utf8_lpad(pa.array(ids).cast(pa.string()), 19, "0")
     return pc.binary_join_element_wise(prefix, digits, "")
 
 
 def key_batches(ids: Numbers, key: str, workload: str, count: int, rng: np.random.Generator) -> list[pa.Array]:
-    """Batches of keys; stored ids are even, so that an odd one is a miss."""
+    """Draw batches of keys. Stored ids are even, so an odd key is a miss."""
     batches = []
     if workload == "zipf":
         weights = np.cumsum(np.arange(1, len(ids) + 1) ** -ZIPF)
@@ -123,7 +123,7 @@ def lookup_options(key: str, cache: Path, cached: bool) -> dict[str, str]:
 
 
 def open_snapshot(path: Path, options: Mapping[str, str]) -> Snapshot:
-    """The latest snapshot of a table, as a worker of this host holds it."""
+    """Open the latest snapshot of a table, as a worker of this host does."""
     parsed = parse_options({**options, "path": str(path)})
     reader = runtime().engine(parsed).reader
     full = reader.fulls.get_cache(reader.find(parsed).table, parsed)
@@ -134,7 +134,7 @@ def open_snapshot(path: Path, options: Mapping[str, str]) -> Snapshot:
 
 
 def whole(snapshot: Snapshot, key: str) -> Lookup:
-    """All five columns of the rows of a batch of keys."""
+    """A lookup that returns all five columns of the rows of a batch of keys."""
     names = [name for name in COLUMNS if name != key]
 
     def lookup(keys: pa.Array) -> pa.Table:
@@ -145,7 +145,7 @@ def whole(snapshot: Snapshot, key: str) -> Lookup:
 
 
 def probe(snapshot: Snapshot) -> Lookup:
-    """Only which rows they are."""
+    """A lookup that returns only which rows match."""
     (layer,) = snapshot.layers
 
     def lookup(keys: pa.Array) -> object:
@@ -230,7 +230,7 @@ def dict_of_rows(table: pa.Table, key: str) -> Lookup:
     place = COLUMNS.index(key)
     types = table.schema.types
     rows: dict[object, tuple[object, ...]] = {}
-    gc.disable()  # it would walk millions of tuples again and again
+    gc.disable()  # the collector would walk through millions of tuples again and again
     for batch in table.to_batches(BATCH):
         rows |= {row[place]: row for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)}
     gc.enable()
@@ -261,7 +261,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a contender's batches, and of the gathers and of ours beside each."""
+    """Seconds of a contender's batches, and of the gather and of our lookup that ran beside each of them."""
 
     seconds: list[float]
     gathers: list[float]
@@ -276,7 +276,7 @@ class Measured:
 
 
 def in_turn(contenders: Mapping[str, Callable[[pa.Array], object]], keys: list[pa.Array], warmup: int, runs: int) -> dict[str, Measured]:  # fmt: skip
-    """Each contender's batches, the same keys for all of them in each round."""
+    """Time all contenders in turn. In each round all of them get the same keys."""
     feeds = {name: itertools.cycle(keys) for name in contenders}
     seconds = alternate({name: _next(run, feeds[name]) for name, run in contenders.items()}, warmup, runs)
     return {name: Measured(times, seconds[GATHER], seconds[OURS]) for name, times in seconds.items()}
@@ -287,7 +287,7 @@ def _next(run: Callable[[pa.Array], object], feed: Iterator[pa.Array]) -> Callab
 
 
 def check(lookup: Lookup, reference: Lookup, keys: pa.Array, key: str) -> None:
-    """Both answer with the same rows, in whatever order."""
+    """Assert that both return the same rows, in any order."""
     actual, expected = (_normal(look_up(keys), key) for look_up in (lookup, reference))
     assert actual.equals(expected), (actual.slice(0, 3).to_pylist(), expected.slice(0, 3).to_pylist())
 
@@ -299,12 +299,12 @@ def _normal(answer: pa.Table, key: str) -> pa.Table:
 
 
 def measure(shape: str, path: Path, cache: Path, args: argparse.Namespace) -> None:
-    """All contenders of one shape."""
+    """Measure all contenders of one shape."""
     key = SHAPES[shape]
     rng = np.random.default_rng(args.seed)
     table = pq.read_table(path).combine_chunks()
     ids = table.column("id").to_numpy()
-    count = args.warmup + args.runs  # no batch comes twice, so nothing but the hot keys is in the processor's caches
+    count = args.warmup + args.runs  # no batch comes twice, so that only hot keys are in the processor's caches
     batches = {workload: key_batches(ids, key, workload, count, rng) for workload in args.workloads}
     prices = table.column("price").to_numpy().copy()
     picks = itertools.cycle([rng.integers(0, len(prices), BATCH) for _ in range(count)])
@@ -342,7 +342,7 @@ def measure(shape: str, path: Path, cache: Path, args: argparse.Namespace) -> No
 
 
 def show(shape: str, results: Mapping[str, Mapping[str, Measured]], missing: Sequence[str], rows: int) -> None:
-    """The table of one shape, and its goals."""
+    """Print the table of one shape, and whether its goals are reached."""
     key = SHAPES[shape]
     peers = {peer.name for peer in PEERS.values()}
     kinds = {"a": "two strings of few values, one unique", "b": "three unique strings", "c": "the rows of (a)"}
@@ -353,7 +353,7 @@ def show(shape: str, results: Mapping[str, Mapping[str, Measured]], missing: Seq
         for name, contender in measured.items():
             times = [1000 * second for second in contender.seconds]
             faster = "" if name in (OURS, GATHER) else f"{contender.ratio(contender.ours):.2f}"
-            # After a peer that walks through the table, the gather's memory is cold, so there it measures nothing.
+            # A peer that walks through the table leaves the gather's memory cold, so beside such a peer the gather is no yardstick.
             gathers = "" if name in peers else f"{contender.ratio(contender.gathers):.1f}"
             print(
                 f"| {WORKLOADS[workload]} | {name} | {len(times)} | {contender.millions_per_s:.2f} | {statistics.median(times):.2f} | "

@@ -51,12 +51,12 @@ from pyspark_lookup.sources.managed.log import (
 
 PARTS = ("commit", "planning", "append", "upsert", "aging")
 COMMITS = (10, 10_000)
-# A commit that folds others now and then would be another question.
+# No compaction: a commit that now and then compacts others would be a different measurement.
 OWN = {"lookup.keys": "id", "lookup.write.compact-after": "0"}
 
 
 def customers(start: int, rows: int, seed: int) -> pa.Table:
-    """Rows of customers, in no order."""
+    """Make rows of customers, in random order."""
     rng = np.random.default_rng(seed)
     names = np.char.add("customer-", rng.integers(0, 10**6, rows).astype(str))
     ids = rng.permutation(np.arange(start, start + rows))
@@ -84,7 +84,7 @@ def commit(work: Path, runs: int) -> None:
 
 
 def make_log(path: Path, commits: int) -> None:
-    """A table of so many appends of one file, all the same one, made without waiting for the disk."""
+    """Write a table with `commits` appends, all of the same file, without waiting for the disk."""
     log, head = path / "_lookup" / "log", ("table-of-a-benchmark", "nonce", 0.0)
     log.mkdir(parents=True)
     (path / "data").mkdir()
@@ -117,7 +117,7 @@ def planning(work: Path, runs: int) -> None:
     for commits in COMMITS:
         path = work / f"log-{commits}"
         make_log(path, commits)
-        # One commit of ours leaves a checkpoint where its turn is; a log like this has them all along.
+        # Our own commits write checkpoints when they are due, as a log of this length would have them.
         table = LookupTable(str(path), {"lookup.cache.dir": str(work / "writer")})
         for _ in range(20):
             table.write(pa.table({"id": [2], "name": ["b"]}))
@@ -144,7 +144,7 @@ def planning(work: Path, runs: int) -> None:
 
 
 def full_table(work: Path, name: str, rows: int) -> tuple[Path, LookupTable]:
-    """A table of so many customers, and the host that has written it."""
+    """Write a table of `rows` customers. Returns (its path, the table as the host that wrote it has it open)."""
     path = work / name
     table = LookupTable(str(path), {**OWN, "lookup.cache.dir": str(work / "writer")})
     for part in range(10):
@@ -177,7 +177,7 @@ def append(work: Path, rows: int, runs: int) -> None:
 
 
 def updated(rows: int, keys: int, seed: int) -> pa.Table:
-    """New rows for some keys of a table of so many customers."""
+    """Make new rows for `keys` random keys of a table of `rows` customers."""
     rng = np.random.default_rng(seed)
     return customers(0, keys, seed).set_column(0, "id", pa.array(rng.choice(rows, keys, replace=False)))
 
@@ -225,14 +225,14 @@ print(sorted(times[3:])[len(times[3:]) // 2] if len(times) > 3 else 0)
 
 
 def aged(path: Path, cache: Path, begin: int, end: int, upkeep: bool, patient: bool) -> float:
-    """Commit so many upserts in a process of their own; the median seconds of one."""
+    """Commit the upserts from `begin` to `end` in a process of their own. Returns the median seconds of a commit."""
     arguments = [str(path), str(cache), str(begin), str(end), str(int(upkeep)), str(int(patient))]
     process = subprocess.run([sys.executable, "-c", _LIVE, *arguments], capture_output=True, text=True, check=True)
     return float(process.stdout)
 
 
 def measure_age(work: Path, path: Path, cache: Path, at: int, upkeep: bool, runs: int) -> list[float]:
-    """(commit ms, first look on a new host: requests and ms, in a new process: ms, files, bytes of the cache directory)."""
+    """Measure a table after `at` commits: [commit ms; first look on a new host: requests, ms; in a new process: ms; files; bytes of the cache]."""
     commit_s = aged(path, cache, at, at + 60, upkeep, patient=True)
     aged(path, cache, at + 60, at + 300, upkeep, patient=False)
     samples: dict[str, list[tuple[float, int]]] = {"new": [], "known": []}

@@ -39,13 +39,13 @@ _WARMUP = 50
 
 
 def find_counters(table: LookupTable) -> list[tuple[object, str]]:
-    """The methods, by object and name, by which a table's engine publishes and counts; that which publishes first."""
+    """The (object, name) of the methods with which a table's engine publishes and counts. The one that publishes comes first."""
     engine = runtime().engine(table._options)
     return [(engine, "publish_metrics"), *((engine.reader.metrics, name) for name in ("inc", "time", "set_gauge"))]
 
 
 def open_join(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
-    """What a task of `lookup_join` does of a batch with these keys."""
+    """A function that does what a task of `lookup_join` does for a batch with these keys."""
     options = table.given
     execution = Execution("bench", "1")
     columns = pa.schema([("name", pa.string()), ("x", pa.float64())])
@@ -64,7 +64,7 @@ def open_join(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
 
 
 def time_calls(call: Callable[[], object], counting: list[tuple[object, str]], runs: int) -> dict[str, list[float]]:
-    """Seconds of each call, with counting and without, in an order that is drawn anew for each round."""
+    """Time calls with and without counting, in a new random order in each round."""
     silenced = {"with metrics": [], "with, again": [], "unpublished": counting[:1], "without": counting}
     names = list(silenced)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -72,7 +72,7 @@ def time_calls(call: Callable[[], object], counting: list[tuple[object, str]], r
     for number in range(_WARMUP + runs):
         for name in rng.sample(names, len(names)):
             for owner, method in silenced[name]:
-                setattr(owner, method, lambda *given: None)  # of this object: its class goes on as it was
+                setattr(owner, method, lambda *given: None)  # only on this object: its class is unchanged
             started = time.perf_counter()
             call()
             took_s = time.perf_counter() - started

@@ -30,7 +30,7 @@ class EmptyReader(DataSourceReader):
 
 
 class EmptySource(DataSource):
-    """The least a Python source can do."""
+    """A Python source that does as little as possible."""
 
     @classmethod
     def name(cls) -> str:

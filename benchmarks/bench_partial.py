@@ -180,7 +180,7 @@ def in_process(args: argparse.Namespace, directory: Path) -> None:
 
 
 def which_rows(cache: DefaultLookupCache, keys: pa.Array) -> object:
-    """A get up to the numbers of the rows, the access told."""
+    """Do what a get does until it knows the numbers of the rows. The access is recorded."""
     entries = cache._entries
     assert entries is not None
     numbers = cache._live(entries, Keys([keys]), cache._time())
@@ -214,7 +214,7 @@ def fresh_version() -> Freshness:
 
 
 def loaded_elsewhere(directory: str, size: int, batches: int) -> dict[str, list[float]]:
-    """Wall us per key of each batch that other processes put, in a process that has seen none of them."""
+    """Get batches that another process put, in a process that has seen none of them. Returns microseconds of wall time per key."""
     times: dict[str, list[float]] = {"ours": [], "lmdb": [], "SQLite": [], "diskcache": []}
     cache = shared_cache(directory)
     fresh_ = fresh_version()
@@ -254,7 +254,7 @@ def table(rows: Sequence[Sequence[Any]]) -> pa.Table:
 
 
 def put_elsewhere(directory: str, size: int, batches: int) -> None:
-    """What another process does before."""
+    """Put the batches into our shared cache, in a process of its own."""
     cache = shared_cache(directory)
     fresh_ = fresh_version()
     for number in range(batches):
@@ -314,7 +314,7 @@ def hit_rates(args: argparse.Namespace) -> None:
     zipf = np.searchsorted(weights, rng.random(1_000_000) * weights[-1])
     mixed = zipf.reshape(-1, 1000).copy()
     scans = np.arange(2_000_000, 2_000_000 + 300 * 1000).reshape(300, 1000)
-    mixed[rng.choice(len(mixed), 300, replace=False)] = scans  # three batches in ten are of keys that never come again
+    mixed[rng.choice(len(mixed), 300, replace=False)] = scans  # three batches in ten have keys that never come again
     for name, trace in (("zipf 1.1", zipf.reshape(-1, 1000)), ("zipf 1.1 and 30 % scans", mixed)):
         for room in (1_000, 10_000, 100_000):
             own_rate = ours_hit(trace, room)
@@ -328,7 +328,7 @@ def ours_hit(trace: np.ndarray, room: int) -> float:
     hits = 0
     for ids in trace:
         present = cache.get_many(keys_of(ids)).present
-        # A batch's first miss of a key loads it, the others wait for that.
+        # Within a batch, the first miss of a key loads it, and further ones wait for that load: they count as hits.
         missing, first = np.unique(ids[~present], return_index=True)
         hits += len(ids) - len(missing)
         missing = ids[~present][np.sort(first)]

@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Before it is imported: one core, whatever the machine has.
+# Must be set before polars is imported: one core, however many the machine has.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 import numpy as np
@@ -53,24 +53,24 @@ ADDRESSES, NETWORKS, LARGE_NETWORKS = 4_000_000, 350_000, 3_500_000
 FACTS, KEYS, PERIODS = 2_000_000, 1_000_000, 10
 BATCH, MICRO_BATCH = 65_536, 10_000
 SHARES = {8: 0.0003, 12: 0.003, 14: 0.01, 16: 0.05, 18: 0.04, 20: 0.1, 21: 0.1, 22: 0.15, 23: 0.1, 24: 0.4467}
-"""The share of each length of a prefix among the networks, about as in a routing table. Most networks lie inside others."""
+"""The share of each prefix length among the networks, about as in a routing table. Most networks lie inside others."""
 END = 10**15
 Numbers = np.ndarray[Any, np.dtype[Any]]
 Contender = tuple[int, Callable[[], Any]]
-"""The number of values that a contender looks up, and a function that looks them up and returns the sum of the numbers of the found rows."""
+"""The number of values that a contender looks up, and a function that looks them up and returns the sum of the `place` of the rows it finds."""
 
 
 # --- data -----------------------------------------------------------------------------------------
 
 
 def dotted(numbers: Numbers) -> Numbers:
-    """IPv4 addresses as text."""
+    """Format IPv4 addresses as text."""
     parts = [(numbers >> shift & 255).astype(str) for shift in (24, 16, 8, 0)]
     return functools.reduce(lambda left, right: np.char.add(np.char.add(left, "."), right), parts)
 
 
 def make_networks(home: Path, count: int) -> Path:
-    """A table of `count` different networks: `network` (text), `first`, `last` and `bits` (numbers), `place` (a number)."""
+    """Write a table of `count` different networks: `network` (text), `first`, `last`, `bits` and `place` (numbers)."""
     path = home / f"networks-{count}.parquet"
     if not path.exists():
         rng = np.random.default_rng(3)
@@ -87,7 +87,7 @@ def make_networks(home: Path, count: int) -> Path:
 
 
 def make_addresses(home: Path, count: int) -> Path:
-    """`count` IPv4 addresses, as numbers."""
+    """Write a table of `count` IPv4 addresses, as numbers."""
     path = home / f"addresses-{count}.parquet"
     if not path.exists():
         pq.write_table(pa.table({"ip": np.random.default_rng(4).integers(0, 2**32, count)}), path)
@@ -95,7 +95,7 @@ def make_addresses(home: Path, count: int) -> Path:
 
 
 def make_periods(home: Path, keys: int, periods: int, facts: int) -> tuple[Path, Path]:
-    """(a table of `each` periods of each key: `id`, `since`, `price`; facts: `k`, `at`). Times are microseconds."""
+    """Write (a table with so many `periods` of each key: `id`, `since`, `price`; facts: `k`, `at`). Times are microseconds."""
     table, events = home / f"periods-{keys}-{periods}.parquet", home / f"facts-{keys}-{facts}.parquet"
     rng, instant = np.random.default_rng(5), pa.timestamp("us", "UTC")
     if not table.exists():
@@ -113,7 +113,7 @@ def make_periods(home: Path, keys: int, periods: int, facts: int) -> tuple[Path,
 
 
 def rates(question: str, contenders: Mapping[str, Contender], reference: str, runs: int) -> dict[str, float]:
-    """Print how many values a second each contender looks up, and how many times as many ours does (median of pairs); returns the latter."""
+    """Print how many values a second each contender looks up, and how many times faster `reference` is (median of pairs). Returns these factors."""
     sums = {name: (count, int(run())) for name, (count, run) in contenders.items()}  # the first run, which warms up
     for name, (count, amount) in sums.items():
         amounts = [other_amount for other_count, other_amount in sums.values() if other_count == count]
@@ -143,7 +143,7 @@ def total(column: Any) -> int:
 
 
 def segments(networks: pa.Table) -> pa.Table:
-    """The networks cut into disjoint segments by our own index, for peers that cannot choose among several: `start`, `place` (null: none)."""
+    """Cut the networks into disjoint segments by our own index, for peers that cannot choose among overlapping ones: `start`, `place` (null: none)."""
     ranges = Ranges.from_bounds(*(networks.column(name).combine_chunks() for name in ("first", "last")), (True, True))
     index = RangeIndex.build(ranges, Pick.NARROWEST)
     winners = index.winners[:-1].astype(np.int64)
@@ -360,7 +360,7 @@ def bench_asof(spark: SparkSession, home: Path, scale: float, runs: int) -> None
             query.format("1", "bench_facts", "LEFT ASOF", "bench_periods", "MATCH_CONDITION (f.at >= p.since) ON")
         )
         contenders["Spark's ASOF JOIN"] = by_spark
-    except Exception as problem:  # of Spark's parser: before 4.3
+    except Exception as problem:  # Spark's parser raises it before 4.3
         print(f"this Spark has no ASOF JOIN: {type(problem).__name__}")
     print({name: run() for name, run in contenders.items()})
     times = alternate(contenders, 0, runs)
@@ -369,7 +369,7 @@ def bench_asof(spark: SparkSession, home: Path, scale: float, runs: int) -> None
 
 
 def bench_periods(home: Path, scale: float, runs: int) -> None:
-    """How a lookup grows with the periods of a key, the table having as many rows."""
+    """Measure how a lookup's time grows with the periods of a key, while the number of rows stays the same."""
     rows, count = int(KEYS * scale), int(FACTS * scale) // 10
     contenders: dict[str, Callable[[], object]] = {}
     for periods in (1, 10, 100, 1000):
@@ -435,7 +435,7 @@ def main() -> None:
             spark.stop()
         if "periods" in parts:
             bench_periods(args.data, args.scale, args.runs)
-        if "bare" in parts:  # the last one, because it leaves this process one core
+        if "bare" in parts:  # comes last, because it pins this process to one core
             bench_bare(args.data, args.scale, args.runs)
     finally:
         shutil.rmtree(args.data / "cache", ignore_errors=True)

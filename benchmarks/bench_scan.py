@@ -39,7 +39,7 @@ BATCH_ROWS = 65_536
 
 
 class Files(DataSource):
-    """The files of a directory, shared out among `tasks` tasks: Arrow files, whose batches are ready, or Parquet files."""
+    """A source that divides the files of a directory among `tasks` tasks: Arrow files, whose batches are ready, or Parquet files."""
 
     @classmethod
     def name(cls) -> str:
@@ -70,7 +70,7 @@ class FilesReader(DataSourceReader):
 
 
 def make_ready(table: Path, directory: Path) -> Path:
-    """The table's rows as uncompressed Arrow files; made once."""
+    """Write the table's rows as uncompressed Arrow files. Made once."""
     ready = directory / f"ready-{table.parent.name}"
     if not ready.exists():
         ready.mkdir()
@@ -133,7 +133,7 @@ def main() -> None:
             args.warmup,
             args.runs,
         )
-        # A plan made anew for every query: planning's metadata call is in it.
+        # A new plan for every query, so the metadata call of planning is included.
         seconds |= alternate(
             {"lookupcache, new load() each": lambda: aggregate(reader.load("s3://bench/customers"))},
             args.warmup,
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def measured(table: DataFrame, cpu_seconds: list[float]) -> Callable[[], None]:
-    """A function that aggregates, and appends the CPU seconds that this took."""
+    """A function that aggregates the table and appends the CPU seconds this took."""
 
     def run() -> None:
         before_s, _ = cpu_s()
@@ -160,7 +160,7 @@ def aggregate(table: DataFrame) -> list[object]:
 
 
 def check(actual: DataFrame, expected: DataFrame) -> None:
-    """The two read the same rows (a sum of doubles depends on its order in the last digits)."""
+    """Assert that both read the same rows. The last digits of a sum of doubles may differ, because they depend on its order."""
     for value, target in zip(aggregate(actual), aggregate(expected), strict=True):
         is_equal = abs(value - target) <= 1e-6 * abs(target) if isinstance(target, float) else value == target  # type: ignore[operator]
         assert is_equal, (value, target)

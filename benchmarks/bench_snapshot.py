@@ -51,7 +51,7 @@ PROBED_BATCHES = 20
 BUCKET, PREFIX = "bench", "lookup"
 
 
-# --- what runs in processes of its own: each function is all there is in one ------------------------
+# --- what runs in processes of its own: each function is the whole program of one ------------------
 
 
 def built(path: str, options: dict[str, str], core: int) -> dict[str, float]:
@@ -236,7 +236,7 @@ def worker(planned: str, keys_path: str, names: list[str]) -> None:
 
 
 def fresh(function: Callable[..., Any], *args: object, prefix: Sequence[str] = ()) -> Any:
-    """What a function returns in a new process, which has imported nothing but what the function does."""
+    """Run a function in a new process, which imports only what the function imports. Returns its result."""
     process = subprocess.run(
         [*prefix, *_command(function, args)], stdout=subprocess.PIPE, cwd=ROOT, check=True, text=True
     )
@@ -252,7 +252,7 @@ def _command(function: Callable[..., Any], args: tuple[object, ...]) -> list[str
 
 
 def measure_build(args: argparse.Namespace, path: Path, cache: Path) -> None:
-    """(i) A build beside pyarrow's reading of the same files, run by run."""
+    """(i) Measure a build beside pyarrow's read of the same files, in turn."""
     for where, core in (("pinned to one core", args.core), ("not pinned", -1)):
         seconds: dict[str, list[float]] = {}
         cpu: dict[str, list[float]] = {}
@@ -289,7 +289,7 @@ def _ratio(seconds: list[float], peer_seconds: list[float]) -> float:
 
 
 def measure_reload(args: argparse.Namespace, path: Path, cache: Path) -> None:
-    """(ii) A full load and reloads after one file of many changed, from each store."""
+    """(ii) Measure a full load, and reloads after one file of many has changed, from each store."""
     with tempfile.TemporaryDirectory(prefix="reload-", dir=args.data) as work:
         changes = _changes(path, Path(work), args.changes)
         runs = []
@@ -305,7 +305,7 @@ def measure_reload(args: argparse.Namespace, path: Path, cache: Path) -> None:
         with servers.s3(path, BUCKET, PREFIX, args.delay_ms / 1000) as endpoint:
             for number in range(args.runs):
                 options = lookup_options("id", cache, cached=True) | {"lookup.storage.endpoint_url": endpoint}
-                # What a run left there is what the next one finds.
+                # The changes of a run stay in the bucket, so each run needs new ones.
                 next_changes = _changes(path, Path(work), args.changes, number + 1)
                 runs.append(fresh(reloaded, f"s3://{BUCKET}/{PREFIX}", options, BUCKET, next_changes, -1))
                 shutil.rmtree(cache)
@@ -313,7 +313,7 @@ def measure_reload(args: argparse.Namespace, path: Path, cache: Path) -> None:
 
 
 def _changes(path: Path, work: Path, count: int, round_number: int = 0) -> list[list[Any]]:
-    """New files for some of a table's: the same rows with other prices."""
+    """Write new versions of some files of a table: the same rows with other prices."""
     rng = np.random.default_rng(round_number)
     changes: list[list[Any]] = []
     names = sorted(file.name for file in path.iterdir())
@@ -349,7 +349,7 @@ def _show_reloads(where: str, runs: list[list[list[float]]]) -> None:
 
 
 def measure_open(args: argparse.Namespace, path: Path, cache: Path, keys_path: Path) -> None:
-    """(iii) An existing snapshot in fresh processes."""
+    """(iii) Measure how fresh processes open an existing snapshot."""
     options = lookup_options("id", cache, cached=True)
     planned, names = _planned(path, options), [name for name in COLUMNS if name != "id"]
     openings = []
@@ -388,7 +388,7 @@ def _show_times(label: str, seconds: list[float]) -> None:
 
 
 def measure_memory(args: argparse.Namespace, path: Path, cache: Path, keys_path: Path, size: float) -> None:
-    """(iv) Several processes on one snapshot."""
+    """(iv) Measure the memory of several processes on one snapshot."""
     planned = _planned(path, lookup_options("id", cache, cached=True))
     names = [name for name in COLUMNS if name != "id"]
     command = _command(worker, (planned, str(keys_path), names))
@@ -427,7 +427,7 @@ def measure_memory(args: argparse.Namespace, path: Path, cache: Path, keys_path:
 
 
 def measure_curve(args: argparse.Namespace, work: Path) -> None:
-    """(v) Builds of tables of ever more rows, and lookups in them."""
+    """(v) Measure builds of ever larger tables, and lookups in them."""
     sizes = sorted({rows for rows in CURVE if rows <= args.curve_rows} | {args.curve_rows})
     print(
         f"\n## From {sizes[0]:,} to {sizes[-1]:,} rows × 5 columns, {args.curve_runs} builds each, files in the page cache"
@@ -472,7 +472,7 @@ def measure_curve(args: argparse.Namespace, work: Path) -> None:
 
 
 def _planned(path: Path, options: dict[str, str]) -> str:
-    """The table and the options as a plan carries them to workers."""
+    """Encode the table and the options as a plan carries them to workers."""
     parsed = parse_options({**options, "path": str(path)})
     table = runtime().engine(parsed).reader.find(parsed).table
     return base64.b64encode(pickle.dumps((table, parsed))).decode()
@@ -483,7 +483,7 @@ def _tell(label: str, value: float, goal: float) -> None:
 
 
 def write_keys(path: Path, target: Path, seed: int) -> Path:
-    """Batches of keys of the table's, all hits, as an Arrow file."""
+    """Write batches of keys as an Arrow file. All of them are keys of the table."""
     ids = pq.read_table(path, columns=["id"]).column("id").to_numpy()
     rng = np.random.default_rng(seed)
     schema = pa.schema([("id", pa.int64())])

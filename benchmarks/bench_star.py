@@ -35,7 +35,7 @@ Enrich = Callable[[DataFrame], DataFrame]
 
 
 def by_lookups(tables: list[Path], cache: Path, apart: bool = False, strategy: str = "cache") -> Enrich:
-    """Lookups in each table, by the columns k0, k1, …; `apart`: with an operation between, so that each is a pass of its own."""
+    """Look up in each table by the columns k0, k1, …. `apart`: with an operation between the lookups, so that each is a pass of its own."""
     options = {"lookup.cache.dir": str(cache)} | ({"lookup.cache": "FULL"} if strategy == "cache" else {})
 
     def enrich(df: DataFrame) -> DataFrame:
@@ -50,7 +50,7 @@ def by_lookups(tables: list[Path], cache: Path, apart: bool = False, strategy: s
 
 
 def by_broadcasts(spark: SparkSession, tables: list[Path]) -> Enrich:
-    """The same by Spark's own joins."""
+    """Enrich by Spark's own broadcast joins in place of lookups."""
     sides = [spark.read.parquet(str(table)).select("id", *COLUMNS) for table in tables]
 
     def enrich(df: DataFrame) -> DataFrame:
@@ -64,7 +64,7 @@ def by_broadcasts(spark: SparkSession, tables: list[Path]) -> Enrich:
 
 
 def make_events(directory: Path, files: int) -> Path:
-    """Files of one micro-batch each, with a key of each table."""
+    """Write files of one micro-batch each, with a key for each table."""
     events = directory / f"star-{files}"
     if not events.exists():
         rng = np.random.default_rng(5)
@@ -153,7 +153,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     spark = session(2, {"spark.driver.memory": "8g", "spark.sql.streaming.numRecentProgressUpdates": "200"})
     try:
-        if args.only in (None, "cold"):  # first: a session is cold once
+        if args.only in (None, "cold"):  # comes first, because a session is cold only once
             bench_cold(spark, args.dir, 2)
         tables = [make_table(args.dir, ROWS, 4, seed) for seed in range(TABLES)]
         if args.only in (None, "stream"):

@@ -31,7 +31,7 @@ FACT_COLUMNS = 20
 
 
 def make_table(directory: Path) -> Path:
-    """The table: `id`, and eight columns of text and numbers."""
+    """Write the table: `id`, and eight columns of text and numbers."""
     path = directory / f"udf-{TABLE_ROWS}.parquet"
     if not path.exists():
         ids = np.arange(TABLE_ROWS)
@@ -44,7 +44,7 @@ def make_table(directory: Path) -> Path:
 
 
 def map_in_arrow(df: DataFrame, path: Path, columns: list[str], options: Mapping[str, str]) -> DataFrame:
-    """The lookup as a function of whole batches, with one match for each key at most."""
+    """Look up in a function of whole batches, with at most one match for each key."""
     keyed = {**options, "lookup.keys": "id", "lookup.columns": ",".join(["id", *columns])}
 
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

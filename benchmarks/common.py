@@ -22,7 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def make_table(directory: Path, rows: int, files: int, seed: int, row_group: int = 500_000) -> Path:
-    """A table of `rows` customers (id, name, segment, score, since) in zstd parquet files; made once."""
+    """Write a table of `rows` customers (id, name, segment, score, since) in zstd parquet files. Made once."""
     table = directory / f"customers-{rows}-{files}-{row_group}-{seed}"
     if (table / "done").exists():
         return table / "data"
@@ -46,7 +46,7 @@ def make_table(directory: Path, rows: int, files: int, seed: int, row_group: int
 
 
 def session(cores: int, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A quiet local session."""
+    """Start a local session that logs only errors."""
     builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.driver.memory", "3g")
     for key, value in (conf or {}).items():
@@ -57,7 +57,7 @@ def session(cores: int, conf: Mapping[str, str] | None = None) -> SparkSession:
 
 
 def alternate(contenders: Mapping[str, Callable[[], object]], warmup: int, runs: int) -> dict[str, list[float]]:
-    """Seconds of each run of each contender, taken in turn so that a drifting machine hits all alike."""
+    """Time the contenders in turn, so that a drift of the machine affects all of them alike. Returns the seconds of each run."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmup + runs):
         for name, run in contenders.items():
@@ -69,14 +69,14 @@ def alternate(contenders: Mapping[str, Callable[[], object]], warmup: int, runs:
 
 
 def cpu_s() -> tuple[float, float]:
-    """(CPU seconds so far of this process and its descendants, also of those that have ended; the share of Spark's Python workers)."""
+    """(CPU seconds of this process and its descendants so far, including those that have ended; the part of Spark's Python workers)."""
     children: dict[int, list[int]] = {}
     seconds: dict[int, float] = {}
     workers: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             head, _, text = path.read_text().rpartition(")")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         process, fields = int(path.parent.name), text.split()
         if process != os.getpid() and head.rpartition("(")[2].startswith("python"):
@@ -93,7 +93,7 @@ def cpu_s() -> tuple[float, float]:
 
 
 def report(question: str, seconds: Mapping[str, list[float]], peer: str) -> None:
-    """Print each contender's median, p99 and largest time and its ratio to the peer, run by run."""
+    """Print each contender's median, p99 and largest time, and the median of its ratios to the peer, run by run."""
     print(f"\n## {question}")
     print(f"command: {' '.join(['python', '-m', *_module(), *sys.argv[1:]])}")
     print(

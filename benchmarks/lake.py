@@ -1,4 +1,4 @@
-"""What the benchmarks of tables of lakes share: the same questions, each beside the format's own reader, which they name."""
+"""What the benchmarks of Delta and Iceberg tables share: the same questions, each beside the format's own reader, which they name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODES = {
 
 
 def customers(home: Path, rows: int, files: int) -> list[Path]:
-    """The files that a table is written from, in their order."""
+    """The files that a table is written from, in the order of their numbers."""
     return sorted(make_table(home, rows, files, 11).iterdir(), key=lambda path: int(path.stem.split("-")[1]))
 
 
@@ -43,7 +43,7 @@ def opened(table: Path | str, cache: Path, options: Mapping[str, str]) -> Lookup
 
 
 def calls_of(reader: LookupTable, act: Act) -> dict[str, int]:
-    """What an act asks of the store."""
+    """Count the requests to the store, and the bytes read from it, while `act` runs."""
     before = reader.metrics()
     act()
     after = reader.metrics()
@@ -51,7 +51,7 @@ def calls_of(reader: LookupTable, act: Act) -> dict[str, int]:
 
 
 def unchanged(reader: LookupTable, peers: Mapping[str, Act], runs: int, where: str = "") -> dict[str, list[float]]:
-    """A key when nothing is new, beside what tells others so; the ratios are to the first of these."""
+    """Measure a lookup of a key when nothing is new, beside the calls by which other readers find that out. Ratios are to the first of these."""
     reader.get(1)
     contenders: dict[str, Act] = {"LookupTable.get": lambda: reader.get(1), **peers}
     seconds = alternate(contenders, 5, runs * 20)
@@ -65,7 +65,7 @@ def drawn_keys(rows: int) -> pa.Table:
 
 
 def keys(readers: Mapping[str, LookupTable], drawn: pa.Table, rows: int, peer: str, scan: Act, runs: int) -> None:
-    """The drawn keys in each mode, beside a scan for them, which returns how many rows it has found."""
+    """Measure lookups of the drawn keys in each mode, beside `scan`, which returns the number of their rows."""
     assert scan() == len(pc.unique(drawn.column("id")))
     contenders: dict[str, Act] = {
         name: lambda reader=reader: reader.get_many(drawn).num_rows  # type: ignore[misc]
@@ -76,7 +76,7 @@ def keys(readers: Mapping[str, LookupTable], drawn: pa.Table, rows: int, peer: s
 
 
 def more_rows(source: Path, rows: int) -> pa.Table:
-    """The first 1 % of so many rows, if the file has them, with ids that follow these."""
+    """New rows for a table of `rows` rows: 1 % of that number, or fewer if the file has fewer. Their ids follow those of the table."""
     new = pq.read_table(source)
     count = min(rows // 100, new.num_rows)
     return new.slice(0, count).set_column(0, "id", pa.array(np.arange(rows, rows + count)))
@@ -84,7 +84,7 @@ def more_rows(source: Path, rows: int) -> pa.Table:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A commit, and a key with so many rows after it."""
+    """A commit, and how many rows a key has after it."""
 
     name: str
     commit: Act
@@ -95,7 +95,7 @@ class Change:
 def visible(
     make: Callable[[Path, Path], tuple[LookupTable, Sequence[Change]]], work: Path, rows: int, runs: int
 ) -> dict[str, dict[str, int]]:
-    """A build of a new table in a new cache, and when each change is seen. What each asks of the store, in the last run."""
+    """Measure a build in a new cache, and the time until each change is visible. Returns what each change asked of the store in the last run."""
     times: dict[str, list[float]] = {}
     spent: dict[str, dict[str, int]] = {}
     for run in range(runs):
@@ -133,7 +133,7 @@ def stream(
     rows: int,
     runs: int,
 ) -> None:
-    """Micro-batches joined to the table, beside the same ones joined to a broadcast of all the rows, read in each of them."""
+    """Measure micro-batches joined to the table, beside a broadcast join with all rows, which each micro-batch reads anew."""
     spark = session(2, {"spark.driver.memory": "8g"})
     rng, events = np.random.default_rng(3), work / "events"
     events.mkdir()
@@ -172,7 +172,7 @@ def stream(
 
 
 def arguments(description: str | None, parts: Sequence[str], runs: int) -> argparse.ArgumentParser:
-    """What each of these benchmarks takes."""
+    """A parser of the arguments that each of these benchmarks takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "lookupcache-bench")
     parser.add_argument("--parts", default=",".join(parts))

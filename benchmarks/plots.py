@@ -20,7 +20,7 @@ OURS, OTHERS = "#2f6fb0", "#b9c3cf"
 
 
 def rows_below(heading: str, column: str) -> list[tuple[str, float]]:
-    """(first cell, number) of a column of the first table with it below a heading of the README; rows with no number are left out."""
+    """Read (label, number) of each row of a column of the README, from the first table below a heading that has it. Rows without a number are left out."""
     text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     section = text[text.index(heading) :]
     table = next(table for table in tables_in(section) if column in table.columns)
@@ -35,7 +35,7 @@ def rows_below(heading: str, column: str) -> list[tuple[str, float]]:
 
 
 def drawn(name: str, title: str, unit: str, rows: list[tuple[str, float]], highlighted: str) -> None:
-    """Draw bars; those whose label has `ours` stand out."""
+    """Draw bars. Those whose label matches the pattern `highlighted` stand out."""
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.36 * len(rows)), layout="constrained")
     colors = [OURS if re.search(highlighted, label) else OTHERS for label, _ in rows]
     bars = axes.barh(range(len(rows)), [value for _, value in rows], color=colors)

@@ -93,7 +93,7 @@ _RATIOS = re.compile(r"ratio|×|faster|share|hit|to compacted")
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table that a benchmark has printed: its title, its columns, and its rows, numbers where they are numbers."""
+    """A table that a benchmark has printed. Cells that are numbers are floats, others are text."""
 
     title: str
     columns: list[str]
@@ -101,7 +101,7 @@ class Table:
 
 
 def tables_in(text: str) -> list[Table]:
-    """The Markdown tables in what a benchmark prints, each with the heading or line before it."""
+    """Parse the Markdown tables that a benchmark prints, each with the heading or line before it."""
     tables: list[Table] = []
     title, header = "", list[str]()
     for line in text.splitlines():
@@ -125,7 +125,7 @@ def _number(cell: str) -> Any:
 
 
 def compared(before: dict[str, Any], current: dict[str, Any], tolerance: float) -> Iterator[str]:
-    """What differs by more than a factor of 1 + tolerance: a line each. Tables with ratios are compared by these alone."""
+    """Yield a line for each number that differs by more than a factor of 1 + tolerance. Where a table has ratios, only these are compared."""
     for name in sorted(before.keys() & current.keys()):
         earlier = {(table["title"], *table["columns"]): table for table in before[name]}
         for table in current[name]:
@@ -155,7 +155,7 @@ def _label(row: list[Any], measured: Sequence[int]) -> str:
 
 
 def plotted(table: Table, target: Path) -> bool:
-    """Draw a table's first column of times as bars; False if it has none."""
+    """Draw a table's first column of times as bars. Returns False if it has none."""
     places = [place for place, column in enumerate(table.columns) if _TIMES.search(column)]
     rows = [row for row in table.rows if places and isinstance(row[places[0]], float)]
     if not rows:
@@ -180,7 +180,7 @@ def plotted(table: Table, target: Path) -> bool:
 
 
 def ratios_in(name: str, tables: Sequence[Table], prefixes: tuple[str, ...]) -> dict[str, float]:
-    """The ratios of our contenders, whose names begin with one of `ours`, to the peer of their table, by a text that names all three."""
+    """The ratios to their peer of contenders whose names begin with one of `prefixes`, by a text that names benchmark, table and both."""
     ratios: dict[str, float] = {}
     for table in tables:
         place = next((n for n, column in enumerate(table.columns) if column.startswith(_TO_PEER)), None)
@@ -201,7 +201,7 @@ Measure = Callable[[str], dict[str, float] | None]
 
 
 def check_ratios(names: Sequence[str], recorded: Mapping[str, float], measure: Measure) -> bool:
-    """Whether these benchmarks run, and none of their ratios is worse than recorded, in the better of two attempts. Prints each ratio."""
+    """Whether all benchmarks run and no ratio is worse than recorded, in the better of two attempts. Prints each ratio."""
     fine = True
     for name in names:
         expected = {key: ratio for key, ratio in recorded.items() if key.startswith(f"{name}: ")}
@@ -263,7 +263,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _run(name: str, arguments: Sequence[str], out: Path) -> list[Table] | None:
-    """What a benchmark has printed; None if it failed, after saying why."""
+    """Run a benchmark. Returns the tables that it prints, or None, after printing why, if it fails."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     print(f"{name} {' '.join(arguments)}".rstrip(), flush=True)
     with open(out / f"{name}.log", "w", encoding="utf-8") as log:

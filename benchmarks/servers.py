@@ -33,7 +33,7 @@ class _WebHdfs(BaseHTTPRequestHandler):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         time.sleep(self._delay_s)
@@ -86,7 +86,7 @@ class _WebHdfs(BaseHTTPRequestHandler):
                     self.wfile.write(part)
                     length -= len(part)
         except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the reader had enough of it
+            self.close_connection = True  # the reader has closed the connection early
 
 
 def _status(path: Path, suffix: str) -> dict[str, object]:

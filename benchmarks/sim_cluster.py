@@ -55,7 +55,7 @@ TABLES = ("delta", "iceberg", "directory", "managed")
 # --- the tables -----------------------------------------------------------------------------------
 
 Change = tuple[str, bytes | None]
-"""The key of an object, and what is put there; None: it is removed."""
+"""The key of an object, and its new content; None: the object is removed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How large a table is: `rows` in `files` at first, then so many commits of `new_rows`, each a file."""
+    """The size of a table: `rows` in `files` at first, then `commits` commits of `new_rows` rows, each in one file."""
 
     rows: int
     files: int
@@ -81,7 +81,7 @@ class Sizes:
         yield _rows(np.arange(1), 0)
 
     def commit(self, number: int) -> pa.Table:
-        """New rows, and one with id 0, which tells a reader that it reads this commit."""
+        """New rows, and one with id 0, from which a reader can tell that it reads this commit."""
         begin = self.rows + number * self.new_rows
         return _rows(np.concatenate([[0], np.arange(begin, begin + self.new_rows)]), number)
 
@@ -94,7 +94,7 @@ def _rows(ids: Any, commit: int) -> pa.Table:
 
 
 def make_histories(home: Path, sizes: Sizes) -> dict[str, History]:
-    """Each table's history, written by those who write such tables: deltalake, PyIceberg, pyarrow and this package."""
+    """Make each table's history, written by the usual library for its kind: deltalake, PyIceberg, pyarrow or this package."""
     return {name: _history(name, home / name, sizes, _writer(name, home / name)) for name in TABLES}
 
 
@@ -143,12 +143,12 @@ def _history(name: str, place: Path, sizes: Sizes, append: Callable[[pa.Table], 
 
 
 def commit_s(number: int) -> float:
-    """When a commit is visible in the store. They are numbered from 1."""
+    """When a commit becomes visible in the store. Commits are numbered from 1."""
     return (number - 1) * COMMIT_EVERY_S + COMMIT_AT_S
 
 
 def committed(at_s: float, commits: int) -> int:
-    """The newest commit at a time."""
+    """The number of the newest commit at a time; 0: none yet."""
     return min(max(math.floor((at_s - COMMIT_AT_S) / COMMIT_EVERY_S) + 1, 0), commits)
 
 
@@ -216,7 +216,7 @@ class RealHosts:
         time_ = VirtualTime(lambda owner: setattr(runtimes, "_current", owner and owner.runtime))
         for key, data in itertools.chain(*(history.first for history in self._histories.values())):
             bucket.put(key, data, BEGIN_S - 3600)
-        random.seed(seed)  # for tenacity's pauses
+        random.seed(seed)  # tenacity draws its pauses from this generator
         began_s = time.process_time()
         in_place: dict[str, Any] = {
             "_current": None,
@@ -276,7 +276,7 @@ class RealHosts:
 
 
 def _fast_directory() -> str | None:
-    """Where the hosts' caches lie: in memory if possible, because a disk's time is none in virtual time."""
+    """Where the hosts' caches lie: in memory if possible, because the simulation does not count the time of a disk."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -285,7 +285,7 @@ def _fast_directory() -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A request of a program: sent `delay_s` after the answer to the step with number `after`; -1: after the program's start."""
+    """A request of a program. It is sent `delay_s` after the answer to step number `after`; -1: after the program's start."""
 
     table: str
     kind: str
@@ -303,20 +303,20 @@ class Program:
         self.steps: list[Step] = []
         self.next: dict[int, list[int]] = collections.defaultdict(list)
         for number, request in enumerate(ordered):
-            # Computing takes no time here, so a request begins when the answer that it waited for arrives; or a pause later.
+            # Computing takes no time here, so a request begins when the answer it waited for arrives, or a pause after that.
             place = bisect.bisect_right(ends, (request.start_s, len(ordered))) - 1
             ended_s, after = ends[place] if place >= 0 else (ordered[0].start_s, -1)
             self.steps.append(Step(request.table, request.kind, request.size, after, request.start_s - ended_s))
             self.next[after].append(number)
 
 
-_IDLE_S = 0.5  # a host that waits for no answer for so long has done what it wanted
+_IDLE_S = 0.5  # a host that has waited for no answer for this long has finished its program
 Programs = dict[tuple[str, int, int], list[Program]]
 """Programs by table and by the commits before and after; those of the start of a host under ("", -1, 0)."""
 
 
 def _parts(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """The requests in their order, cut where none was under way for `_IDLE_S`."""
+    """Cut the requests, in order of time, where none was under way for `_IDLE_S`."""
     part, end_s = list[Request](), -math.inf
     for request in sorted(requests, key=lambda request: request.start_s):
         if part and request.start_s > end_s + _IDLE_S:
@@ -328,7 +328,7 @@ def _parts(requests: Sequence[Request]) -> Iterator[list[Request]]:
 
 
 def recorded(requests: Sequence[Request], commits: int) -> Programs:
-    """The programs in what real hosts did."""
+    """Find the programs in the requests of real hosts."""
     programs: Programs = collections.defaultdict(list)
     by_place: dict[tuple[int, str], list[Request]] = collections.defaultdict(list)
     for request in requests:
@@ -394,7 +394,7 @@ class Replay:
         self._go_on(run, -1)
 
     def _find(self, host: int, table: str, before: int, after: int) -> Program:
-        """A program that was recorded for these commits; else one for as many commits, or for about as many."""
+        """Find a program that was recorded for these commits, or else the one whose number of commits is nearest."""
         if (table, before, after) not in self._programs:
             candidates = [key for key in self._programs if key[0] == table]
             nearest = min(candidates, key=lambda key: (abs(key[2] - key[1] - (after - before)), abs(key[2] - after)))
@@ -452,7 +452,7 @@ class _Host:
             self._keep(table, run, self._replay.commit(run.began_s[table]))
 
     def _keep(self, table: str, run: _Run, commit: int) -> None:
-        """Note what the host has now, and plan the next question."""
+        """Record which commit the host has now, and schedule its next request."""
         replay, began_s, ended_s = self._replay, run.began_s[table], run.ended_s[table]
         shows_s = replay.batch_after(ended_s) if MODES[table] == "FULL" and table in self._commits else ended_s
         if commit > self._commits.get(table, -1):
@@ -498,7 +498,7 @@ KINDS = ("list", "head", "get")
 
 
 def counts(requests: Sequence[Request]) -> list[int]:
-    """How many requests of each of the `KINDS` were carried out."""
+    """Count the requests of each of the `KINDS` that were carried out."""
     kinds = collections.Counter(request.kind for request in requests if request.accepted)
     return [kinds[kind] for kind in KINDS]
 
@@ -508,7 +508,7 @@ def refused(requests: Sequence[Request]) -> int:
 
 
 def peak(requests: Sequence[Request]) -> int:
-    """The most requests, refused ones included, that one prefix got within a second."""
+    """The largest number of requests that one prefix got within a second, including refused ones."""
     seconds = collections.Counter((request.table, int(request.start_s)) for request in requests)
     return max(seconds.values(), default=0)
 
@@ -523,7 +523,7 @@ def delays(outcome: Outcome, table: str, commit: int, hosts: int) -> list[float]
 
 
 def percentiles(outcome: Outcome, table: str, commits: Sequence[int], hosts: int) -> str:
-    """The delays until 50, 99 and 100 % of the hosts have a commit: of the commits together, as cells of a table."""
+    """The delays until 50, 99 and 100 % of the hosts have a commit, over all `commits`, as cells of a table."""
     every = sorted(itertools.chain(*(delays(outcome, table, commit, hosts) for commit in commits)))
     places = (math.ceil(share * len(every)) - 1 for share in (0.5, 0.99, 1.0))
     return " | ".join(f"{every[place]:.1f}" for place in places)
@@ -537,7 +537,7 @@ def show(title: str, columns: str, rows: Sequence[str]) -> None:
 
 
 def show_costs(histories: Mapping[str, History], workers: int, seed: int) -> None:
-    """What one host asks of the store in each mode, when its queries ask it: at first, again, and after a commit."""
+    """Print what one host asks of the store in each mode: at its start, when nothing has changed, and after a commit."""
     pairs = list(itertools.product(TABLES, CACHES))
     real = RealHosts(histories, [{name: CACHES[mode]} for name, mode in pairs], 1)
     outcome = real.run(COMMIT_AT_S / 60 + 2.2, Limits(), 30.0, seed)
@@ -559,7 +559,7 @@ def _show_errors(outcome: Outcome) -> None:
 
 
 def show_check(histories: Mapping[str, History], args: argparse.Namespace, limits: Limits) -> None:
-    """The same hosts, run by the engine and by a replay of two others."""
+    """Print the results of the same hosts, run by the engine and by a replay of two other hosts."""
     options = cluster_options(args.interval_s)
     scaled = limits.scaled(args.check_hosts / args.hosts)
     minutes, commits = args.check_minutes, args.commits
@@ -599,7 +599,7 @@ class Scenario:
 
 
 def show_cluster(programs: Programs, args: argparse.Namespace, scenarios: Sequence[Scenario]) -> None:
-    """What all hosts ask, what it costs, and when they have a version."""
+    """Print what all hosts ask of the store, what it costs, and when each has a new version."""
     prices = Prices(args.dollars_per_1000_writes, args.dollars_per_1000_reads, args.dollars_per_gb)
     spent, start, later = [], [], []
     for scenario in scenarios:

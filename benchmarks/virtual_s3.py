@@ -21,15 +21,15 @@ from benchmarks.virtual_time import VirtualTime
 from pyspark_lookup.storage.stores.s3 import S3Store
 
 CLASSES = {"get": "read", "head": "read", "list": "list", "put": "write", "delete": "write"}
-"""What S3 limits together, by kind of request. LIST has a limit of its own, which S3 does not state."""
-_P99 = 2.326  # how many standard deviations above the median
+"""The rate limit that each kind of request counts against. LIST has one of its own, which S3 does not document."""
+_P99 = 2.326  # the 99th percentile, in standard deviations above the median
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """What a store can do. Rates are requests a second and prefix, times are seconds, bandwidth is bytes a second.
 
-    `burst_s`: the requests of so many seconds may come at once, after a pause. Latencies have a log-normal distribution.
+    `burst_s`: after a pause, the requests of this many seconds may come at once. Latencies have a log-normal distribution.
     """
 
     rates: Mapping[str, float] = dataclasses.field(
@@ -47,7 +47,7 @@ class Limits:
 
 
 class StoreModel:
-    """Answers requests within limits. One instance belongs to one run. Refused requests use none of the rate."""
+    """Answers requests within limits. Refused requests do not count against the rate. Each run needs its own instance."""
 
     def __init__(self, limits: Limits, seed: int) -> None:
         self._limits = limits
@@ -139,7 +139,7 @@ class _Body:
 
 
 class _Client:
-    """The calls of s3fs that `S3Store` makes. The bucket's state when a request begins is what it answers from."""
+    """The calls of s3fs that `S3Store` makes. An answer shows the bucket's state at the time the request began."""
 
     loop = None
 
@@ -154,7 +154,7 @@ class _Client:
         return getattr(self, f"_{method}")(**arguments)
 
     def _wait(self, kind: str, key: str, size: int, operation: str) -> None:
-        """Let the time of a request pass, and log it. Raises the refusal of a store that gets too many."""
+        """Let the time of a request pass, and log it. Raises SlowDown if the store refuses it."""
         began_s, host, table = self._time.now_s, self._time.current.owner.host, key.split("/", 1)[0]
         accepted, end_s = self._model.ask(began_s, host, table, kind, size)
         self._log.append(Request(host, table, kind, size * accepted, began_s, end_s, accepted))
@@ -210,12 +210,12 @@ class _Client:
 
 
 def _entry_bytes(item: Mapping[str, Any]) -> int:
-    """The bytes of an entry in the XML of a listing: its key, and about 250 around it."""
+    """The size of an entry in the XML of a listing, in bytes: its key, and about 250 bytes around it."""
     return len(item["Key"]) + 250
 
 
 class VirtualS3(S3Store):
-    """The package's S3 store over a bucket in memory, in virtual time. `log`: gets each request."""
+    """The package's S3 store over a bucket in memory, in virtual time. Each request is appended to `log`."""
 
     def __init__(self, bucket: Bucket, model: StoreModel, time: VirtualTime, log: list[Request]) -> None:
         self._fs: Any = _Client(bucket, model, time, log)

@@ -35,13 +35,13 @@ class _Stopped(BaseException):
 
 
 class Task:
-    """A thread that runs when its turn comes. `owner`: what it works for; tasks that it starts have the same owner."""
+    """A thread that runs when its turn comes. `owner`: whom it works for, which the tasks that it starts inherit."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
         self.turn = threading.Lock()
         self.turn.acquire()
-        self.ticket = 0  # counts its waits, so that a wake-up that comes too late is told from one that counts
+        self.ticket = 0  # the number of its waits; a wake-up for an earlier wait is ignored
         self.is_woken = self.is_over = False
         self.joining: list[Task] = []
         self.thread: threading.Thread | None = None
@@ -62,7 +62,7 @@ class VirtualTime:
         self._closed = False
 
     def start(self, name: str, work: Callable[[], object], owner: object = None) -> Task:
-        """Start a task, which runs at the current time, after those whose turn comes before."""
+        """Start a task. It runs at the current time, after the tasks that are already due."""
         task = Task(self.current.owner if owner is None else owner, name)
 
         def run() -> None:
@@ -121,7 +121,7 @@ class VirtualTime:
         return self._pause()
 
     def wait_for(self, is_true: Callable[[], bool], waiting: list[Task], timeout_s: float | None = None) -> bool:
-        """Wait until a condition holds, which whoever makes it true says to the tasks in `waiting`. Returns whether it holds."""
+        """Wait until a condition holds. Whoever makes it true must wake the tasks in `waiting`. Returns whether it holds."""
         until_s = None if timeout_s is None else self.now_s + max(timeout_s, 0.0)
         while not is_true():
             self._check_open()
@@ -160,7 +160,7 @@ class VirtualTime:
         heapq.heappush(self._queue, (at_s, next(self._numbers), task, task.ticket))
 
     def _pause(self) -> bool:
-        """Wait for this task's next turn. Returns whether it was woken, rather than that its time has come."""
+        """Wait for this task's next turn. Returns True if it was woken, False if its time has come."""
         task = self.current
         self._check_open()
         if self._next() is not task:
@@ -173,7 +173,7 @@ class VirtualTime:
         return woken
 
     def _next(self) -> Task:
-        """The task whose turn is next; it is `current` from now on, and its time is now."""
+        """Make the task whose turn is next the current one, and let the clock jump to its time. Returns the task."""
         while True:
             at_s, _, task, ticket = heapq.heappop(self._queue)
             if ticket == task.ticket and not task.is_over:
@@ -306,14 +306,14 @@ class _Joined:
 
 
 def _instead(module: types.ModuleType, **names: Any) -> Any:
-    """A module with other objects under some names."""
+    """A copy of a module, with other objects under some names."""
     changed = types.ModuleType(module.__name__)
     changed.__dict__.update({**vars(module), **names})
     return changed
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing but tasks."""
+    """Run a coroutine that waits for nothing but tasks. Returns its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
