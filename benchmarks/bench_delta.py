@@ -46,7 +46,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from benchmarks import lake
-from benchmarks.lake import FULL, KEYS, MODES, Change, calls_of, customers, drawn_keys, more_rows, opened
+from benchmarks.lake import FULL, KEYS, MODES, Change, count_calls, customers, drawn_keys, more_rows, opened
 from benchmarks.servers import s3
 from pyspark_lookup import LookupTable
 from tests.support.delta_tables import append_commit, write_vectors
@@ -313,7 +313,7 @@ def log(home: Path, work: Path, commits: int, runs: int) -> None:
                         if client == asks_bare and bare:
                             bare()
                         else:
-                            spent = calls_of(reader, lambda reader=reader: reader.version)  # type: ignore[misc]
+                            spent = count_calls(reader, lambda reader=reader: reader.version)  # type: ignore[misc]
                         times.append(time.perf_counter() - start_s)
                     median = statistics.median(times) * 1000
                     if client == known_host:

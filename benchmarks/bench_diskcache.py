@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.bench_partial import SEED, fresh_version, keys_of, rows_of, shared_cache
+from benchmarks.bench_partial import SEED, fresh_version, make_keys, make_rows, shared_cache
 from pyspark_lookup.cache.disk_lookup_cache import DiskCacheLookupCache
 from pyspark_lookup.cache.lookup_cache import EntryRules
 from pyspark_lookup.columnar.keys import Keys
@@ -43,7 +43,7 @@ class BuiltIn:
     def put(self, ids: Any) -> None:
         arrays = [pa.array(ids)]
         self._cache.put(
-            arrays, Keys(arrays).hashes(SEED), rows_of(ids), self._fresh, time.clock_gettime(time.CLOCK_BOOTTIME)
+            arrays, Keys(arrays).hashes(SEED), make_rows(ids), self._fresh, time.clock_gettime(time.CLOCK_BOOTTIME)
         )
 
     def count(self, ids: Any) -> int:
@@ -60,10 +60,10 @@ class OnDisk:
         self._cache.use(EntryRules("v", fresh_version().schema))
 
     def put(self, ids: Any) -> None:
-        self._cache.put_many(keys_of(ids), rows_of(ids))
+        self._cache.put_many(make_keys(ids), make_rows(ids))
 
     def count(self, ids: Any) -> int:
-        rows = self._cache.get_many(keys_of(ids)).rows
+        rows = self._cache.get_many(make_keys(ids)).rows
         return 0 if rows is None else rows.num_rows
 
 

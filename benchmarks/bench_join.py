@@ -62,7 +62,7 @@ def make_events(directory: Path, files: int, rows: int) -> Path:
     return events
 
 
-def batches_of(
+def time_batches(
     spark: SparkSession,
     events: Path,
     enrich: Callable[[DataFrame], DataFrame],
@@ -109,7 +109,7 @@ def bench_stream(spark: SparkSession, home: Path, rows: int, rounds: int, peer: 
     times: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, (enrich, count) in contenders.items():
-            times[name] += batches_of(spark, events, enrich, home, count)
+            times[name] += time_batches(spark, events, enrich, home, count)
     print(f"\n## A micro-batch of {BATCH_ROWS:,} rows, from the query's progress (local[2])")
     print("| contender | batches | addBatch median s | max s | trigger median s | max s |")
     print("|---|---|---|---|---|---|")

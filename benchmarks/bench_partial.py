@@ -55,7 +55,7 @@ NAMES = ["number", "score", "name", "segment", "country"]
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
 
-def rows_of(ids: np.ndarray) -> pa.Table:
+def make_rows(ids: np.ndarray) -> pa.Table:
     texts = ids.tolist()
     columns = [
         pa.array(ids * 2),
@@ -67,7 +67,7 @@ def rows_of(ids: np.ndarray) -> pa.Table:
     return pa.table(columns, NAMES).append_column(KEY_INDEX, pa.array(np.arange(len(ids))))
 
 
-def keys_of(ids: np.ndarray) -> pa.Table:
+def make_keys(ids: np.ndarray) -> pa.Table:
     return pa.table({"id": ids})
 
 
@@ -104,7 +104,7 @@ def in_process(args: argparse.Namespace, directory: Path) -> None:
     rows = args.rows // BATCH * BATCH
     rng = np.random.default_rng(1)
     every = rng.permutation(np.arange(2 * rows))
-    batches = [(keys_of(ids), rows_of(ids)) for ids in np.split(every, 2 * rows // BATCH)]
+    batches = [(make_keys(ids), make_rows(ids)) for ids in np.split(every, 2 * rows // BATCH)]
     filling, evicting = batches[: rows // BATCH], batches[rows // BATCH :]
     weights = np.cumsum(np.arange(1, rows + 1) ** -ZIPF)
     traces = {
@@ -142,7 +142,7 @@ def in_process(args: argparse.Namespace, directory: Path) -> None:
         for trace, draw in traces.items():
             ids = draw()
             array = pa.array(ids)
-            table = keys_of(ids)
+            table = make_keys(ids)
             of_get = cpu_ns(lambda a=array: which_rows(lookup_cache, a)) / BATCH
             of_arrow = cpu_ns(lambda t=table: lookup_cache.get_many(t)) / BATCH
             if number < 2:
@@ -210,7 +210,7 @@ def shared_cache(directory: str) -> SharedCache:
 
 
 def fresh_version() -> Freshness:
-    return Freshness("v", pa.schema([(f.name, f.type) for f in rows_of(np.arange(1)).schema][:-1]), lambda v, k: None)
+    return Freshness("v", pa.schema([(f.name, f.type) for f in make_rows(np.arange(1)).schema][:-1]), lambda v, k: None)
 
 
 def loaded_elsewhere(directory: str, size: int, batches: int) -> dict[str, list[float]]:
@@ -260,7 +260,7 @@ def put_elsewhere(directory: str, size: int, batches: int) -> None:
     for number in range(batches):
         ids = np.arange(number * size, (number + 1) * size)
         arrays = [pa.array(ids)]
-        cache.put(arrays, Keys(arrays).hashes(SEED), rows_of(ids), fresh_, np.zeros(len(ids)))
+        cache.put(arrays, Keys(arrays).hashes(SEED), make_rows(ids), fresh_, np.zeros(len(ids)))
 
 
 def shared(args: argparse.Namespace, directory: Path) -> None:
@@ -271,7 +271,7 @@ def shared(args: argparse.Namespace, directory: Path) -> None:
         place = directory / f"shared-{size}"
         place.mkdir()
         ids = np.arange(size * batches)
-        rows = rows_of(ids)
+        rows = make_rows(ids)
         texts = [json.dumps(row) for row in zip(*(rows.column(n).to_pylist() for n in NAMES), strict=True)]
         store = lmdb.open(str(place / "lmdb"), map_size=2**32, sync=False)
         with store.begin(write=True) as transaction:
@@ -327,14 +327,14 @@ def ours_hit(trace: np.ndarray, room: int) -> float:
     cache = DefaultLookupCache.new_builder().max_rows(room).build()
     hits = 0
     for ids in trace:
-        present = cache.get_many(keys_of(ids)).present
+        present = cache.get_many(make_keys(ids)).present
         # Within a batch, the first miss of a key loads it, and further ones wait for that load: they count as hits.
         missing, first = np.unique(ids[~present], return_index=True)
         hits += len(ids) - len(missing)
         missing = ids[~present][np.sort(first)]
         if len(missing):
             rows = pa.table({"v": missing, KEY_INDEX: np.arange(len(missing))})
-            cache.put_many(keys_of(missing), rows)
+            cache.put_many(make_keys(missing), rows)
     return hits / trace.size
 
 

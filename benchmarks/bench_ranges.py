@@ -44,7 +44,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from benchmarks.bench_join import batches_of
+from benchmarks.bench_join import time_batches
 from benchmarks.common import alternate, report, session
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.columnar.ranges import Pick, RangeIndex, Ranges
@@ -407,7 +407,7 @@ def bench_stream(spark: SparkSession, home: Path, scale: float, rounds: int) -> 
     times: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, enrich in contenders.items():
-            times[name] += batches_of(spark, events, enrich, home, 12, "ip long, k long")
+            times[name] += time_batches(spark, events, enrich, home, 12, "ip long, k long")
     for part in ("addBatch", "triggerExecution"):
         seconds = {name: [batch[part] for batch in batches] for name, batches in times.items()}
         report(f"A micro-batch of {MICRO_BATCH:,} facts, {count:,} rows, {part}", seconds, "equality lookup")

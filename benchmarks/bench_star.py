@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from benchmarks.bench_join import BATCH_ROWS, COLUMNS, batches_of, write
+from benchmarks.bench_join import BATCH_ROWS, COLUMNS, time_batches, write
 from benchmarks.common import alternate, make_table, report, session
 from pyspark_lookup import lookup_join
 
@@ -85,7 +85,7 @@ def bench_stream(spark: SparkSession, home: Path, tables: list[Path], rounds: in
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, (enrich, count) in contenders.items():
-            samples = batches_of(spark, events, enrich, home, count, schema)
+            samples = time_batches(spark, events, enrich, home, count, schema)
             times[name] += [batch["triggerExecution"] for batch in samples]
     print(f"\n## The trigger of a micro-batch of {BATCH_ROWS:,} rows (local[2])\n")
     print("| contender | batches | median s | max s | above none s | to one lookup |\n|---|---|---|---|---|---|")

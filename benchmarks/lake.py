@@ -42,7 +42,7 @@ def opened(table: Path | str, cache: Path, options: Mapping[str, str]) -> Lookup
     return LookupTable(str(table), {"lookup.keys": "id", "lookup.cache.dir": str(cache), **options})
 
 
-def calls_of(reader: LookupTable, act: Act) -> dict[str, int]:
+def count_calls(reader: LookupTable, act: Act) -> dict[str, int]:
     """Count the requests to the store, and the bytes read from it, while `act` runs."""
     before = reader.metrics()
     act()
@@ -56,7 +56,7 @@ def unchanged(reader: LookupTable, peers: Mapping[str, Act], runs: int, where: s
     contenders: dict[str, Act] = {"LookupTable.get": lambda: reader.get(1), **peers}
     seconds = alternate(contenders, 5, runs * 20)
     report(f"Nothing is new{where}", seconds, next(iter(peers)))
-    print(f"\nAsked of the store by `get`: {calls_of(reader, lambda: reader.get(1))}\n")
+    print(f"\nAsked of the store by `get`: {count_calls(reader, lambda: reader.get(1))}\n")
     return seconds
 
 
@@ -110,7 +110,7 @@ def visible(
         timed("build", 0, 1)
         for change in changes:
             change.commit()
-            calls = calls_of(reader, lambda change=change: timed(change.name, change.key, change.found))  # type: ignore[misc]
+            calls = count_calls(reader, lambda change=change: timed(change.name, change.key, change.found))  # type: ignore[misc]
             spent[change.name] = calls
         reader.close()
         shutil.rmtree(copy)

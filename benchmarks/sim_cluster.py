@@ -42,7 +42,7 @@ from deltalake import write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
 from benchmarks.virtual_s3 import Bucket, Limits, Request, StoreModel, VirtualS3
-from benchmarks.virtual_time import VirtualTime, engine_in
+from benchmarks.virtual_time import VirtualTime, simulate_engine
 from pyspark_lookup import LookupTable, PeriodicCacheReloadTrigger
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.lookup import runtime as runtimes
@@ -224,7 +224,7 @@ class RealHosts:
         }
         with (
             tempfile.TemporaryDirectory(dir=_fast_directory()) as home,
-            engine_in(time_, BEGIN_S),
+            simulate_engine(time_, BEGIN_S),
             mock.patch.multiple(runtimes, **in_place),
         ):
             try:

@@ -4,7 +4,7 @@
 waits for a lock, a queue or a future, gives its turn to the task whose time comes next, and the clock jumps to that time. So a run is
 repeatable, and an hour of mostly waiting takes as long as the code between the waits.
 
-`engine_in` runs the engine of `pyspark_lookup` in such a time: within it the package's modules find the locks, queues, futures, threads and
+`simulate_engine` runs the engine of `pyspark_lookup` in such a time: within it the package's modules find the locks, queues, futures, threads and
 clocks of the scheduler in place of Python's. Nothing else of the engine is replaced. Time that the engine computes counts as none.
 """
 
@@ -323,7 +323,7 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.contextmanager
-def engine_in(time_: VirtualTime, wall_s: float) -> Iterator[None]:
+def simulate_engine(time_: VirtualTime, wall_s: float) -> Iterator[None]:
     """Run `pyspark_lookup` in virtual time while the block runs. `wall_s`: the Unix time at which it begins."""
     replacements: dict[str, tuple[Any, Any]] = {
         "threading": (
